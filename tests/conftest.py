@@ -104,7 +104,7 @@ def _seed_only_what_is_here() -> None:
     """
     for kind in (torch.cuda, torch.xpu, torch.mtia):
         if not kind.is_available():
-            kind.manual_seed_all = lambda seed: None
+            kind.manual_seed_all = lambda seed: None  # type: ignore[reportAttributeAccessIssue]
 
 
 def _keep_compiled_code(config: pytest.Config) -> None:
