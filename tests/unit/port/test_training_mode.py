@@ -20,6 +20,14 @@ def evaluating(model):
     yield
     model.train()
 """
+RESTORED = """
+def validate(net):
+    was = net.training
+    net.eval()
+    {back}
+
+validate(model)
+"""
 EVALUATOR = """
 class Evaluator:
     def __init__(self, model):
@@ -54,6 +62,25 @@ def modes(text, head=HEAD, name="torch.nn.Linear"):
     ("text", "expected"),
     [
         ("model(here)", [True]),
+        # modes that are put back
+        (RESTORED.format(back="net.train(was)") + "model(here)", [True]),
+        ("model.eval()\n" + RESTORED.format(back="net.train(was)") + "model(here)", [False]),
+        (RESTORED.format(back="if was:\n        net.train()") + "model(here)", [True]),
+        (
+            RESTORED.format(back="try:\n        net(1)\n    finally:\n        net.train(was)")
+            + "model(here)",
+            [True],
+        ),
+        (RESTORED.format(back="was = 3\n    net.train(was)") + "model(here)", [False, True]),
+        (RESTORED.format(back="other.train(was)") + "model(here)", [False]),
+        (
+            RESTORED.format(back="if len(net):\n        return\n    net.train(was)")
+            + "model(here)",
+            [False, True],
+        ),
+        (RESTORED.format(back="if was:\n        other.train()") + "model(here)", [False]),
+        ("was = model.training\nmodel.eval()\nmodel.train(was)\nmodel(here)", [True]),
+        ("was = model.training\nmodel.eval()\nmodel(here)\nmodel.train(was)\n", [False]),
         ("model.eval()\nmodel(here)", [False]),
         ("model.eval().train()\nmodel(here)", [True]),
         ("model.eval(); model.train()\nmodel(here)", [True]),
@@ -242,6 +269,7 @@ def said(text):
         ("", "", []),
         ("    model.train()\n", "    model.eval()\n", []),
         ("", "    model.eval()\n", ["ABP313"]),
+        ("", "    was = model.training\n    model.eval()\n    model.train(was)\n", []),
         ("", "model.eval()\n", []),
     ],
 )

@@ -24,6 +24,7 @@ from abele.port.analysis.mode_settings import (
     setting_of,
     settings_in,
 )
+from abele.port.analysis.restored_mode import saved_at
 from abele.port.analysis.scopes import is_method
 from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
@@ -113,11 +114,7 @@ class TrainingMode:
         """What a piece of the program does before the part of it in which a node is."""
         statements = _statements(outer)
         if inner in statements:
-            effect = _Effect()
-            for each in reversed(statements[: statements.index(inner)]):
-                self._known = assumed.left(self._known, each)
-                effect = self._of(source, each).then(effect)
-            return effect
+            return self._of_statements(source, statements[: statements.index(inner)])
         if isinstance(outer, cst.BaseSmallStatement):
             return self._earlier(source, outer, node)
         if isinstance(outer, _HEADED):
@@ -127,6 +124,18 @@ class TrainingMode:
         if isinstance(outer, _TRIES) and inner is not outer.body:
             return self._of(source, outer).perhaps()
         return _Effect()
+
+    def _of_statements(self, source: Source, statements: Sequence[cst.CSTNode]) -> _Effect:
+        """What statements do before a node, read backwards from it."""
+        effect, restored = _Effect(), len(statements)
+        for index in range(len(statements) - 1, -1, -1):
+            self._known = assumed.left(self._known, statements[index])
+            saved = saved_at(statements, index)
+            if index < restored and saved is None:
+                effect = self._of(source, statements[index]).then(effect)
+            elif index < restored:
+                restored = saved or 0
+        return effect
 
     def _turn_before(self, source: Source, statement: cst.CSTNode) -> _Effect:
         if isinstance(statement, cst.For | cst.While):
@@ -213,7 +222,14 @@ class TrainingMode:
     def _of_block(self, source: Source, block: cst.CSTNode) -> _Effect:
         """The effect of a block, which a statement in it may leave."""
         effect, left = _Effect(), False
-        for statement in _statements(block):
+        before: list[_Effect] = []
+        statements = _statements(block)
+        for index, statement in enumerate(statements):
+            before.append(effect)
+            saved = saved_at(statements, index)
+            if saved is not None:
+                effect = before[saved]
+                continue
             each = self._of(source, statement)
             effect = effect.then(each.perhaps() if left else each)
             left = left or any(

@@ -19,8 +19,8 @@ from abele.port.source import Source
 _CLIP = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_norm")
 _CONDITION = (
     "the update depends on a condition other than (i + 1) % k == 0, and a program makes one after "
-    "each k batches: write that condition alone, with i counted from 0, and have the loader give a "
-    "multiple of k batches if the last ones are to count"
+    "each k batches: write that condition alone, or with 'or (i + 1) == len(loader)' behind it, "
+    "with i counted from 0"
 )
 _CLIP_VALUES = ("torch.nn.utils.clip_grad_value_", "torch.nn.utils.clip_grad_value")
 
@@ -51,6 +51,7 @@ class Update:
         clip: call that limits the norm of gradients; None if there is none.
         every: how many backwards there are for an update; None if there is one.
         counter: what counts them, from 0.
+        also_last: an update is made after the last backward of an epoch, too.
         once: what else is done once for so many backwards, such as a scheduler's step.
         removed: other statements that the program does without.
     """
@@ -61,6 +62,7 @@ class Update:
     clip: cst.Call | None = None
     every: cst.BaseExpression | None = None
     counter: cst.Name | None = None
+    also_last: bool = False
     once: tuple[Statement, ...] = ()
     removed: tuple[Removed, ...] = ()
 
@@ -132,6 +134,7 @@ class _Reader:
             clip=clips[0] if clips else None,
             every=self._every,
             counter=self._counter,
+            also_last=isinstance(statement, cst.If) and _read_or(statement.test) is not None,
             once=tuple(each for each in once if each not in gone),
             removed=tuple(removed),
         )
@@ -232,17 +235,12 @@ class _Reader:
         """After how many backwards a conditional update is made, and what counts them.
 
         Raises:
-            StepError: its condition is not one of ``(i + 1) % k == 0``.
+            StepError: its condition is not ``(i + 1) % k == 0``, also with the last batch.
         """
-        counted = m.BinaryOperation(
-            left=m.SaveMatchedNode(m.Name(), "counter"), operator=m.Add(), right=m.Integer("1")
-        )
-        left = m.BinaryOperation(
-            left=counted, operator=m.Modulo(), right=m.SaveMatchedNode(m.DoNotCare(), "every")
-        )
-        test = m.Comparison(left=left, comparisons=[m.ComparisonTarget(m.Equal(), m.Integer("0"))])
-        nodes = m.extract(statement, m.If(test=test, orelse=None))
-        if nodes is None or not any(_calls(each, call) for each in _inner(statement)):
+        test = statement.test if isinstance(statement, cst.If) else None
+        nodes = None if test is None else m.extract(_read_or(test) or test, _EVERY)
+        alone = isinstance(statement, cst.If) and statement.orelse is None
+        if nodes is None or not alone or not any(_calls(each, call) for each in _inner(statement)):
             raise StepError(call, _CONDITION)
         every, counter = nodes["every"], nodes["counter"]
         assert isinstance(every, cst.BaseExpression)
@@ -347,6 +345,13 @@ class _Reader:
             )
 
 
+def _read_or(test: cst.BaseExpression) -> cst.BaseExpression | None:
+    """The first of two conditions of which the other is that a batch is the last; else None."""
+    if not m.matches(test, m.BooleanOperation(left=_EVERY, operator=m.Or(), right=_LAST)):
+        return None
+    return cst.ensure_type(test, cst.BooleanOperation).left
+
+
 def _place(thing: Thing) -> tuple[int, int]:
     return thing.source.position(thing.made)
 
@@ -364,3 +369,20 @@ def _inner(statement: Statement) -> list[Statement]:
         for each in body
         if isinstance(each, cst.SimpleStatementLine | cst.BaseCompoundStatement)
     ]
+
+
+_COUNTED = m.BinaryOperation(
+    left=m.SaveMatchedNode(m.Name(), "counter"), operator=m.Add(), right=m.Integer("1")
+)
+_BLOCK = m.BinaryOperation(
+    left=_COUNTED, operator=m.Modulo(), right=m.SaveMatchedNode(m.DoNotCare(), "every")
+)
+#: A number of batches that can be divided.
+_EVERY = m.Comparison(_BLOCK, [m.ComparisonTarget(m.Equal(), m.Integer("0"))])
+_NUMBER = m.Call(func=m.Name("len"), args=[m.Arg()])
+_BUT_ONE = m.BinaryOperation(left=_NUMBER, operator=m.Subtract(), right=m.Integer("1"))
+_ONE_MORE = m.BinaryOperation(left=m.Name(), operator=m.Add(), right=m.Integer("1"))
+#: The batch of a loop is its last.
+_LAST = m.Comparison(_ONE_MORE, [m.ComparisonTarget(m.Equal(), _NUMBER)]) | m.Comparison(
+    m.Name(), [m.ComparisonTarget(m.Equal(), _BUT_ONE)]
+)

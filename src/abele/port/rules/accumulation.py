@@ -12,7 +12,7 @@ from libcst import matchers as m
 from abele.port.analysis import batches
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.kinds import Kind, Thing
-from abele.port.analysis.parts import Statement, StepError, calls_of
+from abele.port.analysis.parts import Statement, StepError, block_of, calls_of
 from abele.port.analysis.scopes import names_in
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
@@ -23,6 +23,13 @@ from abele.port.finding import Verdict
 _REASON = (
     "one call takes as many batches as are added up, makes one update, and returns the loss of "
     "each; batches that are left over at the end of an epoch are left out"
+)
+_FORGOTTEN = ", as their gradients are forgotten before the next"
+_KEPT = ", whose gradients went into the first update of the next"
+_ALSO_LAST = (
+    "an update of the batches that are left over at the end of an epoch is not made: the program "
+    "takes the mean of {every} batches, and these are fewer. Nothing is left over where {every} "
+    "divides len({loader}); choose the rows of a batch, or {every}, so"
 )
 _HOW = (
     "; by hand: opts.Training.gradientAccumulation(k), opts.outputMode(poptorch.OutputMode.All), "
@@ -172,6 +179,7 @@ def call(context: Context, step: Step, name: str, divided: str) -> None:
     rest = [each for each in step.block if each not in gone and _stays(edits.applied(each))]
     last = gradients.once
     _check(context, step, rest, last)
+    _require_own_loader(context, step)
     losses = context.name(step.source, "losses")
     new: list[Any] = parsed(f"{losses} = {name}({step.arguments})")
     if rest or any({counter.value, step.loss} & {*reads(each)} for each in last):
@@ -188,7 +196,44 @@ def call(context: Context, step: Step, name: str, divided: str) -> None:
         return cst.FlattenSentinel([*new, *(node for each in last for node in edits.pieces(each))])
 
     edits.change(step.place, placed)
-    context.say(step.source, step.backward, "ABP311", Verdict.MODIFIED, _REASON)
+    _say_left_over(context, step)
+
+
+def _require_own_loader(context: Context, step: Step) -> None:
+    """Nothing else may go through the loader, which gives several batches at once.
+
+    Raises:
+        StepError: something does, and is not a step that adds up as many.
+    """
+    loader = _loader(context, step)
+    own = options_of(context, step)
+    same = {each.loop for each in context.steps if options_of(context, each) == own}
+    for source in context.project.sources:
+        for loop in findall(source.module, m.For() | m.CompFor()):
+            if loop not in same and loader in batches.loaders_of(context.things, source, loop):
+                line, _ = source.position(loop)
+                raise StepError(
+                    step.backward,
+                    f"the loader would give several batches at once, also in line {line} of "
+                    f"{source.name}: make a loader of its own for that",
+                )
+
+
+def _say_left_over(context: Context, step: Step) -> None:
+    """Say what becomes of batches at the end of an epoch that are too few for an update."""
+    loop, every = step.loop, step.gradients.every
+    assert isinstance(loop, cst.For)
+    assert every is not None
+    if step.gradients.also_last:
+        through = step.source.code(batches.gone_through(step.source, loop))
+        left = _ALSO_LAST.format(every=step.source.code(every), loader=through)
+        context.say(step.source, step.update, "ABP311", Verdict.MANUAL, left)
+    block = block_of(step.source, loop)
+    before = block[: block.index(loop)]
+    forgotten = any(calls_of(each, "zero_grad") for each in before)
+    again = step.source.enclosing(loop, cst.For, cst.While) is not None
+    left = "" if step.gradients.also_last else _FORGOTTEN if forgotten else _KEPT if again else ""
+    context.say(step.source, step.backward, "ABP311", Verdict.MODIFIED, _REASON + left)
 
 
 def _loop(step: Step, losses: str, body: Sequence[Any], *, counted: bool) -> Any:

@@ -75,3 +75,14 @@ for epoch in range(3):
         if (i + 1) % 4 == 0:
             seventh_optimizer.step()
             seventh_optimizer.zero_grad()
+
+eighth = nn.Linear(4, 3)
+eighth_optimizer = torch.optim.SGD(eighth.parameters(), lr=0.5)
+eighth_loader = DataLoader(TensorDataset(torch.randn(64, 4), torch.randn(64, 3)), batch_size=4)
+for i, (x, y) in enumerate(eighth_loader):
+    loss = nn.functional.mse_loss(eighth(x), y)
+    loss.backward()  # ABP399 blocked
+    if (i + 1) % 4 == 0:
+        eighth_optimizer.step()
+        eighth_optimizer.zero_grad()
+print(sum(nn.functional.mse_loss(eighth(x), y).item() for x, y in eighth_loader))
