@@ -30,12 +30,11 @@ _TENSORS = 3  # of the first arguments of both
 
 def half_convolutions(program: Program) -> Program:
     """Compute convolutions of half numbers in float32, on processors where that is faster."""
-    if not is_faster():
+    if not is_faster() or not any(map(_is_one, program.graph.graph.nodes)):
         return program
     graph = editable(program)
-    for node in graph.graph.nodes:
-        if node.target in _CONVOLUTIONS and is_half(node):
-            _widen(node)
+    for node in filter(_is_one, list(graph.graph.nodes)):
+        _widen(node)
     return finished(program, graph)
 
 
@@ -45,12 +44,10 @@ def is_faster() -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_fp16_supported()
 
 
-def is_half(node: _Node) -> bool:
-    """Whether a convolution, or its backward, is one of half numbers.
-
-    Args:
-        node: of ``aten.convolution`` or ``aten.convolution_backward``.
-    """
+def _is_one(node: _Node) -> bool:
+    """Whether a node is a convolution of half numbers, or its backward."""
+    if node.target not in _CONVOLUTIONS:
+        return False
     return cast("_Node", node.args[0]).meta["val"].dtype is torch.float16
 
 
