@@ -92,7 +92,7 @@ svg.graph path:hover { stroke: var(--c6); stroke-width: 3; }
 .bar { display: block; height: .7rem; min-width: 1px; width: var(--length); background: var(--c1);
   border-radius: 2px; margin: .3rem 0 0 var(--begin, 0); }
 .bar.move { background: var(--move); }
-td:has(> .bar) { width: 7rem; min-width: 6rem; }
+td:has(> .bar) { width: 7rem; min-width: 4rem; }
 td:has(> .bar.placed) { width: 24rem; min-width: 7rem; }
 .axis span:last-child { white-space: nowrap; }
 details { margin: .3rem 0; }
@@ -106,6 +106,7 @@ ol.insights { padding-left: 1.3rem; max-width: 52rem; } ol.insights li { margin:
 @media print { main { max-width: none; } section { break-inside: avoid; }
   .hover { display: none; } }
 @media (max-width: 40rem) { main { padding: 1rem .8rem 3rem; } h1 { font-size: 1.4rem; }
-  .at { white-space: nowrap; }
+  .at, #memory td { white-space: nowrap; }
+  .bar:not(.placed) { display: none; } td:has(> .bar:not(.placed)) { width: 0; min-width: 0; }
   #runs td:has(> .value), #differences td:has(> .value) { min-width: 4.2rem; } }
 """
