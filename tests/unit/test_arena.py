@@ -9,6 +9,7 @@ from torch import nn
 
 from abele import arena
 from abele.arena import places, running
+from abele.passes.of_lowerings import half_convolutions
 from abele.program import memory
 from abele.program.memory import Piece
 from abele.targets.cpu.compiler import compiler
@@ -289,6 +290,8 @@ TRAINED = {
     "one image in half by groups": (HalfByGroups, torch.float16, (1, 3, 128, 128)),
     "half with channels last": (HalfWithChannelsLast, torch.float16, (4, 4, 64, 64)),
 }
+# Where oneDNN computes with half numbers by itself, it also takes other code for these.
+OTHER_CODE = {"few channels", *(name for name in TRAINED if "half" in name)}
 
 
 class Sequences(nn.Module):
@@ -326,6 +329,8 @@ def test_what_the_library_makes_for_an_lstm_without_backward_has_its_place(libra
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_tensor_of_training_finds_its_place(name, library):
+    if name in OTHER_CODE and half_convolutions.is_faster():
+        pytest.skip("memory inside oneDNN's code for processors with AVX512-FP16 is not known")
     make, dtype, shape = TRAINED[name]
     module = make()
     batch = (torch.randn(shape, dtype=dtype),)
