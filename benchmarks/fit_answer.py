@@ -37,7 +37,7 @@ def main() -> None:
     for each in answers:
         print(f"{each['seconds']:.1f} s, {each['cpu_s']:.1f} s of the processor: {each['said']}")
     if options.record:
-        print(f"record: {harness.write_record('fit_answer', result)}")
+        print(f"record: {harness.write_record('answer', result)}")
 
 
 def answer() -> dict[str, object]:

@@ -158,7 +158,8 @@ def test_a_model_that_is_given_no_batch_has_no_row_to_try(step):
 
 
 def test_an_inference_model_that_keeps_another_mode_is_named_with_the_edit(climbed, step):
-    first, later = f"{EVALUATED}for _ in", "    net.eval()\n" + indent(EVALUATED, "    ")
+    evaluate = "def evaluate():\n" + indent(EVALUATED, "    ")
+    first, later = f"{evaluate}evaluate()\nfor _ in", "    net.eval()\n    evaluate()\n"
     text = PROGRAM.replace("torch.manual_seed(0)\n", TWO_MODES)
     text = text.replace(f"net = {NET}", "net = torch.nn.Sequential(Net())")
     text = text.replace("for _ in", first) + f"{later}    net.train()\n"
@@ -169,7 +170,7 @@ def test_an_inference_model_that_keeps_another_mode_is_named_with_the_edit(climb
     assert "FAILED  the inference model computes the same: call 2, " in str(last)
     assert "a program keeps the mode of its first call" in last.says
     assert "+ net.eval()\n" in last.says
-    mended = text.replace(first, f"net.eval()\n{EVALUATED}net.train()\nfor _ in")
+    mended = text.replace("evaluate()\nfor", "net.eval()\nevaluate()\nnet.train()\nfor")
     said = "10 calls return what the plain model does, bit for bit"
     assert step(ladder._evaluates, mended) == (True, said)
 

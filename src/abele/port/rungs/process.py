@@ -41,8 +41,8 @@ def looking(look: Look) -> Generator[None]:
 
 def tell(**facts: Any) -> None:
     """Tell who has started this process what was seen."""
-    # What the script prints, and where it has that go, is its own affair.
-    os.write(1, f"\n{_MARK}{json.dumps(facts)}\n".encode())
+    # Not with what the script prints: that may go anywhere.
+    os.write(2, f"\n{_MARK}{json.dumps(facts)}\n".encode())
 
 
 def asked(
@@ -76,7 +76,7 @@ def asked(
             f"{script} has not come to what is looked at within {timeout_s:g} s. Give it arguments "
             "with which it has less to do."
         ) from None
-    for line in done.stdout.splitlines():
+    for line in done.stderr.splitlines():
         if line.startswith(_MARK):
             facts: dict[str, Any] = json.loads(line.removeprefix(_MARK))
             return facts
