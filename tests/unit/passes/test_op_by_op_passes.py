@@ -16,6 +16,7 @@ from abele.passes.of_lowerings.folded_normalisation import folded_normalisation
 from abele.passes.of_lowerings.fused_adam import fused_adam
 from abele.passes.of_lowerings.fused_normalisation import fused_normalisation
 from abele.passes.of_lowerings.fused_sums import fused_sums
+from abele.passes.of_lowerings.joined_counters import joined_counters
 from abele.passes.of_lowerings.pointwise_before_upsampling import pointwise_before_upsampling
 from abele.step.config import StepConfig
 from abele.targets.cpu import TARGET as CPU
@@ -323,3 +324,27 @@ def test_the_plain_network_agrees_with_itself_in_eager():
     plain = run(started(model, batches[0], rule_for(model, "sgd"))[0], batches)
     optimizer = torch.optim.SGD(eager.parameters(), lr=0.05, momentum=0.9)
     assert_close_by_norm(plain, run_eagerly(eager, optimizer, batches), 1e-6)
+
+
+def test_counters_of_batch_norms_are_joined():
+    """Each layer is used twice, so its counter grows by two."""
+    program = step_of()
+    joined = joined_counters(program)
+    (node,) = (each for each in joined.graph.graph.nodes if each.target is aten._foreach_add.Scalar)
+    counters = [slot for slot in program.inputs if slot.name.endswith("num_batches_tracked")]
+    assert len(node.args[0]) == len(counters) == 4
+    assert node.args[1] == 2
+    sums = [targets(each).count(aten.add.Tensor) for each in (program, joined)]
+    assert sums[0] - sums[1] == 2 * len(counters)
+
+
+def test_joined_counters_count_as_before():
+    model, batches = planes(0.01), events(3)
+    rule = rule_for(model, "sgd")
+    before, after = (
+        run(started(copy.deepcopy(model), batches[0], rule, target=lowered_by(*those))[0], batches)
+        for those in ((), (joined_counters,))
+    )
+    assert before.buffers.keys() == after.buffers.keys()
+    assert all(torch.equal(value, after.buffers[name]) for name, value in before.buffers.items())
+    assert after.buffers["first.norm.num_batches_tracked"] == 6

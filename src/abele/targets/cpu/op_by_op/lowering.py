@@ -15,6 +15,7 @@ from abele.passes.of_lowerings.fused_adam import fused_adam
 from abele.passes.of_lowerings.fused_normalisation import fused_normalisation
 from abele.passes.of_lowerings.fused_sums import fused_sums
 from abele.passes.of_lowerings.half_convolutions import half_convolutions
+from abele.passes.of_lowerings.joined_counters import joined_counters
 from abele.passes.of_lowerings.lstm_steps import lstm_steps
 from abele.passes.of_lowerings.pointwise_before_upsampling import pointwise_before_upsampling
 from abele.program import Program
@@ -42,6 +43,7 @@ class OpByOp(Lowering):
         pointwise_before_upsampling,  # after the norms: they tell which gradients are zero
         folded_normalisation,
         fused_adam,
+        joined_counters,
         channels_last,  # last: it asks what each operator has become
     )
 
