@@ -86,9 +86,10 @@ def test_cells_of_several_commits_say_so(tmp_path):
 
 @pytest.mark.skipif(not RECORDS, reason="no record")
 def test_the_page_has_the_record():
-    # Those of one day have a number.
-    dated = ((json.loads(each.read_text())["environment"]["date"], each.stem) for each in RECORDS)
-    newest = RECORDS[0].with_name(f"{max(dated)[1]}.json")
+    records = {each: json.loads(each.read_text()) for each in RECORDS}
+    # The table is of all ways to run a program. Records of one day have a number.
+    whole = [each for each, record in records.items() if len(record["errors"]) == 3]
+    newest = max(whole, key=lambda each: (records[each]["environment"]["date"], each.stem))
     page = (ROOT / "docs" / "fit.md").read_text()
     assert f"records/{newest.name}" in page
     assert "\n".join(fit_page.lines(json.loads(newest.read_text()))) in page
