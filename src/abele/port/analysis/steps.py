@@ -289,7 +289,10 @@ class _Reader:
                 "a condition decides whether this step trains or evaluates; write a loop for each, "
                 "since they are two programs"
             )
-        return f"{loss!r} is not computed from a model in the same block"
+        return (
+            f"{loss!r} is not computed from a model in the same block; call the model, the loss "
+            "and backward() in one block"
+        )
 
     def _following(self, end: int) -> set[Statement]:
         """Statements that call a model or use what it computed."""
@@ -314,7 +317,11 @@ class _Reader:
         """
         models = self._models(forward)
         if not models:
-            raise StepError(self._call, f"no model is known that {loss!r} is computed by")
+            raise StepError(
+                self._call,
+                f"no model is known that {loss!r} is computed by; call the model in the same block "
+                "and give what it returns to variables, not to attributes",
+            )
         return models
 
     def _models(self, statements: Sequence[Statement]) -> dict[Thing, cst.BaseExpression]:

@@ -22,6 +22,10 @@ _CONDITION = (
     "each k batches: write that condition alone, or with 'or (i + 1) == len(loader)' behind it, "
     "with i counted from 0"
 )
+_UNKNOWN = (
+    "which optimizer this is, or what it updates, is not known: make it in these files by the name "
+    "of its class, as in torch.optim.SGD(model.parameters(), lr=0.1)"
+)
 _CLIP_VALUES = ("torch.nn.utils.clip_grad_value_", "torch.nn.utils.clip_grad_value")
 
 
@@ -213,7 +217,13 @@ class _Reader:
             ):
                 reason = "the model is evaluated several times for one update, as values say"
                 return StepError(self._backward, reason)
-        return StepError(self._backward, "no optimizer's step follows in the same block")
+        for statement in self._block[self._index + 1 :]:
+            for call in calls_of(statement, "step"):
+                return StepError(call, _UNKNOWN)
+        return StepError(
+            self._backward,
+            "no optimizer's step follows in the same block; call backward() and step() in one",
+        )
 
     def _check(self, call: cst.Call, statement: Statement, made: set[Thing]) -> None:
         of_scaler = bool(

@@ -9,6 +9,7 @@ from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.order import Order
+from abele.port.analysis.own_results import class_returned
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Statement, block_of
 from abele.port.analysis.things import Home, NoHomeError
@@ -37,6 +38,10 @@ CODES = {
         "Inputs of a call may have several shapes, and a program has one: the plain model runs, "
         "on the host."
     ),
+    "ABP506": (
+        "forward returns an object of a class of its own, and a program returns tensors in tuples, "
+        "lists and dictionaries: the plain model runs, on the host."
+    ),
     "ABP509": "The inference model cannot be had here; the plain model runs on the host.",
 }
 
@@ -46,6 +51,10 @@ _ANY_SHAPE = (
     "inputs of this call may have several shapes, and a program has one: the plain model runs, on "
     "the host, with the weights of the program; where all have one shape, call "
     "poptorch.inferenceModel(model, options=opts) instead"
+)
+_OBJECT = (
+    "forward returns an object of {returned}, and a program returns tensors in tuples, lists and "
+    "dictionaries: the plain model runs, on the host; make {returned} a NamedTuple to run a program"
 )
 _SEVERAL = (
     "this may be one of several models, for which there is no one program; the plain one runs"
@@ -63,6 +72,11 @@ def apply(context: Context) -> None:
         try:
             rows = evaluation_batches.rows(context, source, call)
             evaluation_mode.say_averages(context, thing, source, call, modes[call])
+            returned = class_returned(context.project, thing)
+            if returned:
+                reason = _OBJECT.format(returned=returned)
+                context.say(source, call, "ABP506", Verdict.MATCH, reason)
+                continue
             if rows is None:
                 context.say(source, call, "ABP505", Verdict.MATCH, _ANY_SHAPE)
                 continue

@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import libcst as cst
+from libcst import matchers as m
 
 from abele.port.analysis.flow import reads, writes
+from abele.port.analysis.kinds import Kind
+from abele.port.analysis.own_results import class_returned
+from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Statement, Step, StepError
 from abele.port.analysis.things import Home, NoHomeError
 from abele.port.analysis.training_mode import EITHER, TrainingMode
@@ -63,6 +67,7 @@ def apply(context: Context) -> None:
 def _rewrite(context: Context, step: Step) -> None:
     if any(each in context.training for each in step.gradients.optimizers):
         raise StepError(step.backward, "its optimizer updates in another step, too")
+    _check_results(context, step)
     say_carried(context, step)
     _say_modes(context, step)
     _say_numbers(context, step)
@@ -78,6 +83,27 @@ def _rewrite(context: Context, step: Step) -> None:
     else:
         accumulation.call(context, step, name, divided)
     take_out(context, step, "ABP302", "the call of the model does this, too", split is None)
+
+
+def _check_results(context: Context, step: Step) -> None:
+    """What is read of the step's results beside the loss is no object of the program's own.
+
+    Raises:
+        StepError: it is one.
+    """
+    for statement in step.forward:
+        given = [name for name in writes(statement) if name in step.outputs]
+        for call in findall(statement, m.Call()) if given else ():
+            for thing in context.things.of(step.source, call.func, Kind.MODEL):
+                returned = class_returned(context.project, thing)
+                assigned = findall(statement, m.Assign(targets=[m.AssignTarget(m.Name())]))
+                if returned and any(each.value is call for each in assigned):
+                    raise StepError(
+                        call,
+                        f"{given[0]} is an object of {returned}, and a program returns tensors in "
+                        "tuples, lists and dictionaries: give the tensors that are read later "
+                        f"names before backward(), or make {returned} a NamedTuple",
+                    )
 
 
 def take_out(context: Context, step: Step, code: str, reason: str, replaced: bool = True) -> None:
