@@ -46,11 +46,6 @@ def kept_alive(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
         source = _source(source)
 
 
-def shares_memory(a: torch.fx.Node, b: torch.fx.Node) -> bool:
-    """Whether a write into one value may show in the other."""
-    return base(a) is base(b)
-
-
 def written(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The tensors that a node writes into, in the order of its operator's schema."""
     called = called_operator(node)

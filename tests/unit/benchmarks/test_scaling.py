@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT / "benchmarks"))
 
 import scaling  # noqa: E402 - after the path above; benchmarks are no package

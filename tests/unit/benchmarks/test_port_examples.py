@@ -10,7 +10,7 @@ from benchmarks.port_examples import STANDINS, of_example
 from benchmarks.port_examples_list import EXAMPLES, Example
 from benchmarks.port_examples_page import BEGIN, END, renew, row
 
-PROGRAMS = Path(__file__).parent / "port/programs"
+PROGRAMS = Path(__file__).parents[1] / "port/programs"
 
 
 @pytest.fixture

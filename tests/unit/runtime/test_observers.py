@@ -15,7 +15,7 @@ from helpers.models import MODELS, plain_loss
 from helpers.pipelined import at_stage, sessions
 from helpers.runs import captured, rule_for, started
 
-SOURCE = Path(__file__).parents[2] / "src"
+SOURCE = Path(__file__).parents[3] / "src"
 DENSE = MODELS["dense"]
 ACCUMULATING = StepConfig(gradient_accumulation=2)
 

@@ -82,8 +82,8 @@ def test_small_tensors_and_results_have_no_place():
     use = memory.of_graph(program())
     planned = arena.placed(use)
     assert all(each.size >= places.LEAST for each in planned.inside)
-    assert {each.node.name for each in use.pieces} == {
-        each.node.name for each in (*planned.pieces, *planned.inside)
+    assert {each.node for each in use.pieces} == {
+        each.node for each in (*planned.pieces, *planned.inside)
     }
     assert planned.reserved <= max(use.needed())
 

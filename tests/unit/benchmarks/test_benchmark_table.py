@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT))
 
 from benchmarks.table import command, measuring, page, serving, ways  # noqa: E402 - after the path
