@@ -73,7 +73,7 @@ MODELS: dict[str, Callable[[], tuple[torch.nn.Module, tuple[torch.Tensor, ...]]]
 
 def main() -> int:
     """Measure and print; with --record also keeps the result."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("--only", choices=MODELS, help="one model instead of all")
     parser.add_argument("--repeats", type=int, default=3, help="processes per model (default 3)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")

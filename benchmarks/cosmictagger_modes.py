@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import sys
 import time
 from pathlib import Path
@@ -46,7 +47,7 @@ Weights = dict[str, torch.Tensor]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("sample", type=Path, help="cosmic_tagging_light.h5 or another larcv3 file")
     parser.add_argument(
         "--ways", nargs="+", choices=WAYS, default=["CPU", "IPU"],
@@ -152,7 +153,7 @@ def distance_of_weights(one: Any, other: Any) -> float:
     names = [name for name in one[1] if not name.endswith(("_mean", "_var", "_tracked"))]
     difference = sum((one[1][name].double() - other[1][name]).square().sum() for name in names)
     size = sum(other[1][name].double().square().sum() for name in names)
-    return float(f"{(difference / size).sqrt():.3g}")
+    return float(f"{math.sqrt(difference / size):.3g}")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ NAMES = ("mIoU", "Cosmic_IoU", "Neutrino_IoU")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("--steps", type=int, default=STEPS, help=f"of training (default {STEPS})")
     parser.add_argument("--seed", type=int, default=1, help="of weights and order (default 1)")
     parser.add_argument("--mode", default="CPU", help="compute mode (default CPU)")

@@ -68,7 +68,7 @@ MODELS = {
 
 def main() -> int:
     """Measure and print; with --record also keeps the result."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     harness.add_arguments(parser)
     parser.add_argument("--only", choices=MODELS, help="one network instead of all")
     parser.add_argument("--process", type=int, help=argparse.SUPPRESS)

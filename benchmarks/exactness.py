@@ -57,7 +57,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
     batches = _batches(options)
     torch.manual_seed(0)
-    network = build(named(options.network), tuple(batches[0][0].shape[2:]))
+    height, width = batches[0][0].shape[2:]
+    network = build(named(options.network), (height, width))
     model = LossInForward(network, Loss("light"))
     by_way = {"abele": _abele(model, batches), "eager": _eager(copy.deepcopy(model), batches)}
     exact_losses, exact = _eager(copy.deepcopy(model).double(), batches)

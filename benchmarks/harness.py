@@ -170,8 +170,9 @@ def peak_memory_mib() -> float:
     try:
         # Unlike getrusage, this does not count the process that this one was forked from.
         status = Path("/proc/self/status").read_text()
-        return int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) / 1024
-    except (OSError, TypeError):
+        if found := re.search(r"VmHWM:\s*(\d+) kB", status):
+            return int(found[1]) / 1024
+    except OSError:
         pass
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1024 if sys.platform != "darwin" else 1024 * 1024)

@@ -34,7 +34,7 @@ STARTS = ("eager", "torch.compile", "abele cold", "abele cached")
 
 def main() -> int:
     """Measure and print; with --record also keeps the result."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     harness.add_arguments(parser)
     parser.add_argument("--start", choices=STARTS, help=argparse.SUPPRESS)
     options = parser.parse_args()

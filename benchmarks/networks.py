@@ -33,7 +33,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable]] = {
 
 def main() -> int:
     """Measure and print; with --record also keeps the result."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     harness.add_arguments(parser)
     parser.add_argument("--only", choices=NETWORKS, help="one network instead of all")
     options = parser.parse_args()

@@ -89,15 +89,14 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], poptorch.Popla
     }
     rates = harness.steps_per_second(steps, windows=options.windows, window_s=2.0)
     torch.set_num_threads(options.threads)
+    build = piped.build_record
+    assert build is not None  # it has been called
     return {
         "environment": harness.environment(),
         "width": options.width,
         "micro_batches": options.micro_batches,
         "target": piped.target,
-        "lowerings": {
-            name: dataclasses.asdict(chosen)
-            for name, chosen in piped.build_record.lowerings.items()
-        },
+        "lowerings": {name: dataclasses.asdict(chosen) for name, chosen in build.lowerings.items()},
         "update_per_s": rates,
         "ratio": harness.ratios(rates, "one program, 1 thread"),
         "pipeline": piped.pipelineReport().as_data(),
@@ -106,7 +105,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], poptorch.Popla
 
 def main() -> int:
     """Measure and print; with --record also keeps the result."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     harness.add_arguments(parser)
     parser.add_argument("--width", type=int, default=32, help="channels (default 32)")
     parser.add_argument("--micro-batches", type=int, default=8, help="of an update (default 8)")

@@ -48,7 +48,7 @@ STANDINS = HERE / "standins"
 
 def main() -> int:
     """Port all, print a table; with --record also keep the result and renew the page."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("checkout", type=Path, help="folder with the examples")
     parser.add_argument("--only", nargs="+", help="names of examples")
     parser.add_argument("--steps", type=int, default=20, help="updates to compare (default 20)")

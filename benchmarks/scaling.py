@@ -72,7 +72,7 @@ ASSUMED = {
 
 def main() -> int:
     """Measure and print; with --record also keeps the result and renew the page."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("--record", action="store_true", help="keep the result, renew the page")
     parser.add_argument("--redraw", type=Path, metavar="RECORD", help="draw a record again")
     options = parser.parse_args()

@@ -139,7 +139,7 @@ def _endless(loader: Any) -> Iterator[Any]:
 
 def main() -> int:
     """A child's part: prints what it measured as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("what", choices=("reductions", "steps"))
     parser.add_argument("folder")
     parser.add_argument("processes", type=int)

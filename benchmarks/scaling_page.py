@@ -152,7 +152,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise SystemExit("The picture needs matplotlib: pip install matplotlib") from None
-    settings = {"svg.hashsalt": "scaling", "svg.fonttype": "none", "font.size": 10}
+    settings: Any = {"svg.hashsalt": "scaling", "svg.fonttype": "none", "font.size": 10}
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(11, 5), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))

@@ -141,7 +141,7 @@ def measured(windows: int, window_s: float) -> dict[str, Any]:
 
 def main() -> int:
     """Measure a part, or join parts to a record and renew the page."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
     parser.add_argument("--windows", type=int, default=10, help="of each way (default 10)")
     parser.add_argument("--window-s", type=float, default=0.1, help="seconds (default 0.1)")

@@ -68,7 +68,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    settings = {"svg.hashsalt": "sizes", "svg.fonttype": "none", "font.size": 10}
+    settings: Any = {"svg.hashsalt": "sizes", "svg.fonttype": "none", "font.size": 10}
     with mpl.rc_context(settings):
         parts = result["parts"]
         figure = Figure(figsize=(11, 4 * len(parts)), layout="constrained")

@@ -38,7 +38,7 @@ _AFTER, _AFTER_S = 20, 2.0  # what is measured of steps that will not change any
 
 def main() -> int:
     """Measure and print; with --record also keeps the result."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("--rows", type=lambda text: text.split(","), default=DEFAULT)
     parser.add_argument("--cores", type=int, nargs="+", default=[2, 1])
     parser.add_argument("--repeats", type=int, default=1, help="runs of each kind (default 1)")

@@ -150,8 +150,8 @@ def _marked(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _jax(row: Row, model: torch.nn.Module, batch: tuple) -> Step:
-    import jax
-    import jax.numpy as jnp
+    import jax  # pyright: ignore[reportMissingImports]
+    import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
     from benchmarks.twins import updates
 
     assert row.optimizer is not None
@@ -174,7 +174,7 @@ def _jax(row: Row, model: torch.nn.Module, batch: tuple) -> Step:
 
 
 def _array(tensor: torch.Tensor) -> Any:
-    import jax.numpy as jnp
+    import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
     values = tensor.numpy()
     return jnp.asarray(values.astype("int32") if values.dtype.kind == "i" else values)
