@@ -393,13 +393,13 @@ def read_run(path: Path) -> Run:
         inside = sorted(str(each.parent) for each in path.glob(f"*/{FILE}"))
         hint = f" There are runs in {', '.join(inside)}." if inside else ""
         raise ReportError(
-            f"There is no run in {path}: {error.strerror}. Give the folder of a run "
+            f"There is no run in {path}: {file}: {error.strerror}. Give the folder of a run "
             f"that was recorded.{hint}"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ReportError(
-            f"{file} is no record of a run, or damaged: {error!r}. Give the folder of a run, or "
-            f"its {FILE}."
+            f"{file} is no record of a run, or damaged: {type(error).__name__}: {error}. Give the "
+            f"folder of a run, or its {FILE}."  # not repr, which may have the whole file in it
         ) from None
 
 

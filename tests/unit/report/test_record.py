@@ -41,6 +41,13 @@ def test_what_is_no_record_is_refused(text, tmp_path):
         read_run(tmp_path)
 
 
+def test_what_is_no_text_is_refused_without_showing_it(tmp_path):
+    (tmp_path / FILE).write_bytes(b"\xff" * 5000)
+    with pytest.raises(ReportError, match=r"damaged: UnicodeDecodeError: .*position 0") as refused:
+        read_run(tmp_path)
+    assert len(str(refused.value)) < 500
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(
         ReportError, match=r"There is no run in .* Give the folder of a run that was recorded"
