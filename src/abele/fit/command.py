@@ -141,7 +141,9 @@ def running(script: Path, arguments: list[str], *, quiet: bool) -> None:
         with output:
             runpy.run_path(str(script), run_name="__main__")
     except Exception as error:  # noqa: BLE001 - whatever the script raises
-        sys.excepthook(type(error), error, _of_script(error.__traceback__, script))
+        trace = _of_script(error.__traceback__, script)
+        # Python's own hook shows the traceback that the error has, whatever it is given.
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
         raise FitError(
             f"{script} failed with {type(error).__name__}; its traceback is above."
         ) from None

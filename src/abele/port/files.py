@@ -158,6 +158,8 @@ def write(result: Port, source: Path, output: Path) -> None:
     folder = source if source.is_dir() else source.parent
     if output.resolve() == folder.resolve():
         raise PortError(f"{output} has the program itself; give another folder, such as ported/")
+    if output.exists() and not output.is_dir():
+        raise PortError(f"{output} is a file; give a folder that is empty or not there")
     if output.is_dir() and any(output.iterdir()) and not (output / RECORD).exists():
         raise PortError(f"{output} has other files; give a folder that is empty or not there")
     try:

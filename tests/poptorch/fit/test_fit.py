@@ -201,7 +201,11 @@ def test_a_program_without_a_model_is_explained(tmp_path, capsys, text, message)
     assert message in capsys.readouterr().err
 
 
-def test_a_program_that_fails_has_the_traceback_that_python_prints(tmp_path, capsys):
+@pytest.mark.parametrize("hook", [sys.excepthook, sys.__excepthook__], ids=["set", "python's"])
+def test_a_program_that_fails_has_the_traceback_that_python_prints(
+    tmp_path, capsys, monkeypatch, hook
+):
+    monkeypatch.setattr(sys, "excepthook", hook)
     path = tmp_path / "fails.py"
     path.write_text("def read():\n    raise OSError('no data')\n\nread()\n")
     assert command_line.main(["fit", str(path), "--limit", "1GiB"]) == 1

@@ -185,6 +185,7 @@ def test_ends_of_lines_and_encodings_stay(way, tmp_path, capsys):
         (["note.ipynb", "--scan"], "note.ipynb is a notebook. Save it as a script first"),
         (["run.py", "-o", "."], r"\. has the program itself; give another folder"),
         (["run.py", "-o", "full"], "full has other files; give a folder that is empty"),
+        (["run.py", "-o", "run.py"], "run.py is a file; give a folder that is empty"),
         (["run.py", "--scan", "--check", "3"], "--scan writes no port that --check could run"),
         (["run.py", "-o", "new", "--", "-x"], "arguments after -- are for --check"),
         (["run.py", "-o", "new", "--limit", "8GiB"], "--limit is for --ladder, which is not"),
