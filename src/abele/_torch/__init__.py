@@ -51,7 +51,11 @@ from torch.fx.experimental.proxy_tensor import (  # noqa: E402
 from abele._torch.fakes import prepare_control_flow, static_fakes  # noqa: E402
 from abele._torch.graphs import graph_of  # noqa: E402
 from abele._torch.interception import Interception  # noqa: E402
-from abele._torch.onednn import with_outer_onednn, without_onednn  # noqa: E402
+from abele._torch.onednn import (  # noqa: E402
+    computes_half_convolutions,
+    with_outer_onednn,
+    without_onednn,
+)
 
 __all__ = [
     "DataDependentOutputException",
@@ -66,6 +70,7 @@ __all__ = [
     "aoti_handles",
     "aoti_load",
     "children_by_name",
+    "computes_half_convolutions",
     "convolution_with_activation",
     "devices_shown",
     "disable_proxy_modes_tracing",

@@ -1,4 +1,4 @@
-"""Whether torch chooses operators that exist for oneDNN alone.
+"""What torch leaves to oneDNN, and whether it chooses operators that exist for oneDNN alone.
 
 The public ``torch.backends.mkldnn.flags`` also touches settings for Intel GPUs and warns where
 there are none.
@@ -15,6 +15,13 @@ from collections.abc import Generator
 import torch
 
 _outer: contextvars.ContextVar[bool] = contextvars.ContextVar("outer", default=True)
+
+
+def computes_half_convolutions() -> bool:
+    """Whether torch leaves convolutions of half numbers to oneDNN on this processor."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 @contextlib.contextmanager

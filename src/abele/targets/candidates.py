@@ -92,8 +92,19 @@ def decided_by(target: Target, *, measured: bool) -> dict[str, Any]:
 def _fingerprint() -> str:
     """A hash of all that looks at programs or changes them between capture and code."""
     digest, package = hashlib.sha256(), Path(__file__).parents[1]
-    for folder in ("trace", "program", "passes", "ops", "kernels", "arena", "targets"):
-        for source in sorted((package / folder).rglob("*.py")):
+    # The folders of packages, and what asks the processor which ways of computing suit it.
+    for part in (
+        "trace",
+        "program",
+        "passes",
+        "ops",
+        "kernels",
+        "arena",
+        "targets",
+        "processor.py",
+    ):
+        path = package / part
+        for source in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import logging
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-from abele import _torch
+from abele import _torch, processor
 from abele._torch import dynamo, fakes, graphs
 from abele._torch.parameters import counted_as_parameters
 from conftest import usable
@@ -391,6 +392,14 @@ def test_onednn_is_left_alone_afterwards():
             assert torch.backends.mkldnn.enabled == before
         assert not torch.backends.mkldnn.enabled
     assert torch.backends.mkldnn.enabled == before
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names of instructions are those of x86")
+def test_onednn_computes_half_convolutions_where_the_processor_computes_with_half_numbers():
+    if processor.has("avx512_fp16"):
+        assert _torch.computes_half_convolutions()
+    elif not processor.has("avx_ne_convert"):
+        assert not _torch.computes_half_convolutions()
 
 
 @pytest.mark.compiler

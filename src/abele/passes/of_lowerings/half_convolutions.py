@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 
+from abele import _torch
 from abele.containers import is_sequence
 from abele.passes._edit import editable, finished
 from abele.program import Program, is_getitem
@@ -40,8 +41,8 @@ def half_convolutions(program: Program) -> Program:
 
 @functools.cache
 def is_faster() -> bool:
-    """Whether torch leaves convolutions of half numbers to oneDNN on this processor."""
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    """Whether oneDNN would compute them on this processor."""
+    return _torch.computes_half_convolutions()
 
 
 def _is_one(node: _Node) -> bool:
