@@ -393,7 +393,7 @@ def read_run(path: Path) -> Run:
         inside = sorted(str(each.parent) for each in path.glob(f"*/{FILE}"))
         hint = f" There are runs in {', '.join(inside)}." if inside else ""
         raise ReportError(
-            f"There is no run in {path}: {file}: {error.strerror}. Give the folder of a run "
+            f"There is no run in {path}: {file.name}: {error.strerror}. Give the folder of a run "
             f"that was recorded.{hint}"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
