@@ -1,4 +1,4 @@
-"""The table of the README, from the newest record of each row."""
+"""The tables of README.md and docs/speed.md, from the newest record of each row."""
 
 from __future__ import annotations
 
@@ -10,47 +10,79 @@ from typing import Any
 
 from .rows import ABELE, COMPILE, EAGER, JAX, ROWS
 
-HEAD = """\
-Whole training steps in float32, forward, backward and update: steps per second as a multiple of
-plain PyTorch in the same run, medians of at least ten windows in turns, each way in a process of
-its own. Memory is the peak of that process while it takes steps, over plain PyTorch's. First steps
-are seconds after imports with nothing cached, in brackets with the code that was kept. "Over the
-better" is abele over the faster peer, torch.compile or JAX, of those with numbers in the row."""
 COLUMNS = (
     "| | torch.compile | JAX jit | abele | over the better | memory "
     "| first step: torch.compile | JAX | abele | record |\n"
     "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|"
 )
-_FOLDER = "benchmarks/records"
+COMPACT_COLUMNS = (
+    "| training step | torch.compile | JAX jit | abele | over the better | memory | first step |\n"
+    "|---|---:|---:|---:|---:|---:|---:|"
+)
 #: Processor and threads.
 Machine = tuple[str, int]
+#: Of each row the newest result and the name of its record.
+Entries = dict[str, tuple[dict[str, Any], str]]
 
 
-def table(folder: Path) -> str:
+def table(folder: Path, links: str) -> str:
     """Return one table for each machine and number of threads that has records.
 
     Those with most rows beside other compilers come first.
 
     Args:
         folder: of the records; those of ``--quick`` are not there.
+        links: the same folder as links of the page name it.
     """
-    machines = newest(folder)
-    parts = [HEAD]
-    for (processor, threads), entries in sorted(machines.items(), key=_rank):
-        parts.append(f"\n{processor}, {threads} thread{'s' * (threads > 1)}:\n\n{COLUMNS}")
-        parts += [_line(name, entries.get(name)) for name in ROWS]
+    machines = _machines(folder)
+    parts: list[str] = []
+    for machine, entries in machines:
+        parts.append(f"### {machine_name(machine)}\n\n{COLUMNS}")
+        parts += [_line(name, entries.get(name), links) for name in ROWS]
         if mean := _mean(entries):
-            parts.append(mean)
+            parts.append(f"| {mean[0]} | | | {mean[1]} | {mean[2]} | | | | | |")
+        parts.append("")
     if not machines:
-        parts.append(f"\n{COLUMNS}")
-        parts += [_line(name, None) for name in ROWS]
-    return "\n".join(parts) + "\n"
+        parts += [COLUMNS, *(_line(name, None, links) for name in ROWS), ""]
+    return "\n".join(parts)
 
 
-def newest(folder: Path) -> dict[Machine, dict[str, tuple[dict[str, Any], str]]]:
+def compact(folder: Path, links: str) -> str:
+    """Return the table of one machine: the one with most rows beside other compilers.
+
+    Where two have as many, the one that was measured last.
+
+    Args:
+        folder: of the records.
+        links: the same folder as links of the page name it.
+    """
+    machines = _machines(folder)
+    if not machines:
+        return "No record yet: `python -m benchmarks table`.\n"
+    machine, entries = machines[0]
+    parts = [f"{machine_name(machine)}:\n", COMPACT_COLUMNS]
+    parts += [_compact_line(name, entries[name][0]) for name in ROWS if name in entries]
+    if mean := _mean(entries):
+        parts.append(f"| {mean[0]} | | | {mean[1]} | {mean[2]} | | |")
+    records = sorted({record for _, record in entries.values()})
+    named = ", ".join(f"[{i}]({links}/{record})" for i, record in enumerate(records, 1))
+    return "\n".join([*parts, f"\nRecords: {named}."]) + "\n"
+
+
+def _machines(folder: Path) -> list[tuple[Machine, Entries]]:
+    return sorted(newest(folder).items(), key=_rank)
+
+
+def machine_name(machine: Machine) -> str:
+    """Return processor and number of threads as headings name them."""
+    processor, threads = machine
+    return f"{processor}, {threads} thread{'s' * (threads > 1)}"
+
+
+def newest(folder: Path) -> dict[Machine, Entries]:
     """Return for each machine the newest result of each row, and the name of its record."""
-    machines: dict[Machine, dict[str, tuple[dict[str, Any], str]]] = {}
-    for path in sorted(folder.glob("table_*.json"), key=_order):
+    machines: dict[Machine, Entries] = {}
+    for path in sorted(folder.glob("table_*.json"), key=age):
         record = json.loads(path.read_text())
         environment = record["environment"]
         machine = environment["gpu"] or environment["cpu"], environment["threads"]
@@ -59,17 +91,20 @@ def newest(folder: Path) -> dict[Machine, dict[str, tuple[dict[str, Any], str]]]
     return machines
 
 
-def _rank(item: tuple[Machine, dict[str, tuple[dict[str, Any], str]]]) -> tuple[int, Machine]:
-    machine, entries = item
-    return -sum("abele / best peer" in row["ratio"] for row, _ in entries.values()), machine
-
-
-def _order(path: Path) -> tuple[str, int]:
+def age(path: Path) -> tuple[str, int]:
+    """Return day and number of a record from its name, ("", 0) where it has none."""
     record = re.search(r"_(\d{4}-\d\d-\d\d)(?:_(\d+))?$", path.stem)
     return (record[1], int(record[2] or 1)) if record else ("", 0)
 
 
-def _line(name: str, entry: tuple[dict[str, Any], str] | None) -> str:
+def _rank(item: tuple[Machine, Entries]) -> tuple[int, int, Machine]:
+    machine, entries = item
+    beside_peers = sum("abele / best peer" in row["ratio"] for row, _ in entries.values())
+    day = max(age(Path(record))[0] for _, record in entries.values())
+    return -beside_peers, -int(day.replace("-", "") or 0), machine
+
+
+def _line(name: str, entry: tuple[dict[str, Any], str] | None, links: str) -> str:
     title = ROWS[name].title
     if entry is None:
         return f"| {title} | | | | | | | | | no record yet |"
@@ -78,7 +113,13 @@ def _line(name: str, entry: tuple[dict[str, Any], str] | None) -> str:
     cells = [_multiple(ways.get(way), ratio.get(way)) for way in (COMPILE, JAX, ABELE)]
     cells += [_times(ratio.get(key)) for key in ("abele / best peer", "memory")]
     cells += [_first(ways.get(way)) for way in (COMPILE, JAX, ABELE)]
-    return f"| {title} | {' | '.join(cells)} | [json]({_FOLDER}/{record}) |"
+    return f"| {title} | {' | '.join(cells)} | [json]({links}/{record}) |"
+
+
+def _compact_line(name: str, row: dict[str, Any]) -> str:
+    keys = (COMPILE, JAX, ABELE, "abele / best peer", "memory")
+    cells = [_times(row["ratio"].get(key)) for key in keys]
+    return f"| {ROWS[name].title} | {' | '.join(cells)} | {_first(row['ways'].get(ABELE))} |"
 
 
 def _multiple(result: dict[str, Any] | None, ratio: float | None) -> str:
@@ -101,16 +142,16 @@ def _first(result: dict[str, Any] | None) -> str:
     return f"{result['first_step_s']:.1f}{again} s"
 
 
-def _mean(entries: dict[str, tuple[dict[str, Any], str]]) -> str:
+def _mean(entries: Entries) -> tuple[str, str, str] | None:
     rows = [entries[name][0] for name in ROWS if name in entries]
     over = [
         row["ratio"]["abele / best peer"] for row in rows if "abele / best peer" in row["ratio"]
     ]
     eager = [row["ratio"][ABELE] for row in rows if {EAGER, ABELE} <= row["ratio"].keys()]
     if not eager:
-        return ""
-    means = [_times(_geometric(each)) for each in (eager, over)]
-    return f"| geometric mean of {len(eager)} rows | | | {means[0]} | {means[1]} | | | | | |"
+        return None
+    title = f"geometric mean of {len(eager)} rows"
+    return title, _times(_geometric(eager)), _times(_geometric(over))
 
 
 def _geometric(ratios: list[float]) -> float | None:

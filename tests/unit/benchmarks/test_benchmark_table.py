@@ -147,7 +147,11 @@ def result(abele, **others):
 
 def lines(folder, name):
     title = ROWS[name].title
-    return [line for line in page.table(folder).splitlines() if line.startswith(f"| {title} |")]
+    return [
+        line
+        for line in page.table(folder, "records").splitlines()
+        if line.startswith(f"| {title} |")
+    ]
 
 
 def test_a_row_without_a_record_says_so(tmp_path):
@@ -163,7 +167,9 @@ def test_the_newest_record_of_each_row_is_shown(tmp_path):
     assert "| not measured | 2.00 x | 3.00 x | 1.50 x | 1.00 x | - | 2.0 s | 2.0 s |" in mlp
     assert "table_a-processor_2t_2026-01-02_2.json" in mlp
     assert "2.00 x" in gpt
-    mean = [line for line in page.table(tmp_path).splitlines() if "geometric mean" in line]
+    mean = [
+        line for line in page.table(tmp_path, "records").splitlines() if "geometric mean" in line
+    ]
     assert mean == ["| geometric mean of 2 rows | | | 2.45 x | 1.50 x | | | | | |"]
 
 
@@ -171,8 +177,29 @@ def test_machines_with_more_rows_beside_other_compilers_come_first(tmp_path):
     alone = {"mlp": result(150.0), "gpt": result(150.0)}
     record(tmp_path, "2026-01-02", alone, cpu="a processor")
     record(tmp_path, "2026-01-01", {"mlp": result(300.0, jax=200.0)}, cpu="b processor")
-    text = page.table(tmp_path)
+    text = page.table(tmp_path, "records")
     assert 0 <= text.find("b processor") < text.find("a processor")
+
+
+def test_the_compact_table_is_of_the_machine_measured_last_beside_other_compilers(tmp_path):
+    for cpu, day in (("a processor", "2026-01-01"), ("b processor", "2026-01-02")):
+        record(tmp_path, day, {"mlp": result(300.0, jax=200.0)}, cpu=cpu)
+    record(tmp_path, "2026-01-03", {"mlp": result(150.0)}, cpu="c processor")
+    text = page.compact(tmp_path, "records")
+    assert text.startswith("b processor, 2 threads:")
+    assert f"| {ROWS['mlp'].title} | - | 2.00 x | 3.00 x | 1.50 x | 1.00 x | 2.0 s |" in text
+    assert "Records: [1](records/table_b-processor_2t_2026-01-02.json)." in text
+    assert "a processor" not in text
+
+
+def test_the_compact_table_names_each_record_once(tmp_path):
+    record(tmp_path, "2026-01-02", {"mlp": result(300.0), "gpt": result(300.0)})
+    record(tmp_path, "2026-01-01", {"lstm": result(300.0)})
+    assert page.compact(tmp_path, "records").count(".json)") == 2
+
+
+def test_the_compact_table_without_a_record_says_how_to_make_one(tmp_path):
+    assert page.compact(tmp_path, "records") == "No record yet: `python -m benchmarks table`.\n"
 
 
 def test_thread_counts_have_tables_of_their_own(tmp_path):
