@@ -127,8 +127,10 @@ def lines(result: dict[str, Any]) -> list[str]:
     reasons.update(f"not traced: {why}" for why in result["untraced"].values())
     said += [f"| {reason} | {number} |" for reason, number in reasons.most_common()]
     left = sorted(name.removeprefix("aten.") for name in result["left_to_torch"])
-    said += ["", f"Operators that are called as torch has them, always or at times ({len(left)}):"]
-    return [*said, *textwrap.wrap(", ".join(f"`{name}`" for name in left) + ".", 130)]
+    title = f"{len(left)} operators that are called as torch has them, always or at times"
+    names = textwrap.wrap(", ".join(f"`{name}`" for name in left) + ".", 130)
+    folded = [f"<details><summary>{title}</summary>", "", *names, "", "</details>"]
+    return [*said, "", *folded]
 
 
 def renew(result: dict[str, Any], record: str) -> None:
