@@ -23,26 +23,36 @@ _HEAD = """\
 
 # Porting a program with one command
 
-`abele port` makes a PopTorch program of a plain PyTorch one. It writes new files, says of every line that it changed what it did and why,
-and runs both programs beside each other to show that they compute the same.
+`abele port` turns a plain PyTorch program into a PopTorch program. It writes new files, gives a reason for every line it changes, and runs
+both programs side by side to show that they compute the same.
 
 ```sh
-abele port train.py --scan                              # what would happen: a verdict, nothing is written
-abele port train.py -o ported                           # the port, its diff, its record and a page
-abele port train.py -o ported --check 20 -- --epochs 1  # and 20 updates of both compared, bit for bit
+abele port train.py --scan                              # only say what would happen
+abele port train.py -o ported                           # write the port, its diff, its record and a page
+abele port train.py -o ported --check 20 -- --epochs 1  # and compare 20 updates of both, bit for bit
 abele port train.py -o ported --ladder --limit mk2      # or step by step: it runs, trains the same, fits
-python ported/train.py --epochs 1
+python ported/train.py --epochs 1                       # run the port
 abele port ported/train.py -o back --to torch           # the way back: plain PyTorch
 abele port train.py -o rdu --to samba --check 20        # a SambaFlow program
+abele port train.py -o many --to popdist                # several instances, started by poprun
 ```
 
-A script brings the files of its folder that it imports; a folder is ported with all its files. Nothing is ever written over the program.
-Porting a port changes nothing.
+Given a script, it also ports the files of its folder that the script imports; given a folder, all files in it. It never overwrites the
+program, and porting a port changes nothing. On this page:
+
+- [One port from start to end](#one-port-from-start-to-end)
+- [What happens to which line](#what-happens-to-which-line): verdicts, exit status, all codes
+- [The way back](#the-way-back) and [to SambaFlow](#to-sambaflow)
+- [The ladder](#the-ladder): what to do when a port trains differently or does not fit
+- [Programs with a switch of compute modes](#programs-with-a-switch-of-compute-modes)
+- [What it relies on](#what-it-relies-on)
+
+[Checking a port](port_check.md) says what is compared, and [the examples of PyTorch](port_examples.md) show how far it gets.
 
 ## One port from start to end
 
-[`pytorch_gpu.py`](../examples/pytorch_gpu.py) trains a small network in plain PyTorch: functions are given model, data and device, the loss is
-a function of the file.
+[`pytorch_gpu.py`](../examples/pytorch_gpu.py) trains a small network in plain PyTorch. Its functions take model, data and device, and the loss
+is a function in the same file.
 
 ```sh
 cd examples
@@ -61,80 +71,98 @@ step    original        port   loss  batch  tensors
 The port is equal to its original for 20 steps: losses and 10 tensors, bit for bit.
 ```
 
-`ported/port.html` shows old beside new, with the reason under each line:
+`ported/port.html` shows the old text beside the new one, with the reason under each line:
 
 ![The page of a port: old text beside new text, with codes and reasons under the lines](port.png)
 
-`ported/port.diff` is the same for `patch`, `ported/port.json` for programs. This is the diff:
+`ported/port.diff` is the same for `patch`, and `ported/port.json` for programs. This is the diff:
 
 ```diff
 """
 _RULES = """\
 ```
 
-The hand-written port of the same program is [`pytorch_ipu.py`](../examples/pytorch_ipu.py); [a page](porting-pair.md) compares it with the original.
-[A test](../tests/unit/port/test_hand_written_pair.py) runs both ports and the original for two epochs, on the target `reference`. Equal are
+The same program was also [ported by hand](porting-pair.md). [A test](../tests/unit/port/test_hand_written_pair.py) runs both ports and the
+original for two epochs on the target `reference`. All three have the same losses, bit for bit, the same printed lines with the accuracy,
+and the same checkpoint. Both ports have one program for training and one for inference, with the same options, numbers of calls and
+updates, and shapes of inputs.
 
-- the loss of every update, bit for bit, the printed lines with the accuracy, and the checkpoint of the network, tensor by tensor;
-- the programs: one for training, one for inference, with the same options (all at their defaults: one device iteration, no accumulation, one
-  replica), the same number of calls and updates, and the same shapes of inputs.
+The hand-written port does three things more: its training program also returns the scores, which nobody reads; it detaches the device
+after training; and it names no `torch.device`. It wraps one module for both programs, whose `forward` takes labels or none, while
+`abele port` leaves the model as it is and puts a module around it for training.
 
-The hand-written one does more in three places: its training program also returns the scores of each batch, which nobody reads; it detaches the
-device after training; and it names no `torch.device`, whose line stays in the port without effect. It wraps one module for both programs, whose
-`forward` takes labels or none; the port leaves the model as it is, and has a module around it for training alone. The mark of the loss,
-`identity_loss`, says `"sum"` in one and `"none"` in the other, which is the same for a number.
+## What happens to which line
 
-## What is done with which line
+Every line that is changed, and every suspicious line that is not, has a code and a verdict:
 
-Every line that is changed, and every line that is suspicious and is not, has a code and a verdict: **match** (it stays and means the same),
-**modified**, **manual** (somebody has to look at it), **blocked** (it cannot be ported; nothing is written). The exit status is 0 where
-nothing is left to do, 1 where `--check` finds a difference, a step of `--ladder` fails or a file cannot be read, 2 where `--check` cannot
-compare, 3 for manual lines, 4 for blocked ones.
+- **match**: it stays and means the same;
+- **modified**: it was changed;
+- **manual**: somebody has to look at it;
+- **blocked**: it cannot be ported, and nothing is written.
 
-An import that is neither a file of the program nor installed ends it with 1 and a sentence, because such a program does not run here, and
-nothing is written. Imports under `try` that the program can do without are no matter, and those of functions and conditions are named only.
-`--allow-missing-imports` ports on a machine that lacks the packages.
+| exit status | meaning |
+|---|---|
+| 0 | nothing is left to do |
+| 1 | `--check` found a difference, a step of `--ladder` failed, or a file cannot be read or imports what is not installed |
+| 2 | `--check` cannot compare |
+| 3 | there are manual lines |
+| 4 | there are blocked lines |
+
+An import that is neither a file of the program nor installed ends the port, because such a program does not run here. Imports under `try`
+that the program can do without are ignored; those in functions and conditions are only named. `--allow-missing-imports` ports on a
+machine that lacks the packages.
 
 """
 _BACK = """
 ## The way back
 
-`--to torch` makes a plain PyTorch program of a PopTorch one, ours or another. A wrapper becomes the model itself, and each call of a training model
-what it did: `zero_grad`, the call, `backward`, `step`. In the middle of an expression, or where options give a call several batches (device
-iterations, gradient accumulation, replicas), that is a function of the file; loaders then give batches of as many rows. Which result is the
-loss is read from `forward`: what `poptorch.identity_loss` marks, or what a loss of torch returns. Limits of gradients become
-`clip_grad_norm_`, inference runs under `torch.no_grad()`, and where a program kept the mode that it was compiled in, `train()` or `eval()` is
-called before its loop. The result runs on the host; `.to(device)` is not written.
+`--to torch` turns any PopTorch program into plain PyTorch:
 
-Blocked, by line: operators that torch does not have (`ctc_beam_search_decoder`, `custom_op`, `for_loop`, ...), options that change what is
-computed, LAMB, tensors that are returned from inside of a program, several instances (popdist), and whatever name of PopTorch is left.
+- A wrapper becomes the model itself. Each call of a training model becomes `zero_grad`, the call, `backward` and `step`.
+- In the middle of an expression, or where a call takes several batches (device iterations, gradient accumulation, replicas), these four
+  are a function in the file, and loaders give batches of as many rows.
+- The loss is what `poptorch.identity_loss` marks, or what a loss function of torch returns, as read from `forward`.
+- Limits of gradients become `clip_grad_norm_`, and inference runs under `torch.no_grad()`. Where a program kept the mode it was compiled in,
+  `train()` or `eval()` is called before its loop.
+- The result runs on the host; `.to(device)` is not added.
+
+Blocked, by line, are operators that torch does not have (`ctc_beam_search_decoder`, `custom_op`, `for_loop`, ...), options that change what is
+computed, LAMB, tensors returned from inside a program, several instances (popdist), and every other name of PopTorch that is left.
 
 """
 _SAMBA = """
 ## To SambaFlow
 
-`--to samba` makes a SambaFlow program of a plain PyTorch one. The model with its loss is one module, whose parameters `samba.from_torch_model_`
-names. The first batch compiles the program (`samba.session.compile`) and loads it (`trace_graph`), so that the script keeps its arguments; each
-batch gets names by `samba.from_torch_tensor` and is one `samba.session.run` with sections `fwd`, `bckwd` and `opt`. A learning rate that
-changes goes along with each run. `samba.session.to_cpu` fetches the weights where the host may use them next: after the loop, or after each run if
-the loop evaluates the model. Evaluation stays on the host. Programs with commands `compile` and `run` are in
-[`samba_logreg.py`](../examples/samba_logreg.py) and [`samba_cnn.py`](../examples/samba_cnn.py).
+`--to samba` turns a plain PyTorch program into a SambaFlow program:
 
-Blocked, by line: several processes, several training steps, accumulated gradients, updates that are written by hand, batches that are
-dictionaries, and what is blocked for PopTorch. Codes that are in the table above mean the same here.
+- The model with its loss is one module, and `samba.from_torch_model_` names its parameters.
+- The first batch compiles the program (`samba.session.compile`) and loads it (`trace_graph`), so the script keeps its arguments.
+- Each batch gets names by `samba.from_torch_tensor` and is one `samba.session.run` with sections `fwd`, `bckwd` and `opt`. A learning rate
+  that changes is passed with each run.
+- `samba.session.to_cpu` fetches the weights after the loop, or after each run if the loop evaluates the model. Evaluation stays on the host.
+
+Programs with the commands `compile` and `run` are in [`samba_logreg.py`](../examples/samba_logreg.py) and
+[`samba_cnn.py`](../examples/samba_cnn.py).
+
+Blocked, by line, are several processes, several training steps, accumulated gradients, hand-written updates, batches that are dictionaries,
+and what is blocked for PopTorch. Codes of the first table mean the same here.
 
 """
 _TABLE = "| code | stands for |\n|---|---|\n"
 _TAIL = """
 ## The ladder
 
-`--ladder` takes the steps of a port in the order in which people take them, and stops at the first that fails with what mends it: the program
-trains on this processor; its lines are ported; a batch of one row trains; the training model computes the same, five updates bit for bit; the inference
-model returns what the plain model does; it fits into `--limit` (see [fit.md](fit.md): where it does not, the answer names the cheapest changes, smaller micro-batches,
-recomputation, half precision and stages of a pipeline among them).
+`--ladder` checks a port step by step, in this order. It stops at the first step that fails and prints the edit that mends it:
 
-A batch of one row is the least that a device has to hold, and not every program can take it: batch norm has no averages of one row, `squeeze()`
-takes its dimension out, and `std(0)` of it is no number. The ladder names the line and prints the edit:
+1. the original program trains on this processor;
+2. its lines are ported;
+3. a batch of one row trains;
+4. the training model computes the same, five updates bit for bit;
+5. the inference model returns what the plain model returns;
+6. the model fits into `--limit` ([fit.md](fit.md)).
+
+**A batch of one row** is the least that a device has to hold, and not every program can take it: a batch norm has no statistics of one row,
+`squeeze()` removes the dimension of rows, and `std(0)` of one row is not a number. The ladder names the line and prints the edit:
 
 ```text
 FAILED  a batch of one row trains: ValueError: Target size (torch.Size([1])) must be the same as input size (torch.Size([]))
@@ -143,9 +171,10 @@ FAILED  a batch of one row trains: ValueError: Target size (torch.Size([1])) mus
         + loss = criterion(net(x).squeeze(1), y)
 ```
 
-Where the training model computes something else, the comparison names the first step and tensor that differ, and the ladder looks for the reason: a
-value of the optimizer, a weight or a mode that the host has changed without the program's knowledge, or a seed that is another at each start.
-The edit stands at the call, or at the seed. It is needed where the change cannot be read from the program, in a library's callback for example:
+**A training model that computes something else.** The comparison names the first step and tensor that differ. The ladder then looks for the
+reason: a value of the optimizer, a weight or a mode that the host has changed without telling the program, or a seed that differs at
+each start. It prints an edit of the call or of the seed. That is needed where the change cannot be read from the text, in a library's
+callback for example:
 
 ```text
         ported/train.py:34: the optimizer's lr is 0.01 before this call, and the program's is 0.1; it has to be told.
@@ -153,19 +182,18 @@ The edit stands at the call, or at the seed. It is needed where the change canno
           loss = training_model(x)
 ```
 
-An inference model that returns something else than the plain model with the same rows has been compiled in the other mode, mostly: a program keeps
-the mode of its first call, and a model whose own `forward` asks for `self.training` has the one that it had when it was wrapped. The line of the
-call is named, with the `eval()` that is missing. Up to twenty calls are compared.
+**An inference model that returns something else** has mostly been compiled in the other mode: a program keeps the mode of its first call, and a
+model whose own `forward` reads `self.training` keeps the one that it had when it was wrapped. The ladder names the line of the call and
+the missing `eval()`. It compares up to twenty calls.
 
-A model that does not fit gets the changes of the fit check as edits of the port: options after the line that makes them, and the loader's batch size.
-
-`--to popdist` also has the program run in several instances, which poprun starts: see [distributed.md](distributed.md).
+**A model that does not fit** gets the cheapest changes of the [fit check](fit.md) as edits of the port: smaller micro-batches, recomputation,
+half precision, stages of a pipeline.
 
 ## Programs with a switch of compute modes
 
-Many trainers run on several kinds of machines: an enumeration such as `ComputeMode` has `CPU` and `GPU`, and conditions ask for it. Such a
-program keeps all its ways and gets one more, `IPU`. It goes the way of `CPU` wherever the program asks, and wherever a rule changes a line, that
-change is a branch beside the old one:
+Many trainers run on several kinds of machines: an enumeration such as `ComputeMode` has `CPU` and `GPU`, and conditions test it. Such a
+program keeps these modes and gets one more, `IPU`. Conditions treat it as `CPU`, and where a rule changes a line, the change is a
+branch beside the old line:
 
 ```python
             if self.args.run.compute_mode == ComputeMode.IPU:
@@ -174,8 +202,8 @@ change is a branch beside the old one:
                 logits, labels = self.forward_pass(batch)
 ```
 
-`--check 20 -- run.compute_mode=CPU` runs the program so, and its port with `run.compute_mode=IPU`. What people edit by hand in such a trainer, and
-what is done here:
+`--check 20 -- run.compute_mode=CPU` runs the program in that mode, and its port with `run.compute_mode=IPU`. The table has what people edit by
+hand in such a trainer, and what the port does:
 
 | by hand | here | code |
 |---|---|---|
@@ -194,21 +222,20 @@ what is done here:
 
 ## What it relies on
 
-- Models, optimizers, loaders, losses and schedulers are followed from where they are made: through assignments, arguments and results of
-  functions, attributes of objects, and files that import each other. What comes out of a dictionary or a list is not followed; a step whose
-  model or optimizer is not known is blocked and its line named.
-- A program keeps the mode of its first call. Whether `train()` or `eval()` came last is read from the program, backwards from each call, and
-  so are other ways to say it (`training = False`, `apply`, `getattr`), and models that begin in evaluation (`from_pretrained`); where both may be, an evaluation in training mode is computed by the plain model, and a training step is named.
-- A program has one shape. A training loader of the port leaves out a last, shorter batch of an epoch; an evaluation computes it with the
-  plain model, so that no row is missing in an average.
-- An update written by hand, `p.data.add_(-lr * p.grad)`, becomes `poptorch.optim.SGD`. Where the product is rounded before it is added, as
-  here, `velocity_scaling` has the program round it, too.
-- Comments right above a line that is removed go with it; all others, and the formatting, stay.
-- Of a switch, a member for CPU and conditions that compare with members are known (`==`, `is`, `in`, `match`, and keys of a dictionary); modes that
-  are plain strings are not.
-- It is tried on [the examples of PyTorch](port_examples.md): which are ported unedited, which after an edit, which are refused.
-- `--check` runs the program. Side effects at its import, files it writes and data it downloads happen. [What is compared](port_check.md),
-  and what differs without a mistake.
+- **Origins.** Models, optimizers, loaders, losses and schedulers are followed from where they are made: through assignments, arguments and
+  results of functions, attributes of objects, and files that import each other. What comes out of a dictionary or a list is not followed.
+  A step whose model or optimizer is not known is blocked and its line named.
+- **Modes.** A program keeps the mode of its first call. Whether `train()` or `eval()` came last is read from the text, backwards from each
+  call, with other ways to say it (`training = False`, `apply`, `getattr`) and models that begin in evaluation (`from_pretrained`). Where
+  both are possible, an evaluation in training mode is computed by the plain model, and a training step is named.
+- **Shapes.** A program has one shape. A training loader leaves out a last, shorter batch of an epoch; an evaluation computes it with the
+  plain model, so no row is missing in an average.
+- **Hand-written updates.** `p.data.add_(-lr * p.grad)` becomes `poptorch.optim.SGD`. Where the product is rounded before it is added, as here,
+  `velocity_scaling` makes the program round it too.
+- **Text.** Comments right above a removed line go with it. All others, and the formatting, stay.
+- **Switches of modes.** Recognised are a member for CPU and conditions that compare with members (`==`, `is`, `in`, `match`, keys of a
+  dictionary), but not modes that are plain strings.
+- **`--check` runs the program.** Side effects of its import, files it writes and data it downloads happen.
 """
 
 
