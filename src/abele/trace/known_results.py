@@ -4,7 +4,8 @@
 
 Torch takes 2 to 60 ms to find that out, and a network has such an operator in many sizes or, like
 the steps of a recurrent layer, with many indices. Stated are plain cases only: float32 or float64
-on the host, images contiguous or with channels last. Whatever else there is, torch is asked.
+on the host, images contiguous or with channels last, for upsampling also
+channels that a split has left of such images. Whatever else there is, torch is asked.
 """
 
 from __future__ import annotations
@@ -57,6 +58,14 @@ def _order(*tensors: torch.Tensor) -> torch.memory_format | None:
             return None
     orders = [order for order in _ORDERS[: 1 + (first.dim() == 4)] if _has_order(first, order)]
     return orders[0] if len(orders) == 1 else None
+
+
+def _order_of_images(x: torch.Tensor) -> torch.memory_format | None:
+    """Return the order of each image where other channels may lie between images."""
+    size = x.shape[1:].numel()
+    if x.device.type != "cpu" or x.stride(0) <= size or min(x.shape[1:]) < 2:
+        return _order(x)
+    return _order(torch.empty_strided((1, *x.shape[1:]), (size, *x.stride()[1:]), dtype=x.dtype))
 
 
 def _has_order(tensor: torch.Tensor, order: torch.memory_format) -> bool:
@@ -125,7 +134,7 @@ def _batch_norm_backward(
 
 def _upsampled(x: torch.Tensor, size: Sequence[int], *settings: Any) -> torch.Tensor | None:
     del settings
-    order = _order(x) if x.dim() == 4 else None
+    order = _order_of_images(x) if x.dim() == 4 else None
     if order is None or len(size) != 2 or min(size) < 1:
         return None
     shape = (*x.shape[:2], *size)
