@@ -8,7 +8,7 @@ from poptorch._process import vendor_check as _vendor_check
 
 _vendor_check.refuse_second_distribution()
 
-from abele._torch import dynamo  # noqa: E402 - the check comes first
+from abele._torch import distributed_tensors, dynamo  # noqa: E402 - the check comes first
 from poptorch import (  # noqa: E402
     _impl,
     _logging,
@@ -55,6 +55,7 @@ _logging.start()
 _environment.check()
 _start.prepare()
 dynamo.load_when_needed()
+distributed_tensors.load_when_needed()
 
 
 def __getattr__(name: str) -> object:

@@ -39,7 +39,7 @@ from typing import Any
 
 import torch
 
-from abele._torch import dynamo
+from abele._torch import distributed_tensors, dynamo
 from sambaflow import errors as errors
 from sambaflow.samba import nn as nn
 from sambaflow.samba import optim as optim
@@ -54,6 +54,7 @@ from sambaflow.samba.sambatensor import from_torch_tensor as from_torch_tensor
 from sambaflow.samba.sambatensor import to_torch as to_torch
 
 dynamo.load_when_needed()
+distributed_tensors.load_when_needed()
 
 from_torch_ = from_torch_model_
 from_torch = from_torch_tensor

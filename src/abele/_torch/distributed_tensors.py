@@ -1,0 +1,67 @@
+"""Tensors that are spread over processes, for which torch looks wherever an operator is traced.
+
+Torch asks of every tensor that is not a plain one whether it is a ``DTensor``, and loads that class
+the first time: a quarter of a second and 120 modules, for programs without any. So torch gets a
+class that knows them once somebody has loaded them.
+"""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import torch
+
+_NAME = "torch.distributed.tensor"
+
+
+class _KnowsThoseLoaded(type):
+    """Says of an object whether it is a ``DTensor``, of which there are none before loading."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        real = _loaded()
+        return real is not None and isinstance(instance, real)
+
+    def __getattr__(cls, name: str) -> Any:
+        real = _loaded()
+        if real is None or name != "__torch_dispatch__":  # all that torch reads of the class
+            raise AttributeError(name)
+        return getattr(real, name)
+
+
+class _DTensor(metaclass=_KnowsThoseLoaded):
+    """What torch takes for the class."""
+
+
+def _loaded() -> type | None:
+    real = getattr(sys.modules.get(_NAME), "DTensor", None)
+    return None if real is _DTensor else real
+
+
+def load_when_needed() -> None:
+    """Keep torch from loading ``DTensor`` unless somebody else does, before or later.
+
+    Torch remembers the class for good, so it is asked for it once while another has its name.
+    """
+    if _NAME in sys.modules:
+        return
+    stand_in: Any = types.ModuleType(_NAME)
+    stand_in.DTensor = _DTensor
+    sys.modules[_NAME] = stand_in
+    try:
+        torch.neg(torch.Tensor._make_subclass(_Asked, torch.empty(0)))
+    finally:
+        del sys.modules[_NAME]
+
+
+class _Asked(torch.Tensor):
+    """A tensor that is not a plain one, with one operator."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0]
