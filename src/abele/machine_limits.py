@@ -37,6 +37,8 @@ _LEAST_RUNS, _OVERRUN = 5, 4
 _TIMES = 4  # so many processes measure
 
 _Bandwidths = tuple[tuple[int, float], ...]
+#: What this process has added its measurement to, by file.
+_measured_here: dict[Path, MachineLimits] = {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,16 +129,18 @@ def of_device(device: torch.device | str = "cpu") -> MachineLimits:
     """The limits of a device for torch's present number of threads.
 
     Args:
-        device: where tensors are computed. Measuring takes a second, the first few times.
+        device: where tensors are computed. Measuring takes a second; a process does it once.
     """
     device = torch.device(device)
     path = _path(device)
-    limits = _stored(path)
-    if limits is None or limits.times < _TIMES:
+    limits = _stored(path) or _measured_here.get(path)
+    if path not in _measured_here and (limits is None or limits.times < _TIMES):
         now = measured(device)
         limits = now if limits is None else limits.better(now)
-        with contextlib.suppress(OSError):  # then the next one measures again
+        _measured_here[path] = limits
+        with contextlib.suppress(OSError):  # then the next process measures again
             atomic.write_text(path, json.dumps(dataclasses.asdict(limits)))
+    assert limits is not None
     return limits
 
 

@@ -14,6 +14,7 @@ from abele.report.kernel_times import Limits
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(machine_limits, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(machine_limits, "_measured_here", {})
     return tmp_path
 
 
@@ -97,9 +98,28 @@ def test_every_type_is_measured_and_others_count_as_float32():
     assert limits.of_type(torch.int64) is limits.rates["float32"]
 
 
+def in_a_new_process():
+    machine_limits._measured_here.clear()
+    return of_device()
+
+
+def test_a_process_measures_once(folder, monkeypatch):
+    measuring(monkeypatch, 5.0, 9.0)
+    assert [of_device().call_s for _ in range(3)] == [1 / 5] * 3
+    assert in_a_new_process().call_s == 1 / 9
+
+
+def test_a_process_measures_once_where_nothing_can_be_kept(folder, monkeypatch):
+    measuring(monkeypatch, 5.0)
+    folder.rmdir()
+    folder.write_text("a file in the place of the folder")
+    assert [of_device().call_s for _ in range(3)] == [1 / 5] * 3
+
+
 def test_the_best_of_a_few_measurements_counts(folder, monkeypatch):
     measuring(monkeypatch, 5.0, 9.0, 7.0, 1.0)
-    assert [of_device().exponentials_per_s for _ in range(6)] == [5.0, 9.0, 9.0, 9.0, 9.0, 9.0]
+    rates = [in_a_new_process().exponentials_per_s for _ in range(6)]
+    assert rates == [5.0, 9.0, 9.0, 9.0, 9.0, 9.0]
     assert of_device().rates == {name: rates_of(9.0) for name in TYPES}
     assert of_device().call_s == 1 / 9
     assert len(list(folder.iterdir())) == 1
@@ -124,7 +144,7 @@ def test_a_damaged_file_is_measured_again(text, folder, monkeypatch):
     of_device()
     (path,) = folder.iterdir()
     path.write_text(text)
-    assert of_device().exponentials_per_s == 6.0
+    assert in_a_new_process().exponentials_per_s == 6.0
     assert json.loads(path.read_text())["times"] == 1
 
 
@@ -143,7 +163,7 @@ def test_numbers_that_cannot_be_are_measured_again(change, folder, monkeypatch):
     limits = of_device()
     (path,) = folder.iterdir()
     path.write_text(json.dumps(dataclasses.asdict(dataclasses.replace(limits, **change))))
-    assert of_device().exponentials_per_s == 6.0
+    assert in_a_new_process().exponentials_per_s == 6.0
 
 
 def test_bytes_that_caches_hold_go_through_faster():
