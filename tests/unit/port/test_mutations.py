@@ -132,6 +132,8 @@ ACCUMULATION = {
     "divided twice": ("accumulation", "loss = criterion(out, y)\n        return loss", "loss = criterion(out, y) / PARTS\n        return poptorch.identity_loss(loss, reduction='none')"),
     "not divided": ("accumulation", "            loss = loss / PARTS\n", ""),
     "counted from nothing": ("accumulation", "enumerate(losses, i * PARTS)", "enumerate(losses)"),
+    "calls are counted": ("accumulation_conditions", "total / (len(loader) * 4)", "total / len(loader)"),
+    "counted from another number": ("accumulation_conditions", "(i - 1) * parts + 1", "i * parts"),
     "counted by calls": ("accumulation", "enumerate(losses, i * PARTS)", "enumerate(losses, i)"),
     "the rate does not follow": ("accumulation_with_more", "    training_model.setOptimizer(optimizer)\n", ""),
     "the norm is not limited": ("accumulation_with_more", ", max_grad_norm=0.1", ""),

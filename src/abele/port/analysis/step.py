@@ -40,6 +40,7 @@ class Step:
         constants: names that they need from the function, and that are the same in every step.
         outputs: names that they define and others, or the next step, use, without the loss.
         carried: those of the inputs that the step before has computed.
+        later: names that are read in the function after the block.
     """
 
     source: Source
@@ -62,6 +63,7 @@ class Step:
     constants: tuple[str, ...]
     outputs: tuple[str, ...]
     carried: tuple[str, ...]
+    later: frozenset[str] = frozenset()
 
     @property
     def arguments(self) -> str:

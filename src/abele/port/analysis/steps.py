@@ -97,6 +97,7 @@ class _Reader:
             constants=tuple(name for name in needed if name not in varying),
             outputs=self._outputs(forward, rest, carried, loss),
             carried=tuple(name for name in carried if name in varying),
+            later=frozenset(self._used_after()),
         )
 
     def _check_call(self) -> None:

@@ -8,19 +8,20 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.batches import argument
+from abele.port.analysis.batches import argument, gone_through
 from abele.port.analysis.by_hand import ByHand, forgets_all, read_by_hand
 from abele.port.analysis.kinds import Kind, Thing
-from abele.port.analysis.parts import Statement, StepError, calls_of, is_call
+from abele.port.analysis.parts import Statement, StepError, block_of, calls_of, is_call
 from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
+from abele.port.analysis.update_conditions import Every, left_over, only_for, read_every
 from abele.port.source import Source
 
 _CLIP = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_norm")
 _CONDITION = (
     "the update depends on a condition other than (i + 1) % k == 0, and a program makes one after "
-    "each k batches: write that condition alone, or with 'or (i + 1) == len(loader)' behind it, "
-    "with i counted from 0"
+    "each k batches: write that condition, alone or with 'or (i + 1) == len(loader)', where i is "
+    "counted by 'for i, batch in enumerate(loader)'"
 )
 _UNKNOWN = (
     "which optimizer this is, or what it updates, is not known: make it in these files by the name "
@@ -54,8 +55,10 @@ class Update:
         by_hand: the update, where no optimizer makes it.
         clip: call that limits the norm of gradients; None if there is none.
         every: how many backwards there are for an update; None if there is one.
-        counter: what counts them, from 0.
+        counter: what counts them.
+        start: what the counter is at the first of an epoch, 0 or 1.
         also_last: an update is made after the last backward of an epoch, too.
+        after: that update, where it stands behind the loop.
         once: what else is done once for so many backwards, such as a scheduler's step.
         removed: other statements that the program does without.
     """
@@ -66,7 +69,9 @@ class Update:
     clip: cst.Call | None = None
     every: cst.BaseExpression | None = None
     counter: cst.Name | None = None
+    start: int = 0
     also_last: bool = False
+    after: Statement | None = None
     once: tuple[Statement, ...] = ()
     removed: tuple[Removed, ...] = ()
 
@@ -102,8 +107,9 @@ class _Reader:
     ):
         self._source, self._things, self._backward = source, things, backward
         self._block, self._index = block, index
-        self._every: cst.BaseExpression | None = None
-        self._counter: cst.Name | None = None
+        loop = source.enclosing(backward, cst.For, cst.While, cst.FunctionDef)
+        self._loop = loop if isinstance(loop, cst.For | cst.While) else None
+        self._every: Every | None = None
 
     def update(self) -> Update:
         steps = list(self._steps())
@@ -125,20 +131,26 @@ class _Reader:
         ordered = sorted(things, key=_place)
         between = self._block[self._index + 1 : self._block.index(statement)]
         once: list[Statement] = []
-        if self._every is not None:
+        named: list[Removed] = []
+        after: Statement | None = None
+        every = self._every
+        if every is not None:
+            named, after = [*self._named_for(every, statement)], self._after_loop(every, made)
             before, behind = self._at_every(call, statement, made)
             between, once = [*between, *before], [*before, *behind]
             self._block = [*(each for each in self._block if each is not statement), *once]
-        removed = [*self._of_scaler(), *self._clipping(between), *self._forgetting()]
+        removed = [*self._of_scaler(), *self._clipping(between), *self._forgetting(), *named]
         gone = {each.statement for each in removed}
         clips = [call for each in between for call in self._named(each, _CLIP)]
         return Update(
             statement=statement,
             optimizers=tuple(ordered),
             clip=clips[0] if clips else None,
-            every=self._every,
-            counter=self._counter,
-            also_last=isinstance(statement, cst.If) and _read_or(statement.test) is not None,
+            every=None if every is None else every.number,
+            counter=None if every is None else every.counter,
+            start=0 if every is None else every.start,
+            also_last=every is not None and every.also_last,
+            after=after,
             once=tuple(each for each in once if each not in gone),
             removed=tuple(removed),
         )
@@ -233,29 +245,53 @@ class _Reader:
         if call.args and not of_scaler:
             raise StepError(call, "a step with a closure evaluates the model several times")
         if not is_call(statement):
-            self._every, self._counter = self._read_every(call, statement)
+            self._every = self._read_every(call, statement)
         if any(each.name.endswith(".LBFGS") for each in made):
             raise StepError(call, "LBFGS evaluates the model several times in one update")
         if len(made) > 1 and len({self._variable(each) for each in made}) > 1:
             raise StepError(call, "which optimizer this is depends on the call")
 
-    def _read_every(
-        self, call: cst.Call, statement: Statement
-    ) -> tuple[cst.BaseExpression, cst.Name]:
-        """After how many backwards a conditional update is made, and what counts them.
+    def _read_every(self, call: cst.Call, statement: Statement) -> Every:
+        """After how many backwards a conditional update is made.
 
         Raises:
-            StepError: its condition is not ``(i + 1) % k == 0``, also with the last batch.
+            StepError: its condition is none that says so, such as ``(i + 1) % k == 0``.
         """
-        test = statement.test if isinstance(statement, cst.If) else None
-        nodes = None if test is None else m.extract(_read_or(test) or test, _EVERY)
         alone = isinstance(statement, cst.If) and statement.orelse is None
-        if nodes is None or not alone or not any(_calls(each, call) for each in _inner(statement)):
+        if not isinstance(statement, cst.If) or not alone:
             raise StepError(call, _CONDITION)
-        every, counter = nodes["every"], nodes["counter"]
-        assert isinstance(every, cst.BaseExpression)
-        assert isinstance(counter, cst.Name)
-        return every, counter
+        before = self._block[: self._block.index(statement)]
+        every = read_every(statement.test, self._loop, before)
+        called = any(_calls(each, call) for each in _inner(statement))
+        if every is None or not called or not all(map(self._is_whole, every.lengths)):
+            raise StepError(call, _CONDITION)
+        return every
+
+    def _is_whole(self, length: cst.BaseExpression) -> bool:
+        """Whether something is what the loop goes through, or the loader that it comes from."""
+        assert isinstance(self._loop, cst.For)
+        through = gone_through(self._source, self._loop)
+        loaders = self._things.of(self._source, length, Kind.LOADER)
+        return through.deep_equals(length) or bool(
+            loaders and loaders == self._things.of(self._source, through, Kind.LOADER)
+        )
+
+    def _after_loop(self, every: Every, made: set[Thing]) -> Statement | None:
+        """An update behind the loop, with the gradients that are left over."""
+        assert isinstance(self._loop, cst.For)
+        block = block_of(self._source, self._loop)
+        for statement in block[block.index(self._loop) + 1 :]:
+            if any(things & made for _, _, things in self._updates(statement)):
+                lengths = left_over(statement, every)
+                return statement if lengths and all(map(self._is_whole, lengths)) else None
+        return None
+
+    def _named_for(self, every: Every, statement: Statement) -> Iterator[Removed]:
+        """Statements that give parts of the condition names, which nothing else reads."""
+        for named in every.named:
+            if only_for(named, self._block, statement):
+                reason = "the options say after how many batches there is an update"
+                yield Removed(statement=named, code="ABP311", reason=reason)
 
     def _at_every(
         self, call: cst.Call, statement: Statement, made: set[Thing]
@@ -355,13 +391,6 @@ class _Reader:
             )
 
 
-def _read_or(test: cst.BaseExpression) -> cst.BaseExpression | None:
-    """The first of two conditions of which the other is that a batch is the last; else None."""
-    if not m.matches(test, m.BooleanOperation(left=_EVERY, operator=m.Or(), right=_LAST)):
-        return None
-    return cst.ensure_type(test, cst.BooleanOperation).left
-
-
 def _place(thing: Thing) -> tuple[int, int]:
     return thing.source.position(thing.made)
 
@@ -379,20 +408,3 @@ def _inner(statement: Statement) -> list[Statement]:
         for each in body
         if isinstance(each, cst.SimpleStatementLine | cst.BaseCompoundStatement)
     ]
-
-
-_COUNTED = m.BinaryOperation(
-    left=m.SaveMatchedNode(m.Name(), "counter"), operator=m.Add(), right=m.Integer("1")
-)
-_BLOCK = m.BinaryOperation(
-    left=_COUNTED, operator=m.Modulo(), right=m.SaveMatchedNode(m.DoNotCare(), "every")
-)
-#: A number of batches that can be divided.
-_EVERY = m.Comparison(_BLOCK, [m.ComparisonTarget(m.Equal(), m.Integer("0"))])
-_NUMBER = m.Call(func=m.Name("len"), args=[m.Arg()])
-_BUT_ONE = m.BinaryOperation(left=_NUMBER, operator=m.Subtract(), right=m.Integer("1"))
-_ONE_MORE = m.BinaryOperation(left=m.Name(), operator=m.Add(), right=m.Integer("1"))
-#: The batch of a loop is its last.
-_LAST = m.Comparison(_ONE_MORE, [m.ComparisonTarget(m.Equal(), _NUMBER)]) | m.Comparison(
-    m.Name(), [m.ComparisonTarget(m.Equal(), _BUT_ONE)]
-)

@@ -12,25 +12,16 @@ from libcst import matchers as m
 from abele.port.analysis import batches
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.kinds import Kind, Thing
-from abele.port.analysis.parts import Statement, StepError, block_of, calls_of
+from abele.port.analysis.parts import Statement, StepError, calls_of
 from abele.port.analysis.scopes import names_in
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
+from abele.port.analysis.update_conditions import counted_by
+from abele.port.analysis.written_values import whole_number
 from abele.port.context import Context
 from abele.port.edits import parsed
-from abele.port.finding import Verdict
+from abele.port.rules import left_over
 
-_REASON = (
-    "one call takes as many batches as are added up, makes one update, and returns the loss of "
-    "each; batches that are left over at the end of an epoch are left out"
-)
-_FORGOTTEN = ", as their gradients are forgotten before the next"
-_KEPT = ", whose gradients went into the first update of the next"
-_ALSO_LAST = (
-    "an update of the batches that are left over at the end of an epoch is not made: the program "
-    "takes the mean of {every} batches, and these are fewer. Nothing is left over where {every} "
-    "divides len({loader}); choose the rows of a batch, or {every}, so"
-)
 _HOW = (
     "; by hand: opts.Training.gradientAccumulation(k), opts.outputMode(poptorch.OutputMode.All), "
     "a poptorch.DataLoader with these options, which gives k batches at once, and a loop without "
@@ -76,35 +67,18 @@ def options_of(context: Context, step: Step) -> str:
 
 
 def _number(context: Context, step: Step) -> str | None:
-    """How many batches are added up, as text that can stand at the top of the file."""
+    """How many batches are added up, as text that can stand at the top of any file."""
     every = step.gradients.every
-    if isinstance(every, cst.Integer):
-        return every.value
-    if not isinstance(every, cst.Name):
-        return None
-    owner = context.things.named(step.source, every, every.value)
-    values = [
-        node.value
-        for node in findall(step.source.module, m.Assign())
-        if isinstance(node, cst.Assign) and every.value in names_in(node.targets[0].target)
-    ]
-    constant = len(values) == 1 and isinstance(values[0], cst.Integer)
-    bound = owner is step.source.module or every.value in writes(getattr(owner, "body", owner))
-    return step.source.code(values[0]) if constant and bound else None
+    number = None if every is None else whole_number(context.things, step.source, every)
+    return None if number is None else str(number)
 
 
 def _loader(context: Context, step: Step) -> Thing | None:
     """The loader that the loop of a step goes through with ``enumerate``."""
     loop = step.loop
-    if not isinstance(loop, cst.For):
-        return None
-    shape = m.For(
-        target=m.Tuple(elements=[m.Element(m.Name()), m.Element()]),
-        iter=m.Call(func=m.Name("enumerate"), args=[m.Arg()]),
+    return (
+        None if counted_by(loop) is None else batches.loader_of(context.things, step.source, loop)
     )
-    if not m.matches(loop, shape):
-        return None
-    return batches.loader_of(context.things, step.source, loop)
 
 
 def _is_divided(context: Context, step: Step) -> bool:
@@ -168,7 +142,8 @@ def call(context: Context, step: Step, name: str, divided: str) -> None:
     assert counter is not None
     assert every is not None
     edits = context.edits(step.source)
-    if not options_of(context, step):
+    loader, number = _loader(context, step), _number(context, step)
+    if loader is None or number is None or not options_of(context, step):
         raise StepError(
             every,
             "this loop does not go through enumerate(loader), or how many batches are added up "
@@ -182,10 +157,12 @@ def call(context: Context, step: Step, name: str, divided: str) -> None:
     _require_own_loader(context, step)
     losses = context.name(step.source, "losses")
     new: list[Any] = parsed(f"{losses} = {name}({step.arguments})")
-    if rest or any({counter.value, step.loss} & {*reads(each)} for each in last):
+    shown_later = {counter.value, step.loss} & step.later
+    if rest or shown_later or any({counter.value, step.loss} & {*reads(e)} for e in last):
         shown = [] if divided in ("", "pass") else parsed(divided)
         body = [*shown, *(edits.applied(each) for each in rest)]
-        counted = any(counter.value in reads(each) for each in (*rest, *last))
+        counted = counter.value in step.later
+        counted |= any(counter.value in reads(each) for each in (*rest, *last))
         new.append(_loop(step, losses, body, counted=counted))
     for statement in step.block:
         if statement is not step.place:
@@ -196,7 +173,8 @@ def call(context: Context, step: Step, name: str, divided: str) -> None:
         return cst.FlattenSentinel([*new, *(node for each in last for node in edits.pieces(each))])
 
     edits.change(step.place, placed)
-    _say_left_over(context, step)
+    left_over.say(context, step, loader, int(number))
+    left_over.count_batches(context, step, loader, number)
 
 
 def _require_own_loader(context: Context, step: Step) -> None:
@@ -219,23 +197,6 @@ def _require_own_loader(context: Context, step: Step) -> None:
                 )
 
 
-def _say_left_over(context: Context, step: Step) -> None:
-    """Say what becomes of batches at the end of an epoch that are too few for an update."""
-    loop, every = step.loop, step.gradients.every
-    assert isinstance(loop, cst.For)
-    assert every is not None
-    if step.gradients.also_last:
-        through = step.source.code(batches.gone_through(step.source, loop))
-        left = _ALSO_LAST.format(every=step.source.code(every), loader=through)
-        context.say(step.source, step.update, "ABP311", Verdict.MANUAL, left)
-    block = block_of(step.source, loop)
-    before = block[: block.index(loop)]
-    forgotten = any(calls_of(each, "zero_grad") for each in before)
-    again = step.source.enclosing(loop, cst.For, cst.While) is not None
-    left = "" if step.gradients.also_last else _FORGOTTEN if forgotten else _KEPT if again else ""
-    context.say(step.source, step.backward, "ABP311", Verdict.MODIFIED, _REASON + left)
-
-
 def _loop(step: Step, losses: str, body: Sequence[Any], *, counted: bool) -> Any:
     """The loop over the losses of the batches of one call; ``counted`` with their numbers."""
     counter, every = step.gradients.counter, step.gradients.every
@@ -243,8 +204,10 @@ def _loop(step: Step, losses: str, body: Sequence[Any], *, counted: bool) -> Any
     assert every is not None
     head = f"for {step.loss} in {losses}:"
     if counted:
-        code = step.source.code(every)
-        head = f"for {counter.value}, {step.loss} in enumerate({losses}, {counter.value} * {code}):"
+        first = f"{counter.value} * {step.source.code(every)}"
+        if step.gradients.start:
+            first = f"({counter.value} - 1) * {step.source.code(every)} + 1"
+        head = f"for {counter.value}, {step.loss} in enumerate({losses}, {first}):"
     (loop,) = parsed(f"{head}\n    pass")
     made: Any = loop
     return made.with_changes(body=made.body.with_changes(body=body or parsed("pass")))
@@ -269,6 +232,13 @@ def _check(
     if step.outputs:
         names = ", ".join(step.outputs)
         raise StepError(step.place, f"{names} would be of several batches at once" + _HOW)
+    of_one = {*names_in(cst.ensure_type(step.loop.target, cst.Tuple).elements[1].value)}
+    if of_one & step.later:
+        names = ", ".join(sorted(of_one & step.later))
+        raise StepError(
+            step.place,
+            f"{names} is read after the loop, and would be of several batches at once" + _HOW,
+        )
     if step.slow:
         names = ", ".join(step.slow)
         raise StepError(step.place, f"{names} changes, and has no row for each batch" + _HOW)

@@ -11,9 +11,10 @@ from libcst import matchers as m
 
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.kinds import Kind
+from abele.port.analysis.order import Order
 from abele.port.analysis.own_results import class_returned
 from abele.port.analysis.search import findall
-from abele.port.analysis.steps import Statement, Step, StepError
+from abele.port.analysis.steps import Statement, Step, StepError, calls_of
 from abele.port.analysis.things import Home, NoHomeError
 from abele.port.analysis.training_mode import EITHER, TrainingMode
 from abele.port.context import Context
@@ -47,7 +48,13 @@ CODES = {
     "ABP313": "The model may be in training mode or not where it is trained.",
     "ABP398": "The training model cannot be passed to where the step is.",
     "ABP399": "The training step has no counterpart as one program.",
+    "ABP616": "An optimizer of a program updates nothing by itself.",
 }
+
+_ALONE = (
+    "this updates with gradients that the program has already applied, or keeps: the call of "
+    "{name} makes the update; take this one out, or call backward() and step() in one block"
+)
 
 
 def apply(context: Context) -> None:
@@ -62,6 +69,28 @@ def apply(context: Context) -> None:
         except NoRouteError as error:
             reason = f"the training model cannot be had here: {error}"
             context.say(step.source, step.backward, "ABP398", Verdict.BLOCKED, reason)
+    _refuse_other_updates(context)
+
+
+def _refuse_other_updates(context: Context) -> None:
+    """Name updates of an optimizer beside that of its step, which would change nothing."""
+    order = Order(context.things)
+    gone = {each.gradients.after or each.update for each in context.steps}
+    gone |= {each.update for each in context.steps}
+    for source in context.project.sources:
+        for call in calls_of(source.module, "step"):
+            assert isinstance(call.func, cst.Attribute)
+            things = context.things.of(source, call.func.value, Kind.OPTIMIZER)
+            if not things & context.training.keys() or gone & {*source.above(call)}:
+                continue
+            for step in context.steps:
+                made = step.gradients.optimizers
+                if things & {*made} and order.follows(
+                    (step.source, step.backward), (source, call), made
+                ):
+                    reason = _ALONE.format(name=context.training[step.optimizer].name)
+                    context.say(source, call, "ABP616", Verdict.BLOCKED, reason)
+                    break
 
 
 def _rewrite(context: Context, step: Step) -> None:

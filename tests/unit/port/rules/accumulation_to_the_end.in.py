@@ -15,15 +15,15 @@ for epoch in range(2):
     optimizer.zero_grad()
     for i, (x, y) in enumerate(loader):
         loss = nn.functional.cross_entropy(model(x), y) / PARTS
-        loss.backward()
-        if (i + 1) % PARTS == 0 or (i + 1) == len(loader):  # ABP311 manual
+        loss.backward()  # ABP311 modified
+        if (i + 1) % PARTS == 0 or (i + 1) == len(loader):
             optimizer.step()
             optimizer.zero_grad()
         print(epoch, i, loss.item())
 for i, (x, y) in enumerate(other_loader):
     loss = nn.functional.cross_entropy(other(x), y)
-    loss.backward()
-    if (i + 1) % 2 == 0 or i == len(other_loader) - 1:  # ABP311 manual
+    loss.backward()  # ABP311 modified
+    if (i + 1) % 2 == 0 or i == len(other_loader) - 1:
         other_optimizer.step()
         other_optimizer.zero_grad()
     print(i, loss.item())
