@@ -16,8 +16,9 @@ from abele.port.analysis.things import Home, NoHomeError
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.routes import NoRouteError, Wrapped
-from abele.port.rules import evaluation_batches, evaluation_mode
+from abele.port.rules import evaluation_batches, evaluation_mode, shared_functions
 from abele.port.rules.evaluation_mode import Modes
+from abele.port.rules.shared_functions import Use
 from abele.port.source import Source
 
 CODES = {
@@ -42,6 +43,10 @@ CODES = {
         "forward returns an object of a class of its own, and a program returns tensors in tuples, "
         "lists and dictionaries: the plain model runs, on the host."
     ),
+    "ABP507": (
+        "A function that training calls, too, calls the model itself: the plain model runs, on the "
+        "host."
+    ),
     "ABP509": "The inference model cannot be had here; the plain model runs on the host.",
 }
 
@@ -59,26 +64,28 @@ _OBJECT = (
 _SEVERAL = (
     "this may be one of several models, for which there is no one program; the plain one runs"
 )
+_SHARED = (
+    "{function} calls the model itself, and training calls {function}, too: the plain model runs, "
+    "on the host, with the weights of the program; an inference model runs where the model is an "
+    "argument of {function} that it calls once, and does nothing else with"
+)
 _TRAINING = "; it keeps the mode of its first call, so in training mode the plain model runs"
 
 
 def apply(context: Context) -> None:
     """Wrap models that are called outside of training steps."""
     wrapped: dict[tuple[Thing, cst.CSTNode, str | cst.Call], Wrapped] = {}
-    calls = list(_calls(context))
-    modes = evaluation_mode.of_calls(context, calls)
-    for source, call, thing in calls:
+    uses = [*_calls(context), *shared_functions.uses(context)]
+    modes = evaluation_mode.of_calls(context, [(e.source, e.call, e.thing) for e in uses])
+    for use in uses:
+        source, call, thing = use.source, use.call, use.thing
         owner = context.things.owner(source, call)
         try:
-            rows = evaluation_batches.rows(context, source, call)
+            rows = evaluation_batches.rows(context, use)
             evaluation_mode.say_averages(context, thing, source, call, modes[call])
-            returned = class_returned(context.project, thing)
-            if returned:
-                reason = _OBJECT.format(returned=returned)
-                context.say(source, call, "ABP506", Verdict.MATCH, reason)
-                continue
-            if rows is None:
-                context.say(source, call, "ABP505", Verdict.MATCH, _ANY_SHAPE)
+            code, reason = _why_plain(context, use, rows)
+            if rows is None or code:
+                context.say(source, call, code, Verdict.MATCH, reason)
                 continue
             key = thing, owner, rows.size
             model = wrapped.get(key) or _name(context, thing, len(wrapped))
@@ -86,13 +93,24 @@ def apply(context: Context) -> None:
             if key not in wrapped:
                 wrapped[key] = model
                 _make(context, thing, source, call, model.name)
-            _replace(context, source, call, name, modes[call], rows.condition)
+            _replace(context, use, name, modes[call], rows.condition)
         except NoRouteError as error:
             reason = f"an inference model cannot be had here: {error}; the plain model runs"
             context.say(source, call, "ABP509", Verdict.MANUAL, reason)
 
 
-def _calls(context: Context) -> Iterator[tuple[Source, cst.Call, Thing]]:
+def _why_plain(context: Context, use: Use, rows: evaluation_batches.Rows | None) -> tuple[str, str]:
+    """The code and reason for which the plain model runs in a call; ``""`` if a program does."""
+    returned = class_returned(context.project, use.thing)
+    if returned:
+        return "ABP506", _OBJECT.format(returned=returned)
+    own_mode = bool(use.function) and evaluation_mode.asks_for_its_mode(context, use.thing)
+    if use.model is None or own_mode:
+        return "ABP507", _SHARED.format(function=use.function)
+    return ("ABP505", _ANY_SHAPE) if rows is None else ("", "")
+
+
+def _calls(context: Context) -> Iterator[Use]:
     """Calls of models outside of training steps and of other models."""
     trained = {thing for step in context.steps for thing in step.models}
     inside: set[cst.CSTNode] = {
@@ -113,7 +131,9 @@ def _calls(context: Context) -> Iterator[tuple[Source, cst.Call, Thing]]:
             elif len(models) == 1:
                 (thing,) = models
                 if thing in trained or not thing.name.startswith("torch.nn."):
-                    yield source, call, thing
+                    yield Use(
+                        source=source, call=call, thing=thing, model=call.func, given=call.args
+                    )
 
 
 def _in_model(
@@ -189,11 +209,11 @@ def _last_assignment(
     return last
 
 
-def _replace(
-    context: Context, source: Source, call: cst.Call, name: str, modes: Modes, rows: str
-) -> None:
+def _replace(context: Context, use: Use, name: str, modes: Modes, rows: str) -> None:
     """Call the inference model, or the plain one for a shorter batch or in training mode."""
-    plain = source.code(call.func)
+    assert use.model is not None
+    source = use.source
+    plain = source.code(use.model)
     conditions, reason = list[str](), _REASON
     if rows:
         conditions.append(rows)
@@ -202,11 +222,13 @@ def _replace(
         conditions.append(f"not {plain}.training")
         reason += _TRAINING
     called = f"({name} if {' and '.join(conditions)} else {plain})" if conditions else name
-    context.edits(source).replace(call.func, called)
-    for each in call.args:
+    if conditions and use.function:
+        called = called[1:-1]
+    context.edits(source).replace(use.model, called)
+    for each in () if use.function else use.given:
         keys = evaluation_batches.parts(context, source, each)
         if keys:
             name = source.code(each.value)
             given = ", ".join(f"{key}: {name}[{key}]" for key in keys)
             context.edits(source).replace(each.value, f"{{{given}}}")
-    context.say(source, call, "ABP502", Verdict.MODIFIED, reason)
+    context.say(source, use.call, "ABP502", Verdict.MODIFIED, reason)

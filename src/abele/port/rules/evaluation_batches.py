@@ -16,6 +16,7 @@ from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.routes import NoRouteError
+from abele.port.rules.shared_functions import Use
 from abele.port.source import Source
 
 _LEFT_OUT = (
@@ -37,32 +38,34 @@ class Rows:
     size: str | cst.Call
 
 
-def rows(context: Context, source: Source, call: cst.Call) -> Rows | None:
+def rows(context: Context, use: Use) -> Rows | None:
     """How many rows the batches of a call have; None if they may have any number.
 
     Raises:
         NoRouteError: what tells is not known where the model is called.
     """
+    source, call = use.source, use.call
     around = list(batches.loaders_around(context.things, source, call))
     loaders = {each for _, _, some in around for each in some}
     _say_left_out(context, around)
     if not around:
-        return _by_hand(context, source, call)
+        return _by_hand(context, use)
     short = any(map(batches.may_be_short, loaders)) or len(_sizes(loaders)) > 1
     size = min(_sizes(loaders))
-    if not call.args or not short:
+    if not use.given or not short:
         return Rows("", size)
     text = _size(context, source, call, around)
-    return Rows(f"len({_first(context, source, call)}) == {text}", size)
+    return Rows(f"len({_first(context, use)}) == {text}", size)
 
 
-def _by_hand(context: Context, source: Source, call: cst.Call) -> Rows | None:
+def _by_hand(context: Context, use: Use) -> Rows | None:
     """The same for a call whose batches no loader gives.
 
     A loop may cut them out of a tensor: its last one may be shorter. Other calls have a program of
     their own, if their inputs have one shape.
     """
-    given = {name for each in call.args for name in reads(each.value)}
+    source, call = use.source, use.call
+    given = {name for each in use.given for name in reads(each.value)}
     for each in source.above(call):
         if isinstance(each, cst.FunctionDef):
             break
@@ -72,7 +75,7 @@ def _by_hand(context: Context, source: Source, call: cst.Call) -> Rows | None:
             cut = cst.ensure_type(each.iter, cst.Call)
             by = source.code(cut.args[2].value)
             even = batches.is_even(cut)
-            return Rows("" if even else f"len({_first(context, source, call)}) == {by}", by)
+            return Rows("" if even else f"len({_first(context, use)}) == {by}", by)
     shapes = Shapes(context.things, context.trained_loaders())
     return Rows("", call) if shapes.is_one(source, call) else None
 
@@ -86,10 +89,12 @@ def _say_left_out(
             context.say(source, loop.iter, "ABP203", Verdict.MATCH, _LEFT_OUT)
 
 
-def _first(context: Context, source: Source, call: cst.Call) -> str:
+def _first(context: Context, use: Use) -> str:
     """What has a row for each of a batch."""
-    first = call.args[0]
+    source, first = use.source, use.given[0]
     text = source.code(context.edits(source).applied(first.value))
+    if use.part or first.star == "*":
+        return f"{text}{use.part or '[0]'}"
     if first.star == "**":
         return f"next(iter({text}.values()))"
     keys = parts(context, source, first) or _keys_around(context, source, first.value)

@@ -102,7 +102,7 @@ def wrapped(context: Context, thing: Thing, source: Source, call: cst.Call, mode
         call: a call of the model, outside of training.
         model: its name there.
     """
-    if not _asks_for_its_mode(context, thing):
+    if not asks_for_its_mode(context, thing):
         return model
     if len(call.args) != 1 or call.args[0].keyword is not None or call.args[0].star:
         reason = f"forward reads self.training: wrap {model} after eval(), which it does not follow"
@@ -113,7 +113,8 @@ def wrapped(context: Context, thing: Thing, source: Source, call: cst.Call, mode
     return f"torch.nn.Sequential({model})"
 
 
-def _asks_for_its_mode(context: Context, thing: Thing) -> bool:
+def asks_for_its_mode(context: Context, thing: Thing) -> bool:
+    """Whether the model's own class reads ``self.training``."""
     if not isinstance(thing.made, cst.Call):
         return False
     cls = context.project.class_of(thing.source, thing.made.func)
