@@ -10,18 +10,12 @@ from typing import Any
 from abele.errors import PortError
 from abele.port import files, imports
 from abele.port.engine import Port, port
-from abele.port.finding import Finding, Verdict
+from abele.port.finding import SENTENCES, Verdict
 from abele.port.modes.arguments import arguments_of_port
 from abele.port.project import Project
 
 #: Exit status for the worst verdict of a program.
 STATUS = {Verdict.MATCH: 0, Verdict.MODIFIED: 0, Verdict.MANUAL: 3, Verdict.BLOCKED: 4}
-_SAYS = {
-    Verdict.MATCH: "Nothing has to change.",
-    Verdict.MODIFIED: "It is ported by program.",
-    Verdict.MANUAL: "It is ported, and somebody has to look at the lines marked 'manual'.",
-    Verdict.BLOCKED: "It cannot be ported: see the lines marked 'blocked'. Nothing is written.",
-}
 
 
 def add_parser(commands: Any, summary: str) -> None:
@@ -178,16 +172,12 @@ def summary(result: Port, verbose: bool = False) -> str:
         result: of the port.
         verbose: also lines that are changed, or stay and are worth a word.
     """
-    shown = (Verdict.MANUAL, Verdict.BLOCKED)
-    lines = [_shown(each) for each in result.findings if verbose or each.verdict in shown]
+    findings = result.findings if verbose else result.unfinished
+    lines = [each.with_line() for each in findings]
     counts = collections.Counter(each.verdict for each in result.findings)
     counted = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict)
     changed = sum(text != result.after[name] for name, text in result.before.items())
     count = "1 file" if len(result.before) == 1 else f"{len(result.before)} files"
     lines.append(f"{count}, {changed} changed; lines: {counted}")
-    lines.append(_SAYS[result.verdict])
+    lines.append(SENTENCES[result.verdict])
     return "\n".join(lines)
-
-
-def _shown(finding: Finding) -> str:
-    return f"{finding}\n    {finding.text}"

@@ -35,6 +35,13 @@ class Port:
         """The worst of all."""
         return worst(list(self.findings))
 
+    @property
+    def unfinished(self) -> tuple[Finding, ...]:
+        """What is left to do by hand, or blocks the port."""
+        return tuple(
+            each for each in self.findings if each.verdict in (Verdict.MANUAL, Verdict.BLOCKED)
+        )
+
 
 def port(project: Project, popdist: bool = False, to: str = "poptorch") -> Port:
     """Port a program; nothing is written.

@@ -42,6 +42,21 @@ class Finding:
         where = f"{self.path}:{self.line}:{self.column}"
         return f"{where}: {self.code} {self.verdict.value}: {self.reason}"
 
+    def with_line(self) -> str:
+        """The same, and the line of the program under it."""
+        return f"{self}\n    {self.text}"
+
+
+#: What is said of a program, by its verdict.
+SENTENCES = {
+    Verdict.MATCH: "Nothing has to change: the program means the same as it stands.",
+    Verdict.MODIFIED: "The program is ported; nothing is left to do by hand.",
+    Verdict.MANUAL: "The program is ported, except for the lines marked 'manual': see to them by "
+    "hand.",
+    Verdict.BLOCKED: "The program cannot be ported because of the lines marked 'blocked'. Nothing "
+    "is written.",
+}
+
 
 def worst(findings: list[Finding]) -> Verdict:
     """The verdict for all of them together."""

@@ -21,7 +21,6 @@ from abele.port.check import Comparison, check
 from abele.port.check.process import Script
 from abele.port.check.told import Told
 from abele.port.engine import Port
-from abele.port.finding import Verdict
 from abele.port.modes.arguments import arguments_of_port
 from abele.port.rungs import fitting, mending
 from abele.port.rungs.process import asked
@@ -127,9 +126,8 @@ def _runs(original: Path, arguments: Sequence[str], python: str) -> _Said:
 
 
 def _is_ported(result: Port) -> _Said:
-    left = [each for each in result.findings if each.verdict in (Verdict.MANUAL, Verdict.BLOCKED)]
-    if left:
-        return False, "\n".join(f"{each}\n    {each.text}" for each in left)
+    if result.unfinished:
+        return False, "\n".join(each.with_line() for each in result.unfinished)
     places = [f"{each.path}:{each.line}" for each in result.findings if each.code == "ABP502"]
     evaluates = f"; inference models run at {', '.join(places)}" if places else ""
     return True, f"{len(result.findings)} lines were looked at, none is left to do{evaluates}"

@@ -8,18 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from abele.port.engine import Port
-from abele.port.finding import Finding, Verdict
+from abele.port.finding import SENTENCES, Finding, Verdict
 from abele.port.rules import CODES
 from abele.report.page import document
 from abele.report.page.markup import Content, Html, facts, folded, html, section, table, tag
 
 _CONTEXT = 3
-_SAYS = {
-    Verdict.MATCH: "Nothing has to change: the program means the same as it stands.",
-    Verdict.MODIFIED: "The program is ported. Nobody has to edit it.",
-    Verdict.MANUAL: "The program is ported, except for lines that somebody has to look at.",
-    Verdict.BLOCKED: "The program cannot be ported. Nothing was written.",
-}
 
 
 def page(result: Port, name: str) -> str:
@@ -30,9 +24,9 @@ def page(result: Port, name: str) -> str:
         name: of the program.
     """
     parts: list[Content] = [tag("h1", f"Port of {name}"), _verdict(result)]
-    todo = [each for each in result.findings if each.verdict in (Verdict.MANUAL, Verdict.BLOCKED)]
-    if todo:
-        parts.append(section("To be done by hand", _list(todo), name="todo"))
+    if result.unfinished:
+        todo = _list(result.unfinished)
+        parts.append(section("To be done by hand", todo, name="todo"))
     files: list[Content] = [
         _file(result, file) for file, text in result.before.items() if text != result.after[file]
     ]
@@ -57,7 +51,7 @@ def _verdict(result: Port) -> Html:
     counts = collections.Counter(each.verdict for each in result.findings)
     good = result.verdict in (Verdict.MATCH, Verdict.MODIFIED)
     rows: list[tuple[str, Content]] = [(each.value, counts[each]) for each in Verdict]
-    sentence = tag("b", _SAYS[result.verdict], class_="good" if good else "bad")
+    sentence = tag("b", SENTENCES[result.verdict], class_="good" if good else "bad")
     return html(tag("p", sentence, class_="lead"), facts(rows))
 
 

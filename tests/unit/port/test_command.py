@@ -25,7 +25,7 @@ def ported(capsys, *arguments):
 def test_a_port_is_written_beside_with_its_record_diff_and_page(tmp_path, capsys):
     status, out, _ = ported(capsys, SCRIPT, "-o", tmp_path / "new")
     assert status == 0
-    assert "It is ported by program." in out
+    assert "The program is ported; nothing is left to do by hand." in out
     written = {each.name for each in (tmp_path / "new").iterdir()}
     assert written == {"pairs.py", "port.diff", "port.json", "port.html"}
     record = json.loads((tmp_path / "new" / "port.json").read_text())
@@ -210,7 +210,7 @@ def test_imports_that_go_in_a_circle_are_read_once(tmp_path, capsys):
     status, out, _ = ported(capsys, tmp_path / "a.py", "--scan")
     assert status == 0
     assert "2 files, 0 changed" in out
-    assert "Nothing has to change." in out
+    assert "Nothing has to change" in out
 
 
 @pytest.mark.long

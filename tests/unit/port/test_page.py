@@ -19,7 +19,7 @@ for _ in range(3):
 
 def test_a_page_has_old_beside_new_with_reasons():
     text = page(port(Project([Source("run<b>.py", TEXT)])), "run<b>.py")
-    assert "The program is ported. Nobody has to edit it." in text
+    assert "The program is ported; nothing is left to do by hand." in text
     assert '<a href="#ABP302"' in text
     assert '<b id="ABP302">' in text
     assert "&lt;script&gt;" in text
