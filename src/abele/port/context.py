@@ -130,6 +130,10 @@ class Context:
             )
         )
 
+    def refuse(self, source: Source, error: StepError, code: str) -> None:
+        """Say that the port is blocked at the node that an error names, and why."""
+        self.say(source, error.node, code, Verdict.BLOCKED, error.reason)
+
     def name(self, source: Source, wanted: str) -> str:
         """A name for something new in a file: the wanted one, or one like it that is free.
 

@@ -96,8 +96,7 @@ class Edits:
 
     def pieces(self, statement: cst.CSTNode) -> list[cst.CSTNode]:
         """What becomes of a statement that moves: itself, and what is added to it."""
-        made: Any = self.applied(statement)
-        return [] if isinstance(made, cst.RemovalSentinel) else _listed(made)
+        return statements_of(self.applied(statement))
 
     def text(self) -> str:
         """The file with all changes made."""
@@ -212,14 +211,16 @@ class _Transformer(cst.CSTTransformer):
         around = self._around.get(original_node)
         if around is None:
             return _without_times(original_node, _filled(node))
-        middle = [] if isinstance(node, cst.RemovalSentinel) else _listed(node)
-        statements: list[Any] = [*around.before, *middle, *around.after]
+        statements: list[Any] = [*around.before, *statements_of(node), *around.after]
         return cst.FlattenSentinel(statements)
 
 
-def _listed(node: Any) -> list[Any]:
-    nodes: Any = node
-    return list(nodes) if isinstance(node, cst.FlattenSentinel) else [node]
+def statements_of(changed: Any) -> list[Any]:
+    """The statements that a change has put in the place of one; none where it took that out."""
+    if isinstance(changed, cst.RemovalSentinel):
+        return []
+    nodes: Any = changed
+    return list(nodes) if isinstance(changed, cst.FlattenSentinel) else [changed]
 
 
 def _filled(node: Any) -> Any:

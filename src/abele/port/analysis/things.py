@@ -90,6 +90,12 @@ class Things:
         values = [each for variable, each in self._values.items() if variable.owner is cls]
         return {thing for each in values for thing in each if thing.kind is Kind.MODEL}
 
+    def updated(self, optimizer: Thing, kind: Kind | None = None) -> set[Thing]:
+        """The models whose parameters an optimizer is given; nothing if no call makes it."""
+        made = optimizer.made
+        models = models_updated(made) if isinstance(made, cst.Call) else []
+        return {each for model in models for each in self.of(optimizer.source, model, kind)}
+
     def home(self, thing: Thing) -> Home:
         """Where a thing is first given the name by which the program goes on.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import libcst as cst
 
-from abele.port.edits import parsed
+from abele.port.edits import parsed, statements_of
 from abele.port.modes.specialised import Specialised
 from abele.port.modes.switch import Switch
 
@@ -70,7 +70,7 @@ class Branches:
             yield _both(list(self.first[here]))
         before, after = self.around.get(here, ((), ()))
         if self._nodes(here, header=True) & set(self.changed):
-            new = _listed(self.new(here))  # with what is before and after it
+            new = statements_of(self.new(here))  # with what is before and after it
             yield _Item(new, [self._same(node, here)], self.condition(here))
             return
         if before:
@@ -126,13 +126,6 @@ class Branches:
 
 def _both(statements: list[Any]) -> _Item:
     return _Item(statements, statements)
-
-
-def _listed(node: Any) -> list[Any]:
-    """The statements that a change gave."""
-    if node is cst.RemovalSentinel.REMOVE:
-        return []
-    return [node] if isinstance(node, cst.CSTNode) else list(node)
 
 
 def _joined(items: Iterator[_Item]) -> Iterator[Any]:

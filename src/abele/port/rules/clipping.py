@@ -67,7 +67,7 @@ def _limit(context: Context, step: Step, optimizer: Thing, clip: cst.Call) -> No
         raise StepError(clip, f"there is no {name} that limits the norm of gradients")
     made = optimizer.made
     assert isinstance(made, cst.Call)
-    updated = _updated(context, optimizer)
+    updated = context.things.updated(optimizer)
     if not updated:
         raise StepError(clip, _NOT_KNOWN)
     limit = limit_of(context, step, places.home(context, step), updated)
@@ -136,13 +136,4 @@ def limited_models(context: Context, step: Step, clip: cst.Call) -> set[Thing]:
         thing
         for model in models_updated(cst.Call(cst.Name("limit"), [cst.Arg(given)]))
         for thing in context.things.of(step.source, model)
-    }
-
-
-def _updated(context: Context, optimizer: Thing) -> set[Thing]:
-    assert isinstance(optimizer.made, cst.Call)
-    return {
-        thing
-        for model in models_updated(optimizer.made)
-        for thing in context.things.of(optimizer.source, model)
     }

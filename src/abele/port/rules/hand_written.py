@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port.analysis.calls import targets_of
 from abele.port.analysis.kinds import Thing
 from abele.port.analysis.parts import StepError, statement_of
 from abele.port.analysis.scopes import Variable
@@ -102,16 +103,9 @@ def _later(
     writes = [
         node
         for node in findall(source.module, m.Assign() | m.AugAssign())
-        if variable in [context.things.variable(source, each) for each in _targets(node)]
+        if variable in [context.things.variable(source, each) for each in targets_of(node)]
     ]
     first = min(writes, key=source.position, default=None)
     for node in writes:
         if node is not first or isinstance(node, cst.AugAssign):
             yield source, node
-
-
-def _targets(node: cst.CSTNode) -> list[cst.BaseExpression]:
-    if isinstance(node, cst.Assign):
-        return [each.target for each in node.targets]
-    assert isinstance(node, cst.AugAssign)
-    return [node.target]

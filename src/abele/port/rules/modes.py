@@ -6,7 +6,6 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.batches import argument
-from abele.port.analysis.calls import models_updated
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.search import findall
 from abele.port.context import Context
@@ -101,11 +100,7 @@ def _forwards(context: ModeContext) -> None:
 
 
 def _updated(context: ModeContext, optimizer: Thing) -> set[Thing]:
-    """The models whose parameters an optimizer updates."""
-    if optimizer.kind is Kind.MODEL or not isinstance(optimizer.made, cst.Call):
+    """The models that an optimizer updates; an update by hand has the model itself for one."""
+    if optimizer.kind is Kind.MODEL:
         return {optimizer}
-    return {
-        thing
-        for model in models_updated(optimizer.made)
-        for thing in context.things.of(optimizer.source, model, Kind.MODEL)
-    }
+    return context.things.updated(optimizer, Kind.MODEL)

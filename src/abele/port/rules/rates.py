@@ -6,6 +6,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.batches import argument
+from abele.port.analysis.calls import targets_of
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import Statement, statement_of
 from abele.port.analysis.scopes import names_in
@@ -46,7 +47,7 @@ def _make_variable(
     keys = {
         str(each.evaluated_value)
         for node in findall(statement, m.Assign() | m.AugAssign())
-        for target in _targets(node)
+        for target in targets_of(node)
         if isinstance(target, cst.Subscript)
         for each in findall(target.slice[-1], m.SimpleString())
     }
@@ -97,7 +98,7 @@ def _writes(source: Source, statement: Statement, groups: cst.Attribute) -> bool
         targets = [
             target
             for node in findall(statement.body, m.Assign() | m.AugAssign())
-            for target in _targets(node)
+            for target in targets_of(node)
         ]
         roots = {_root(each) for each in targets if isinstance(each, cst.Subscript)}
         inside = any(_is_around(source, each, groups) for each in targets)
@@ -105,14 +106,8 @@ def _writes(source: Source, statement: Statement, groups: cst.Attribute) -> bool
     return any(
         _is_around(source, target, groups)
         for node in findall(statement, m.Assign() | m.AugAssign())
-        for target in _targets(node)
+        for target in targets_of(node)
     )
-
-
-def _targets(node: cst.CSTNode) -> list[cst.BaseExpression]:
-    if isinstance(node, cst.Assign):
-        return [each.target for each in node.targets]
-    return [node.target] if isinstance(node, cst.AugAssign) else []
 
 
 def _root(node: cst.BaseExpression) -> str:

@@ -60,12 +60,12 @@ _ALONE = (
 def apply(context: Context) -> None:
     """Rewrite every training step that was found."""
     for source, error in context.refused:
-        context.say(source, error.node, "ABP399", Verdict.BLOCKED, error.reason)
+        context.refuse(source, error, "ABP399")
     for step in context.steps:
         try:
             _rewrite(context, step)
         except StepError as error:
-            context.say(step.source, error.node, "ABP399", Verdict.BLOCKED, error.reason)
+            context.refuse(step.source, error, "ABP399")
         except NoRouteError as error:
             reason = f"the training model cannot be had here: {error}"
             context.say(step.source, step.backward, "ABP398", Verdict.BLOCKED, reason)

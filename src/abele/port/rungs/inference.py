@@ -9,15 +9,12 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from abele.capture import Call
-from abele.fit.command import running
 from abele.port.rungs import process
 from abele.port.rungs.frames import variable
-from abele.port.rungs.one_row import Seen
 from abele.runtime.clock import CallRecord
 from abele.runtime.observers import Observer, of_new_sessions
 from abele.runtime.session import Session
@@ -57,7 +54,7 @@ class Looker:
             Seen: always.
         """
         process.tell(calls=self.calls, **facts)
-        raise Seen
+        raise process.Seen
 
 
 class _Calls(Observer):
@@ -131,12 +128,8 @@ def _alike(value: object, module: torch.nn.Module) -> bool:
 def main(script: str, *arguments: str) -> None:
     """Run a port up to some calls of its inference models."""
     looker = Looker()
-    try:
-        with process.looking(looker.look), of_new_sessions(looker.observer):
-            running(Path(script), list(arguments), quiet=True)
-    except Seen:
-        return
-    process.tell(calls=looker.calls, result=_SAME)
+    if process.runs_to_its_end(script, arguments, looker.look, of_new_sessions(looker.observer)):
+        process.tell(calls=looker.calls, result=_SAME)
 
 
 if __name__ == "__main__":

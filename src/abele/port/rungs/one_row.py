@@ -12,23 +12,17 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from abele.capture import Call
-from abele.fit.command import running
 from abele.port.check.watch import LinesOfParameters
 from abele.port.rungs import process
 from abele.program.printing import is_library
 from abele.step.config import StepConfig
 from abele.warn import user_line
-
-
-class Seen(BaseException):
-    """Ends a script when all was seen; no ``except Exception`` of the script catches it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +100,7 @@ class Looker:
             process.tell(rows=rows, problem="", untried=whole.problem or untried)
         else:
             process.tell(rows=rows, **_compared(whole, self._run(call, module, first)))
-        raise Seen
+        raise process.Seen
 
     def _run(self, call: Call, module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> _Run:
         run, operations = _Run(), _Operations()
@@ -199,12 +193,8 @@ def _compared(whole: _Run, one: _Run) -> dict[str, Any]:
 def main(script: str, *arguments: str) -> None:
     """Run a port up to its first training model."""
     looker = Looker()
-    try:
-        with looker.lines.noting(), process.looking(looker.look):
-            running(Path(script), list(arguments), quiet=True)
-    except Seen:
-        return
-    process.tell(rows=0, problem="", untried="it trains nothing")
+    if process.runs_to_its_end(script, arguments, looker.look, looker.lines.noting()):
+        process.tell(rows=0, problem="", untried="it trains nothing")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import torch
 
 from abele.capture import Call, core
 from abele.errors import CheckError
+from abele.fit.command import running
 from abele.step.config import StepConfig
 
 #: Called with what is captured: how forward is called, its module, a micro-batch, and the step.
@@ -37,6 +38,32 @@ def looking(look: Look) -> Generator[None]:
         yield
     finally:
         setattr(core, "recipe_of", plain)  # noqa: B010
+
+
+class Seen(BaseException):
+    """Ends a script when all was seen; no ``except Exception`` of the script catches it."""
+
+
+def runs_to_its_end(
+    script: str,
+    arguments: Sequence[str],
+    look: Look,
+    observing: contextlib.AbstractContextManager[object],
+) -> bool:
+    """Run a port, and show its models; False if ``Seen`` ends it.
+
+    Args:
+        script: the port.
+        arguments: of the script.
+        look: is shown each model before it is captured.
+        observing: is open meanwhile.
+    """
+    try:
+        with observing, looking(look):
+            running(Path(script), list(arguments), quiet=True)
+    except Seen:
+        return False
+    return True
 
 
 def tell(**facts: Any) -> None:

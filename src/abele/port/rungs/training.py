@@ -10,16 +10,13 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from abele.capture import Call
-from abele.fit.command import running
 from abele.port.rungs import process
 from abele.port.rungs.frames import variable
-from abele.port.rungs.one_row import Seen
 from abele.runtime.observers import Observer, of_new_sessions
 from abele.runtime.session import Session
 from abele.step.config import StepConfig
@@ -71,10 +68,10 @@ class _Calls(Observer):
                 told = variable(_is_wrapper)
                 model = "training_model" if told is None else told[0]
                 process.tell(line=user_line(), model=model, **facts)
-                raise Seen
+                raise process.Seen
         if self._count >= _CALLS:
             process.tell(changed="")
-            raise Seen
+            raise process.Seen
 
     def _value(self) -> dict[str, Any]:
         """A value of the optimizer that the program has otherwise."""
@@ -148,12 +145,8 @@ def _values(optimizer: torch.optim.Optimizer) -> dict[str, float]:
 def main(script: str, *arguments: str) -> None:
     """Run a port up to some calls of its first training model."""
     looker = Looker()
-    try:
-        with process.looking(looker.look), of_new_sessions(looker.observer):
-            running(Path(script), list(arguments), quiet=True)
-    except Seen:
-        return
-    process.tell(changed="")
+    if process.runs_to_its_end(script, arguments, looker.look, of_new_sessions(looker.observer)):
+        process.tell(changed="")
 
 
 if __name__ == "__main__":

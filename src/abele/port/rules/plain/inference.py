@@ -52,7 +52,7 @@ def _say_batches(context: Context, thing: Thing, made: cst.Call) -> None:
     try:
         batches = batches_of(context, thing.source, made, 1, training=False)
     except StepError as error:
-        context.say(thing.source, error.node, "ABP1209", Verdict.BLOCKED, error.reason)
+        context.refuse(thing.source, error, "ABP1209")
         return
     if batches.mode not in ("", "All", "Default") and not batches.one:
         reason = f"the results of output mode {batches.mode} are some of those of a call"

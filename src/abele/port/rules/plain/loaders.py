@@ -44,7 +44,7 @@ def apply(context: Context) -> None:
                 _replace(context, thing, thing.made)
             except StepError as error:
                 context.treated.add(thing.made)
-                context.say(thing.source, error.node, "ABP1309", Verdict.BLOCKED, error.reason)
+                context.refuse(thing.source, error, "ABP1309")
     for source in context.project.sources:
         for call in calls_of(source.module, "terminate"):
             assert isinstance(call.func, cst.Attribute)

@@ -48,7 +48,7 @@ def apply(context: Context) -> None:
                 _replace(context, thing, thing.made)
             except StepError as error:
                 context.treated.add(thing.made)
-                context.say(thing.source, error.node, "ABP1409", Verdict.BLOCKED, error.reason)
+                context.refuse(thing.source, error, "ABP1409")
     for source in context.project.sources:
         for node in findall(source.module, m.Attribute(attr=m.Name("variable_attrs"))):
             assert isinstance(node, cst.Attribute)

@@ -52,7 +52,7 @@ def apply(context: Context) -> None:
             trainers[thing] = trainer(context, thing)
         except StepError as error:
             context.treated.add(thing.made)
-            context.say(thing.source, error.node, "ABP1109", Verdict.BLOCKED, error.reason)
+            context.refuse(thing.source, error, "ABP1109")
     plain = {statement for step in context.steps for statement in step.forward}
     for source, call in _calls(context):
         if plain & {*source.above(call)}:
@@ -65,7 +65,7 @@ def apply(context: Context) -> None:
             if known[0] is not None:
                 _rewrite(context, source, call, known[0])
         except StepError as error:
-            context.say(source, error.node, "ABP1109", Verdict.BLOCKED, error.reason)
+            context.refuse(source, error, "ABP1109")
 
 
 def _calls(context: Context) -> Iterator[tuple[Source, cst.Call]]:

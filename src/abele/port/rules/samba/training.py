@@ -61,12 +61,12 @@ _RUN = """{tensors} = (
 def apply(context: Context) -> None:
     """Rewrite the training step."""
     for source, error in context.refused:
-        context.say(source, error.node, "ABP2399", Verdict.BLOCKED, error.reason)
+        context.refuse(source, error, "ABP2399")
     for step in context.steps[:1]:
         try:
             _rewrite(context, step)
         except StepError as error:
-            context.say(step.source, error.node, "ABP2399", Verdict.BLOCKED, error.reason)
+            context.refuse(step.source, error, "ABP2399")
         except NoRouteError as error:
             reason = f"the model with its loss cannot be had here: {error}"
             context.say(step.source, step.backward, "ABP2399", Verdict.BLOCKED, reason)
