@@ -8,6 +8,8 @@ LOGGER_NAME = "poptorch::python"
 _ENVIRONMENT = "POPTORCH_LOG_LEVEL"
 _DESTINATION = "POPTORCH_LOG_DEST"
 _TRACE = 5
+#: Ends a traceback that has been shortened.
+HIDDEN_FRAMES = "(Frames of torch and poptorch are left out; POPTORCH_LOG_LEVEL=DEBUG shows them.)"
 
 # Public names and the integers that setLogLevel accepts, with the level of Python's logging.
 _NAMES = {

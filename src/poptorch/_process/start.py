@@ -9,14 +9,12 @@ import contextlib
 import faulthandler
 import os
 import signal
-import subprocess
 import sys
-import traceback
 from pathlib import Path
-from types import TracebackType
 
 from abele import libraries
 from poptorch._logging import logger
+from poptorch._process.uncaught import log_uncaught
 
 
 def prepare() -> None:
@@ -37,31 +35,6 @@ def _report_crashes() -> None:
         if not faulthandler.is_enabled():
             faulthandler.enable()
         faulthandler.register(signal.SIGTERM, chain=True)
-
-
-def log_uncaught(
-    kind: type[BaseException], value: BaseException, trace: TracebackType | None
-) -> None:
-    """Write an exception that nobody caught to the log, at critical level.
-
-    Args:
-        kind: its class.
-        value: the exception; the captured output of a failed subprocess is added.
-        trace: where it was raised.
-    """
-    if issubclass(kind, KeyboardInterrupt) or not logger.isEnabledFor(50):
-        sys.__excepthook__(kind, value, trace)
-        return
-    text = "".join(traceback.format_exception(kind, value, trace)).rstrip()
-    if isinstance(value, subprocess.CalledProcessError):
-        for name in ("stdout", "stderr"):
-            captured = getattr(value, name)
-            if captured:
-                shown = (
-                    captured.decode(errors="replace") if isinstance(captured, bytes) else captured
-                )
-                text += f"\n{name} of the subprocess:\n{shown.rstrip()}"
-    logger.critical("%s", text)
 
 
 def poptorchAtExit() -> None:

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 
 from abele.errors import AbeleError
-from poptorch._logging import logger
+from poptorch._logging import HIDDEN_FRAMES, logger
 
 _INTERNAL = {"abele", "poptorch", "torch", *sys.stdlib_module_names}
-_NOTE = "(Frames of torch and poptorch are left out; POPTORCH_LOG_LEVEL=DEBUG shows them.)"
 
 
 def show_user_frames(raised: BaseException) -> bool:
@@ -42,8 +41,8 @@ def show_user_frames(raised: BaseException) -> bool:
 
 def note_hidden_frames(error: BaseException) -> None:
     """Adds the sentence that frames are left out, once."""
-    if _NOTE not in getattr(error, "__notes__", ()):
-        error.add_note(_NOTE)
+    if HIDDEN_FRAMES not in getattr(error, "__notes__", ()):
+        error.add_note(HIDDEN_FRAMES)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -5,6 +5,7 @@ defaults come from `poptorch.options._table`; the containers know nothing about 
 """
 
 import copy
+import difflib
 import enum
 from typing import Any, Self
 
@@ -154,9 +155,19 @@ class OptionsDict(Freezable):
         values = self.__dict__.get("_values", {})
         if option in values:
             return values[option]
-        raise AttributeError(
-            f"Invalid attribute {option} of {type(self).__name__}: it has {_names(values)}"
-        )
+        raise AttributeError(self._no_such_attribute(option))
+
+    def _no_such_attribute(self, option: str) -> str:
+        """The message: the name that is spelt alike, here or in a namespace, or the values."""
+        message = f"Invalid attribute {option} of {type(self).__name__}"
+        names = _names_by_spelling(self)
+        for namespace, values in self.__dict__.get("_namespaces", {}).items():
+            names.setdefault(_folded(namespace), namespace)
+            for spelling, name in _names_by_spelling(values).items():
+                names.setdefault(spelling, f"{namespace}.{name}")
+        if near := difflib.get_close_matches(_folded(option), names, n=1, cutoff=0.7):
+            return f"{message}. Did you mean {names[near[0]]}?"
+        return f"{message}: it has {_names(self.__dict__.get('_values', {}))}"
 
     def __setattr__(self, option: str, value: Any) -> None:
         if not option.startswith("_"):
@@ -230,6 +241,17 @@ def _check_type(name: str, value: Any, expected: Any) -> None:
 def _type_words(expected: Any) -> str:
     kinds = expected if isinstance(expected, tuple) else (expected,)
     return " or ".join(kind.__name__ for kind in kinds)
+
+
+def _names_by_spelling(options: Any) -> dict[str, str]:
+    """Public names; of a value and a method that are spelt alike the method, which one calls."""
+    names = [*vars(options).get("_values", {}), *dir(type(options))]
+    return {_folded(name): name for name in names if not name.startswith("_")}
+
+
+def _folded(name: str) -> str:
+    """A name without what spelling habits differ in."""
+    return name.replace("_", "").lower()
 
 
 def _names(values: dict[str, Any]) -> str:

@@ -383,3 +383,18 @@ def test_errors_carry_type_and_location():
 def test_errors_survive_pickling(problem):
     other = pickle.loads(pickle.dumps(problem))  # noqa: S301 (our own bytes)
     assert (type(other), vars(other)) == (type(problem), vars(problem))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("deviceIteration", "deviceIterations"),
+        ("outputmode", "outputMode"),
+        ("Trianing", "Training"),
+        ("gradientAccumulation", r"Training\.gradientAccumulation"),
+        ("setOptimizerLocations", r"TensorLocations\.setOptimizerLocation"),
+    ],
+)
+def test_a_misspelt_or_misplaced_name_is_answered_with_the_right_one(wrong, right):
+    with pytest.raises(AttributeError, match=rf"of Options\. Did you mean {right}\?"):
+        getattr(Options(), wrong)

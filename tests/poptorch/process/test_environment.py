@@ -50,6 +50,42 @@ def test_an_uncaught_exception_is_logged():
     assert done.stderr.count("ValueError: not today") == 1
 
 
+_WRONG_BATCH = """
+import poptorch, torch
+options = poptorch.Options()
+options.deviceIterations(4)
+model = poptorch.inferenceModel(torch.nn.Linear(2, 1), options)
+model(torch.ones(6, 2))
+"""
+
+
+def test_a_refused_call_shows_the_programs_lines_only(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(_WRONG_BATCH)
+    stderr = run(f"import runpy; runpy.run_path({str(script)!r})").stderr
+    assert stderr.count("is not a multiple of 4") == 1
+    assert "AbeleError" not in stderr
+    assert "BatchError" not in stderr
+    assert 'script.py", line 6' in stderr
+    assert "executor.py" not in stderr
+    assert stderr.rstrip().endswith("POPTORCH_LOG_LEVEL=DEBUG shows them.)")
+
+
+def test_at_debug_level_a_refused_call_shows_all_frames(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(_WRONG_BATCH)
+    run_script = f"import runpy; runpy.run_path({str(script)!r})"
+    stderr = run(run_script, POPTORCH_LOG_LEVEL="DEBUG").stderr
+    assert "executor.py" in stderr
+    assert "abele.errors.BatchError" in stderr
+
+
+def test_a_defect_of_the_package_shows_where_it_is():
+    stderr = run("import poptorch\npoptorch.Options().anchorTensor(1, 2, 3, 4, 5, 6)").stderr
+    assert "TypeError" in stderr
+    assert "Frames of" not in stderr
+
+
 def test_the_output_of_a_failed_subprocess_is_logged_too():
     code = (
         "import poptorch, subprocess, sys\n"

@@ -8,6 +8,7 @@ import torch
 
 import poptorch
 from helpers.wrapping import options
+from poptorch._logging import HIDDEN_FRAMES
 from poptorch._wrapper import user_frames
 
 
@@ -37,7 +38,7 @@ def test_an_error_in_forward_keeps_its_type_and_loses_the_frames_of_the_tracer()
     assert "in of_forward" in text
     assert "proxy_tensor" not in text
     assert text.count("File ") < 8
-    assert error.__notes__ == [user_frames._NOTE]
+    assert error.__notes__ == [HIDDEN_FRAMES]
 
 
 def test_the_frame_that_raised_stays():
