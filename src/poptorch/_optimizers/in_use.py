@@ -9,6 +9,7 @@ from abele.trace.module_state import parameter_names
 from poptorch._compiled import translate
 from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import error
+from poptorch._logging import logger
 from poptorch._optimizers import reading
 from poptorch._optimizers.device_state import DeviceState
 
@@ -35,6 +36,8 @@ class OptimizerInUse:
         self.restored: dict[str, float] | None = None
         self.times_set = 0
         self.changed: Callable[[], None] = lambda: None
+        self._rate: Any = None  # of the first group, when it was sent last
+        self._rate_is_watched = True  # until it was warned of
 
     def use(self, optimizer: Any) -> None:
         """Sends an optimizer's present values to the device, or keeps them for compiling.
@@ -55,8 +58,29 @@ class OptimizerInUse:
         self.rule = self._rule_of(optimizer)
         self.times_set += 1
         self.state.use(optimizer, self.rule, parameter_names(model.module))
+        self._rate = optimizer.param_groups[0].get("lr")
         self.refuse_hooks()
         self.changed()
+
+    def warn_of_unsent_rate(self) -> None:
+        """Says once that the host's learning rate is no longer the one that the device has.
+
+        Called at every training step, so that it looks at the first group only.
+        """
+        optimizer = self.state.in_use
+        if not self._rate_is_watched or optimizer is None:
+            return
+        rate = optimizer.param_groups[0].get("lr")
+        if rate is self._rate or rate == self._rate:
+            return
+        self._rate_is_watched = False
+        logger.warning(
+            "The optimizer's learning rate is now %s, and the device still computes with %s: it "
+            "gets new values by setOptimizer(optimizer) only. Call it after each change, such as "
+            "scheduler.step().",
+            rate,
+            self._rate,
+        )
 
     def refuse_hooks(self) -> None:
         """Refuses hooks around the step of the optimizer, which would not run.

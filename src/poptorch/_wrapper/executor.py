@@ -225,8 +225,10 @@ class PoplarExecutor:
                 compiled = compiled or self._made_ready(bound)
             if not wrapped.training:
                 self._weights.refresh()
-            elif self._optimizer.state.pending or self._optimizer.state.reread:
-                self._optimizer.send_loaded_state()
+            else:
+                if self._optimizer.state.pending or self._optimizer.state.reread:
+                    self._optimizer.send_loaded_state()
+                self._optimizer.warn_of_unsent_rate()
             # No context around the call, which would cost at each of them.
             try:
                 result = compiled.run_plain(args) if plain else compiled.run(bound)

@@ -23,6 +23,24 @@ def test_a_changed_rate_counts_from_set_optimizer_on():
     assert torch.equal(weights(model), weights(plain))
 
 
+def test_a_rate_that_the_device_does_not_have_is_warned_of_once(caplog):
+    wrapped, _, optimizer = running(sgd)
+    for rate in (0.7, 0.6, 0.5):
+        optimizer.param_groups[0]["lr"] = rate
+        wrapped(*rows(4))
+    (record,) = [each for each in caplog.records if "learning rate" in each.getMessage()]
+    assert "is now 0.7, and the device still computes with 0.1" in record.getMessage()
+
+
+def test_rates_that_are_sent_are_not_warned_of(caplog):
+    wrapped, _, optimizer = running(sgd)
+    for rate in (0.7, 0.6):
+        optimizer.param_groups[0]["lr"] = rate
+        wrapped.setOptimizer(optimizer)
+        wrapped(*rows(4))
+    assert not caplog.records
+
+
 def test_setting_an_optimizer_copies_noweights():
     wrapped, _, optimizer = running(sgd)
     copies = []
