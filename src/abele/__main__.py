@@ -16,21 +16,59 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from abele.errors import AbeleError
 from abele.version import __version__
 
-#: Modules of commands, and what the list of all of them says.
+
+class _Command(NamedTuple):
+    """A command of the list."""
+
+    module: str
+    summary: str
+    examples: tuple[str, ...]
+
+
 _COMMANDS = {
-    "report": ("abele.report.command", "make the page of a run"),
-    "fit": ("abele.fit.command", "say whether a program fits into a memory"),
-    "stage": ("abele.stage.command", "divide a model into stages of a pipeline"),
-    "port": ("abele.port.command", "port a program, with the reason for each line that changes"),
-    "why-different": (
+    "report": _Command(
+        "abele.report.command",
+        "make the page of a run",
+        ("profile", "profile -o page.html", "after --compare before"),
+    ),
+    "fit": _Command(
+        "abele.fit.command",
+        "say whether a program fits into a memory",
+        ("train.py", "--limit 8GiB train.py -- --batch-size 64", "--limit mk2x4 train.py"),
+    ),
+    "stage": _Command(
+        "abele.stage.command",
+        "divide a model into stages of a pipeline",
+        ("--ipus 4 train.py", "--ipus 4 --limit 8GiB --run train.py -- --epochs 1"),
+    ),
+    "port": _Command(
+        "abele.port.command",
+        "port a program, with the reason for each line that changes",
+        (
+            "--scan train.py",
+            "train.py -o ported",
+            "train.py -o ported --check 20 -- --epochs 1",
+            "program.py -o plain --to torch",
+        ),
+    ),
+    "why-different": _Command(
         "abele.differences.command",
         "say where two ways to run a program part, or how two runs differ",
+        ("train.py cpu reference", "train.py cpu half", "before after"),
     ),
 }
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Wraps descriptions, and leaves lines of examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,6 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     end = given.index("--") if "--" in given else len(given)
     parser = _parser(given[:1])
+    if not given:
+        parser.print_help(sys.stderr)
+        return 2
     parsed, unknown = parser.parse_known_args(given[:end])
     if unknown:
         hint = "; those of SCRIPT come behind --" if hasattr(parsed, "script") else ""
@@ -63,11 +104,15 @@ def _parser(first: Sequence[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"abele {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, (module, summary) in _COMMANDS.items():
+    for name, command in _COMMANDS.items():
         if name in first:
-            importlib.import_module(module).add_parser(commands, summary)
+            importlib.import_module(command.module).add_parser(commands, command.summary)
+            commands.choices[name].formatter_class = _Formatter
+            commands.choices[name].epilog = "\n  ".join(
+                ("examples:", *(f"abele {name} {words}" for words in command.examples))
+            )
         else:
-            commands.add_parser(name, help=summary)
+            commands.add_parser(name, help=command.summary)
     return parser
 
 

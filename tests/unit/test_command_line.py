@@ -14,9 +14,9 @@ def test_help_lists_every_command_and_does_not_wait_for_torch():
     run += "finally: assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for name, (_, summary) in __main__._COMMANDS.items():
+    for name, command in __main__._COMMANDS.items():
         assert f"    {name}" in done.stdout
-        assert summary.split()[0] in done.stdout
+        assert command.summary.split()[0] in done.stdout
 
 
 @pytest.mark.parametrize("name", __main__._COMMANDS)
@@ -27,6 +27,21 @@ def test_each_command_teaches_its_arguments(name, capsys):
     text = capsys.readouterr().out
     assert f"usage: abele {name}" in text
     assert "positional arguments" in text
+    assert f"examples:\n  abele {name} " in text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [f"{name} {words}" for name, each in __main__._COMMANDS.items() for words in each.examples],
+)
+def test_each_example_is_a_command_that_parses(line):
+    words = line.partition(" -- ")[0].split()
+    assert __main__._parser(words[:1]).parse_args(words).name == words[0]
+
+
+def test_without_a_command_there_is_help(capsys):
+    assert __main__.main([]) == 2
+    assert "make the page of a run" in capsys.readouterr().err
 
 
 def test_its_version_is_that_of_the_package(capsys):
@@ -38,7 +53,7 @@ def test_its_version_is_that_of_the_package(capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [([], "required: COMMAND"), (["frob"], "invalid choice: 'frob'"), (["port"], "required")],
+    [(["frob"], "invalid choice: 'frob'"), (["port"], "required")],
 )
 def test_wrong_commands_are_refused_with_what_there_is(arguments, message, capsys):
     with pytest.raises(SystemExit) as ended:
