@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -16,6 +18,10 @@ def shapes_of(name: str) -> Callable[[_Function], _Function]:
     Args:
         name: the operator's qualified name, such as ``abele::adam``.
     """
+    # Torch notes the caller's line, and Python would look through the files of all modules for the
+    # one that is calling: 40 ms.
+    caller, untyped = sys._getframe(1), cast("Any", inspect)
+    untyped.modulesbyfile.setdefault(caller.f_code.co_filename, caller.f_globals["__name__"])
     library: Any = torch.library
     return library.register_fake(name)
 
