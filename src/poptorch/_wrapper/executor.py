@@ -151,6 +151,16 @@ class PoplarExecutor:
         return copying.wrapped_again, (type(self), *parts)
 
     @property
+    def _user_model(self) -> torch.nn.Module:
+        """The user's module, as pipelines name it that look for its class."""
+        return self._wrapped.user_module
+
+    @property
+    def _options(self) -> Options:
+        """The frozen copy of the options, as trainers name it."""
+        return self._wrapped.options
+
+    @property
     def _executable(self) -> CompiledModel | None:
         """What was compiled; None before compiling and after ``destroy``.
 

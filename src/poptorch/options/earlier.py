@@ -51,6 +51,11 @@ class EarlierOptions:
         say_once("Options.Popart", "_Popart is meant")
         return self._Popart
 
+    @property
+    def _popart(self) -> Any:
+        """The namespace ``_Popart``, as the original stores it and published programs reach it."""
+        return self._Popart
+
 
 class EarlierTraining:
     """A method of ``Training`` up to release 2.1."""

@@ -39,6 +39,24 @@ def test_compiled_inputs_tell_the_rows_of_a_call():
     assert [tuple(tensor.shape) for tensor in model._executable_inputs.args] == [(2,), (3,)]
 
 
+def test_the_model_and_options_of_a_wrapper_are_found():
+    model = scorer()
+    wrapped = poptorch.inferenceModel(model, options(deviceIterations=2))
+    assert wrapped._user_model is model
+    assert type(wrapped._user_model).__name__ == "Scorer"
+    assert wrapped._options is wrapped.options
+    assert wrapped._options.toDict()["device_iterations"] == 2
+
+
+def test_compiler_settings_are_reached_by_their_stored_name():
+    made = poptorch.Options()
+    made._popart.set("outlineThreshold", 10.0)
+    made._popart.setPatterns({"OpToIdentity": True})
+    assert made._popart is made._Popart
+    assert made._Popart.options["outlineThreshold"] == 10.0
+    assert copy.deepcopy(made)._popart is not made._popart
+
+
 def test_a_module_can_be_plain_for_a_time():
     model = scorer()
     wrapped = trainer(model, sgd(model))
