@@ -374,7 +374,8 @@ class LAMB(_Moments, lamb.LAMB):
         weight_decay: default 1e-2.
         bias_correction: default True.
         loss_scaling: factor on the loss in backward, divided out before the update.
-        max_weight_norm: upper limit of the weight norm in the trust ratio; default 65500.
+        max_weight_norm: upper limit of the weight norm in the trust ratio; default 65500. With 0
+            weights stay as they are.
         accum_type: of gradient accumulators, torch.float32 or torch.float16.
         first_order_momentum_accum_type: of the first state tensor, likewise.
         second_order_momentum_accum_type: of the second state tensor, likewise.
@@ -408,6 +409,16 @@ class LAMB(_Moments, lamb.LAMB):
             accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type
         )
         self._start(given | _passed(loss_scaling=loss_scaling), _LAMB_NAMES)
+
+    @property
+    def max_weight_norm(self) -> float:
+        """The upper limit of the weight norm; setting it sets that of every group."""
+        return self.defaults["max_weight_norm"]
+
+    @max_weight_norm.setter
+    def max_weight_norm(self, value: float) -> None:
+        for values in (self.defaults, *self.param_groups):
+            values["max_weight_norm"] = value
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:

@@ -250,3 +250,13 @@ def test_lamb_moves_a_zero_parameter_without_a_trust_ratio():
     session, _ = started(module, DENSE.batch(), rule_for(module, "lamb"))
     run(session, DENSE.batches(1))
     torch.testing.assert_close(session.params["fc2.bias"].abs(), torch.full((3,), 0.01))
+
+
+def test_lamb_with_a_weight_norm_of_zero_moves_nothing():
+    module = DENSE.fresh()
+    rule = rule_for(module, "lamb", max_weight_norm=0.0)
+    session, _ = started(module, DENSE.batch(), rule)
+    before = {name: value.clone() for name, value in session.params.items()}
+    run(session, DENSE.batches(2))
+    for name, value in session.params.items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)

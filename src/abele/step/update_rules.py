@@ -184,9 +184,10 @@ def _lamb(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str,
     largest = h["max_weight_norm"]
     if isinstance(largest, torch.Tensor):
         largest = largest.to(param.dtype)
-    weight_norm = _norm(param).clamp(max=largest)
-    update_norm = _norm(update)
+    weight_norm, update_norm = _norm(param), _norm(update)
+    # A limit of 0 keeps the weights where they are: it makes no weight zero.
     usable = (weight_norm > 0) & (update_norm > 0)
+    weight_norm = weight_norm.clamp(max=largest)
     # The unused quotient of a zero norm would be a division by zero, which can be trapped.
     ones = torch.ones_like(weight_norm)
     ratio = torch.where(usable, weight_norm / torch.where(usable, update_norm, ones), ones)

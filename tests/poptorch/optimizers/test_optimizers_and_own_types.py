@@ -131,6 +131,27 @@ def test_lamb_is_its_formula_on_the_device_and_on_the_host(bias_correction, max_
     torch.testing.assert_close(trained_on_the_host(models[1], made[1]), expected)
 
 
+def test_lamb_s_largest_weight_norm_can_be_set_as_an_attribute():
+    model, limited = scorer(), scorer()
+    optimizer = optim.LAMB(model.parameters(), lr=0.01, max_weight_norm=0.0)
+    wrapped = trainer(model, optimizer)
+    wrapped(*rows(4))
+    assert optimizer.max_weight_norm == 0.0
+    assert torch.equal(weights(model), weights(limited))
+    optimizer.max_weight_norm = 0.5
+    wrapped.setOptimizer(optimizer)
+    wrapped(*rows(4))
+    # The moments of the first call count.
+    beside = optim.LAMB(limited.parameters(), lr=0.0, max_weight_norm=0.5)
+    wrapped_beside = trainer(limited, beside)
+    wrapped_beside(*rows(4))
+    beside.param_groups[0]["lr"] = 0.01
+    wrapped_beside.setOptimizer(beside)
+    wrapped_beside(*rows(4))
+    assert not torch.equal(weights(model), weights(scorer()))
+    torch.testing.assert_close(weights(model), weights(limited))
+
+
 MAKERS = {
     "torch SGD": torch.optim.SGD,
     "SGD": optim.SGD,
