@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
+
+#: Told in words what takes time.
+Say = Callable[[str], None]
+
+
+def silent(text: str) -> None:
+    """Says nothing."""
 
 
 class Report(Protocol):
@@ -10,6 +18,10 @@ class Report(Protocol):
 
     def data(self) -> dict[str, Any]:
         """Everything as JSON values."""
+        ...
+
+    def pieces(self, say: Say = silent) -> Iterator[str]:
+        """The text, each piece of whole lines as soon as it is known."""
         ...
 
 

@@ -14,12 +14,12 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from abele.fit.answers import Answered, Report
+from abele.fit.answers import Answered, Report, Say, silent
 from abele.storage import atomic, temporary
 
 _REQUEST, _ANSWER = "ABELE_FIT_REQUEST", "answer.json"
@@ -40,6 +40,11 @@ class ChildReport:
     def data(self) -> dict[str, Any]:
         """The answer, and under ``process`` the number and arguments of who gave it."""
         return {**self._facts["data"], "process": self._facts["process"]}
+
+    def pieces(self, say: Say = silent) -> Iterator[str]:
+        """The text, all of which is known."""
+        del say
+        yield str(self)
 
     def __str__(self) -> str:
         process = self._facts["process"]

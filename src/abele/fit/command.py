@@ -76,9 +76,23 @@ def command(parsed: argparse.Namespace) -> int:
     if parsed.limit is not None:
         limits.of_machine(parsed.limit)  # before the script does anything
     report = answer_of(parsed.script, parsed.limit, parsed.rest)
-    facts = report.data()
-    print(json.dumps(facts, indent=1) if parsed.json else report)
-    return STATUS[facts["verdict"]]
+    show(report, as_json=parsed.json, command="fit")
+    return STATUS[report.data()["verdict"]]
+
+
+def show(report: Report, *, as_json: bool, command: str) -> None:
+    """Print a report, of its text what is known while the rest is found.
+
+    Args:
+        report: an answer.
+        as_json: print JSON instead of text.
+        command: who says on stderr what takes time.
+    """
+    if as_json:
+        print(json.dumps(report.data(), indent=1))
+        return
+    for piece in report.pieces(lambda text: print(f"abele {command}: {text}", file=sys.stderr)):
+        print(piece, flush=True)
 
 
 def answer_of(script: Path, limit: str | None, arguments: list[str]) -> Report:

@@ -84,12 +84,14 @@ class Moment:
         operation: what runs then, in words.
         parts: everything that is alive, by role.
         tensors: what programs have made of it, the largest first.
+        first_steps: it comes only where first steps are interpreted.
     """
 
     name: str
     operation: str
     parts: tuple[Part, ...]
     tensors: tuple[Tensor, ...] = ()
+    first_steps: bool = False
 
     @property
     def size(self) -> Interval:
@@ -122,6 +124,11 @@ class Estimate:
     basis: Mapping[str, str]
     moments: tuple[Moment, ...]
     seconds: Interval | None = None
+
+    def compiled_first(self) -> Estimate:
+        """The same where compiling ends before the first step."""
+        kept = tuple(moment for moment in self.moments if not moment.first_steps)
+        return dataclasses.replace(self, moments=kept)
 
     @property
     def peak(self) -> Moment:

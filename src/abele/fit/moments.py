@@ -102,6 +102,7 @@ def take_over(
         operation="compiled programs are compared with interpreted ones",
         parts=parts,
         tensors=larger.tensors,
+        first_steps=True,
     )
 
 

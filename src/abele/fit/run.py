@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from abele import machine_limits
+from abele import garbage, machine_limits
 from abele.compile.build import lowered_for
 from abele.fit import duration, intermediates, moments
 from abele.fit.estimate import Estimate, Interval, Moment, Part
@@ -21,6 +21,9 @@ from abele.step.config import StepConfig
 from abele.targets import Target, get_target
 
 _INTERPRETING = "reference"
+_ON_HOST = "the module's own weights and buffers"
+#: Roles of what a smaller batch and recomputation leave as it is.
+STATE = ("parameters", "buffers", "optimizer state", _ON_HOST)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +42,12 @@ class Calls:
 
 
 def estimate(
-    programs: Sequence[Program], config: StepConfig, target: Target, calls: Calls
+    programs: Sequence[Program],
+    config: StepConfig,
+    target: Target,
+    calls: Calls,
+    *,
+    timed: bool = True,
 ) -> Estimate:
     """Estimate the memory of a run.
 
@@ -48,17 +56,27 @@ def estimate(
         config: the configuration they were captured with.
         target: what runs them.
         calls: what is known of the run.
+        timed: also say how long a call takes, for which the machine's limits are needed.
     """
-    ways = _ways(programs, config, target)
-    return Estimate(
-        target=target.name,
-        lowerings={name: _joined(way.lowering for way in each) for name, each in ways.items()},
-        basis={name: _joined(way.basis for way in each) for name, each in ways.items()},
-        moments=tuple(_moments(programs, config, target, calls, ways)),
-        seconds=duration.of_call(
-            [duration.fastest(way.seconds for way in each) for each in ways.values()], config
-        ),
-    )
+    with garbage.uncollected():
+        ways = _ways(programs, config, target, timed=timed)
+        return Estimate(
+            target=target.name,
+            lowerings={name: _joined(way.lowering for way in each) for name, each in ways.items()},
+            basis={name: _joined(way.basis for way in each) for name, each in ways.items()},
+            moments=tuple(_moments(programs, config, target, calls, ways)),
+            seconds=_seconds(ways, config),
+        )
+
+
+def _seconds(ways: _Ways, config: StepConfig) -> Interval | None:
+    programs: list[Interval] = []
+    for each in ways.values():
+        known = [way.seconds for way in each if way.seconds is not None]
+        if not known:
+            return None
+        programs.append(duration.fastest(known))
+    return duration.of_call(programs, config)
 
 
 def _moments(
@@ -79,9 +97,11 @@ def _moments(
     made += moments.joining(always, Interval(least, most, most), results)
     if not calls.tiered or not any(way.compiles for each in ways.values() for way in each):
         return made
-    for name, (way,) in _ways(programs, config, get_target(_INTERPRETING)).items():
+    interpreted = _ways(programs, config, get_target(_INTERPRETING), timed=False)
+    for name, (way,) in interpreted.items():
         first, alone = way.need, Interval.exact(0)
-        made.append(moments.of_program(f"{name}, interpreted", first, always, alone, results))
+        running = moments.of_program(f"{name}, interpreted", first, always, alone, results)
+        made.append(dataclasses.replace(running, first_steps=True))
         for then in ways[name]:
             others = [each for each in needs if each is not then.need]
             made.append(moments.take_over(name, first, then.need, always, others, results))
@@ -97,23 +117,23 @@ class _Way:
         basis: where that comes from.
         lowering: what it is called, and why it was chosen.
         compiles: code is made for the program.
-        seconds: a run of the program takes this long.
+        seconds: a run of the program takes this long; None if nobody asked.
     """
 
     need: Need
     basis: str
     lowering: str
     compiles: bool
-    seconds: Interval
+    seconds: Interval | None
 
 
 _Ways = dict[str, list[_Way]]
 
 
-def _ways(programs: Sequence[Program], config: StepConfig, target: Target) -> _Ways:
+def _ways(programs: Sequence[Program], config: StepConfig, target: Target, *, timed: bool) -> _Ways:
     """The ways in which each program may run, by its name."""
     allocation = PIECES if target.device().type == "cpu" else WHOLE
-    limits = machine_limits.of_device(target.device())
+    limits = machine_limits.of_device(target.device()) if timed else None
     result: _Ways = {}
     for name, lowered in lowered_for(target, programs, config).items():
         for program, chosen in lowered:
@@ -124,7 +144,9 @@ def _ways(programs: Sequence[Program], config: StepConfig, target: Target) -> _W
                 basis=use.basis,
                 lowering=f"{chosen.name} ({chosen.reason})",
                 compiles=lowering.compiles,
-                seconds=duration.of_program(
+                seconds=None
+                if limits is None
+                else duration.of_program(
                     program, lowering.kernels(program), limits, use, compiled=lowering.compiles
                 ),
             )
@@ -177,7 +199,7 @@ def _always(
         "inputs of a call": calls.batch,
     }
     if target.device().type == "cpu":
-        sizes["the module's own weights and buffers"] = calls.module
+        sizes[_ON_HOST] = calls.module
     return tuple(
         Part(role=role, size=Interval.exact(size), always=True)
         for role, size in sizes.items()

@@ -15,11 +15,14 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from abele.compile.start import Start, requested
+from abele.fit import Estimate
 from abele.step.config import OutputMode, Reduction
 from poptorch._fit.trial import Trial
 from poptorch._forward import recomputation
 
 _HOOK = "lambda module, inputs, output: poptorch.recomputationCheckpoint(output)"
+#: What half leaves of numbers in float32.
+HALF = 0.5
 #: Why changes that the original has are not among these.
 NOT_OFFERED = (
     "TensorLocations.setOptimizerLocation: there is one memory here, so it has no effect",
@@ -42,6 +45,8 @@ class Change:
         around: has to be open for the trial's module while that is captured.
         warning: what else it changes, or empty.
         timed: the machine's limits say how long a step takes with it.
+        estimated: the estimate with the change from that without; None if it has to be captured.
+        least: the shares that at least remain of what always lives, and of the rest.
     """
 
     name: str
@@ -52,6 +57,8 @@ class Change:
     )
     warning: str = ""
     timed: bool = True
+    estimated: Callable[[Estimate], Estimate] | None = None
+    least: tuple[float, float] = (1.0, 0.0)
 
 
 #: Ways to change a program, each from the least change to the most.
@@ -68,6 +75,7 @@ def waiting(trial: Trial) -> Iterator[Change]:
         name="compile before the first step",
         lines=('options.startMode("wait")',),
         trial=dataclasses.replace(trial, options=options),
+        estimated=Estimate.compiled_first,
     )
 
 
@@ -95,6 +103,7 @@ def smaller_micro_batches(trial: Trial) -> Iterator[Change]:
             ),
             trial=dataclasses.replace(trial, config=dataclasses.replace(config, **{field: count})),
             warning=_batch_norms(trial, rows // parts),
+            least=(1.0, 1 / parts),
         )
         parts *= 2
 
@@ -179,6 +188,7 @@ def halved(trial: Trial) -> Iterator[Change]:
             ),
         ),
         timed=False,
+        least=(HALF, HALF),
         warning="numbers have 11 bits then instead of 24; see options.Precision and loss_scaling",
     )
 

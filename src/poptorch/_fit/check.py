@@ -2,17 +2,18 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 from abele import fit
 from abele.compile import build
 from abele.compile.start import Start, requested
 from abele.fit import Answer, Calls, Estimate, Limit, Verdict
+from abele.fit.answers import Say, silent
 from abele.fit.limits import of_machine
 from abele.targets import Target
 from poptorch._fit import process, text
-from poptorch._fit.ladder import Ladder, ladder
+from poptorch._fit.ladder import Ladder, Search
 from poptorch._fit.trial import Trial
 from poptorch._forward.placement import PlacementTable
 
@@ -28,12 +29,12 @@ class FitReport:
 
     answer: Answer
     placement: PlacementTable
-    _find: Callable[[], Ladder] = dataclasses.field(repr=False, compare=False)
+    _search: Search = dataclasses.field(repr=False, compare=False)
 
-    @functools.cached_property
+    @property
     def ladder(self) -> Ladder | None:
         """The cheapest changes that make it fit; None if it fits. Found when first asked for."""
-        return None if self.verdict is Verdict.FITS else self._find()
+        return None if self.verdict is Verdict.FITS else self._search.ladder()
 
     @property
     def verdict(self) -> Verdict:
@@ -45,8 +46,18 @@ class FitReport:
         changes = None if self.ladder is None else self.ladder.data()
         return {**self.answer.data(), "changes": changes}
 
+    def pieces(self, say: Say = silent) -> Iterator[str]:
+        """The text: the answer, and then the changes, which take longer to find.
+
+        Args:
+            say: told in words what takes time now.
+        """
+        yield text.table(self.answer)
+        if self.verdict is not Verdict.FITS:
+            yield "\n".join(text.changes(self._search.ladder(say)))
+
     def __str__(self) -> str:
-        return "\n".join([text.table(self.answer), *text.changes(self.ladder)])
+        return "\n".join(self.pieces())
 
 
 def default_limit(target: Target) -> str:
@@ -69,19 +80,19 @@ def check(trial: Trial, limit: str | None) -> FitReport:
     known = of_machine(limit or default_limit(target))  # before capture, which takes longer
     estimated = estimate(trial, target)
     answer = compare(estimated, known, trial, target)
-    find = functools.partial(ladder, trial, answer, functools.partial(estimate, target=target))
-    return FitReport(answer=answer, placement=trial.placement, _find=find)
+    search = Search(trial, answer, functools.partial(estimate, target=target))
+    return FitReport(answer=answer, placement=trial.placement, _search=search)
 
 
-def estimate(trial: Trial, target: Target) -> Estimate:
-    """The memory of a run of the model."""
+def estimate(trial: Trial, target: Target, *, timed: bool = True) -> Estimate:
+    """The memory of a run of the model, and how long a call takes if it is to be ``timed``."""
     start = requested() or Start(trial.options._start_mode)
     calls = Calls(
         module=trial.module_bytes,
         batch=trial.batch_bytes,
         tiered=start is Start.TIERED,
     )
-    return fit.estimate(trial.captured.programs, trial.config, target, calls)
+    return fit.estimate(trial.captured.programs, trial.config, target, calls, timed=timed)
 
 
 def compare(estimated: Estimate, limit: Limit, trial: Trial, target: Target) -> Answer:

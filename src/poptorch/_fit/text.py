@@ -2,7 +2,7 @@
 
 from abele.fit import Answer, Interval, Part, bytes_text
 from abele.report import words
-from poptorch._fit.ladder import Ladder
+from poptorch._fit.ladder import Ladder, Stays
 
 _LINES = 8
 
@@ -27,16 +27,9 @@ def table(answer: Answer) -> str:
     return "\n".join(lines)
 
 
-def changes(ladder: Ladder | None) -> list[str]:
-    """Lines that say what would make it fit; none if it fits."""
-    if ladder is None:
-        return []
-    if not ladder.rungs:
-        lines = ["", "No change that is offered here makes it need less."]
-    elif ladder.fits:
-        lines = ["", "It fits with these changes, which were estimated one after the other:"]
-    else:
-        lines = ["", "It needs less with these changes, but none of them is sure to make it fit:"]
+def changes(ladder: Ladder) -> list[str]:
+    """Lines that say what would make it fit."""
+    lines = ["", *_outcome(ladder)]
     for rung in ladder.rungs:
         slower = "" if rung.slowdown is None else f", a step takes {rung.slowdown:.2f} times"
         unknown = ", how long a step takes is not estimated" if rung.slowdown is None else ""
@@ -45,7 +38,29 @@ def changes(ladder: Ladder | None) -> list[str]:
         lines.append(f"  {rung.name}: {bytes_text(rung.saved)} less ({sizes}){slower}{unknown}")
         lines += [f"      {line}" for line in rung.lines]
         lines += [f"    Warning: {rung.warning}."] if rung.warning else []
-    return [*lines, "Not offered:", *(f"  {reason}." for reason in ladder.left_out)]
+    if ladder.stays is None:
+        lines += ["Not offered:", *(f"  {reason}." for reason in ladder.left_out)]
+    elif ladder.rungs:
+        lines.append(_staying(ladder.stays))
+    return lines
+
+
+def _outcome(ladder: Ladder) -> list[str]:
+    if ladder.fits:
+        return ["It fits with these changes, which were estimated one after the other:"]
+    if ladder.rungs:
+        return ["It needs less with these changes, but none of them is sure to make it fit:"]
+    if ladder.stays is not None:
+        return [_staying(ladder.stays)]
+    return ["No change that is offered here makes it need less."]
+
+
+def _staying(stays: Stays) -> str:
+    return (
+        "No change that is offered here is sure to make it fit: weights and the optimizer's state "
+        f"take {bytes_text(stays.state)} whatever is changed, and the process without the model "
+        f"may take {bytes_text(stays.process)}."
+    )
 
 
 def _duration(answer: Answer) -> list[str]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from abele.fit.answers import Say, silent
 from abele.pipeline import PipelineRunner
 from abele.stage import Plan
 from abele.stage.chain import Times
@@ -9,7 +10,6 @@ from poptorch._compiled.model import CompiledModel
 from poptorch._error import error
 from poptorch._fit.trial import Trial
 from poptorch._stage import blocks, reading
-from poptorch._stage.reading import Say, silent
 
 #: Compiling stages takes long, and the second division is mostly the last.
 _ROUNDS = 3

@@ -1,9 +1,9 @@
 """The chain of a wrapped model, and the devices that its options describe."""
 
 import dataclasses
-from collections.abc import Callable
 
 from abele.fit import Limit
+from abele.fit.answers import Say, silent
 from abele.stage import Device, Plan, Span, divided, mk2, partition, read
 from abele.stage.chain import Chain
 from abele.stage.entries import recorded
@@ -14,14 +14,6 @@ from poptorch._fit.trial import Trial
 from poptorch._forward.blocks import without_blocks
 from poptorch._forward.tracing import BLOCK
 from poptorch.options import Options
-
-#: Told in words what takes time.
-Say = Callable[[str], None]
-
-
-def silent(text: str) -> None:
-    """Says nothing."""
-
 
 # autoRecomputation, by the original's numbers; unset it is 3 where there are several stages.
 _NOTHING_AGAIN, _STAGES_AGAIN = (0, 2), (1, 3, 4)

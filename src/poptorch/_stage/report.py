@@ -1,11 +1,13 @@
 """Plans of wrapped models, to print, to paste and to apply."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from abele.fit import Verdict
+from abele.fit.answers import Say, silent
 from abele.stage import Plan, text
 from poptorch._stage import blocks
 
@@ -33,6 +35,11 @@ class PlacedReport:
     def data(self) -> dict[str, Any]:
         """Everything as JSON values; bytes."""
         return self.plan.data()
+
+    def pieces(self, say: Say = silent) -> Iterator[str]:
+        """The text, all of which is known."""
+        del say
+        yield str(self)
 
     def __str__(self) -> str:
         parts = [text.sentence(self.plan), text.table(self.plan), text.memory_table(self.plan)]

@@ -4,14 +4,13 @@ import os
 import sys
 from typing import Any
 
-from abele.fit.answers import Answered
+from abele.fit.answers import Answered, Say, silent
 from abele.fit.limits import Limit
 from abele.stage import asking
 from abele.stage.command import of_device, shown
 from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import Error
 from poptorch._stage import blocks, measuring, reading
-from poptorch._stage.reading import Say, silent
 from poptorch._stage.report import PlacedReport, StageReport
 from poptorch._values.arguments import Bound
 from poptorch._wrapper.compiling import Compiling

@@ -1,12 +1,16 @@
 """The changes that make a model fit, each captured with the change."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
 import poptorch
 from abele import arena
-from poptorch._fit import changes, process
+from abele.compile import build
+from abele.fit.run import STATE
+from poptorch._fit import changes, check, process
 
 
 class Layers(nn.Module):
@@ -46,6 +50,12 @@ def batch(rows=512):
 def limit_of(share, model, *inputs):
     """A limit that only a share of what the model needs fits into."""
     return str(int(share * model.fit(*inputs, limit="1TiB").answer.size.high))
+
+
+def limit_below_all(model, *inputs):
+    """A limit that no change reaches, and weights in half alone would."""
+    parts = model.fit(*inputs, limit="1TiB").answer.estimate.peak.parts
+    return str(int(0.51 * sum(part.size.high for part in parts if part.role in STATE)))
 
 
 def names(ladder):
@@ -96,14 +106,15 @@ def test_one_row_cannot_be_halved_so_the_inside_of_modules_is_computed_again():
 def test_the_model_is_as_it_was():
     module = Layers(depth=8)
     model = wrapped(module)
-    model.fit(batch(511), limit="1KiB").data()
+    rows = batch(511)
+    model.fit(rows, limit=limit_below_all(model, rows)).data()
     assert all(not each._forward_hooks for each in module.modules())
     assert all(each.dtype is torch.float32 for each in module.parameters())
 
 
 def test_where_nothing_suffices_all_are_listed_and_none_is_promised():
-    model = wrapped(Layers(depth=8))
-    report = model.fit(batch(), limit="1KiB")
+    model, rows = wrapped(Layers(depth=8)), batch()
+    report = model.fit(rows, limit=limit_below_all(model, rows))
     assert not report.ladder.fits
     assert names(report.ladder)[-1] == "weights and inputs in half"
     assert report.ladder.rungs[-1].slowdown is None
@@ -111,7 +122,8 @@ def test_where_nothing_suffices_all_are_listed_and_none_is_promised():
 
 
 def test_what_has_no_effect_here_is_not_offered_and_said():
-    text = str(wrapped().fit(batch(), limit="1KiB"))
+    model, rows = wrapped(), batch()
+    text = str(model.fit(rows, limit=limit_below_all(model, rows)))
     assert "setOptimizerLocation: there is one memory here" in text
     assert "BeginBlock: stages of a pipeline share the memory" in text
 
@@ -119,7 +131,8 @@ def test_what_has_no_effect_here_is_not_offered_and_said():
 def test_sums_of_gradients_would_change_with_the_micro_batch():
     options = poptorch.Options()
     options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
-    ladder = wrapped(options=options).fit(batch(), limit="1KiB").ladder
+    model, rows = wrapped(options=options), batch()
+    ladder = model.fit(rows, limit=limit_below_all(model, rows)).ladder
     assert any("gradients are summed" in reason for reason in ladder.left_out)
 
 
@@ -130,15 +143,60 @@ def test_a_forward_that_cannot_do_it_says_so():
                 raise TypeError("only float32 here")
             return super().forward(x)
 
-    ladder = wrapped(OnlyWide()).fit(batch(), limit="1KiB").ladder
+    model, rows = wrapped(OnlyWide()), batch()
+    ladder = model.fit(rows, limit=limit_below_all(model, rows)).ladder
     assert any("only float32 here" in reason for reason in ladder.left_out)
 
 
 def test_inference_has_nothing_to_recompute():
     model = poptorch.inferenceModel(nn.Sequential(nn.Linear(32, 32), nn.Tanh()))
-    ladder = model.fit(batch(), limit="1KiB").ladder
+    rows = batch()
+    ladder = model.fit(rows, limit=limit_below_all(model, rows)).ladder
     assert any("inference keeps nothing" in reason for reason in ladder.left_out)
     assert names(ladder)[0].startswith("micro-batches of")
+
+
+def test_nothing_is_captured_where_no_change_can_suffice():
+    tried = []
+    report = wrapped().fit(batch(), limit="1KiB")
+    first, rest = report.pieces(tried.append)
+    assert first.startswith("It does not fit into 1KiB")
+    assert re.search(r"weights and the optimizer's state take \d+ KiB whatever is changed", rest)
+    assert "Not offered" not in rest
+    assert (tried, report.ladder.rungs) == ([], ())
+    assert report.data()["changes"]["stays"]["process"] == 0
+
+
+def test_the_answer_is_there_before_changes_are_tried():
+    model, rows = wrapped(), batch()
+    tried = []
+    pieces = model.fit(rows, limit=limit_of(0.1, model, rows)).pieces(tried.append)
+    assert next(pieces).startswith("It does not fit")
+    assert tried == []
+    next(pieces)
+    assert tried[0].startswith("trying micro-batches of ")
+
+
+def test_micro_batches_that_cannot_suffice_are_not_tried():
+    model, rows = wrapped(), batch()
+    tried = []
+    report = model.fit(rows, limit=limit_of(0.2, model, rows))
+    list(report.pieces(tried.append))
+    assert tried
+    assert "trying micro-batches of 256 instead of 512 rows" not in tried
+
+
+def test_compiling_first_is_estimated_without_another_capture(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "cpu")
+    monkeypatch.delenv("ABELE_START", raising=False)
+    model = wrapped(Layers(depth=2))
+    fitting = model._fitting
+    trial = fitting._compiling.trial(fitting._model.binder.bind((batch(),), {}))
+    (change,) = changes.waiting(trial)
+    target, _ = build.choose_target()
+    known = check.estimate(trial, target)
+    assert any(moment.first_steps for moment in known.moments)
+    assert change.estimated(known) == check.estimate(change.trial, target)
 
 
 def test_the_reasons_name_public_options():

@@ -148,14 +148,20 @@ def replaced(text, printed):
     return "".join(lines).replace(old, size)
 
 
+def fitting(port, limit):
+    """What ``abele fit`` says of a port."""
+    command = [python(), "-m", "abele", "fit", str(port), "--limit", limit, "--json"]
+    return json.loads(subprocess.run(command, capture_output=True, text=True).stdout)
+
+
 def test_what_does_not_fit_is_made_to_by_the_edit(climbed, tmp_path):
     port = tmp_path / "out" / "train.py"
     status, _ = climbed(WIDE, "--limit", "2GiB")
     assert status == 0
-    command = [python(), "-m", "abele", "fit", str(port), "--limit", "50MiB", "--json"]
-    facts = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)
-    enough = facts["changes"]["rungs"][-1]["answer"]["bytes"]["high"] * 1.04
-    assert facts["bytes"]["low"] > enough
+    low = fitting(port, "2GiB")["bytes"]["low"]
+    changes = fitting(port, str(int(low / 1.05)))["changes"]
+    enough = changes["rungs"][-1]["answer"]["bytes"]["high"] * 1.04
+    assert low > enough
     status, printed = climbed(WIDE, "--limit", f"{enough / 2**20:.0f}MiB")
     assert status == 1
     assert printed.count("passed  ") == 5
