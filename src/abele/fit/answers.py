@@ -35,3 +35,7 @@ class Answered(BaseException):
     def __init__(self, report: Report):
         super().__init__("the command has its answer")
         self.report = report
+
+
+class Refused(BaseException):
+    """There is no answer, and why; no ``except Exception`` of the program catches it."""

@@ -8,21 +8,22 @@ of the system.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
-from abele.fit.answers import Answered, Report, Say, silent
+from abele.fit.answers import Answered, Refused, Report, Say, silent
 from abele.storage import atomic, temporary
 
-_REQUEST, _ANSWER = "ABELE_FIT_REQUEST", "answer.json"
+_REQUEST, _ANSWER, _CLAIMED = "ABELE_REQUEST", "answer.json", "claimed"
 _SIGNAL = signal.SIGUSR2
 _LOOK_S = 0.05
 
@@ -52,24 +53,79 @@ class ChildReport:
         return f"{self._facts['text']}\n\nThat is of {who}{shlex.join(process['arguments'])}"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a command wants of the first process that compiles.
+
+    Attributes:
+        command: ``fit`` or ``stage``.
+        wanted: JSON values that say what.
+        folder: where the answer goes.
+    """
+
+    command: str
+    wanted: Any
+    folder: str
+
+    def is_claimed(self) -> bool:
+        """Whether some process has what is wanted, or nobody waits any more."""
+        return not Path(self.folder).is_dir() or Path(self.folder, _CLAIMED).exists()
+
+    def claim(self) -> bool:
+        """Take it: true for one process only."""
+        try:
+            Path(self.folder, _CLAIMED).touch(exist_ok=False)
+        except OSError:  # it is there, or the folder is not
+            return False
+        return True
+
+    def answer(self, report: Report) -> NoReturn:
+        """Answer and end; also if nobody waits any more, since no step is to run.
+
+        Raises:
+            SystemExit: always.
+        """
+        process = {"number": os.getpid(), "arguments": sys.argv}
+        self._write({"text": str(report), "data": report.data(), "process": process})
+        raise SystemExit(0)
+
+    def refuse(self, why: str) -> NoReturn:
+        """Say why there is no answer, and end.
+
+        Raises:
+            SystemExit: always.
+        """
+        self._write({"refused": why})
+        raise SystemExit(1)
+
+    def _write(self, facts: dict[str, Any]) -> None:
+        if Path(self.folder).is_dir():
+            atomic.write_text(Path(self.folder, _ANSWER), json.dumps(facts))
+
+
 @contextlib.contextmanager
-def asked(limit: str | None) -> Generator[None]:
+def asked(command: str, wanted: Any) -> Generator[Request]:
     """While open, processes that start answer where they would compile.
 
     Args:
-        limit: as for ``limits.of_machine``.
+        command: that asks.
+        wanted: JSON values.
 
     Raises:
         Answered: one of them has answered, and this one has not; at the end at the latest.
+        Refused: likewise.
     """
     with temporary.folder() as folder:
-        file = Path(folder, _ANSWER)
+        request, file = (
+            Request(command=command, wanted=wanted, folder=folder),
+            Path(folder, _ANSWER),
+        )
         before = os.environ.get(_REQUEST)
-        os.environ[_REQUEST] = json.dumps({"folder": folder, "limit": limit})
+        os.environ[_REQUEST] = json.dumps(dataclasses.asdict(request))
         try:
             with _watched(file):
-                yield
-        except Answered:
+                yield request
+        except (Answered, Refused):
             raise
         except BaseException:  # for want of what the process would have computed
             _raise_answer(file)
@@ -81,31 +137,19 @@ def asked(limit: str | None) -> Generator[None]:
         _raise_answer(file)
 
 
-def answer(of: Callable[[str | None], Report]) -> None:
-    """Where an ancestor asks, answer and end; also if it has ended, since no step is to run.
-
-    Args:
-        of: the answer for a limit.
-
-    Raises:
-        SystemExit: an ancestor asked.
-    """
+def of_ancestor(command: str) -> Request | None:
+    """What an ancestor that runs a command wants of this process, if one does."""
     text = os.environ.get(_REQUEST)
-    if text is None:
-        return
-    request = json.loads(text)
-    file = Path(request["folder"], _ANSWER)
-    if file.parent.is_dir() and not file.exists():
-        report = of(request["limit"])
-        process = {"number": os.getpid(), "arguments": sys.argv}
-        facts = {"text": str(report), "data": report.data(), "process": process}
-        atomic.write_text(file, json.dumps(facts))
-    raise SystemExit(0)
+    request = None if text is None else Request(**json.loads(text))
+    return request if request is not None and request.command == command else None
 
 
 def _raise_answer(file: Path) -> None:
     if file.exists():
-        raise Answered(ChildReport(json.loads(file.read_text()))) from None
+        facts = json.loads(file.read_text())
+        if "refused" in facts:
+            raise Refused(facts["refused"]) from None
+        raise Answered(ChildReport(facts)) from None
 
 
 @contextlib.contextmanager

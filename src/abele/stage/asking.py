@@ -1,10 +1,18 @@
-"""A command that wants a plan before the first compile of a program that it runs."""
+"""A command that wants a plan before the first compile of a program that it runs.
+
+That compile may be one of a process that the program starts.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Generator
+from typing import NoReturn
+
+from abele.fit import children
+from abele.fit.answers import Answered, Refused, Report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,28 +34,79 @@ class Request:
     json: bool = False
 
 
-class Refused(BaseException):
-    """There is no plan, and why; no ``except Exception`` of the program catches it."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Taken:
+    """A request that this process has taken, to be answered or refused.
+
+    Attributes:
+        request: what is wanted.
+        of_ancestor: who asks, if it is another process.
+    """
+
+    request: Request
+    of_ancestor: children.Request | None = None
+
+    def answer(self, report: Report) -> NoReturn:
+        """Answer and end the program.
+
+        Raises:
+            Answered: this process asked.
+            SystemExit: another one did, and has the answer now.
+        """
+        if self.of_ancestor is None:
+            raise Answered(report)
+        self.of_ancestor.answer(report)
+
+    def refuse(self, why: str) -> NoReturn:
+        """Say why there is no plan, and end the program.
+
+        Raises:
+            Refused: this process asked.
+            SystemExit: another one did.
+        """
+        if self.of_ancestor is None:
+            raise Refused(why)
+        self.of_ancestor.refuse(why)
 
 
-_requests: list[Request] = []
+#: What is asked for, each with the process that does: a fork has it, too.
+_asked: list[tuple[int, Request, children.Request]] = []
 
 
 @contextlib.contextmanager
-def before_compiling(request: Request) -> Generator[list[Request]]:
+def before_compiling(request: Request) -> Generator[children.Request]:
     """While open, the first model that would be compiled is asked for a plan.
 
     Yields:
-        What has not been asked yet: the request, or nothing.
+        Who takes the request claims this.
+
+    Raises:
+        Answered, Refused: another process has taken it.
     """
-    waiting = [request]
-    _requests[:], before = waiting, _requests[:]
-    try:
-        yield _requests
-    finally:
-        _requests[:] = before
+    with children.asked("stage", dataclasses.asdict(request)) as of_others:
+        _asked.append((os.getpid(), request, of_others))
+        try:
+            yield of_others
+        finally:
+            _asked.pop()
 
 
-def taken() -> Request | None:
-    """What somebody wants of the model that is to be compiled now; the next one is not asked."""
-    return _requests.pop() if _requests else None
+def taken() -> Taken | None:
+    """What somebody wants of the model that is to be compiled now; the next one is not asked.
+
+    Raises:
+        SystemExit: another process has taken the request, and no step is to run.
+    """
+    if _asked and _asked[-1][0] == os.getpid():
+        _, request, of_others = _asked[-1]
+        first = of_others.claim()
+        return Taken(request=request) if first or not request.run else None
+    of_ancestor = children.of_ancestor("stage")
+    if of_ancestor is None:
+        return None
+    request = Request(**of_ancestor.wanted)
+    if of_ancestor.claim():
+        return Taken(request=request, of_ancestor=of_ancestor)
+    if request.run:
+        return None
+    raise SystemExit(0)

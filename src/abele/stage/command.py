@@ -8,8 +8,8 @@ from typing import Any
 
 from abele.errors import LimitError, StageError
 from abele.fit import limits
-from abele.fit.answers import Answered, Report
-from abele.fit.command import STATUS, hints, of_script, running
+from abele.fit.answers import Answered, Refused, Report
+from abele.fit.command import STATUS, hints, of_script, running, show
 from abele.stage import asking
 from abele.stage.asking import Request
 
@@ -56,19 +56,25 @@ def command(parsed: argparse.Namespace) -> int:
         devices=parsed.ipus, limit=parsed.limit, run=parsed.run, measure=parsed.measure,
         json=parsed.json,
     )  # fmt: skip
+    how = "without compiling a model"
     try:
-        with asking.before_compiling(request) as waiting:
-            running(parsed.script, parsed.rest, quiet=not parsed.run)
-            if not waiting:
+        with asking.before_compiling(request) as of_others:
+            try:
+                running(parsed.script, parsed.rest, quiet=not parsed.run)
+            except SystemExit as ended:
+                if of_others.is_claimed() and parsed.run:
+                    raise
+                how = f"with status {ended.code!r} before it compiled a model"
+            if of_others.is_claimed() and parsed.run:
                 return 0
     except Answered as answered:
-        print(shown(answered.report, json=parsed.json))
+        show(answered.report, as_json=parsed.json, command="stage")
         return STATUS[answered.report.data()["verdict"]]
-    except asking.Refused as refused:
+    except Refused as refused:
         raise StageError(str(refused)) from refused
     called = f"stage {parsed.script} --ipus {parsed.ipus}"
     raise StageError(
-        f"{parsed.script} ended without compiling a model, so there is nothing to divide. "
+        f"{parsed.script} ended {how}, so there is nothing to divide. "
         f"{hints(parsed.script, called)}"
     )
 

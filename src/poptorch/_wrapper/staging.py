@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Any
 
-from abele.fit.answers import Answered, Say, silent
+from abele.fit.answers import Say, silent
 from abele.fit.limits import Limit
 from abele.stage import asking
 from abele.stage.command import of_device, shown
@@ -79,9 +79,10 @@ class Staging:
 
     def answer_if_asked(self, bound: Bound) -> None:
         """Where a command has asked, answers it instead of compiling, or compiles in stages."""
-        request = asking.taken()
-        if request is None:
+        taken = asking.taken()
+        if taken is None:
             return
+        request = taken.request
         try:
             with self._translated:
                 limit = of_device(request.limit)
@@ -91,9 +92,9 @@ class Staging:
                 if request.run:
                     blocks.refuse_if_not_applicable(report.plan, self._model.options)
         except Error as problem:
-            raise asking.Refused(problem.message) from problem
+            taken.refuse(problem.message)
         if not request.run:
-            raise Answered(report)
+            taken.answer(report)
         print(shown(report, json=request.json), file=sys.stderr)
         self._model.stages = report.plan
 

@@ -151,7 +151,7 @@ def test_a_process_that_the_program_starts_answers(script, tmp_path, monkeypatch
     assert "caught" not in err
     assert "not reached" not in err
     assert "Traceback" not in err
-    assert "ABELE_FIT_REQUEST" not in os.environ
+    assert "ABELE_REQUEST" not in os.environ
 
 
 def test_the_table_says_which_process_answered(script, tmp_path, monkeypatch, capsys):
@@ -173,8 +173,9 @@ def test_the_program_itself_answers_where_it_compiles_first(script, monkeypatch,
 
 
 def test_a_process_runs_no_step_when_nobody_asks_any_more(script, tmp_path):
-    request = json.dumps({"folder": str(tmp_path / "gone"), "limit": "1TiB"})
-    environment = {**os.environ, "ABELE_TARGET": "reference", "ABELE_FIT_REQUEST": request}
+    asked = {"command": "fit", "wanted": "1TiB", "folder": str(tmp_path / "gone")}
+    request = json.dumps(asked)
+    environment = {**os.environ, "ABELE_TARGET": "reference", "ABELE_REQUEST": request}
     command = [sys.executable, str(script)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

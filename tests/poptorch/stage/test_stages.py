@@ -237,6 +237,52 @@ def test_the_command_runs_the_program_in_stages(script, capsys, more):
     assert told[2:3] == ([runs] if more else [])
 
 
+STARTS = {
+    "a process": "subprocess.run([sys.executable, *sys.argv[1:]], check=True)",
+    "a fork": """
+sys.argv = sys.argv[1:]
+child = multiprocessing.get_context("fork").Process(target=runpy.run_path, args=(sys.argv[0],))
+child.start()
+child.join()
+""",
+}
+
+
+@pytest.fixture(params=STARTS.values(), ids=list(STARTS))
+def parent(request, tmp_path):
+    path = tmp_path / "parent.py"
+    path.write_text(f"import multiprocessing, runpy, subprocess, sys\n{request.param}\n")
+    return str(path)
+
+
+def test_a_process_that_the_program_starts_answers(parent, script, capfd):
+    assert command(parent, "--ipus", "2", "--json", "--", script, "8") == 0
+    out, err = capfd.readouterr()
+    facts = json.loads(out)
+    assert len(facts["devices"]) == 2
+    assert facts["process"]["arguments"] == [script, "8"]
+    assert "caught" not in err
+    assert "losses" not in err
+
+
+def test_stages_of_such_a_process_that_cannot_be_say_why(parent, script, capfd):
+    assert command(parent, "--ipus", "9", "--", script, "8") == 1
+    out, err = capfd.readouterr()
+    assert "abele stage: There are 9 devices, and 5 of them can get a part" in err
+    assert "losses" not in out + err
+
+
+def test_such_a_process_runs_in_stages(script, tmp_path, capfd):
+    parent = tmp_path / "parent.py"
+    twice = "for _ in range(2):\n    subprocess.run([sys.executable, *sys.argv[1:]], check=True)\n"
+    parent.write_text(f"import subprocess, sys\n{twice}sys.exit(5)\n")
+    with pytest.raises(SystemExit, match="5"):
+        command(str(parent), "--ipus", "4", "--run", "--", script, "8")
+    out, err = capfd.readouterr()
+    assert re.findall(r"^stages (\d)$", out, re.M) == ["4", "2"]  # the second one is not asked
+    assert err.count("It fits into 4 times mk2") == 1
+
+
 def test_stages_that_cannot_run_say_why_and_the_program_ends(script, capsys):
     assert command(script, "--ipus", "4", "--run", "--", "2") == 1
     out, err = capsys.readouterr()
@@ -263,6 +309,7 @@ def test_what_means_nothing_is_an_error(script, capsys, arguments, message):
     [
         ("print(1)", "ended without compiling a model"),
         ("print(1)", "--ipus 2 -- ARG ..."),
+        ("import sys; sys.exit(3)", "ended with status 3 before it compiled a model"),
         ("1 / 0", "failed with ZeroDivisionError; its traceback is above."),
         (None, "There is no file"),
     ],
