@@ -166,7 +166,7 @@ _TAIL = """
 
 ```text
 FAILED  a batch of one row trains: ValueError: Target size (torch.Size([1])) must be the same as input size (torch.Size([]))
-        train.py:13: squeeze() takes every dimension of one out, also that of the rows; name the one that is meant.
+        train.py:13: squeeze() removes every dimension of size 1, also that of the rows: name the one that is meant.
         - loss = criterion(net(x).squeeze(), y)
         + loss = criterion(net(x).squeeze(1), y)
 ```
@@ -177,7 +177,7 @@ each start. It prints an edit of the call or of the seed. That is needed where t
 callback for example:
 
 ```text
-        ported/train.py:34: the optimizer's lr is 0.01 before this call, and the program's is 0.1; it has to be told.
+        ported/train.py:34: the optimizer's lr is 0.01 before this call, and the program's is 0.1; pass the new value on.
         + training_model.setOptimizer(optimizer)
           loss = training_model(x)
 ```

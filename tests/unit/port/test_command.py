@@ -63,7 +63,7 @@ def test_a_scan_writes_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, out, _ = ported(capsys, SCRIPT, "--scan", "--verbose")
     assert status == 0
-    assert "pairs.py:47:9: ABP302 modified: the call of the model does this, too" in out
+    assert "pairs.py:47:9: ABP302 modified: the call of the training model does this" in out
     assert not list(tmp_path.iterdir())
 
 

@@ -114,7 +114,7 @@ ONE_ROW = {
     ),
     "a spread of rows": (
         (LOSS, "(net(x) / net(x).std(0)).square().mean()"),
-        "what it computes is no number",
+        "its results are not all finite",
         ".var(0, correction=0).add(1e-5).sqrt()",
     ),
 }  # fmt: skip

@@ -50,14 +50,14 @@ def home_of(things: Things, thing: Thing) -> Home:
         if not places or not calls:
             break
         if len(calls) > 1:
-            raise NoHomeError(f"{function.name.value}() makes one in each of its calls")
+            raise NoHomeError(f"{function.name.value}() makes a new one in each of its calls")
         ((call, source),) = calls.items()
         home = _assigned(things, source, call, places[0]) or home
         function = source.enclosing(call, cst.FunctionDef)
     if home is None:
         home = _kept_by_callee(things, thing)
     if home is None:
-        raise NoHomeError("it is assigned to no name")
+        raise NoHomeError("it is not assigned to a variable")
     return home
 
 

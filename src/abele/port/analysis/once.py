@@ -13,12 +13,12 @@ from abele.port.project import Project
 from abele.port.source import Source
 
 _RANDOM = (
-    "this random number is drawn once, when the program is made, and is the same in all calls: "
-    "draw it with torch, such as torch.rand(()), or give it to the model as a tensor"
+    "this random number is drawn once, when the program is compiled, and is the same in all "
+    "calls: draw it with torch, as in torch.rand(()), or pass it to the model as a tensor"
 )
 _STATE = (
-    "forward computes {name} anew in each call, and a program has the value of one call: make it a "
-    "tensor with register_buffer, or an argument"
+    "{name} changes in each call of forward, and a compiled program keeps the value of one "
+    "call: make it a tensor with register_buffer, or an argument"
 )
 _SAME = ("random.seed", "random.getstate", "numpy.random.seed", "random.Random")
 

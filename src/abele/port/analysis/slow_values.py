@@ -82,8 +82,8 @@ def check_functions(
             if name in slow and not things.of(source, call.func):
                 raise StepError(
                     call,
-                    f"{name} is another function later, and the program keeps the first: give one "
-                    "function what changes as an argument, a tensor",
+                    f"{name} becomes another function later, and a compiled program keeps the "
+                    "first: use one function, and pass what changes to it as a tensor",
                 )
 
 

@@ -107,16 +107,25 @@ class _Reader:
             StepError: it does not, or is.
         """
         if self._call.args:
-            raise StepError(self._call, "backward with arguments has no counterpart in a program")
+            raise StepError(
+                self._call,
+                "backward() has arguments, and a compiled program calls it without: take them "
+                "out, and multiply the loss by the weights before",
+            )
         if len(getattr(self._backward, "body", ())) > 1:
-            raise StepError(self._call, "several statements are on this line; give each its own")
+            raise StepError(
+                self._call, "several statements are on this line: give each a line of its own"
+            )
 
     def _loss(self) -> tuple[str, cst.BaseExpression | None]:
         """The name of what is differentiated, and the expression where it has none."""
         func = self._call.func
         assert isinstance(func, cst.Attribute)
         if not is_call(self._backward):
-            raise StepError(self._call, "backward is called inside a larger expression")
+            raise StepError(
+                self._call,
+                "backward() is part of a larger expression: call it in a statement of its own",
+            )
         value = func.value
         scale = m.Call(func=m.Attribute(attr=m.Name("scale")), args=[m.Arg()])
         if m.matches(value, scale) and isinstance(value, cst.Call):
@@ -157,12 +166,18 @@ class _Reader:
             if statement in rest:
                 continue
             for node in findall(statement, leave):
-                raise StepError(node, "whether there is an update depends on what was computed")
+                raise StepError(
+                    node,
+                    "this may skip the update, and a compiled program always makes it: move "
+                    "this after the update",
+                )
         gradient = m.Attribute(attr=m.Name("grad"))
         for statement in self._block[first:]:
             for node in () if statement in rest else findall(statement, gradient):
                 raise StepError(
-                    node, "gradients stay in the program; opts.anchorTensor returns them"
+                    node,
+                    "a compiled program keeps gradients on its device: opts.anchorTensor "
+                    "returns them",
                 )
 
     def _check_forgetting(self, gradients: Update, trained: set[Thing]) -> None:
@@ -176,9 +191,9 @@ class _Reader:
         ):
             raise StepError(
                 self._call,
-                "gradients are not forgotten between updates, so each update has the sum of all "
-                "before; a program has those of its batch: if that is meant, call zero_grad() of "
-                "the optimizer in each turn of the loop",
+                "no zero_grad() is called between updates, so each update uses the sum of all "
+                "gradients so far, and a compiled program uses those of its batch: if that is "
+                "what you mean, call zero_grad() of the optimizer in each turn of the loop",
             )
 
     def _zero(self, gradients: Update, trained: set[Thing]) -> Iterator[Statement]:
@@ -189,17 +204,34 @@ class _Reader:
                 continue
             for call in calls_of(statement, "zero_grad"):
                 if first < index < last:
-                    raise StepError(call, "gradients are forgotten before they are used")
+                    raise StepError(
+                        call,
+                        "zero_grad() is called between backward() and the update, and discards the "
+                        "gradients: call it before backward() or after step()",
+                    )
                 if gradients.every is not None:
-                    raise StepError(call, "gradients are forgotten before they are used")
+                    raise StepError(
+                        call,
+                        "zero_grad() is called for each batch, so that nothing is added up: call "
+                        "it after step(), under its condition",
+                    )
                 assert isinstance(call.func, cst.Attribute)
                 things = self._things.of(self._source, call.func.value)
                 if things and not things & trained:
                     if any(each.kind is Kind.OPTIMIZER for each in things):
-                        raise StepError(call, "gradients of another optimizer are forgotten here")
+                        raise StepError(
+                            call,
+                            "this zero_grad() is of another optimizer than the one that updates "
+                            "in this step: put each update, from the model to step(), into a "
+                            "function of its own",
+                        )
                     continue
                 if not m.matches(statement, m.SimpleStatementLine(body=[m.Expr(m.Call())])):
-                    raise StepError(call, "when gradients are forgotten depends on a condition")
+                    raise StepError(
+                        call,
+                        "whether zero_grad() is called depends on a condition: call it in each "
+                        "turn of the loop",
+                    )
                 yield statement
 
     def _forward(
@@ -287,12 +319,12 @@ class _Reader:
         around = self._source.enclosing(self._call, cst.If, cst.For, cst.While, cst.FunctionDef)
         if isinstance(around, cst.If):
             return (
-                "a condition decides whether this step trains or evaluates; write a loop for each, "
-                "since they are two programs"
+                "a condition decides whether this loop trains or evaluates, which are two "
+                "compiled programs: write a loop for each"
             )
         return (
-            f"{loss!r} is not computed from a model in the same block; call the model, the loss "
-            "and backward() in one block"
+            f"{loss!r} is not computed from a model in this block: call the model, the loss and "
+            "backward() in one block"
         )
 
     def _following(self, end: int) -> set[Statement]:
@@ -320,8 +352,8 @@ class _Reader:
         if not models:
             raise StepError(
                 self._call,
-                f"no model is known that {loss!r} is computed by; call the model in the same block "
-                "and give what it returns to variables, not to attributes",
+                f"the model that computes {loss!r} was not found: call it in this block, and "
+                "assign what it returns to variables, not to attributes",
             )
         return models
 

@@ -81,7 +81,7 @@ class _Reader:
         returned = m.SimpleStatementLine(body=[m.Return(value=m.DoNotCare())])
         if not m.matches(last, returned) or any(findall(each, m.Return()) for each in body):
             name = self._function.name.value
-            raise StepError(self._call, f"{name}() returns in several places, or nothing")
+            raise StepError(self._call, f"{name}() has several return statements, or none")
         value: Any = cst.ensure_type(
             cst.ensure_type(last, cst.SimpleStatementLine).body[0], cst.Return
         ).value

@@ -24,8 +24,8 @@ _CONDITION = (
     "counted by 'for i, batch in enumerate(loader)'"
 )
 _UNKNOWN = (
-    "which optimizer this is, or what it updates, is not known: make it in these files by the name "
-    "of its class, as in torch.optim.SGD(model.parameters(), lr=0.1)"
+    "this optimizer, or what it updates, was not found: make it in the files that are ported, "
+    "by the name of its class, as in torch.optim.SGD(model.parameters(), lr=0.1)"
 )
 _CLIP_VALUES = ("torch.nn.utils.clip_grad_value_", "torch.nn.utils.clip_grad_value")
 
@@ -122,10 +122,16 @@ class _Reader:
         made = {thing for _, _, things in steps for thing in things}
         if len({frozenset(things) for _, _, things in steps}) > 1:
             raise StepError(
-                steps[1][1], "two optimizers update in turn; a program has one for all parameters"
+                steps[1][1],
+                "two optimizers update one after the other, and a compiled program has one: "
+                "give one optimizer all parameters, in groups",
             )
         if len(steps) > 1:
-            raise StepError(steps[1][1], "this would update a second time with the same gradients")
+            raise StepError(
+                steps[1][1],
+                "this updates a second time with the same gradients, and a compiled program "
+                "updates once: call step() once for each backward()",
+            )
         ((statement, call, things),) = steps
         self._check(call, statement, made)
         ordered = sorted(things, key=_place)
@@ -159,8 +165,10 @@ class _Reader:
         """Statements that update, each with the call and the optimizers that it may be of."""
         for statement in self._block[self._index + 1 :]:
             if self._is_other_backward(statement):
-                reason = "gradients of several calls of backward are added up for one update"
-                raise StepError(self._backward, f"{reason}; add up the losses instead")
+                reason = "backward() is called several times for one update"
+                raise StepError(
+                    self._backward, f"{reason}: add the losses, and call backward() of the sum"
+                )
             updates = list(self._updates(statement))
             yield from updates
             if updates and any(calls_of(each, "backward") for each in self._rest(statement)):
@@ -174,7 +182,11 @@ class _Reader:
                 continue
             models = self._things.of(self._source, written.model, Kind.MODEL)
             if not models:
-                raise StepError(written.model, "which model's parameters these are is not known")
+                raise StepError(
+                    written.model,
+                    "the model whose parameters this updates was not found: make it in the "
+                    "files that are ported",
+                )
             between = self._block[self._index + 1 : self._block.index(statement)]
             clips = [call for each in between for call in self._named(each, _CLIP)]
             return Update(
@@ -190,7 +202,7 @@ class _Reader:
         """Loops that forget gradients."""
         for statement in self._block:
             if forgets_all(statement):
-                reason = "the call of the model does this, too"
+                reason = "the call of the training model does this"
                 yield Removed(statement=statement, code="ABP302", reason=reason)
 
     def _check_earlier(self) -> None:
@@ -199,9 +211,13 @@ class _Reader:
             if is_call(statement) and self._is_other_backward(statement):
                 updates = [self._updates(each) for each in self._block[index : self._index]]
                 if any(list(each) for each in updates):
-                    reason = "two updates in turn; a program makes one, of all parameters"
+                    reason = (
+                        "another update stands before this one in the same block, and a "
+                        "compiled program makes one: put each, from the model to step(), into a "
+                        "function of its own"
+                    )
                 else:
-                    reason = "gradients of several calls of backward are added up for one update"
+                    reason = "backward() is called several times for one update"
                 raise StepError(self._backward, reason)
 
     def _rest(self, statement: Statement) -> Sequence[Statement]:
@@ -227,14 +243,19 @@ class _Reader:
             if function is not None and any(
                 m.matches(each.value, m.Name(function.name.value)) for each in call.args
             ):
-                reason = "the model is evaluated several times for one update, as values say"
+                reason = (
+                    "step() gets this function and calls it as often as it needs for one "
+                    "update, and a compiled program evaluates the model once: call step() "
+                    "without it"
+                )
                 return StepError(self._backward, reason)
         for statement in self._block[self._index + 1 :]:
             for call in calls_of(statement, "step"):
                 return StepError(call, _UNKNOWN)
         return StepError(
             self._backward,
-            "no optimizer's step follows in the same block; call backward() and step() in one",
+            "no step() of an optimizer follows in this block: call backward() and step() in "
+            "one block",
         )
 
     def _check(self, call: cst.Call, statement: Statement, made: set[Thing]) -> None:
@@ -243,13 +264,25 @@ class _Reader:
             and self._things.of(self._source, call.func.value, Kind.SCALER)
         )
         if call.args and not of_scaler:
-            raise StepError(call, "a step with a closure evaluates the model several times")
+            raise StepError(
+                call,
+                "step() with a closure evaluates the model as often as it needs for one update, "
+                "and a compiled program does so once: call step() without a closure",
+            )
         if not is_call(statement):
             self._every = self._read_every(call, statement)
         if any(each.name.endswith(".LBFGS") for each in made):
-            raise StepError(call, "LBFGS evaluates the model several times in one update")
+            raise StepError(
+                call,
+                "LBFGS evaluates the model as often as it needs for one update, and a compiled "
+                "program does so once: use another optimizer, such as Adam",
+            )
         if len(made) > 1 and len({self._variable(each) for each in made}) > 1:
-            raise StepError(call, "which optimizer this is depends on the call")
+            raise StepError(
+                call,
+                "which optimizer this is depends on who calls this function: write a function "
+                "for each",
+            )
 
     def _read_every(self, call: cst.Call, statement: Statement) -> Every:
         """After how many backwards a conditional update is made.
@@ -305,9 +338,15 @@ class _Reader:
         at = next(i for i, each in enumerate(statements) if _calls(each, call))
         forgetting = [each for each in statements if self._forgets(each, made)]
         if not forgetting:
-            raise StepError(call, "gradients are not forgotten after the update")
+            raise StepError(
+                call, "no zero_grad() follows the update under this condition: call it there"
+            )
         if any(statements.index(each) < at for each in forgetting):
-            raise StepError(call, "gradients are forgotten before they are used")
+            raise StepError(
+                call,
+                "zero_grad() is called before the update and discards its gradients: call it "
+                "after step()",
+            )
         behind = [each for each in statements[at + 1 :] if each not in forgetting]
         return statements[:at], behind
 
@@ -315,12 +354,20 @@ class _Reader:
         """Whether a statement forgets the gradients of an optimizer, or of a model."""
         calls = calls_of(statement, "zero_grad")
         if calls and not is_call(statement):
-            raise StepError(calls[0], "when gradients are forgotten depends on a condition")
+            raise StepError(
+                calls[0],
+                "whether zero_grad() is called depends on a condition of its own: call it right "
+                "after step()",
+            )
         for call in calls:
             assert isinstance(call.func, cst.Attribute)
             things = self._things.of(self._source, call.func.value)
             if not things & made and not any(each.kind is Kind.MODEL for each in things):
-                raise StepError(call, "gradients of another optimizer are forgotten here")
+                raise StepError(
+                    call,
+                    "this zero_grad() is not of the optimizer that updates in this step: call "
+                    "it of that optimizer",
+                )
         return bool(calls) or forgets_all(statement)
 
     def _variable(self, thing: Thing) -> object:
@@ -339,11 +386,15 @@ class _Reader:
                     if not self._things.of(self._source, call.func.value, Kind.SCALER):
                         continue
                     if not is_call(statement):
-                        raise StepError(call, "when the scale changes depends on a condition")
+                        raise StepError(
+                            call,
+                            "whether the scaler is updated depends on a condition: call its "
+                            "update() in each turn of the loop",
+                        )
                     yield Removed(
                         statement=statement,
                         code="ABP422",
-                        reason="gradients are computed in float32 and need no scale",
+                        reason="gradients are computed in float32 and need no scaling",
                     )
 
     def _named(self, statement: Statement, names: Sequence[str]) -> list[cst.Call]:
@@ -364,7 +415,8 @@ class _Reader:
             for call in self._named(statement, _CLIP_VALUES):
                 raise StepError(
                     call,
-                    "an optimizer limits the norm of all gradients (max_grad_norm), not each value",
+                    "this limits each value, and an optimizer of a compiled program limits "
+                    "the norm of all gradients (max_grad_norm): use clip_grad_norm_",
                 )
             for call in self._named(statement, _CLIP):
                 clips += 1
@@ -380,14 +432,23 @@ class _Reader:
         if norm is not None and not m.matches(
             norm, m.Integer("2") | m.Float("2.0") | m.Float("2.")
         ):
-            raise StepError(call, "max_grad_norm is the Euclidean norm")
+            raise StepError(
+                call,
+                "this limits another norm than the Euclidean one, which max_grad_norm limits: "
+                "use norm_type=2",
+            )
         if count > 1:
-            raise StepError(call, "gradients are limited twice; max_grad_norm is one limit for all")
+            raise StepError(
+                call,
+                "gradients are limited a second time here, and max_grad_norm is one limit for "
+                "all: keep one of the calls",
+            )
         if not is_call(statement):
             raise StepError(
                 call,
-                "the norm of the gradients stays in the program: limit it with max_grad_norm of "
-                "the optimizer, and read it with opts.anchorTensor",
+                "this reads the norm of the gradients, which a compiled program keeps on its "
+                "device: call clip_grad_norm_ in a statement of its own, and read the norm with "
+                "opts.anchorTensor",
             )
 
 

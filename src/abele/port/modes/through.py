@@ -77,7 +77,9 @@ def split_of(context: Context, step: Step) -> Split | None:
     through = called_through(step.source, context.things, function, call, step.models)
     targets = tuple(names_in(_target(first)))
     if len(targets) != len(through.results):
-        raise StepError(call, f"{function.name.value}() returns several results as one")
+        raise StepError(
+            call, f"{function.name.value}() returns several results as one value: give each a name"
+        )
     _require_nothing_else(step, targets)
     results = [step.source.code(each) for each in through.results]
     renaming = f"{', '.join(targets)} = {', '.join(results)}"
@@ -123,7 +125,9 @@ def _require_nothing_else(step: Step, targets: Sequence[str]) -> None:
     for statement in step.forward[1:]:
         for name in reads(statement):
             if name in step.inputs and name not in known:
-                raise StepError(statement, f"the loss needs {name}, which the program is not given")
+                raise StepError(
+                    statement, f"the loss needs {name}, which the compiled program does not get"
+                )
         known |= set(writes(statement))
 
 
@@ -182,7 +186,7 @@ def _evaluate(context: Context, split: Split, call: cst.Call, parameter: str) ->
     step, source = split.original, split.original.source
     statement = statement_of(source, call)
     if _assigned_call(statement) is not call:
-        reason = "the results of this call have no names; the plain model computes it"
+        reason = "the results of this call are not assigned to names: the plain model runs"
         context.say(source, call, "ABP509", Verdict.MANUAL, reason)
         return
     try:
@@ -190,11 +194,11 @@ def _evaluate(context: Context, split: Split, call: cst.Call, parameter: str) ->
             source, context.things, split.through.function, call, split.original.models
         )
     except StepError as error:
-        context.say(source, call, "ABP509", Verdict.MANUAL, f"{error.reason}; the plain model runs")
+        context.say(source, call, "ABP509", Verdict.MANUAL, f"the plain model runs: {error.reason}")
         return
     loss = _same_loss(source, split, statement)
     if _code(source, through.body) != _code(source, split.through.body):
-        reason = "this call goes another way than that of the training step; the plain model runs"
+        reason = "this call does other things than that of the training step: the plain model runs"
         context.say(source, call, "ABP509", Verdict.MANUAL, reason)
         return
     name = _program(context, split, with_loss=bool(loss))

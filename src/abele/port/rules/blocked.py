@@ -45,7 +45,10 @@ def apply(context: Context) -> None:
                 context.say(source, node, reason.code, reason.verdict, reason.text)
         for forward in _forwards(context, source):
             for node, text in values.needed(forward):
-                text += "; a program is made before there are values: compute both, torch.where"
+                text += (
+                    "; a program is compiled before there are values: compute both ways, and "
+                    "choose with torch.where"
+                )
                 context.say(source, node, "ABP605", Verdict.BLOCKED, text)
             for node, text in once.random_numbers(source, forward):
                 context.say(source, node, "ABP609", Verdict.BLOCKED, text)
@@ -63,8 +66,8 @@ def apply(context: Context) -> None:
 
 
 _CHOICE = (
-    "what the program computes depends on {names}, which changes while it trains, and a program "
-    "has one way: compute both, and multiply by a weight that is 0 or 1"
+    "what is computed here depends on {names}, which changes during training, and a compiled "
+    "program computes one way: compute both, and multiply each by a weight of 0 or 1"
 )
 
 
@@ -166,40 +169,43 @@ REASONS: tuple[Reason, ...] = (
         "ABP601",
         Verdict.BLOCKED,
         _closures,
-        "the model is evaluated several times for one update, as often as its values say; "
-        "a program makes one update of one evaluation",
+        "this evaluates the model as often as it needs for one update, and a compiled program "
+        "does so once: use another optimizer, without a closure",
     ),
     Reason(
         "ABP602",
         Verdict.BLOCKED,
         _sparse,
-        "programs have dense tensors only; write the product or the gradient with dense ones",
+        "a compiled program has dense tensors only: write this product or gradient with dense ones",
     ),
     Reason(
         "ABP603",
         Verdict.BLOCKED,
         _kept_graphs,
-        "a program computes gradients once and keeps no graph of them",
+        "a compiled program computes gradients once and keeps no graph: leave out "
+        "retain_graph; second derivatives (create_graph) cannot be ported",
     ),
     Reason(
         "ABP604",
         Verdict.BLOCKED,
         _named("torch.autograd.grad", "torch.autograd.backward", "torch.autograd.functional."),
-        "gradients are computed by the program, for its one loss, and nowhere else",
+        "a compiled program computes gradients of one loss, by its backward(), and no "
+        "others: add what needs them to that loss if you can",
     ),
     Reason(
         "ABP606",
         Verdict.BLOCKED,
         _shared,
-        "several processes update shared weights without waiting for each other; a program has "
-        "its weights on its device. Use replicas",
+        "several processes update shared weights without waiting for each other, and a compiled "
+        "program has its weights on its device: use replicas instead",
     ),
     Reason(
         "ABP607",
         Verdict.BLOCKED,
         _named("gym.make", "gymnasium.make", "gym.vector.make", "gymnasium.make_vec"),
-        "the next input depends on what the model has just answered, and how many there are in "
-        "an update is not known before",
+        "the next input depends on what the model has just answered, and how many steps an "
+        "update takes is not known before: a loop with an environment is not one compiled "
+        "program",
     ),
     Reason(
         "ABP608",
@@ -213,18 +219,19 @@ REASONS: tuple[Reason, ...] = (
             "register_step_pre_hook",
             "register_step_post_hook",
         ),
-        "a hook of an inner module or parameter that returns a gradient is part of the program; "
-        "whatever else hooks do happens once, and hooks on the whole model, on updates or on "
-        "finished gradients are refused",
+        "a hook of an inner module or parameter that returns a gradient becomes part of the "
+        "compiled program; whatever else a hook does happens once, when it is compiled, and "
+        "hooks of the whole model, of updates or of finished gradients raise an error: check "
+        "what this one does",
     ),
 )
 
 CODES = {
     **{each.code: f"{each.text[0].upper()}{each.text[1:]}." for each in REASONS},
     "ABP605": (
-        "The forward pass decides by the values of tensors; a program is made before there are "
-        "values."
+        "The forward pass decides by the values of tensors; a program is compiled before there "
+        "are values."
     ),
     "ABP609": "A random number of Python or numpy in forward is drawn once, for all calls.",
-    "ABP614": "A number that forward keeps from call to call is that of one call in a program.",
+    "ABP614": "A compiled program keeps one value of a number that forward changes in each call.",
 }

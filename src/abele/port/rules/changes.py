@@ -27,34 +27,36 @@ from abele.port.routes import NoRouteError
 from abele.port.source import Source
 
 CODES = {
-    "ABP707": "Weights that the program changes on the host are sent to the device.",
-    "ABP611": "A program keeps what its model and loss were at its first call; these change later.",
-    "ABP612": "Which weights are trained is decided when the program is made.",
-    "ABP613": "A program keeps its constants; this one changes between updates.",
-    "ABP615": "A program has the state of its optimizer, and the weights that it updates.",
+    "ABP707": "Weights that the script changes on the host are copied to the device.",
+    "ABP611": "A compiled program keeps its model and loss as of its first call; these change "
+    "later.",
+    "ABP612": "Which weights are trained is decided when the program is compiled.",
+    "ABP613": "A compiled program keeps its constants; this one changes between updates.",
+    "ABP615": "The state of an optimizer, and the weights that it updates, are on the device.",
 }
 
-_SENT = "what the host changes of the weights is sent to the device, if there is a program on it"
+_SENT = "weights that the host changes are copied to the device, if a program is loaded there"
 _REST = (
-    "this changes a part of the model, or of the loss, between updates, and the program keeps what "
-    "it was at its first call: give forward the value as an argument, a tensor, or train with "
+    "this changes a part of the model or of the loss between updates, and a compiled program "
+    "keeps what it was at its first call: pass the value to forward as a tensor, or train with "
     "another optimizer and wrapper from here on"
 )
 _TRAINED = (
-    "which weights are trained changes between updates, and the program keeps those of its first "
-    "call: make a new optimizer after this line, which gets a program of its own"
+    "which weights are trained changes between updates, and a compiled program keeps those of "
+    "its first call: make a new optimizer after this line, which gets a program of its own"
 )
 _OPTIMIZER = (
-    "this changes the optimizer's state, or which weights it updates, between updates, and the "
-    "program has both on its device: make a new optimizer here, which gets a program of its own"
+    "this changes the optimizer's state, or which weights it updates, between updates, and a "
+    "compiled program has both on its device: make a new optimizer here, which gets a program "
+    "of its own"
 )
 _CONSTANT = (
-    "{name} changes between updates, and the program keeps what it was at its first call: write "
-    "{new} = torch.as_tensor(...) before the model is called, and use that"
+    "{name} changes between updates, and a compiled program keeps what it was at its first "
+    "call: write {new} = torch.as_tensor(...) before the model is called, and use that"
 )
 _LOSS = (
-    "{name} is another loss from here on, and the program keeps the first: compute both, and give "
-    "the weight of each as a tensor, or make a new optimizer after this line"
+    "{name} is another loss from here on, and a compiled program keeps the first: compute both, "
+    "and pass the weight of each as a tensor, or make a new optimizer after this line"
 )
 
 
@@ -160,7 +162,10 @@ def _send(
     try:
         name = context.routes.name(context.training[step.optimizer], source, write.node)
     except NoRouteError as error:
-        reason = f"call copyWeightsToDevice() of the training model after it; {error}"
+        reason = (
+            f"the training model cannot be reached here ({error}): call its "
+            "copyWeightsToDevice() after this"
+        )
         context.say(source, write.node, "ABP707", Verdict.MANUAL, reason)
         return
     if (name, write.statement) in sent:

@@ -31,10 +31,10 @@ CODES = {
 }
 
 _WHOLE = (
-    "a whole model is pickled as before: it is the plain one, and its weights come back by "
-    "themselves; a state_dict() would also outlive changes of its class"
+    "the plain model is pickled as before, with weights copied back from the device; a "
+    "state_dict() could still be loaded after its class has changed"
 )
-_READ = "a whole model is read as before; wrap it to run it as a program"
+_READ = "a whole model is loaded as before; wrap it to run it as a compiled program"
 _OF_TORCH = (
     "the state of an optimizer of torch is on the device until the training model is destroyed; "
     "save training_model.state_dict() or use popdist.checkpoint.Checkpointer"
@@ -74,7 +74,9 @@ def _loaded(context: Context, source: Source, call: cst.Call) -> None:
         return
     safe = keyword("weights_only", "True")
     context.edits(source).change(call, lambda node: node.with_changes(args=[*node.args, safe]))
-    reason = "a checkpoint is tensors and numbers; weights_only=True runs no code of the file"
+    reason = (
+        "with weights_only=True only tensors and numbers are loaded, and no code of the file runs"
+    )
     context.say(source, call, "ABP704", Verdict.MODIFIED, reason)
 
 
@@ -83,16 +85,19 @@ def _state(context: Context, source: Source, call: cst.Call) -> None:
     assert isinstance(call.func, cst.Attribute)
     for thing in context.things.of(source, call.func.value):
         if thing.kind is Kind.MODEL:
-            reason = "weights come back from the device by themselves when they are read"
+            reason = "weights are copied back from the device when they are read"
             context.say(source, call, "ABP701", Verdict.MATCH, reason)
         elif thing in context.training and thing.name.startswith("torch.optim."):
             if _becomes_poptorchs(thing):
-                reason = "the state of poptorch's optimizers comes back by itself when it is read"
+                reason = (
+                    "the state of poptorch's optimizers is copied back from the device when it "
+                    "is read"
+                )
                 context.say(source, call, "ABP702", Verdict.MATCH, reason)
             else:
                 context.say(source, call, "ABP702", Verdict.MANUAL, _OF_TORCH)
         elif thing.kind is Kind.SCALER:
-            reason = "the scaler has no use any longer; its state is that of a new one"
+            reason = "the scaler is no longer used; its state stays that of a new one"
             context.say(source, call, "ABP705", Verdict.MATCH, reason)
 
 
@@ -110,14 +115,17 @@ def _to_device(context: Context, source: Source, call: cst.Call, models: set[Thi
         try:
             name = context.routes.name(model, source, call)
         except NoRouteError as error:
-            reason = f"call copyWeightsToDevice() of the training model after it; {error}"
+            reason = (
+                f"the training model cannot be reached here ({error}): call its "
+                "copyWeightsToDevice() after this"
+            )
             context.say(source, call, "ABP706", Verdict.MANUAL, reason)
             continue
         there = f"{name}.isCompiled()"
         if lazily.makes_lazily(context, name):
             there = f'"{name.removeprefix("self.")}" in vars(self) and {there}'
         context.edits(source).after(statement, f"if {there}:\n    {name}.copyWeightsToDevice()")
-        reason = "weights that are loaded are sent to the device, if there is a program on it"
+        reason = "weights that are loaded are copied to the device, if a program is loaded there"
         context.say(source, call, "ABP706", Verdict.MODIFIED, reason)
 
 

@@ -23,24 +23,24 @@ CODES = {
         "The norm of all gradients is limited by the optimizer, which takes the limit as an "
         "argument."
     ),
-    "ABP432": "The optimizer of the program cannot limit these gradients.",
+    "ABP432": "The optimizer of the compiled program cannot limit these gradients.",
 }
 
 #: Those of PopTorch that limit gradients.
 _LIMIT = frozenset(("SGD", "Adam", "AdamW"))
 
 _OF_ALL = (
-    "these are not all of the optimizer's parameters, and it limits the norm over all of them: "
+    "these are not the parameters of the optimizer, which limits the norm over all of its own: "
     "give clip_grad_norm_ the parameters that the optimizer has"
 )
 _NOT_KNOWN = (
-    "which model's parameters the optimizer has cannot be seen where it is made, so whether these "
-    "are all of them is not known: give it model.parameters(), or groups in the call itself"
+    "the call that makes the optimizer does not name the parameters, so whether these are all "
+    "of them is not known: write model.parameters(), or the groups, in that call"
 )
-_NO_LIMIT = "the limit is not among the arguments of this call: write it as max_norm"
+_NO_LIMIT = "this call does not name its limit: write it as max_norm=..."
 _CHANGES = (
-    "{limit} changes while the program trains, and its optimizer keeps the first limit: use one "
-    "number"
+    "{limit} changes during training, and the optimizer of a compiled program keeps the first "
+    "limit: use one number"
 )
 _LATER = (
     "{limit} gets its value after the optimizer is made, which takes it as max_grad_norm: move "
@@ -64,7 +64,9 @@ def apply(context: Context) -> None:
 def _limit(context: Context, step: Step, optimizer: Thing, clip: cst.Call) -> None:
     name = optimizer.name.rpartition(".")[2]
     if name not in _LIMIT:
-        raise StepError(clip, f"there is no {name} that limits the norm of gradients")
+        raise StepError(
+            clip, f"PopTorch's {name} cannot limit the norm of gradients: use SGD, Adam or AdamW"
+        )
     made = optimizer.made
     assert isinstance(made, cst.Call)
     updated = context.things.updated(optimizer)

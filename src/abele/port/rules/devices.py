@@ -128,7 +128,7 @@ def _to_host(context: Context, source: Source, call: cst.Call) -> None:
                 argument,
                 "ABP102",
                 Verdict.MODIFIED,
-                "the host's tensors are what is loaded",
+                "the tensors are loaded to the host",
             )
             context.edits(source).replace(argument.value, '"cpu"')
 

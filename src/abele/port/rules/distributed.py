@@ -22,7 +22,7 @@ from abele.port.source import Source
 
 CODES = {
     "ABP801": "popdist.init() takes the place of a process group: poprun starts the instances.",
-    "ABP802": "What is known of a process is asked of popdist; its end needs no word.",
+    "ABP802": "popdist answers what the script asks about processes; their end needs no call.",
     "ABP803": "A program updates the weights of all instances together, without a wrapper.",
     "ABP804": "poptorch.DataLoader gives each instance its share; a sampler is left out.",
     "ABP805": "poprun starts the processes that the program started by itself.",
@@ -107,17 +107,17 @@ def _of_process(context: Context, source: Source, call: cst.Call, name: str) -> 
         edits.need("import popdist")
         text = "if popdist.isPopdistEnvSet():\n    popdist.init()"
         new = cst.parse_module(text).body[0]
-        reason = "poprun starts the instances, and this connects them; alone there is one"
+        reason = "poprun starts the instances, and this connects them; without poprun there is one"
         edits.change(statement, lambda _: new)
         context.say(source, statement, "ABP801", Verdict.MODIFIED, reason)
     elif name in _NUMBERS:
         edits.need("import popdist")
         edits.replace(call, _NUMBERS[name])
-        reason = "popdist knows the instances, also where there is only one"
+        reason = "popdist answers this, also where there is only one instance"
         context.say(source, call, "ABP802", Verdict.MODIFIED, reason)
     elif name in _UNNEEDED and is_call(statement):
         edits.remove(statement)
-        context.say(source, call, "ABP802", Verdict.MODIFIED, "instances end by themselves")
+        context.say(source, call, "ABP802", Verdict.MODIFIED, "instances need no call at their end")
     elif name == "torch.multiprocessing.spawn":
         _spawned(context, source, call)
     elif name in _SAMPLERS:
@@ -129,7 +129,10 @@ def _spawned(context: Context, source: Source, call: cst.Call) -> None:
     function = argument(call, "fn", 0)
     given = argument(call, "args", 1)
     if function is None or not (given is None or isinstance(given, cst.Tuple)):
-        reason = "poprun starts the processes; call the function, with its instance's number"
+        reason = (
+            "poprun starts the processes: call the function directly, with "
+            "popdist.getLocalInstanceIndex() as its first argument"
+        )
         context.say(source, call, "ABP805", Verdict.MANUAL, reason)
         return
     rest = [] if given is None else [source.code(each.value) for each in given.elements]
@@ -208,7 +211,7 @@ def _environment(context: Context, source: Source) -> None:
         if name in _NUMBERS:
             context.edits(source).need("import popdist")
             context.edits(source).replace(node, _NUMBERS[name])
-            reason = "popdist knows the instances, also where there is only one"
+            reason = "popdist answers this, also where there is only one instance"
             context.say(source, node, "ABP802", Verdict.MODIFIED, reason)
 
 
@@ -222,7 +225,7 @@ def _told(context: Context, source: Source) -> None:
         place = cst.ensure_type(node.body[0].targets[0].target, cst.Subscript).value
         if key.evaluated_value in _TOLD and source.imported(place) == "os.environ":
             context.edits(source).remove(node)
-            reason = "poprun tells the instances where they meet, and which each is"
+            reason = "poprun sets the address and the number of each instance"
             context.say(source, node, "ABP802", Verdict.MODIFIED, reason)
 
 

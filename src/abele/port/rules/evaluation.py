@@ -47,7 +47,7 @@ CODES = {
         "A function that training calls, too, calls the model itself: the plain model runs, on the "
         "host."
     ),
-    "ABP509": "The inference model cannot be had here; the plain model runs on the host.",
+    "ABP509": "The inference model cannot be reached here; the plain model runs on the host.",
 }
 
 _REASON = "the model without its loss runs as a program, too"
@@ -62,7 +62,8 @@ _OBJECT = (
     "dictionaries: the plain model runs, on the host; make {returned} a NamedTuple to run a program"
 )
 _SEVERAL = (
-    "this may be one of several models, for which there is no one program; the plain one runs"
+    "this may be one of several models, and a compiled program has one: the plain model "
+    "runs, on the host"
 )
 _SHARED = (
     "{function} calls the model itself, and training calls {function}, too: the plain model runs, "
@@ -95,7 +96,10 @@ def apply(context: Context) -> None:
                 _make(context, thing, source, call, model.name)
             _replace(context, use, name, modes[call], rows.condition)
         except NoRouteError as error:
-            reason = f"an inference model cannot be had here: {error}; the plain model runs"
+            reason = (
+                f"an inference model cannot be reached here ({error}): the plain model runs, on "
+                "the host"
+            )
             context.say(source, call, "ABP509", Verdict.MANUAL, reason)
 
 

@@ -151,7 +151,7 @@ def _size(
             return f"{context.routes.name_of(loaders[0], source, call)}.batch_size"
     node = batches.size(loaders[0])
     if node is None or not _is_known(context, loaders[0].source, node, source, call):
-        raise NoRouteError("how many rows its batches have is not known here")
+        raise NoRouteError("the batch size is not known here")
     return loaders[0].source.code(node)
 
 

@@ -67,8 +67,8 @@ def say_averages(
     """Name a call that may renew averages, which the training model does not see."""
     if True in modes.here and _keeps_averages(context, thing):
         reason = (
-            "the model may be in training mode here, where normalisation renews its averages, "
-            "which training does not see in a program: call eval() before"
+            "the model may be in training mode here, where batch norm changes its running "
+            "averages on the host, which the training program does not see: call eval() before"
         )
         context.say(source, call, "ABP504", Verdict.MANUAL, reason)
 
@@ -105,7 +105,10 @@ def wrapped(context: Context, thing: Thing, source: Source, call: cst.Call, mode
     if not asks_for_its_mode(context, thing):
         return model
     if len(call.args) != 1 or call.args[0].keyword is not None or call.args[0].star:
-        reason = f"forward reads self.training: wrap {model} after eval(), which it does not follow"
+        reason = (
+            "forward reads self.training, and an inference model keeps the mode in which it is "
+            f"made: call {model}.eval() before it is made"
+        )
         context.say(source, call, "ABP503", Verdict.MANUAL, reason)
         return model
     if not source.imported_as("torch"):

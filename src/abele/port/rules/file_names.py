@@ -13,8 +13,8 @@ from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.source import Source
 
-_REASON = "each instance writes a file of its own: its number is in the name"
-_FOLLOWS = "each instance reads the file that it has written: its number is in the name"
+_REASON = "each instance writes a file of its own, with its number in the name"
+_FOLLOWS = "each instance reads the file that it has written, with its number in the name"
 _INSTANCE = "popdist.getInstanceIndex()"
 _PATHS = frozenset(
     ("os.path.join", "os.path.abspath", "os.fspath", "pathlib.Path", "pathlib.PurePath", "str")
@@ -34,7 +34,13 @@ def number_saved(
     """
     ends = [] if path is None else list(_ends(context, source, path, 0, 5))
     if not ends or not all(_numbered(at.code(node), node) for at, node in ends):
-        context.say(source, call, "ABP807", Verdict.MANUAL, f"put into the name that {_REASON}")
+        context.say(
+            source,
+            call,
+            "ABP807",
+            Verdict.MANUAL,
+            "each instance writes this file: put popdist.getInstanceIndex() into its name",
+        )
         return
     for at, node in ends:
         _number(context, at, node)

@@ -41,7 +41,10 @@ def optimizer(context: Context, step: Step, home: Home) -> tuple[str, str, str]:
     if written is None:
         return "", kept, "None"
     if any(_variable(context, step, each) != home.variable for each in step.gradients.optimizers):
-        raise StepError(step.update, "models with different names are updated here")
+        raise StepError(
+            step.update,
+            "models with different names are updated here: write a training loop for each",
+        )
     rate = places.value(context, step.source, written.rate, home)
     name = ("self." if kept.startswith("self.") else "") + context.name(
         home.source, f"optimizer{_number(context)}"
@@ -60,7 +63,9 @@ def _variable(context: Context, step: Step, model: Thing) -> Variable:
     try:
         return context.things.home(model).variable
     except NoHomeError as error:
-        raise StepError(step.update, f"one of its models has no place: {error}") from error
+        raise StepError(
+            step.update, f"a model that this updates is not made in one place: {error}"
+        ) from error
 
 
 def _number(context: Context) -> str:
@@ -90,7 +95,9 @@ def follow(context: Context, step: Step, model: Wrapped, name: str) -> None:
             statement_of(source, node),
             f'{also}{group}["lr"] = {rate}\n{called}.setOptimizer({optimizer})',
         )
-        reason = "the optimizer gets the new rate, and the program the optimizer"
+        reason = (
+            "the optimizer gets the new rate, and setOptimizer passes it to the compiled program"
+        )
         context.say(source, node, "ABP412", Verdict.MODIFIED, reason)
 
 

@@ -18,14 +18,14 @@ from abele.port.source import Source
 CODES = {
     "ABP900": "The program has a mode for IPUs already. It stays as it is.",
     "ABP901": "The enumeration of compute modes has one more member.",
-    "ABP902": "What only the new mode needs is imported where it is there.",
+    "ABP902": "What only the new mode needs is imported if it is installed.",
     "ABP903": (
         "A function that calls the model takes a program as one more argument. What it does "
         "before the model stays on the host, what it does from there on is the program's."
     ),
     "ABP904": "The loss of a validation is what its program has returned.",
     "ABP905": "Where CPU is compared or listed, the new mode goes with it.",
-    "ABP906": "What another mode does stays; the new one goes the way of CPU.",
+    "ABP906": "What another mode does stays; the new one takes the way of CPU.",
     "ABP907": "A move to the device of the mode stays. That of the new mode is the host.",
     "ABP908": "The model's forward stays: a module around it computes the loss.",
     "ABP909": "Which mode a run is in is not known where a branch is needed.",
@@ -33,15 +33,15 @@ CODES = {
 }
 
 _STAYS = (
-    "this stays for the other modes; the new one goes the way of CPU, and waits for nothing: a "
-    "call of a program returns when its results are there"
+    "this stays for the other modes; the new one takes the way of CPU and waits for nothing, "
+    "because a call of a program returns with its results"
 )
 _LISTED = "the new mode computes on the host what is outside of programs, as CPU does"
 _FORWARD = (
     "forward stays, and returns what it did: the module around the model computes the loss and "
     "marks it with identity_loss"
 )
-_GUARDED = "poptorch and popdist are imported where they are there; the other modes need none"
+_GUARDED = "poptorch and popdist are imported if they are installed; the other modes need neither"
 _HYDRA = "this stays; Hydra before 1.2 has no version_base"
 
 
@@ -63,7 +63,7 @@ def apply(context: Context) -> None:
 
 def _member(context: ModeContext) -> None:
     switch = context.modes
-    reason = f"{switch.new} is one more mode"
+    reason = f"the enumeration gets one more mode, {switch.new}"
     context.say(switch.source, switch.cls, "ABP901", Verdict.MODIFIED, reason)
 
 

@@ -13,7 +13,7 @@ CODES = {
         "The optimizer is torch's. A training model here takes it; PopTorch on an IPU does "
         "not have it."
     ),
-    "ABP409": "No program can be made of this optimizer's update.",
+    "ABP409": "The update of this optimizer cannot be compiled.",
 }
 
 _POPTORCH = frozenset(("SGD", "Adam", "AdamW", "RMSprop"))
@@ -52,5 +52,5 @@ def apply(context: Context) -> None:
                 made,
                 "ABP409",
                 Verdict.BLOCKED,
-                f"no program can be made of the update of {name}",
+                f"the update of {name} cannot be compiled: use another optimizer, such as Adam",
             )

@@ -34,7 +34,7 @@ def home(context: Context, step: Step) -> Home:
     try:
         return context.things.home(step.optimizer)
     except NoHomeError as error:
-        raise StepError(step.update, f"its optimizer has no one place: {error}") from error
+        raise StepError(step.update, f"the optimizer is not made in one place: {error}") from error
 
 
 def homes(context: Context, step: Step, first: Home) -> list[Home]:
@@ -50,12 +50,14 @@ def homes(context: Context, step: Step, first: Home) -> list[Home]:
         try:
             other = context.things.home(thing)
         except NoHomeError as error:
-            raise StepError(step.update, f"one of its optimizers has no place: {error}") from error
+            raise StepError(
+                step.update, f"an optimizer of this step is not made in one place: {error}"
+            ) from error
         if other.source is not first.source or other.variable != first.variable:
             raise StepError(
                 step.update,
-                "its optimizers have different names, or are made in different functions; give "
-                "each a training loop of its own",
+                "the optimizers of this step have different names, or are made in different "
+                "functions: give each a training loop of its own",
             )
         if not any(_chosen(first.source, each.statement, other.statement) for each in every):
             every.append(other)
@@ -248,8 +250,8 @@ def _of_variable(context: Context, at: Source, node: cst.BaseExpression, home: H
             return given
     raise StepError(
         node,
-        f"the program needs {code}, which is not known where the optimizer is made; "
-        "make it there, or in the module",
+        f"the training model needs {code}, which is not known where the optimizer is made: "
+        "compute it before that line, or in the module",
     )
 
 

@@ -18,8 +18,9 @@ from abele.port.rules.schedulers import tell
 from abele.port.source import Source
 
 CODES = {
-    "ABP413": "What changes of an optimizer later is an argument of it, and none of its defaults.",
-    "ABP414": "What the optimizer has here cannot change once its program is made.",
+    "ABP413": "What changes of an optimizer later is written as its argument; defaults are "
+    "constants.",
+    "ABP414": "This value of the optimizer cannot change once its program is compiled.",
     "ABP412": "The training model is given the optimizer again after its rate has changed.",
 }
 
@@ -85,10 +86,14 @@ _DEFAULTS = {
 }
 _FIRST = 2
 _KEPT = (
-    "{key} of {name} changes here, and the program keeps what it was at its first call: make a new "
-    "optimizer here, which gets a program of its own; a momentum may change if it is not 0 at first"
+    "{key} of {name} changes here, and a compiled program keeps what it was at its first call: "
+    "make a new optimizer here, which gets a program of its own; a momentum may change if it is "
+    "not 0 at first"
 )
-_GIVEN = "{key} changes later: the program takes as values what its optimizer is given"
+_GIVEN = (
+    "{key} changes later, so it is written as an argument: a compiled program takes arguments "
+    "as variables and defaults as constants"
+)
 
 
 def _writes(source: Source, statement: Statement, groups: cst.Attribute) -> bool:

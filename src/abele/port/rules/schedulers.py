@@ -17,10 +17,10 @@ from abele.port.source import Source
 
 CODES = {
     "ABP411": "The training model is given the optimizer again after a scheduler has changed it.",
-    "ABP419": "The training model cannot be had where the scheduler steps.",
+    "ABP419": "The training model cannot be reached where the scheduler steps.",
 }
 
-_REASON = "the program takes the new learning rate when it is given the optimizer again"
+_REASON = "setOptimizer passes the new learning rate to the compiled program"
 
 
 #: They leave the rate as it is when they are made; the others may set the first one.
@@ -106,7 +106,13 @@ def tell(
         model = context.routes.name(context.training[optimizer], source, node)
         name = context.routes.name_of(optimizer, source, node)
     except NoRouteError as error:
-        context.say(source, node, "ABP419", Verdict.BLOCKED, f"{_REASON}, but {error}")
+        context.say(
+            source,
+            node,
+            "ABP419",
+            Verdict.BLOCKED,
+            f"the training model needs setOptimizer here, and cannot be reached: {error}",
+        )
         return
     context.edits(source).after(statement_of(source, node), f"{model}.setOptimizer({name})")
     context.say(source, node, code, Verdict.MODIFIED, _REASON)

@@ -32,22 +32,22 @@ CODES = {
         "The training model is made where its optimizer gets its name: model, loss, gradients "
         "and update are one program."
     ),
-    "ABP302": "Gradients are forgotten, computed and applied in the call of the training model.",
+    "ABP302": "The call of the training model does what zero_grad(), backward() and step() did.",
     "ABP303": (
         "The statements from the model to the loss are the forward pass of a new module. What "
         "others read of them is returned beside the loss."
     ),
-    "ABP304": "A function takes a wrapped model as one more argument, and its callers give it.",
+    "ABP304": "A function takes a wrapped model as one more argument, and its callers pass it.",
     "ABP403": "An update written by hand becomes poptorch.optim.SGD with the same rate.",
     "ABP311": (
         "Gradients of several batches are added up by one call, which makes one update and "
         "returns the loss of each batch."
     ),
-    "ABP312": "A state goes from batch to batch; as an argument and result, its shape must stay.",
-    "ABP314": "A number that changes goes to the program as a tensor of float32.",
-    "ABP313": "The model may be in training mode or not where it is trained.",
-    "ABP398": "The training model cannot be passed to where the step is.",
-    "ABP399": "The training step has no counterpart as one program.",
+    "ABP312": "A state is passed from batch to batch; its shape must not change.",
+    "ABP314": "A number that changes is passed to the compiled program as a tensor of float32.",
+    "ABP313": "The model may be in training or in evaluation mode where it is trained.",
+    "ABP398": "The training model cannot be reached where the step is.",
+    "ABP399": "The training step cannot become one compiled program.",
     "ABP616": "An optimizer of a program updates nothing by itself.",
 }
 
@@ -67,7 +67,7 @@ def apply(context: Context) -> None:
         except StepError as error:
             context.refuse(step.source, error, "ABP399")
         except NoRouteError as error:
-            reason = f"the training model cannot be had here: {error}"
+            reason = f"the training model cannot be reached here: {error}"
             context.say(step.source, step.backward, "ABP398", Verdict.BLOCKED, reason)
     _refuse_other_updates(context)
 
@@ -95,7 +95,11 @@ def _refuse_other_updates(context: Context) -> None:
 
 def _rewrite(context: Context, step: Step) -> None:
     if any(each in context.training for each in step.gradients.optimizers):
-        raise StepError(step.backward, "its optimizer updates in another step, too")
+        raise StepError(
+            step.backward,
+            "this optimizer updates in another step, too: make an optimizer for each, or one "
+            "step of both",
+        )
     _check_results(context, step)
     say_carried(context, step)
     _say_modes(context, step)
@@ -111,7 +115,7 @@ def _rewrite(context: Context, step: Step) -> None:
         put_call(context, step, name)
     else:
         accumulation.call(context, step, name, divided)
-    take_out(context, step, "ABP302", "the call of the model does this, too", split is None)
+    take_out(context, step, "ABP302", "the call of the training model does this", split is None)
 
 
 def _check_results(context: Context, step: Step) -> None:
@@ -160,7 +164,8 @@ def say_carried(context: Context, step: Step) -> None:
         carried = [name for name in writes(statement) if name in step.carried]
         if carried and statement in step.block:
             reason = (
-                f"{', '.join(carried)} goes in and comes back at each call: its shape must stay"
+                f"{', '.join(carried)} is passed to each call and returned by it: its shape "
+                "must not change"
             )
             context.say(step.source, statement, "ABP312", Verdict.MANUAL, reason)
 
@@ -169,8 +174,8 @@ def _say_numbers(context: Context, step: Step) -> None:
     """What is a number in the original and a tensor in the port rounds as tensors do."""
     if step.slow:
         reason = (
-            f"{', '.join(step.slow)} changes, and goes to the program as a tensor: what is "
-            "computed from it there is rounded to float32, where Python has float64"
+            f"{', '.join(step.slow)} changes, and is passed to the compiled program as a tensor: "
+            "what is computed from it there is rounded to float32, where Python has float64"
         )
         context.say(step.source, step.place, "ABP314", Verdict.MODIFIED, reason)
 
@@ -181,8 +186,8 @@ def _say_modes(context: Context, step: Step) -> None:
         mode = TrainingMode(context.project, context.things, thing)
         if mode.at(step.source, step.place) == EITHER:
             reason = (
-                "the model may be in training mode here or not, and the program keeps the mode of "
-                "its first call: call train() before"
+                "the model may be in training or in evaluation mode here, and a compiled "
+                "program keeps the mode of its first call: call train() before"
             )
             context.say(step.source, step.backward, "ABP313", Verdict.MANUAL, reason)
             return
@@ -254,7 +259,7 @@ def _say_made(context: Context, step: Step, home: Home, name: str) -> None:
         for thing in step.models:
             with contextlib.suppress(NoHomeError):
                 made = context.things.home(thing)
-                says = f"this is in {name} when it is first needed, whatever it is moved to before"
+                says = f"{name} takes this when it is first needed, wherever it is moved before"
                 context.say(made.source, made.statement, "ABP301", Verdict.MODIFIED, says)
     context.say(home.source, home.statement, "ABP301", Verdict.MODIFIED, reason)
 
@@ -310,7 +315,7 @@ def put_call(context: Context, step: Step, name: str, text: str = "") -> None:
             Verdict.MODIFIED,
             f"moved into the module that {name} runs"
             if statement is not step.place
-            else f"one call of {name} computes, differentiates and updates",
+            else f"one call of {name} runs forward, backward and the update",
         )
 
 

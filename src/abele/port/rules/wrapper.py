@@ -115,7 +115,10 @@ def _parts(context: Context, step: Step) -> list[Part]:
     parts = [Part(_attribute(node), node) for node in nodes.values()]
     known = {part.name for part in parts}
     if len(known) < len(parts):
-        raise StepError(parts[-1].value, "two models of the step are attributes of the same name")
+        raise StepError(
+            parts[-1].value,
+            "two models of this step are attributes of the same name: rename one of them",
+        )
     for node in _constants(context, step):
         name = _attribute(node)
         if name not in known:
@@ -158,7 +161,7 @@ def _refuse_changed(context: Context, step: Step, attribute: cst.Attribute) -> N
     name, code = attribute.attr.value, step.source.code(attribute)
     raise StepError(
         attribute if attribute in same else same[0],
-        f"{code} gets other values, and the program keeps the first; write {name} = "
+        f"{code} changes, and a compiled program keeps its first value: write {name} = "
         f"torch.as_tensor({code}) before, and use that",
     )
 
@@ -183,7 +186,11 @@ class _Constants(cst.CSTVisitor):
 
     def visit_Name(self, node: cst.Name) -> None:
         if node.value == "self":
-            raise StepError(node, "the loss needs the object itself, not only its attributes")
+            raise StepError(
+                node,
+                "the loss uses self as a whole: use attributes of self there, which become "
+                "arguments of the module around the model",
+            )
         if node.value in self._names:
             self.nodes.append(node)
 

@@ -15,13 +15,14 @@ _CHANCE = re.compile(
     r"|((?:\b\w+\.)*(?:seed|manual_seed|default_rng|Random))\([^#]*(?:time|pid|urandom|uuid)\w*\([^#]*\)"
 )
 _WHY_NORM = (
-    "batch norm takes averages over the rows of a batch, and one row has none; group norm takes "
-    "them within each row. Weights that were trained with batch norm do not fit it."
+    "batch norm averages over the rows of a batch, and one row gives no average; group norm "
+    "averages within each row. Weights that were trained with batch norm do not fit it."
 )
 _WHY_SQUEEZE = (
-    "squeeze() takes every dimension of one out, also that of the rows; name the one that is meant."
+    "squeeze() removes every dimension of size 1, also that of the rows: name the one that "
+    "is meant."
 )
-_WHY_SPREAD = "one row has no spread: its estimate divides by nothing."
+_WHY_SPREAD = "this estimate divides by the number of rows less one, which is 0 for one row."
 
 
 def where(line: str, port: Path, original: Path) -> tuple[str, str]:
@@ -132,13 +133,13 @@ def of_training(told: Mapping[str, Any]) -> str:
     if told["changed"] == "value":
         why = (
             f"the optimizer's {told['name']} is {told['host']:g} before this call, and the "
-            f"program's is {told['program']:g}; it has to be told."
+            f"program's is {told['program']:g}; pass the new value on."
         )
         new = f"{model}.setOptimizer({told['optimizer']})"
     elif told["changed"] == "weight":
         why = (
-            f"the host has changed {told['name']}, and the program has its own; send it, here or "
-            "where it changes."
+            f"the host has changed {told['name']}, and the program still has the old values; copy "
+            "them to the device, here or where they change."
         )
         new = (
             f"if {model}.isCompiled():\n+     {model}.copyWeightsToHostIfNeeded()\n"
@@ -147,7 +148,7 @@ def of_training(told: Mapping[str, Any]) -> str:
     else:
         why = (
             f"{told['name']} is in {told['mode']} mode now, and a program keeps the mode of its "
-            "first call; have it made anew, once, where the mode changes."
+            "first call; have it compiled anew, once, where the mode changes."
         )
         new = f"{model}.destroy()"
     return f"{place}: {why}\n+ {new}\n  {text}"

@@ -151,10 +151,10 @@ def _differentiate(outputs: Sequence[torch.Tensor]) -> None:
 def _without_numbers(module: torch.nn.Module, outputs: Sequence[torch.Tensor]) -> str:
     """What has no numbers, in words."""
     if not all(each.isfinite().all() for each in outputs if each.is_floating_point()):
-        return "what it computes is no number"
+        return "its results are not all finite"
     for name, each in module.named_parameters():
         if each.grad is not None and not each.grad.isfinite().all():
-            return f"the gradient of {name} is no number"
+            return f"the gradient of {name} is not finite"
     return ""
 
 
@@ -173,7 +173,7 @@ def _compared(whole: _Run, one: _Run) -> dict[str, Any]:
     problem = one.problem
     shapes = zip(whole.shapes, one.shapes, strict=False)
     if not problem and any(len(mine) != len(other) for mine, other in shapes):
-        problem = "a result has no dimension of rows any longer"
+        problem = "a result has lost its dimension of rows"
     cause = next(
         (
             (mine, other)

@@ -100,8 +100,8 @@ def asked(
         )
     except subprocess.TimeoutExpired:
         raise CheckError(
-            f"{script} has not come to what is looked at within {timeout_s:g} s. Give it arguments "
-            "with which it has less to do."
+            f"{script} has not called its models within {timeout_s:g} s. Give it arguments with "
+            "which it has less to do."
         ) from None
     for line in done.stderr.splitlines():
         if line.startswith(_MARK):

@@ -80,7 +80,11 @@ def call(context: Context, source: Source, node: cst.Call, made: Trainer, optimi
     more: list[str] = []
     if not batches.one:
         if any(each.keyword is not None or each.star == "**" for each in node.args):
-            raise StepError(node, "this call takes several batches; give it tensors by position")
+            raise StepError(
+                node,
+                "this call takes several batches, which its port cuts from positional "
+                "arguments: pass its tensors by position",
+            )
         parts = " * ".join(each for each in (batches.accumulation, batches.replicas) if each != "1")
         if batches.iterations != "1":
             more.append(f"iterations={batches.iterations}")
@@ -120,7 +124,9 @@ def _text(node: cst.Call, made: Trainer, name: str, free: str) -> str:
         return _ONE.format(name=name, loss=loss.of("results"), limit=line, detached=free)
     mode = batches.mode or "Final"
     if mode not in ("Final", "All", "Default"):
-        raise StepError(node, f"its output mode is {mode}; write which results are wanted by hand")
+        raise StepError(
+            node, f"the options of this call have output mode {mode}: select these results by hand"
+        )
     added_up = batches.is_sum or (batches.accumulation == batches.replicas == "1")
     line = f"        {limit}\n" if limit else ""
     joined = "torch.cat([each.reshape(1) if each.dim() == 0 else each for each in {}])"

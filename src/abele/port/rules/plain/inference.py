@@ -24,11 +24,11 @@ CODES = {
     "ABP1201": "An inference model is the model itself.",
     "ABP1202": "The model is called without gradients, as the program computed.",
     "ABP1203": "The call stands where no gradients can be switched off around it.",
-    "ABP1208": "A call had several batches, and each result one part of each.",
+    "ABP1208": "A call takes several batches; results without rows are now one value for all.",
     "ABP1209": "The program returned some of its results.",
 }
 
-_REASON = "the model itself; it shares its weights with nobody else"
+_REASON = "the model itself, with its one set of weights"
 
 
 def apply(context: Context) -> None:
@@ -55,12 +55,15 @@ def _say_batches(context: Context, thing: Thing, made: cst.Call) -> None:
         context.refuse(thing.source, error, "ABP1209")
         return
     if batches.mode not in ("", "All", "Default") and not batches.one:
-        reason = f"the results of output mode {batches.mode} are some of those of a call"
+        reason = (
+            f"output mode {batches.mode} returns some results of a call, and the plain model "
+            "returns all: select them by hand, or use OutputMode.All"
+        )
         context.say(thing.source, made, "ABP1209", Verdict.BLOCKED, reason)
     elif not batches.one:
         reason = (
             f"a call takes {' x '.join(batches.factors)} batches at once; a result without rows, "
-            "such as a loss, is one value of all, where the program returned one of each"
+            "such as a loss, is now one value for all, where the program returned one for each"
         )
         context.say(thing.source, made, "ABP1208", Verdict.MANUAL, reason)
 
@@ -82,7 +85,10 @@ def _call(context: Context, source: Source, call: cst.Call) -> None:
         reason = "a program for inference computes no gradients"
         context.say(source, statement, "ABP1202", Verdict.MODIFIED, reason)
     else:
-        reason = "the results have gradients; compute them in a statement under torch.no_grad()"
+        reason = (
+            "the results have gradients here: compute them in a statement of their own, under "
+            "torch.no_grad()"
+        )
         context.say(source, call, "ABP1203", Verdict.MANUAL, reason)
 
 

@@ -20,8 +20,8 @@ CODES = {
         "The loader is torch's. A batch has the rows of all batches that a call took, and a last, "
         "shorter one is left out unless the loader kept it."
     ),
-    "ABP1302": "A loader of torch needs no end.",
-    "ABP1309": "It is not known how many rows this loader gives a call.",
+    "ABP1302": "A loader of torch need not be ended.",
+    "ABP1309": "How many rows this loader gives a call is not known.",
 }
 
 #: The arguments of poptorch.DataLoader in their order; torch's has the first three in the same one.
@@ -83,7 +83,9 @@ def _replace(context: Context, thing: Thing, call: cst.Call) -> None:
     if batches.factors and (
         ("batch_size" not in names and "" in names) or "batch_sampler" in names
     ):
-        raise StepError(call, "its rows are chosen by what it is given; name its batch_size")
+        raise StepError(
+            call, "an argument that is not followed chooses its batches: give it batch_size"
+        )
     factors = " * ".join(batches.factors)
     context.treated |= {each.argument for each in given if each.name in _GONE}
     context.edits(thing.source).need("import torch")

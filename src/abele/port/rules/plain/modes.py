@@ -21,7 +21,7 @@ CODES = {
     ),
 }
 
-_REASON = "the program kept its mode, also after another one was set"
+_REASON = "the compiled program kept the mode of its first call, which is set again here"
 
 
 def set_before(

@@ -72,7 +72,7 @@ def _replace(context: Context, source: Source, call: cst.Call, name: str) -> Non
     elif name in _FALSE:
         context.treated.add(call)
         context.edits(source).replace(call, "False")
-        reason = "the program takes the way that it has for hosts"
+        reason = "nothing runs on an IPU here, so the script takes its way for hosts"
         context.say(source, call, "ABP1504", Verdict.MODIFIED, reason)
 
 
@@ -84,7 +84,7 @@ def _loss(context: Context, source: Source, call: cst.Call) -> None:
     context.treated |= {call.func, *(each for each in call.args if each.value is not given)}
     if how == "none":
         context.edits(source).take_out(call, lambda node: _argument(node, call, given))
-        reason = "the loss is what backward begins from; one of several values needs .sum()"
+        reason = "backward() begins with this loss; a loss of several values needs .sum()"
     else:
         context.edits(source).change(call, lambda node: _method(_argument(node, call, given), how))
         reason = f"the loss is the {how} of these values, as the program had it"

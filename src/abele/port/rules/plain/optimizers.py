@@ -19,7 +19,7 @@ CODES = {
         "Scales of losses and types of accumulators are for half precision on the device, and go."
     ),
     "ABP1403": "The norm of gradients is limited by a call before the update.",
-    "ABP1404": "Which values of an optimizer may change needs no word.",
+    "ABP1404": "Every value of torch's optimizers may change, so nothing has to say so.",
     "ABP1409": "torch's optimizer makes another update.",
 }
 
@@ -63,14 +63,20 @@ def _replace(context: Context, thing: Thing, call: cst.Call) -> None:
     name = thing.name.rpartition(".")[2]
     source = thing.source
     if name not in _TORCH:
-        raise StepError(call, f"torch.optim has no {name}")
+        raise StepError(call, f"torch.optim has no {name}: use another optimizer, such as AdamW")
     for other, same in _OTHER.items():
         given = argument(call, other)
         if given is not None and source.code(given) not in (same, "None"):
-            raise StepError(call, f"torch's {name} makes another update than this with {other}")
+            raise StepError(
+                call, f"torch's {name} updates otherwise than this with {other}: leave that out"
+            )
     rate = argument(call, "lr", 1)
     if isinstance(rate, cst.Tuple):
-        raise StepError(call, "a rate with a flag has no counterpart; give the rate alone")
+        raise StepError(
+            call,
+            "torch's optimizers take the number alone: leave out the flag that says whether it "
+            "may change",
+        )
     context.edits(source).need("import torch")
     context.edits(source).replace(call.func, f"torch.optim.{name}")
     context.treated.add(call.func)

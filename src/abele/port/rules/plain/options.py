@@ -28,7 +28,7 @@ CODES = {
     ),
     "ABP1002": "The seed of options is torch's, from where it was set.",
     "ABP1003": "A function is no longer given options.",
-    "ABP1007": "The option has an effect that plain PyTorch may not have; somebody has to look.",
+    "ABP1007": "The option has an effect that plain PyTorch may not have: check if you need it.",
     "ABP1008": "The option changes what is computed, and plain PyTorch has nothing like it.",
     "ABP1009": "The options go where they are not followed.",
 }

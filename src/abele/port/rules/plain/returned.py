@@ -53,10 +53,10 @@ def loss_of(context: Context, training: Thing) -> Loss:
         for each in context.things.of(training.source, given, Kind.MODEL)
     }
     if not answers:
-        raise StepError(given, "the class of its model is not in these files, nor which result is "
-                        "the loss")  # fmt: skip
+        raise StepError(given, "the class of its model is not in the files that are ported, so "
+                               "which result is the loss is not known")  # fmt: skip
     if len(answers) > 1:
-        raise StepError(given, "its models return their losses at different places")
+        raise StepError(given, "its models return the loss at different positions")
     return answers.pop()
 
 
@@ -66,19 +66,25 @@ def _of_model(context: Context, model: Thing, node: cst.CSTNode) -> Loss:
         cls = context.project.class_of(model.source, model.made.func)
     forward = None if cls is None else context.project.method(cls, "forward")
     if cls is None or forward is None:
-        raise StepError(node, f"the forward of {model.name or 'its model'} is not in these files, "
-                        "so which result is the loss is not known")  # fmt: skip
+        name = model.name or "its model"
+        raise StepError(
+            node,
+            f"the forward of {name} is not in the files that are ported, so which result is the "
+            "loss is not known",
+        )
     source = next(each for each, function in context.project.functions() if function is forward)
     known = {_loss(context, source, forward, each) for each in _results(source, forward)}
     losses = {each for each in known if each is not None}
     if len(losses) == 1:
         return losses.pop()
     if len(losses) > 1:
-        raise StepError(node, "forward returns its loss at different places")
+        raise StepError(node, "forward returns the loss at different positions")
     counts = {len(each) for each in _results(source, forward)}
     if counts == {1}:
         return Loss(0, 1)
-    raise StepError(node, f"which result of {cls.name.value}.forward is the loss is not seen{_HOW}")
+    raise StepError(
+        node, f"which result of {cls.name.value}.forward is the loss was not found{_HOW}"
+    )
 
 
 def _results(source: Source, forward: cst.FunctionDef) -> Iterator[Sequence[cst.BaseExpression]]:

@@ -124,12 +124,18 @@ def batches_of(
     if given is None:
         return Batches()
     if not things:
-        raise StepError(call, f"it is not known what {source.code(given)} says of a call's batches")
+        raise StepError(
+            call,
+            f"how many batches a call takes with {source.code(given)} was not found: make these "
+            "options in the files that are ported",
+        )
     every = [_batches(context, each, training=training) for each in things]
     if any(dataclasses.replace(each, nodes=()) != dataclasses.replace(every[0], nodes=())
            for each in every):  # fmt: skip
         raise StepError(
-            call, "which options are used, and how many batches, depends on a condition"
+            call,
+            "a condition decides which options are used, and so how many batches a call "
+            "takes: use one for all",
         )
     return every[0]
 
@@ -142,10 +148,12 @@ def _batches(context: Context, options: Thing, *, training: bool) -> Batches:
         if each.name not in (*_FACTORS, *_MODES, *_REDUCTIONS):
             continue
         if each.maybe:
-            raise StepError(each.call, f"whether {each.name} is set depends on a condition")
+            raise StepError(
+                each.call, f"a condition decides whether {each.name} is set: set it in any case"
+            )
         given = each.call.args[0].value if each.call.args else None
         if given is None:
-            raise StepError(each.call, f"{each.name} is given nothing")
+            raise StepError(each.call, f"{each.name}() has no argument")
         code = each.source.code(given)
         if each.name in _MODES:
             mode = code.rpartition(".")[2]
@@ -154,7 +162,9 @@ def _batches(context: Context, options: Thing, *, training: bool) -> Batches:
         elif training or each.name != "gradientAccumulation":
             factor = _FACTORS[each.name]
             if values.get(factor, code) != code:
-                raise StepError(each.call, f"{each.name} is set twice")
+                raise StepError(
+                    each.call, f"{each.name} is set twice, to different values: set it once"
+                )
             values[factor] = code
             if code != "1":
                 nodes.append((each.source, given))

@@ -55,7 +55,7 @@ class Trainer:
                 return context.routes.name_of(self.optimizer, source, node)
             return context.routes.name(self.optimizer, source, node)
         except NoRouteError as error:
-            raise StepError(node, f"the optimizer is not known here: {error}") from error
+            raise StepError(node, f"the optimizer cannot be reached here: {error}") from error
 
 
 def trainer(context: Context, thing: Thing) -> Trainer:
@@ -75,7 +75,10 @@ def trainer(context: Context, thing: Thing) -> Trainer:
     optimizers = [] if given is None else list(context.things.of(source, given, Kind.OPTIMIZER))
     limits = {_limit(each) for each in optimizers}
     if len({None if each is None else source.code(each) for each in limits}) > 1:
-        raise StepError(made, "which limit its gradients have depends on a condition")
+        raise StepError(
+            made,
+            "a condition decides which limit (max_grad_norm) its gradients have: use one for all",
+        )
     result = Trainer(
         thing=thing,
         loss=loss,
@@ -136,7 +139,10 @@ def _optimizer(
         variable = context.things.variable(source, given)
         if variable is not None:
             return Wrapped(variable.name, source, variable.owner)
-        raise StepError(given, "it is not known where its optimizer is made")
+        raise StepError(
+            given,
+            "the line that makes its optimizer was not found: make it in the files that are ported",
+        )
     statement = statement_of(source, made)
     prefix = "self." if findall(statement, m.AssignTarget(m.Attribute(m.Name("self")))) else ""
     owner = source.enclosing(made, cst.ClassDef) if prefix else None
@@ -166,7 +172,7 @@ def _name_of(source: Source, made: cst.Call, model: cst.BaseExpression) -> str:
     assign = source.parent(made)
     if isinstance(assign, cst.Assign) and isinstance(assign.targets[0].target, cst.Name):
         return assign.targets[0].target.value
-    raise StepError(made, "its model has no name; give it one before it is wrapped")
+    raise StepError(made, "its model is not assigned to a variable: do that before it is wrapped")
 
 
 def _limit(optimizer: Thing) -> cst.BaseExpression | None:

@@ -23,15 +23,15 @@ from abele.port.source import Source
 
 CODES = {
     "ABP1101": (
-        "A training model is the model itself. What its call did follows the call: gradients are "
-        "forgotten, computed and applied."
+        "A training model is the model itself. What its call did follows the call: zero_grad(), "
+        "backward() and step()."
     ),
     "ABP1102": "The call of the model is one step: its loss is differentiated and applied.",
     "ABP1103": (
         "The call is one of a function of the file that makes the updates of one call, in the "
         "middle of an expression or with several batches."
     ),
-    "ABP1109": "It is not known what this training model does in a call.",
+    "ABP1109": "What this training model does in a call is not known.",
 }
 
 _STEP = "the loss of this call is differentiated and applied, as the program did"
@@ -185,7 +185,7 @@ def _of_target(
     elements = [each.value for each in target.elements]
     if len(elements) != loss.count or any(isinstance(e, cst.StarredElement) for e in elements):
         raise StepError(
-            call, f"the model returns {loss.count} results, and {len(elements)} are taken"
+            call, f"the model returns {loss.count} results, and this assigns {len(elements)}"
         )
     element = elements[loss.place]
     if m.matches(element, m.Name("_")):

@@ -16,10 +16,10 @@ from abele.port.rules.plain import gaps
 from abele.port.source import Source
 
 CODES = {
-    "ABP1111": "A module is attached to nothing and compiled by nobody; the line goes.",
-    "ABP1112": "A new rate of the optimizer counts at once; nobody has to be told.",
+    "ABP1111": "A plain module is not compiled or attached to a device; the line is removed.",
+    "ABP1112": "A new rate of the optimizer takes effect at once.",
     "ABP1113": "The training model is given another optimizer, whose state would be the old one's.",
-    "ABP1114": "A module says nothing of this; somebody has to look.",
+    "ABP1114": "A plain module does not have this: decide by hand what takes its place.",
 }
 
 _GONE = frozenset(
@@ -68,15 +68,15 @@ def _member(context: Context, source: Source, node: cst.Attribute) -> None:
         around = source.parent(call)
         if isinstance(around, cst.If):
             context.edits(source).change(around, _without_empty)
-        reason = "a module runs as it is, compiled by nobody"
+        reason = "a plain module runs without being compiled"
         context.say(source, node, "ABP1111", Verdict.MODIFIED, reason)
     elif name in _GONE and alone:
         context.treated.add(statement)
         gaps.remove(context, source, statement)
-        reason = f"nothing is to be done for {name} of a module"
+        reason = f"a plain module needs no {name}"
         context.say(source, statement, "ABP1111", Verdict.MODIFIED, reason)
     elif name in _NONE | _GONE:
-        reason = f"a module has no {name}; take the line out, or ask something else"
+        reason = f"a plain module has no {name}: take this out, or ask something else"
         context.say(source, node, "ABP1114", Verdict.MANUAL, reason)
 
 
@@ -113,5 +113,5 @@ def _set_optimizer(context: Context, source: Source, node: cst.Attribute, call: 
         context.say(source, call, "ABP1113", Verdict.BLOCKED, reason)
         return
     gaps.remove(context, source, statement)
-    reason = "the update reads the optimizer's values each time"
+    reason = "each update reads the present values of the optimizer"
     context.say(source, statement, "ABP1112", Verdict.MODIFIED, reason)

@@ -11,7 +11,7 @@ from abele.port.finding import Verdict
 CODES = {
     "ABP2401": "The optimizer is samba.optim's, with the same arguments.",
     "ABP2402": "The optimizer is torch's. A session here takes it; SambaFlow does not have it.",
-    "ABP2409": "No program can be made of this optimizer's update.",
+    "ABP2409": "The update of this optimizer cannot be compiled.",
 }
 
 #: The arguments of each in samba.optim; the first ones have torch's order.
@@ -31,7 +31,10 @@ def apply(context: Context) -> None:
     for thing, made in context.optimizers():
         name = thing.name.rpartition(".")[2]
         if not thing.name.startswith("torch.optim."):
-            reason = f"no program can be made of the update of {name}"
+            reason = (
+                f"the update of {name} cannot be compiled: use another optimizer, such as "
+                "samba.optim.AdamW"
+            )
             context.say(thing.source, made, "ABP2409", Verdict.BLOCKED, reason)
         elif _fits(name, made):
             _replace(context, thing, made, name)

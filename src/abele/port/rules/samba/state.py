@@ -44,7 +44,7 @@ def _fetch(context: Context, step: Step) -> None:
         if _is_saved(context, step):
             more = f", {context.routes.name_of(step.optimizer, source, step.backward)}"
     except NoRouteError as error:
-        reason = f"the weights cannot be fetched here: {error}"
+        reason = f"the model cannot be reached here, so its weights cannot be fetched: {error}"
         context.say(source, step.backward, "ABP2501", Verdict.BLOCKED, reason)
         return
     context.edits(source).after(node, f"samba.session.to_cpu({name}{more})")
@@ -93,7 +93,9 @@ def _say_uses(context: Context, step: Step) -> None:
                     context.say(source, call, "ABP2502", Verdict.MATCH, reason)
             elif source.imported(call.func) in ("torch.save", "pickle.dump") and call.args:
                 if context.things.of(source, call.args[0].value, Kind.MODEL) & {*step.models}:
-                    reason = "parameters on the device are no part of a file; save its state_dict()"
+                    reason = (
+                        "a pickled model lacks the parameters on the device: save its state_dict()"
+                    )
                     context.say(source, call, "ABP2504", Verdict.MANUAL, reason)
             elif isinstance(call.func, cst.Attribute) and call.func.attr.value in _LOADS:
                 _say_loaded(context, step, source, call, call.func)

@@ -34,7 +34,7 @@ CODES = {
         "the update. The first batch compiles the program."
     ),
     "ABP2304": "The learning rate goes along with each run.",
-    "ABP2399": "The training step has no counterpart as one program.",
+    "ABP2399": "The training step cannot become one compiled program.",
 }
 
 _TRACED = '''def {name}(model, inputs, optimizer):
@@ -68,7 +68,7 @@ def apply(context: Context) -> None:
         except StepError as error:
             context.refuse(step.source, error, "ABP2399")
         except NoRouteError as error:
-            reason = f"the model with its loss cannot be had here: {error}"
+            reason = f"the model with its loss cannot be reached here: {error}"
             context.say(step.source, step.backward, "ABP2399", Verdict.BLOCKED, reason)
 
 
@@ -94,9 +94,12 @@ def _require(context: Context, step: Step) -> None:
         StepError: says what.
     """
     if step.gradients.by_hand is not None:
-        raise StepError(step.update, "this update is written by hand; make it torch.optim.SGD")
+        raise StepError(step.update, "this update is written by hand: use torch.optim.SGD")
     if not step.inputs:
-        raise StepError(step.backward, "the program is given nothing of the loop, and has no input")
+        raise StepError(
+            step.backward,
+            "this step uses no tensor of the loop, and a compiled program needs an input",
+        )
     _require_tensors(context, step)
     clip = step.gradients.clip
     if clip is not None:
