@@ -111,6 +111,20 @@ def test_links_point_somewhere(page):
         assert (page.parent / link).exists(), f"{page.name} links {link}"
 
 
+def headings(page):
+    """What links of GitHub call the headings of a page."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    named = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", "\n".join(re.findall(r"^#+ (.*)$", text, re.M)))
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in named.splitlines()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_headings_point_somewhere(page):
+    for link, anchor in re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", page.read_text()):
+        linked = page.parent / link if link else page
+        assert anchor in headings(linked), f"{page.name} links {link}#{anchor}"
+
+
 def test_the_module_of_the_device_tools(tmp_path):
     done = run(blocks("docs/gc-tools.md"), tmp_path)
     assert done.returncode == 0, done.stderr
