@@ -1,4 +1,4 @@
-"""Says which garment a photograph shows, in plain PyTorch: what is trained there runs anywhere.
+"""Says which garment a photograph shows, in plain PyTorch: trained weights run anywhere.
 
 This program does not import poptorch. It needs the weights that `introduction.py` saved.
 """

@@ -1,8 +1,8 @@
 """Tells neutrinos from cosmic muons: python examples/cosmictagger_demo.py.
 
 Makes events of a simulated detector, trains a small network on some, and labels others that it has
-not seen, with the same command line that physicists use: --mode IPU compiles the same run for that
-device. `out/cosmictagger_demo/report.html` shows how well it does, event by event.
+not seen, with the command line of the application. --mode IPU makes one compiled program of the
+same run. `out/cosmictagger_demo/report.html` shows how well it does, event by event.
 """
 
 import argparse

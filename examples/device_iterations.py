@@ -1,7 +1,7 @@
-"""Several steps in one call, and what comes back of them: python examples/device_iterations.py.
+"""Several steps in one call, and which results it returns: python examples/device_iterations.py.
 
 A call has a cost of its own. With device iterations one call makes many updates; the output mode
-says which results leave it. The times are those of this machine.
+says which of their results it returns. Times are measured on this machine.
 """
 
 import argparse

@@ -3,8 +3,8 @@
 One process:    python examples/distributed.py
 Two instances:  poprun --num-instances 2 --num-replicas 4 python examples/distributed.py
 
-Every update sees all rows, so that it does not matter which instance reads which of them. The
-instances end with equal bits; one process adds in another order, which the last digits may show.
+Every update sees all rows, so it does not matter which instance reads which of them. The instances
+end with equal bits. One process adds in another order, so its last digits may differ.
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """Keep the device busy: four ways of loading the same data, measured.
 
-Every row costs the host some work, as decoding a picture would. Workers and a ring of shared
-memory, filled ahead of time, let host and device work at once. Rows that only index tensors need
-none of this: the loader fetches them batch by batch. A run's last line says what bounded it.
+Every row costs the host some work, as decoding a picture would. Worker processes, and a ring of
+shared memory that is filled in advance, let host and device work at the same time. Rows that only
+index tensors need neither: the loader fetches them batch by batch. The last line says what bounded
+the run.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Trains one network in float32, in half, and in half with stochastic rounding.
 
-Updates far below the distance of two halves are lost when rounded to nearest, not at random.
+An update far smaller than the distance between two half numbers is lost if it is rounded to
+nearest, but not on average if it is rounded at random.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Spread a network over four devices, and see that its numbers do not depend on it.
+"""Spread a network over four devices, and see that its numbers stay the same.
 
 Interpreted (ABELE_TARGET=reference) they are equal to the bit, compiled they agree up to rounding.
-Blocks say which layer belongs where, and a pipelined strategy is the default. A pipeline of 4
-stages, and 3 more on the way back, is full with 7 micro-batches per weight update, so the options
-must ask for that many. Stages then work at the same time, each on its share of the cores.
+Blocks say which layer belongs to which device, and run as a pipeline by default. A pipeline
+of 4 stages, and 3 more on the way back, is full with 7 micro-batches per weight update, so the
+options must ask for that many. Stages then work at the same time, each on its share of the cores.
 """
 
 import argparse

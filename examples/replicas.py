@@ -1,8 +1,8 @@
-"""Four replicas: inputs that are shared, and weights that are not: python examples/replicas.py.
+"""Four replicas that share inputs but not weights: python examples/replicas.py.
 
 Groups of replicas can receive the same rows (inputReplicaGrouping), and a parameter can have one
-value per group (replicaGrouping): here four models that differ in nothing but their start are
-trained side by side by one program. Each is the same as if it had been trained alone.
+value per group (replicaGrouping). Here one program trains four models side by side that differ only
+in their first weights. Each ends as if it had been trained alone.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Train, be killed, start the same command again: the weights are those of an undisturbed run.
+"""Kill a training, start the same command again, and get the weights of an undisturbed run.
 
 poprun starts it again by itself: `poprun --max-restarts 3 python examples/resume.py FOLDER`.
 """

@@ -1,6 +1,6 @@
 """Train a little, export the model to a file, and go on in a new process without its source.
 
-The second process knows the file only. Both train on the same batches, and the table compares.
+The second process has only the file. Both train on the same batches, and a table compares them.
 """
 
 import argparse
