@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from abele.report import comparison, read_run
+from abele.report import comparison, read_run, words
 from abele.report import optimizer as optimizers
 from abele.report.journal import Journal
 from abele.report.optimizer import Change, Optimizer, ParameterGroup, changed, optimizer_of
@@ -174,3 +174,24 @@ def test_changes_that_are_not_kept_are_counted():
     known = of(0.1, changes=HALF, left_out=30)
     text = page(run_with(known), journal_of())
     assert "31 changes, the last before call 5: group0.lr 0.05. 30 before the last are" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([0.1, 0.05], ["0.1", "0.05"]),
+        ([0.1, 0.1000000001, 0.2], ["0.1", "0.1000000001", "0.2"]),
+        ([0.1 + 0.2, 0.3, 0.15], ["0.30000000000000004", "0.3", "0.15"]),
+        ([1.0, math.inf, math.nan, math.nan], ["1", "inf", "nan", "nan"]),
+        ([], []),
+    ],
+)
+def test_a_change_is_seen_in_what_is_shown(values, texts):
+    assert words.settings(values) == texts
+
+
+def test_the_page_shows_a_change_behind_the_sixth_digit():
+    small = (4, {"group0.lr": 0.1000000001})
+    text = page(run_with(of(0.1, changes=(small,))), journal_of())
+    assert "the last before call 5: group0.lr 0.1000000001." in text
+    assert text.count("group0.lr 0.1000000001") == 2

@@ -8,6 +8,8 @@ from abele.report.page.markup import Content, Html, long_table, section, table, 
 from abele.report.record import Run
 
 _MOST = 12  # rows of a table at first
+#: Values as they are shown, by name and by how many calls were made before.
+_Texts = dict[str, dict[int, str]]
 
 
 def optimizer(run: Run) -> Html | None:
@@ -15,24 +17,32 @@ def optimizer(run: Run) -> Html | None:
     if run.optimizer is None:
         return None
     known = run.optimizer
-    parts: list[Content] = [tag("p", tag("code", known.name)), _groups(known)]
+    texts = _texts(known)
+    parts: list[Content] = [tag("p", tag("code", known.name)), _groups(known, texts)]
     if known.values:
-        rows: list[list[Content]] = [
-            [name, words.setting(value)] for name, value in known.values.items()
-        ]
+        rows: list[list[Content]] = [[name, texts[name][0]] for name in known.values]
         parts.append(table(("of all", "value"), rows, numbers=(1,)))
     if known.changes:
-        parts += [tag("p", _counted(known)), _changes(known)]
+        parts += [tag("p", _counted(known, texts)), _changes(known, texts)]
     return section("Optimizer", parts, name="optimizer")
 
 
-def _groups(known: Optimizer) -> Html:
+def _texts(known: Optimizer) -> _Texts:
+    texts: _Texts = {}
+    for name in {**known.begins_with(), **known.latest()}:
+        history = list(known.history(name))
+        values = words.settings([value for _, value in history])
+        texts[name] = {calls: text for (calls, _), text in zip(history, values, strict=True)}
+    return texts
+
+
+def _groups(known: Optimizer, texts: _Texts) -> Html:
     names = list(dict.fromkeys(name for group in known.groups for name in group.values))
     rows: list[list[Content]] = [
         [
             str(index),
             f"{group.parameters:,}",
-            *(words.setting(group.values[name]) if name in group.values else "" for name in names),
+            *(texts[f"group{index}.{name}"][0] if name in group.values else "" for name in names),
         ]
         for index, group in enumerate(known.groups)
     ]
@@ -40,20 +50,20 @@ def _groups(known: Optimizer) -> Html:
     return long_table(heads, rows, numbers=tuple(range(1, len(heads))), most=_MOST)
 
 
-def _counted(known: Optimizer) -> str:
+def _counted(known: Optimizer, texts: _Texts) -> str:
     """How often values were set, and where that led to."""
     said = words.count(len(known.changes) + known.left_out, "change")
     last = known.changes[-1]
-    latest = ", ".join(f"{name} {words.setting(value)}" for name, value in last.values.items())
+    latest = ", ".join(f"{name} {texts[name][last.calls]}" for name in last.values)
     left = f" {known.left_out:,} before the last are not kept." if known.left_out else ""
     return f"{said}, the last before call {last.calls + 1:,}: {latest}.{left}"
 
 
-def _changes(known: Optimizer) -> Html:
+def _changes(known: Optimizer, texts: _Texts) -> Html:
     rows: list[list[Content]] = [
         [
             f"{each.calls + 1:,}",
-            ", ".join(f"{name} {words.setting(value)}" for name, value in each.values.items()),
+            ", ".join(f"{name} {texts[name][each.calls]}" for name in each.values),
         ]
         for each in known.changes
     ]
