@@ -79,7 +79,8 @@ def test_several_threads_that_wait_for_cores_count_as_one_at_least(monkeypatch):
 @pytest.mark.parametrize(("takes_s", "runs"), [(0.001, 10), (0.004, 5), (0.025, 2)])
 def test_runs_that_take_long_are_few(monkeypatch, takes_s, runs):
     now, made = [0.0], []
-    monkeypatch.setattr(machine_limits.time, "perf_counter", lambda: now[0])
+    for clock in ("perf_counter", "thread_time"):
+        monkeypatch.setattr(machine_limits.time, clock, lambda: now[0])
 
     def run():
         made.append(None)
@@ -88,6 +89,21 @@ def test_runs_that_take_long_are_few(monkeypatch, takes_s, runs):
     shortest = machine_limits._shortest(run, torch.device("cpu"), 0.00999)
     assert shortest == pytest.approx(takes_s)
     assert len(made) == runs
+
+
+@pytest.mark.parametrize(("threads", "shortest"), [(1, 0.003), (2, 0.01)])
+def test_what_interrupts_the_only_thread_does_not_count(monkeypatch, threads, shortest):
+    clocks = {"perf_counter": [0.0, 0.01], "thread_time": [0.0, 0.003]}
+    for name, clock in clocks.items():
+        monkeypatch.setattr(machine_limits.time, name, lambda clock=clock: clock[0])
+
+    def run():
+        for clock in clocks.values():
+            clock[0] += clock[1]
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    took = machine_limits._shortest(run, torch.device("cpu"), 0.05)
+    assert took == pytest.approx(shortest)
 
 
 def test_every_type_is_measured_and_others_count_as_float32():
