@@ -7,7 +7,7 @@ values by itself says what it has planned, in the same terms; see ``Lowering.mem
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
@@ -128,16 +128,13 @@ def _most(pieces: list[Piece], step: int) -> tuple[int, int]:
     return most, moment
 
 
-def of_graph(
-    program: Program, memory: Callable[[torch.fx.Node], torch.fx.Node] | None = None
-) -> MemoryUse:
+def of_graph(program: Program) -> MemoryUse:
     """What a program needs if every operation keeps its result until its last use.
 
     Args:
         program: after the passes of its lowering.
-        memory: as for ``aliasing.Liveness``.
     """
-    liveness = Liveness(program.graph.graph, memory)
+    liveness = Liveness(program.graph.graph)
     ranges = [
         Piece(node=r.node, result=r.result, first=r.first, last=r.last, size=r.size)
         for r in liveness.ranges

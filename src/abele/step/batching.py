@@ -9,7 +9,7 @@ tensors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from abele.errors import BatchError
 from abele.step.config import OutputMode, StepConfig
@@ -105,14 +105,3 @@ def parts_out(config: StepConfig) -> int:
     if config.output_mode in (OutputMode.FINAL, OutputMode.SUM):
         return config.replicas
     return sum(step.keeps for step in schedule(config))
-
-
-def output_shape(shape: Sequence[int], config: StepConfig) -> tuple[int, ...]:
-    """Return the shape of an output of one call whose micro-batch has ``shape``.
-
-    A 0-d output (a loss) stays 0-d when one value leaves the call, else becomes 1-d.
-    """
-    parts = parts_out(config)
-    if not shape:
-        return () if parts == 1 else (parts,)
-    return (shape[0] * parts, *shape[1:])

@@ -28,7 +28,6 @@ class Shared(nn.Module):
 
     def __init__(self, network: nn.Module, instances: Instances, *, broadcast_buffers: bool):
         super().__init__()
-        self._instances = instances
         with self.losing_processes():
             self._parallel = DistributedDataParallel(
                 network, forward_sync_buffers=broadcast_buffers, gradient_as_bucket_view=True

@@ -76,10 +76,7 @@ def test_the_schedule_is_what_numpy_says(config, m):
     assert [step.updates for step in steps] == updates.astype(bool).ravel().tolist()
     assert batching.micro_batches(config) == seen.max() + 1
     assert batching.micro_batch_size(m * (seen.max() + 1), config) == m
-    leaving = len(kept(config, seen))
-    assert batching.parts_out(config) == leaving
-    assert batching.output_shape((m, 2), config) == (m * leaving, 2)
-    assert batching.output_shape((), config) == (() if leaving == 1 else (leaving,))
+    assert batching.parts_out(config) == len(kept(config, seen))
 
 
 @examples(200)

@@ -128,23 +128,20 @@ def constants(known: Facts) -> dict[str, str | int]:
     return equal
 
 
-def callers(
-    things: Things, source: Source, node: cst.CSTNode, known: Facts | None = None
-) -> dict[cst.Call, Source]:
+def callers(things: Things, source: Source, node: cst.CSTNode) -> dict[cst.Call, Source]:
     """The calls by which a node is run: of the function around it, as far as they may get there.
 
     Args:
         things: what the program's names stand for.
         source: the file of the node.
         node: in a function.
-        known: what is known at the node; what the conditions around it say if it is not given.
 
     Returns:
         The calls, each with its file.
     """
     function = source.enclosing(node, cst.FunctionDef)
     calls = {} if function is None else things.calls(function)
-    known = facts(source, node) if known is None and calls else known
+    known = facts(source, node) if calls else None
     if function is None or not known:
         return calls
     return {

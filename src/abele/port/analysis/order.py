@@ -26,21 +26,18 @@ class Order:
         """
         self._things = things
 
-    def between(
-        self, once: _Site, node: _Site, made: Iterable[Thing], again: _Site | None = None
-    ) -> bool:
+    def between(self, once: _Site, node: _Site, made: Iterable[Thing]) -> bool:
         """Whether a node may run after one run of something and before another.
 
         Args:
             once: what runs again and again, such as a call of backward.
             node: what may run between.
             made: what is made anew with whatever the runs belong to, such as their optimizers.
-            again: what follows; the same as ``once`` if it is not given.
         """
         makers = [site for each in made for site in self.sites(each.source, each.made)]
         return any(
-            self._is_between(owner, runs, nodes, later, makers)
-            for owner, runs, nodes, later in self._shared(once, node, again or once)
+            self._is_between(owner, runs, nodes, makers)
+            for owner, runs, nodes in self._shared(once, node)
         )
 
     def follows(self, once: _Site, node: _Site, made: Iterable[Thing]) -> bool:
@@ -49,7 +46,7 @@ class Order:
         return any(
             _in_one_loop(run, each, makers)
             or (_at(run) < _at(each) and not self._made_in(owner, makers, run, each))
-            for owner, runs, nodes, _ in self._shared(once, node, once)
+            for owner, runs, nodes in self._shared(once, node)
             for run in runs
             for each in nodes
         )
@@ -73,12 +70,12 @@ class Order:
         return sites
 
     def _shared(
-        self, once: _Site, node: _Site, again: _Site
-    ) -> Iterator[tuple[cst.CSTNode, list[_Site], list[_Site], list[_Site]]]:
-        """Functions and files in which all of them are run, each with the places."""
-        runs, nodes, later = (self._by_owner(each) for each in (once, node, again))
-        for owner in runs.keys() & nodes.keys() & later.keys():
-            yield owner, runs[owner], nodes[owner], later[owner]
+        self, once: _Site, node: _Site
+    ) -> Iterator[tuple[cst.CSTNode, list[_Site], list[_Site]]]:
+        """Functions and files in which both are run, each with the places."""
+        runs, nodes = self._by_owner(once), self._by_owner(node)
+        for owner in runs.keys() & nodes.keys():
+            yield owner, runs[owner], nodes[owner]
 
     def _by_owner(self, site: _Site) -> dict[cst.CSTNode, list[_Site]]:
         owners: dict[cst.CSTNode, list[_Site]] = {}
@@ -91,13 +88,12 @@ class Order:
         owner: cst.CSTNode,
         runs: list[_Site],
         nodes: list[_Site],
-        later: list[_Site],
         makers: list[_Site],
     ) -> bool:
         inside = [each for each in makers if self._things.owner(*each) is owner]
         for node in nodes:
             for run in runs:
-                for other in later:
+                for other in runs:
                     if _in_one_loop(run, node, makers) and _in_one_loop(node, other, makers):
                         if not _is_made_after(node, inside):
                             return True

@@ -63,10 +63,6 @@ class ModeContext(Context):
         """Say something of the line on which a node of either tree begins."""
         super().say(self._sources.get(source, source), node, code, verdict, reason)
 
-    def specialised(self, source: Source) -> Specialised:
-        """A file of the program as the new mode sees it."""
-        return self._sources[source]
-
     def test(self, source: Source, node: cst.CSTNode) -> str:
         """The text of "this run is in the new mode" where a node is.
 
