@@ -143,15 +143,15 @@ def _switches(source: Source, statement: cst.CSTNode, test: cst.BaseExpression |
     if not isinstance(call, cst.Call) or len(call.args) != 1:
         return False
     name = source.imported(call.func)
-    given = call.args[0].value
+    argument = call.args[0].value
     return (
         name.startswith("torch.")
         and name.endswith("set_grad_enabled")
         and (
             test is None
             or (
-                assumed.plain(given) == assumed.plain(test)
-                and assumed.is_negated(given) is assumed.is_negated(test)
+                assumed.plain(argument) == assumed.plain(test)
+                and assumed.is_negated(argument) is assumed.is_negated(test)
             )
         )
     )

@@ -113,8 +113,10 @@ def _steps(text: str) -> int:
 def _require_sense(parsed: argparse.Namespace) -> None:
     runs = "--check" if parsed.check else "--ladder" if parsed.ladder else ""
     if parsed.rest and not runs:
-        given = " ".join(parsed.rest)
-        raise PortError(f"arguments after -- are for --check or --ladder, and neither is: {given}")
+        arguments = " ".join(parsed.rest)
+        raise PortError(
+            f"arguments after -- are for --check or --ladder, and neither is: {arguments}"
+        )
     if parsed.limit and not parsed.ladder:
         raise PortError("--limit is for --ladder, which is not asked for")
     if parsed.ladder and parsed.to in ("samba", "torch"):

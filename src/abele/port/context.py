@@ -99,8 +99,8 @@ class Context:
         """The loaders from which the loop of a step takes batches with ``next``."""
         around = step.owner if step.loop is None else step.loop
         calls = findall(around, m.Call(func=m.Name("next"), args=[m.AtLeastN(n=1)]))
-        given = [self.things.of(step.source, each.args[0].value) for each in calls]
-        return {each for things in given for each in things if each.kind is Kind.LOADER}
+        iterated = [self.things.of(step.source, each.args[0].value) for each in calls]
+        return {each for things in iterated for each in things if each.kind is Kind.LOADER}
 
     def _has_one_use(self, loader: Thing) -> bool:
         """Whether a loader has a name, or key, of its own, and is none of several."""

@@ -106,7 +106,7 @@ class _Imports:
     def __init__(self, source: Source, folder: Path):
         self._source, self._folder = source, folder.resolve()
         self._here = self._folder.joinpath(source.name).parent
-        self._own = (self._folder, self._here)  # where Python looks first
+        self._roots = (self._folder, self._here)  # where Python looks first
 
     def missing(self) -> Iterator[Missing]:
         for node in findall(self._source.module, _STATEMENTS):
@@ -182,7 +182,7 @@ class _Imports:
         return spec
 
     def _anywhere(self, name: str) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, [*map(str, self._own), *sys.path])
+        spec = PathFinder.find_spec(name, [*map(str, self._roots), *sys.path])
         if spec is not None:
             return spec
         is_there = ModuleSpec(name, None, origin="there")
@@ -199,7 +199,7 @@ class _Imports:
             return False
         files = list(spec.submodule_search_locations or ())
         files += [spec.origin] if spec.origin and spec.has_location and not files else []
-        return any(Path(each).resolve().parent in self._own for each in files)
+        return any(Path(each).resolve().parent in self._roots for each in files)
 
     # -- whether it is needed ----------------------------------------------------------------
 

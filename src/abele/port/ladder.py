@@ -18,12 +18,12 @@ from pathlib import Path
 
 from abele.errors import CheckError
 from abele.port.check import Comparison, check
+from abele.port.check.messages import Messages
 from abele.port.check.process import Script
-from abele.port.check.told import Told
 from abele.port.engine import Port
 from abele.port.modes.arguments import arguments_of_port
 from abele.port.rungs import fitting, mending
-from abele.port.rungs.process import asked
+from abele.port.rungs.process import answer_of
 
 _STEPS = 5
 _TIMEOUT_S = 600.0
@@ -114,15 +114,15 @@ def _runs(original: Path, arguments: Sequence[str], python: str) -> _Said:
         original, arguments, port=False, steps=1, seed=0, deadline=deadline, python=python
     )
     with closing(script):
-        progress = Told(script)
-        if progress.reach(0):
-            progress.go_on()
-            if progress.reach(1):
-                progress.go_on()
-            progress.finish(1)
-    if 1 not in progress.updates:
+        messages = Messages(script)
+        if messages.reach(0):
+            messages.go_on()
+            if messages.reach(1):
+                messages.go_on()
+            messages.finish(1)
+    if 1 not in messages.updates:
         return False, "it ends without an update; give it arguments with which it trains"
-    return True, f"its first loss is {progress.updates[1].losses[-1]:.6g}"
+    return True, f"its first loss is {messages.updates[1].losses[-1]:.6g}"
 
 
 def _is_ported(result: Port) -> _Said:
@@ -134,7 +134,7 @@ def _is_ported(result: Port) -> _Said:
 
 
 def _takes_one_row(original: Path, port: Path, arguments: Sequence[str], python: str) -> _Said:
-    answer = asked("one_row", port, arguments, python, _TIMEOUT_S)
+    answer = answer_of("one_row", port, arguments, python, _TIMEOUT_S)
     if answer["problem"]:
         return False, f"{answer['problem']}\n{mending.of_one_row(answer, port, original)}"
     if "untried" in answer:
@@ -143,7 +143,7 @@ def _takes_one_row(original: Path, port: Path, arguments: Sequence[str], python:
 
 
 def _evaluates(original: Path, port: Path, arguments: Sequence[str], python: str) -> _Said:
-    answer = asked("inference", port, arguments, python, _TIMEOUT_S)
+    answer = answer_of("inference", port, arguments, python, _TIMEOUT_S)
     if answer["result"] == "other":
         return False, mending.of_inference(answer, port, original)
     if not answer["calls"]:
@@ -182,7 +182,7 @@ def _edit_of_training(
         edit = mending.of_chance(result.before)
         if edit:
             return edit
-    answer = asked("training", port, arguments, python, _TIMEOUT_S)
+    answer = answer_of("training", port, arguments, python, _TIMEOUT_S)
     return mending.of_training(answer) if answer["changed"] else ""
 
 

@@ -39,7 +39,7 @@ class _Argument:
 
     name: str
     source: Source
-    given: list[tuple[cst.Call, Source, str]]
+    values: list[tuple[cst.Call, Source, str]]
 
 
 class NoRouteError(Exception):
@@ -65,11 +65,11 @@ class Routes:
             NoRouteError: the function around the node is called by nobody who has it.
         """
         new: dict[cst.FunctionDef, _Argument] = {}
-        found = self._find(wrapped, source, node, new)
+        name = self._find(wrapped, source, node, new)
         for function, argument in new.items():
             self._passed[wrapped, function] = argument.name
             self._pass(function, argument)
-        return found
+        return name
 
     def _find(
         self,
@@ -136,7 +136,7 @@ class Routes:
         name = self._context.name(source, wrapped.name.rpartition(".")[2])
         argument = new[function] = _Argument(name, source, [])
         for call, caller in calls.items():
-            argument.given.append((call, caller, self._find(wrapped, caller, call, new)))
+            argument.values.append((call, caller, self._find(wrapped, caller, call, new)))
         return name
 
     def _pass(self, function: cst.FunctionDef, argument: _Argument) -> None:
@@ -147,10 +147,10 @@ class Routes:
         self._context.edits(source).always(
             function.params, lambda node: with_parameter(node, name, optional=optional)
         )
-        for call, caller, given in argument.given:
-            self._say(caller, call, f"{function.name.value}() is given {given}")
+        for call, caller, value in argument.values:
+            self._say(caller, call, f"{function.name.value}() is given {value}")
             change = self._context.edits(caller).change
-            change(call, lambda node, g=given: with_argument(node, name, g))
+            change(call, lambda node, g=value: with_argument(node, name, g))
 
     def _say(self, source: Source, node: cst.CSTNode, reason: str) -> None:
         self._context.say(source, node, "ABP304", Verdict.MODIFIED, reason)

@@ -106,8 +106,8 @@ def says(known: Facts, test: cst.BaseExpression) -> bool | None:
 
 def left(known: Facts, node: cst.CSTNode) -> dict[str, bool]:
     """What is still known where a piece has not been run that may give the names their values."""
-    given = {*writes(node)} if known else set[str]()
-    return {text: true for text, true in known.items() if not names_of(text) & given}
+    written = {*writes(node)} if known else set[str]()
+    return {text: true for text, true in known.items() if not names_of(text) & written}
 
 
 def constants(known: Facts) -> dict[str, str | int]:
@@ -219,9 +219,9 @@ class _Value:
 
     def _of_variable(self, name: str) -> Any:
         """What a name that gets one value is."""
-        given = [each for each in findall(self._around, _BINDS) if name in writes(each)]
-        inner = [each for each in given if isinstance(each, cst.Assign)]
-        if len(inner) != 1 or any(name in _bound(each) for each in given if each not in inner):
+        bindings = [each for each in findall(self._around, _BINDS) if name in writes(each)]
+        inner = [each for each in bindings if isinstance(each, cst.Assign)]
+        if len(inner) != 1 or any(name in _bound(each) for each in bindings if each not in inner):
             return _Unknown()
         plain_name = m.Assign([m.AssignTarget(m.Name(name))])
         if name in self._followed or not m.matches(inner[0], plain_name):
@@ -252,8 +252,8 @@ class _ValueInCall(_Value):
         """What a name of the function is: a parameter, or a variable that gets one value."""
         if name not in parameters(self._function):
             return self._of_variable(name)
-        given = [each for each in findall(self._function.body, _BINDS) if name in writes(each)]
-        return _Unknown() if given else self._of_parameter(name)
+        bindings = [each for each in findall(self._function.body, _BINDS) if name in writes(each)]
+        return _Unknown() if bindings else self._of_parameter(name)
 
     def _of_parameter(self, name: str) -> Any:
         if any(each.star for each in self._call.args):
@@ -273,16 +273,17 @@ class _ValueInCall(_Value):
         if isinstance(value, cst.Call):
             return bool(self._things.of(self._caller, value))
         variable = self._things.variable(self._caller, value)
-        given = [
+        values = [
             each.value
             for each in findall(self._caller.module, m.Assign(targets=[m.AssignTarget()]))
             if self._things.variable(self._caller, each.targets[0].target) == variable
         ]
         return (
             variable is not None
-            and bool(given)
+            and bool(values)
             and all(
-                isinstance(each, cst.Call) and self._things.of(self._caller, each) for each in given
+                isinstance(each, cst.Call) and self._things.of(self._caller, each)
+                for each in values
             )
         )
 

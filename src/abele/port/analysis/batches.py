@@ -43,8 +43,8 @@ def loaders_of(
         keys = {each: keys_of(things, each) for each in loaders}
         return {each for each in loaders if key in keys[each] or not keys[each]}
     if len(loaders) > 1 and node is not None and isinstance(through, cst.Name):
-        given = named_loaders.at(things, source, through.value, loop, node)
-        return loaders if given is None else loaders & given
+        named = named_loaders.at(things, source, through.value, loop, node)
+        return loaders if named is None else loaders & named
     return loaders
 
 
@@ -140,7 +140,7 @@ def argument(call: cst.Call, name: str, index: int | None = None) -> cst.BaseExp
 
 
 def size(loader: Thing) -> cst.BaseExpression | None:
-    """What a loader is told of the rows of a batch; None if it is not known where."""
+    """How many rows a loader is to give a batch; None if it is not known where."""
     return argument(loader.made, "batch_size", 1) if isinstance(loader.made, cst.Call) else None
 
 

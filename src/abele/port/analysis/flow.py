@@ -34,15 +34,15 @@ class _Names(cst.CSTVisitor):
     def visit_Lambda(self, node: cst.Lambda) -> bool:
         inner = _Names()
         node.body.visit(inner)
-        own = {each.name.value for each in node.params.params}
-        self.read |= {name: None for name in inner.read if name not in own}
+        arguments = {each.name.value for each in node.params.params}
+        self.read |= {name: None for name in inner.read if name not in arguments}
         return False
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
         inner = _Names()
         node.body.visit(inner)
-        own = {*inner.written, *(each.name.value for each in node.params.params)}
-        self.read |= {name: None for name in inner.read if name not in own}
+        local = {*inner.written, *(each.name.value for each in node.params.params)}
+        self.read |= {name: None for name in inner.read if name not in local}
         self.written[node.name.value] = None
         return False
 
@@ -86,7 +86,7 @@ class _Names(cst.CSTVisitor):
         self, node: cst.ListComp | cst.SetComp | cst.DictComp | cst.GeneratorExp
     ) -> bool:
         """What it reads of the names around it; its own are nobody else's."""
-        inner, own = _Names(), set[str]()
+        inner, targets = _Names(), set[str]()
         elements = (node.key, node.value) if isinstance(node, cst.DictComp) else (node.elt,)
         for each in elements:
             each.visit(inner)
@@ -94,11 +94,13 @@ class _Names(cst.CSTVisitor):
         while level is not None:
             for each in (level.iter, *(condition.test for condition in level.ifs)):
                 each.visit(inner)
-            own |= set(names_in(level.target))
+            targets |= set(names_in(level.target))
             level = level.inner_for_in
         first = _Names()
         node.for_in.iter.visit(first)
-        self.read |= {name: None for name in inner.read if name not in own or name in first.read}
+        self.read |= {
+            name: None for name in inner.read if name not in targets or name in first.read
+        }
         return False
 
     def visit_AsName(self, node: cst.AsName) -> bool:

@@ -116,16 +116,16 @@ class _Reader:
             yield Part.WEIGHTS if weights else Part.REST, target.value
 
     def _by_call(self, call: cst.Call) -> Iterator[tuple[Part, cst.BaseExpression]]:
-        func, given = call.func, [each.value for each in call.args]
+        func, values = call.func, [each.value for each in call.args]
         name = self._source.imported(func)
-        if name.startswith("torch.nn.init.") and given:
-            yield Part.WEIGHTS, given[0]
-        elif name.endswith(".vector_to_parameters") and len(given) > 1:
-            yield Part.WEIGHTS, given[1]
-        elif (name.startswith("torch.nn.utils.prune.") and given) or (
-            m.matches(func, m.Name("setattr")) and len(given) == 3
+        if name.startswith("torch.nn.init.") and values:
+            yield Part.WEIGHTS, values[0]
+        elif name.endswith(".vector_to_parameters") and len(values) > 1:
+            yield Part.WEIGHTS, values[1]
+        elif (name.startswith("torch.nn.utils.prune.") and values) or (
+            m.matches(func, m.Name("setattr")) and len(values) == 3
         ):
-            yield Part.REST, given[0]
+            yield Part.REST, values[0]
         elif isinstance(func, cst.Attribute) and not name and not findall(func, _GRADIENT):
             yield from self._by_method(call, func)
 
@@ -222,9 +222,9 @@ class _Reader:
         self._seen.append(function)
         things: set[Thing] = set()
         for call, caller in self._things.calls(function).items():
-            given = self._things.arguments(function, call).get(name)
-            if given is not None and caller is self._source:
-                things |= self._root(given).things
+            value = self._things.arguments(function, call).get(name)
+            if value is not None and caller is self._source:
+                things |= self._root(value).things
         self._seen.pop()
         return _Root(frozenset(things), whole=alone and bool(things))
 
@@ -250,8 +250,8 @@ _GRADIENT = m.Attribute(attr=m.Name("grad"))
 def _gone_through(loop: cst.For, name: str) -> cst.BaseExpression:
     """What a loop goes through to bind a name: one of the arguments of ``zip``."""
     if m.matches(loop.iter, m.Call(func=m.Name("zip"))) and isinstance(loop.target, cst.Tuple):
-        given = cst.ensure_type(loop.iter, cst.Call).args
-        for element, each in zip(loop.target.elements, given, strict=False):
+        parts = cst.ensure_type(loop.iter, cst.Call).args
+        for element, each in zip(loop.target.elements, parts, strict=False):
             if name in names_in(element.value):
                 return each.value
     return loop.iter
@@ -287,10 +287,10 @@ def _inner(project: Project, things: Things, model: Thing) -> set[Thing]:
     """The models that a model is made with."""
     if not isinstance(model.made, cst.Call):
         return set()
-    given = [each.value for each in model.made.args]
+    arguments = [each.value for each in model.made.args]
     parts = {
         thing
-        for value in given
+        for value in arguments
         for node in (value, *findall(value, m.Name() | m.Call()))
         for thing in things.of(model.source, node, Kind.MODEL)
     }

@@ -31,20 +31,20 @@ def read_by_key(
         Texts of keys, in the order of the text; none if anything else is done with the dictionary.
     """
     keys = _Keys(project, things)
-    return tuple(keys.found) if keys.read(source, name, pieces) else ()
+    return tuple(keys.names) if keys.read(source, name, pieces) else ()
 
 
 class _Keys:
     """Collects keys.
 
     Attributes:
-        found: the keys, each once.
+        names: the keys, each once.
     """
 
     def __init__(self, project: Project, things: Things):
         self._project, self._things = project, things
         self._seen: set[tuple[cst.FunctionDef, str]] = set()
-        self.found: dict[str, None] = {}
+        self.names: dict[str, None] = {}
 
     def read(self, source: Source, name: str, pieces: Iterable[cst.CSTNode]) -> bool:
         """Collect those by which pieces of a file read a dictionary; whether that is all."""
@@ -56,16 +56,16 @@ class _Keys:
         parent = source.parent(node)
         around = None if parent is None else source.parent(parent)
         if isinstance(parent, cst.Arg) and isinstance(around, cst.Call):
-            return parent.keyword is node or self._given(source, around, parent)
+            return parent.keyword is node or self._passed_on(source, around, parent)
         if isinstance(parent, cst.Attribute):
             return parent.attr is node
         if not m.matches(parent or node, _BY_TEXT) or isinstance(around, _CHANGES):
             return False
         index = cst.ensure_type(cst.ensure_type(parent, cst.Subscript).slice[0].slice, cst.Index)
-        self.found[cst.ensure_type(index.value, cst.SimpleString).value] = None
+        self.names[cst.ensure_type(index.value, cst.SimpleString).value] = None
         return True
 
-    def _given(self, source: Source, call: cst.Call, argument: cst.Arg) -> bool:
+    def _passed_on(self, source: Source, call: cst.Call, argument: cst.Arg) -> bool:
         """Follow a call that is given the dictionary."""
         functions = self._called(source, call)
         return bool(functions) and all(
@@ -93,8 +93,8 @@ class _Keys:
 
     def _inside(self, function: cst.FunctionDef, call: cst.Call, argument: cst.Arg) -> bool:
         """Collect the keys by which a function reads an argument."""
-        given = self._things.arguments(function, call)
-        name = next((each for each, value in given.items() if value is argument.value), None)
+        arguments = self._things.arguments(function, call)
+        name = next((each for each, value in arguments.items() if value is argument.value), None)
         if name is None:
             return False
         if (function, name) in self._seen:

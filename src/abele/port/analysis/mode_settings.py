@@ -36,14 +36,14 @@ class Setting:
         model: the expression whose mode it sets.
         modes: one of which it sets: True for training.
         whole: it always sets the mode, and that of all layers.
-        asked: the condition that says which mode; None where it is known or set in another way.
+        condition: the condition that says which mode; None where it is known or set in another way.
     """
 
     node: cst.CSTNode
     model: cst.BaseExpression
     modes: frozenset[bool]
     whole: bool = True
-    asked: cst.BaseExpression | None = None
+    condition: cst.BaseExpression | None = None
 
 
 def first_mode(name: str) -> frozenset[bool]:
@@ -55,12 +55,12 @@ def first_mode(name: str) -> frozenset[bool]:
 
 def settings_in(source: Source, things: Things, node: cst.CSTNode) -> list[Setting]:
     """What sets a mode in a piece, in the order of the text, also in functions in it."""
-    given: list[Setting] = []
+    settings: list[Setting] = []
     for each in findall(node, m.Call() | m.Assign() | m.AnnAssign() | m.AugAssign()):
         setting = setting_of(source, things, each)
         if setting is not None:
-            given.append(setting)
-    return given
+            settings.append(setting)
+    return settings
 
 
 def setting_of(source: Source, things: Things, node: cst.CSTNode) -> Setting | None:
@@ -107,15 +107,17 @@ def _by_call(source: Source, things: Things, call: cst.Call) -> Setting | None:
             modes = _UNBOUND[unbound] if len(call.args) == 1 else _truth(call.args[1].value)
             return Setting(call, call.args[0].value, modes)
         if m.matches(func, _METHOD):
-            asked = call.args[0].value if func.attr.value == "train" and call.args else None
-            return Setting(call, func.value, _asked(func.attr.value, call), asked=asked)
+            condition = call.args[0].value if func.attr.value == "train" and call.args else None
+            return Setting(
+                call, func.value, _mode_of_call(func.attr.value, call), condition=condition
+            )
         if func.attr.value == "apply" and len(call.args) == 1:
             return _applied(source, things, call, func.value, call.args[0].value)
     if m.matches(func, _GETATTR):
         name = cst.ensure_type(func, cst.Call).args[1].value
         model = cst.ensure_type(func, cst.Call).args[0].value
         if isinstance(name, cst.SimpleString) and name.evaluated_value in _BY_NAME:
-            return Setting(call, model, _asked(str(name.evaluated_value), call))
+            return Setting(call, model, _mode_of_call(str(name.evaluated_value), call))
         unknown = not isinstance(name, cst.SimpleString) and not call.args
         modes = _in_text(name) or (EITHER if unknown else frozenset())
         return Setting(call, model, modes, whole=False) if modes else None
@@ -156,7 +158,7 @@ def _named(source: Source, function: cst.BaseExpression) -> cst.FunctionDef | No
     return next(iter(findall(source.module, same)), None)
 
 
-def _asked(name: str, call: cst.Call) -> frozenset[bool]:
+def _mode_of_call(name: str, call: cst.Call) -> frozenset[bool]:
     """The mode that a call of ``train`` or ``eval`` sets."""
     if name == "eval":
         return EVALUATING

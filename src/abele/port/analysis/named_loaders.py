@@ -28,8 +28,8 @@ def at(
         known = assumed.facts(source, node)
         here = [turn for turn in turned if assumed.allows(known, turn, things.owner(source, node))]
         return _loaders(things, source, name, here)
-    given = _given(things, source, name, node)
-    return _bound(things, source, name, loop) if given is None else given
+    loaders = _of_parameter(things, source, name, node)
+    return _bound(things, source, name, loop) if loaders is None else loaders
 
 
 def keys_of(things: Things, loader: Thing) -> set[str]:
@@ -63,27 +63,29 @@ def _turns_of_items(things: Things, source: Source, loop: cst.For) -> list[Turn]
     pair = items(loop)
     if pair is None:
         return []
-    found: list[Turn] = []
+    known: list[Turn] = []
     for loader in things.of(source, pair.value, Kind.LOADER):
         turn: Turn = {pair.value.value: loader.made}
         keys = sorted(keys_of(things, loader))
-        found += [turn | {pair.key.value: cst.SimpleString(repr(key))} for key in keys] or [turn]
-    return found
+        known += [turn | {pair.key.value: cst.SimpleString(repr(key))} for key in keys] or [turn]
+    return known
 
 
-def _given(things: Things, source: Source, name: str, node: cst.CSTNode) -> set[Thing] | None:
+def _of_parameter(
+    things: Things, source: Source, name: str, node: cst.CSTNode
+) -> set[Thing] | None:
     """What a parameter is in the calls that get to a node; None if it is no parameter alone."""
     function = source.enclosing(node, cst.FunctionDef)
     if function is None or name not in parameters(function) or name in writes(function.body):
         return None
-    given: set[Thing] = set()
+    loaders: set[Thing] = set()
     for call, caller in assumed.callers(things, source, node).items():
         value = things.arguments(function, call).get(name)
         if value is None:
             return None
         turned = isinstance(value, cst.Name) and _turns(things, caller, call, value.value)
         if not isinstance(value, cst.Name) or not turned:
-            given |= things.of(caller, value, Kind.LOADER)
+            loaders |= things.of(caller, value, Kind.LOADER)
             continue
         here, there = assumed.facts(source, node), assumed.facts(caller, call)
         left = [
@@ -92,8 +94,8 @@ def _given(things: Things, source: Source, name: str, node: cst.CSTNode) -> set[
             if assumed.allows(there, turn, things.owner(caller, call))
             and assumed.allows_call(things, function, call, caller, here, turn)
         ]
-        given |= _loaders(things, caller, value.value, left)
-    return given
+        loaders |= _loaders(things, caller, value.value, left)
+    return loaders
 
 
 def _bound(
@@ -113,7 +115,7 @@ def _bound(
         for each in assigns
     ):
         return None
-    given: set[Thing] | None = None
+    loaders: set[Thing] | None = None
     for each in assigns:
         if source.position(each) > source.position(loop):
             break
@@ -122,5 +124,5 @@ def _bound(
         now = things.of(source, each.value, Kind.LOADER)
         if not now:
             return None
-        given = now if sure or given is None else given | now
-    return given
+        loaders = now if sure or loaders is None else loaders | now
+    return loaders

@@ -63,20 +63,20 @@ class _Numbers:
     def _of_call(self, source: Source, call: cst.Call) -> bool | None:
         name = source.imported(call.func)
         first, last = name.partition(".")[0], name.rpartition(".")[2]
-        given = [each.value for each in call.args]
+        values = [each.value for each in call.args]
         if first == "math":
             return True
         if first == "random" or name.startswith("numpy.random."):
             alone = not any(m.matches(each, m.Arg(keyword=m.Name("size"))) for each in call.args)
-            arrays = last in ("rand", "randn") and bool(given)
+            arrays = last in ("rand", "randn") and bool(values)
             return last not in _NO_NUMBERS and alone and not arrays
         if first == "numpy":
-            return _all(self.of(source, each) for each in given) if given else None
+            return _all(self.of(source, each) for each in values) if values else None
         if isinstance(call.func, cst.Name) and not name:
             if call.func.value in _ALWAYS:
                 return True
-            if call.func.value in _OF_NUMBERS and given:
-                return _all(self.of(source, each) for each in given)
+            if call.func.value in _OF_NUMBERS and values:
+                return _all(self.of(source, each) for each in values)
         if m.matches(call.func, m.Attribute(attr=m.Name("item"))):
             return True
         function = self._things.function(source, call)
@@ -102,11 +102,11 @@ class _Numbers:
         if key in self._seen:
             return None
         self._seen.add(key)
-        known = [self.of(at, each) for at, each in self._given(source, owner, node.value)]
+        known = [self.of(at, each) for at, each in self._values_of(source, owner, node.value)]
         numbers = [*known, *self._by_loops(source, owner, node.value)]
         return _all(iter(numbers)) if numbers else None
 
-    def _given(
+    def _values_of(
         self, source: Source, owner: cst.CSTNode, name: str
     ) -> Iterator[tuple[Source, cst.BaseExpression]]:
         """What is assigned to a name, or given for a parameter."""
@@ -205,6 +205,6 @@ def _changes(
         if isinstance(each, cst.FunctionDef):
             if each in seen:
                 return False
-            own = names & {*parameters(each)}
-            return any(_differs(things, each, name, made, seen) for name in own)
+            local = names & {*parameters(each)}
+            return any(_differs(things, each, name, made, seen) for name in local)
     return False

@@ -46,8 +46,8 @@ def own_state(
     }
     for node in findall(forward.body, m.Assign() | m.AugAssign()):
         for target in targets_of(node):
-            own = m.matches(target, m.Attribute(value=m.Name("self")))
-            if not isinstance(target, cst.Attribute) or not own or target.attr.value in buffers:
+            of_self = m.matches(target, m.Attribute(value=m.Name("self")))
+            if not isinstance(target, cst.Attribute) or not of_self or target.attr.value in buffers:
                 continue
             same = m.Attribute(value=m.Name("self"), attr=m.Name(target.attr.value))
             again = isinstance(node, cst.AugAssign) or findall(node.value, same)

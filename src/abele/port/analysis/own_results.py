@@ -26,9 +26,13 @@ def class_returned(project: Project, model: Thing) -> str:
         return ""
     source = project.source(forward)
     for each in findall(forward, m.Return(value=m.Call())):
-        own = project.class_of(source, cst.ensure_type(each.value, cst.Call).func)
-        if own is not None and not project.is_module(own) and not _is_taken(project, own):
-            return own.name.value
+        returned = project.class_of(source, cst.ensure_type(each.value, cst.Call).func)
+        if (
+            returned is not None
+            and not project.is_module(returned)
+            and not _is_taken(project, returned)
+        ):
+            return returned.name.value
     return ""
 
 

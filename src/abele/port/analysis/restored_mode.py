@@ -30,10 +30,10 @@ def saved_at(statements: Sequence[cst.CSTNode], index: int) -> int | None:
         The index of the statement that takes it; None if the statement puts none back, or not for
         sure that of the same model.
     """
-    found = _restored(statements[index])
-    if found is None:
+    restored = _restored(statements[index])
+    if restored is None:
         return None
-    name, model, conditional = found
+    name, model, conditional = restored
     for before in range(index - 1, -1, -1):
         each = statements[before]
         if name not in writes(each):

@@ -53,8 +53,12 @@ class Shapes:
         if (owner, name) in self._seen:
             return True
         self._seen.add((owner, name))
-        given = isinstance(owner, cst.FunctionDef) and name in parameters(owner)
-        if isinstance(owner, cst.FunctionDef) and given and not self._is_given_one(owner, name):
+        is_parameter = isinstance(owner, cst.FunctionDef) and name in parameters(owner)
+        if (
+            isinstance(owner, cst.FunctionDef)
+            and is_parameter
+            and not self._is_given_one(owner, name)
+        ):
             return False
         inner = [each for each in _comprehensions(source, at) if name in names_in(each.target)]
         if inner:
@@ -77,7 +81,7 @@ class Shapes:
         """Whether a statement gives a name of a function, if it does, what has one shape."""
         if name not in writes(node) or not self._is_in(source, owner, node):
             return True
-        value = _given(node, name)
+        value = _value_for(node, name)
         if not isinstance(value, cst.BaseExpression):
             return False
         again = isinstance(node, cst.AugAssign) or name in reads(value)
@@ -93,14 +97,14 @@ class Shapes:
 
     def _is_given_one(self, function: cst.FunctionDef, name: str) -> bool:
         """Whether a function is given the same expression for a parameter in all its calls."""
-        given = {
+        values = {
             (caller.code(value), caller, value)
             for call, caller in self._things.calls(function).items()
             for each, value in self._things.arguments(function, call).items()
             if each == name
         }
-        return len({text for text, _, _ in given}) == 1 and all(
-            self._is_fixed(caller, value) for _, caller, value in given
+        return len({text for text, _, _ in values}) == 1 and all(
+            self._is_fixed(caller, value) for _, caller, value in values
         )
 
     def _is_fixed_attribute(self, source: Source, attribute: cst.Attribute) -> bool:
@@ -118,7 +122,7 @@ def _comprehensions(source: Source, node: cst.CSTNode) -> Iterator[cst.CompFor]:
             yield from findall(each.for_in, m.CompFor())
 
 
-def _given(node: cst.CSTNode, name: str) -> object:
+def _value_for(node: cst.CSTNode, name: str) -> object:
     """What a statement gives a name: its own part, where several names are given one each."""
     value = getattr(node, "value", None)
     if isinstance(node, cst.Assign) and isinstance(value, cst.Tuple):

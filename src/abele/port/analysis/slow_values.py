@@ -89,8 +89,8 @@ def check_functions(
 
 def is_display(source: Source, name: str) -> bool:
     """Whether a name is given dictionaries or lists, which a program takes as they are."""
-    given = findall(source.module, m.Assign(targets=[m.AssignTarget(m.Name(name))]))
-    return any(isinstance(each.value, _DISPLAYS) for each in given)
+    assigns = findall(source.module, m.Assign(targets=[m.AssignTarget(m.Name(name))]))
+    return any(isinstance(each.value, _DISPLAYS) for each in assigns)
 
 
 def _of_file(source: Source, things: Things, made: set[cst.CSTNode]) -> set[str]:
@@ -121,10 +121,10 @@ def is_changed(source: Source, attribute: cst.Attribute) -> bool:
     same = m.Attribute(value=m.Name("self"), attr=m.Name(attribute.attr.value))
     if findall(source.module, m.AugAssign(target=same)):
         return True
-    given = findall(source.module, m.AssignTarget(target=same))
-    later = [each for each in given if not _is_made(source, each)]
+    targets = findall(source.module, m.AssignTarget(target=same))
+    later = [each for each in targets if not _is_made(source, each)]
     return any(source.enclosing(each, cst.For, cst.While) for each in later) or (
-        len(given) > 1 and bool(later)
+        len(targets) > 1 and bool(later)
     )
 
 

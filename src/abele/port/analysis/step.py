@@ -72,9 +72,9 @@ class Step:
         Numbers that change become tensors. Of a dictionary, only what is read goes in: the rest of
         a batch may be text, such as names of files.
         """
-        return ", ".join(self._given(name) for name in self.inputs)
+        return ", ".join(self._argument(name) for name in self.inputs)
 
-    def _given(self, name: str) -> str:
+    def _argument(self, name: str) -> str:
         if name in self.slow:
             return f"torch.as_tensor({name})"
         parts = ", ".join(f"{key}: {name}[{key}]" for key in self.keys.get(name, ()))

@@ -145,7 +145,7 @@ class _Reader:
             StepError: the statements would.
         """
         target = m.AssignTarget(m.Attribute(value=m.Name("self")))
-        inside = m.AssignTarget(m.Tuple(elements=[m.ZeroOrMore(), _OWN, m.ZeroOrMore()]))
+        inside = m.AssignTarget(m.Tuple(elements=[m.ZeroOrMore(), _ATTRIBUTE, m.ZeroOrMore()]))
         for statement in forward:
             for node in findall(statement, target | inside):
                 reason = "the forward pass cannot change an attribute; use a variable, and then"
@@ -286,8 +286,8 @@ class _Reader:
         target = self._loop.target if isinstance(self._loop, cst.For) else cst.Tuple([])
         fresh = set(names_in(target))
         for statement in self._before(forward):
-            own = set(needs(statement)) - fresh
-            fresh |= set(writes(statement)) - own
+            carried = set(needs(statement)) - fresh
+            fresh |= set(writes(statement)) - carried
         return [name for name in _written(forward) if name in needed and name not in fresh]
 
     def _declared(self) -> set[str]:
@@ -404,8 +404,8 @@ class _Reader:
         owner = self._owner
         if isinstance(owner, cst.FunctionDef):
             params = [each.name for each in owner.params.params][is_method(owner) :]
-            given = {each.value for each in params if not self._things.of(self._source, each)}
-            return {*writes(owner.body), *given, *slow}
+            values = {each.value for each in params if not self._things.of(self._source, each)}
+            return {*writes(owner.body), *values, *slow}
         return slow
 
     def _is_slow(self, forward: Sequence[Statement], slow: set[str], name: str) -> bool:
@@ -415,8 +415,8 @@ class _Reader:
         fresh = self._fresh(forward)
         written = name in _written(forward)
         inside = name in fresh and not written and self._loop is not None
-        given = name not in fresh and self._loop is None
-        if inside or given:
+        passed = name not in fresh and self._loop is None
+        if inside or passed:
             node = self._named(forward, name)
             return node is not None and is_number(self._source, self._things, node)
         return name in slow - fresh and not is_display(self._source, name)
@@ -474,6 +474,6 @@ def _assignment(name: str, value: cst.BaseExpression) -> cst.SimpleStatementLine
     return cst.SimpleStatementLine([cst.Assign([cst.AssignTarget(cst.Name(name))], value)])
 
 
-_OWN = m.Element(m.Attribute(value=m.Name("self")))
+_ATTRIBUTE = m.Element(m.Attribute(value=m.Name("self")))
 _NO_FORWARD = m.OneOf(*map(m.Name, ("train", "eval", "state_dict", "zero_grad", "to", "cuda")))
 _NO_PART = m.OneOf(_NO_FORWARD, m.Name("training"), m.Name("module"))

@@ -289,15 +289,15 @@ class Things:
         names = [each.name.value for each in function.params.params]
         if is_method(function):
             names = names[1:]
-        given: dict[str, cst.BaseExpression] = {}
+        values: dict[str, cst.BaseExpression] = {}
         for index, argument in enumerate(call.args):
             if argument.star:
                 break
             if argument.keyword is not None:
-                given[argument.keyword.value] = argument.value
+                values[argument.keyword.value] = argument.value
             elif index < len(names):
-                given[names[index]] = argument.value
-        return given
+                values[names[index]] = argument.value
+        return values
 
     def _function(self, source: Source, node: cst.Call) -> cst.FunctionDef | None:
         """The function of the program that is called; the constructor where a class is."""
@@ -379,8 +379,8 @@ class Things:
         if node.args and (name in WRAPPERS or goes_through(name, node)):
             return self._evaluate(source, node.args[0].value)
         if goes_through_all(name, node):
-            given = [self._evaluate(source, each.value) for each in node.args]
-            return {thing for some in given for thing in some if thing.kind is Kind.LOADER}
+            loaders = [self._evaluate(source, each.value) for each in node.args]
+            return {thing for some in loaders for thing in some if thing.kind is Kind.LOADER}
         kind = kind_of_class(name) if name else None
         if kind is None and name and is_scheduler(name) and self._takes_optimizer(source, node):
             kind = Kind.SCHEDULER
@@ -392,8 +392,8 @@ class Things:
             return {self._new(kind, source, node, name)}
         function = self._function(source, node)
         if function is not None and yields(function):
-            given = [self._evaluate(source, each.value) for each in node.args]
-            return {thing for some in given for thing in some if thing.kind is Kind.LOADER}
+            loaders = [self._evaluate(source, each.value) for each in node.args]
+            return {thing for some in loaders for thing in some if thing.kind is Kind.LOADER}
         results = self._results.get(function, []) if function is not None else []
         return results[0] if len(results) == 1 else set()
 
@@ -401,8 +401,8 @@ class Things:
         """Whether a call is given an optimizer first."""
         if not node.args:
             return False
-        given = self._evaluate(source, node.args[0].value)
-        return any(each.kind is Kind.OPTIMIZER for each in given)
+        first = self._evaluate(source, node.args[0].value)
+        return any(each.kind is Kind.OPTIMIZER for each in first)
 
     def _kind_of_own(self, cls: cst.ClassDef) -> Kind:
         """What a class of the program makes."""
@@ -450,9 +450,9 @@ class Things:
         origins: list[tuple[Source, cst.BaseExpression]] = []
         if isinstance(variable.owner, cst.FunctionDef):
             for call, caller in self.calls(variable.owner).items():
-                given = self.arguments(variable.owner, call).get(variable.name)
-                if given is not None:
-                    origins += self._origins(caller, given, seen)
+                value = self.arguments(variable.owner, call).get(variable.name)
+                if value is not None:
+                    origins += self._origins(caller, value, seen)
         for at, event in self._events:
             if isinstance(event, cst.Assign) and isinstance(event.value, cst.Call):
                 targets = [self.variable(at, each.target) for each in event.targets]

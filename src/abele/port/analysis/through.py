@@ -73,7 +73,7 @@ class _Reader:
         self._source, self._things, self._models = source, things, models
         self._function, self._call = function, call
         self._statements = list(statements_in(source, function.body))
-        self._given = things.arguments(function, call)
+        self._arguments = things.arguments(function, call)
 
     def read(self) -> Through:
         first = self._first()
@@ -130,21 +130,21 @@ class _Reader:
     def _is_given(self, test: cst.BaseExpression) -> bool | None:
         """Whether a test for None is true for this call; None if it is another test."""
         defaults = {each.name.value: each.default for each in self._function.params.params}
-        for operator, given in ((m.Is(), False), (m.IsNot(), True)):
+        for operator, if_given in ((m.Is(), False), (m.IsNot(), True)):
             target = m.ComparisonTarget(operator, m.Name("None"))
             if m.matches(test, m.Comparison(m.Name(), [target])):
                 name = cst.ensure_type(cst.ensure_type(test, cst.Comparison).left, cst.Name).value
                 default = defaults.get(name)
-                if name in self._given:
-                    return given
+                if name in self._arguments:
+                    return if_given
                 if default is not None and m.matches(default, m.Name("None")):
-                    return not given
+                    return not if_given
         return None
 
     def _model_names(self) -> dict[str, str]:
         """Parameters that are models, each with the module's expression for it."""
         names: dict[str, str] = {}
-        for name, value in self._given.items():
+        for name, value in self._arguments.items():
             for thing in self._things.of(self._source, value, Kind.MODEL):
                 if thing in self._models:
                     names[name] = self._source.code(self._models[thing])

@@ -187,8 +187,8 @@ class TrainingMode:
         """Whether a function is named where it is not called: others may call it, at any time."""
         name = m.Name(function.name.value)
         if is_method(function):
-            given = m.Arg(value=m.Attribute(value=m.Name("self"), attr=name))
-            return bool(findall(self._project.source(function).module, given))
+            argument = m.Arg(value=m.Attribute(value=m.Name("self"), attr=name))
+            return bool(findall(self._project.source(function).module, argument))
         return any(
             self._project.function(source, each.value) is function
             for source in self._project.sources
@@ -280,8 +280,8 @@ class TrainingMode:
 
     def _of_piece(self, source: Source, node: cst.CSTNode) -> _Effect:
         """The effect of what an expression or small statement does, inner calls first."""
-        given = [each for each in findall(node, _DONE) if _within(source, each, node)]
-        return _together(self._part(source, each, node) for each in reversed(given))
+        parts = [each for each in findall(node, _DONE) if _within(source, each, node)]
+        return _together(self._part(source, each, node) for each in reversed(parts))
 
     def _part(self, source: Source, part: cst.CSTNode, piece: cst.CSTNode) -> _Effect:
         """The effect of one call or assignment in a piece."""
@@ -314,8 +314,8 @@ class TrainingMode:
         setting = setting_of(source, self._things, node)
         if setting is None:
             return _Effect()
-        if setting.asked is not None:
-            true = assumed.says(self._known, setting.asked)
+        if setting.condition is not None:
+            true = assumed.says(self._known, setting.condition)
             modes = setting.modes if true is None else frozenset((true,))
             setting = dataclasses.replace(setting, modes=modes)
         things = self._things.of(source, setting.model)
@@ -339,8 +339,8 @@ class TrainingMode:
         around = self._model.source.enclosing(self._model.made, cst.ClassDef)
         if cls is not None and around in self._project.bases(cls):
             return True
-        given = (self._things.of(other.source, each.value) for each in other.made.args)
-        return any(self._model in each for each in given)
+        arguments = (self._things.of(other.source, each.value) for each in other.made.args)
+        return any(self._model in each for each in arguments)
 
     def _is_object(self, source: Source, node: cst.BaseExpression) -> bool:
         """Whether an expression is ``self`` of a class that is no module."""

@@ -82,10 +82,14 @@ def _display(source: Source, loop: cst.CSTNode, value: cst.BaseExpression) -> cs
     owner = source.enclosing(loop, cst.FunctionDef) or source.module
     changed = findall(owner, m.AssignTarget(m.Subscript(value=m.Name(name))))
     binds = m.Assign() | m.AugAssign() | m.AnnAssign() | m.For() | m.With()
-    given = [each for each in findall(owner, binds) if name in writes(each)]
-    if changed or len(given) != 1 or not m.matches(given[0], m.Assign([m.AssignTarget(m.Name())])):
+    bindings = [each for each in findall(owner, binds) if name in writes(each)]
+    if (
+        changed
+        or len(bindings) != 1
+        or not m.matches(bindings[0], m.Assign([m.AssignTarget(m.Name())]))
+    ):
         return value
-    return cst.ensure_type(given[0], cst.Assign).value
+    return cst.ensure_type(bindings[0], cst.Assign).value
 
 
 def _parts(value: cst.BaseExpression) -> list[cst.BaseExpression]:

@@ -61,8 +61,8 @@ def needed(forward: cst.FunctionDef) -> Iterator[tuple[cst.CSTNode, str]]:
 
 def _tensors(forward: cst.FunctionDef) -> set[str]:
     """Names in a forward that may be tensors: what it is given, and what follows from that."""
-    given = dict.fromkeys(parameters(forward))
-    tensors = set(given) - {"self"} - set(_plain(forward))
+    names = dict.fromkeys(parameters(forward))
+    tensors = set(names) - {"self"} - set(_plain(forward))
     while True:
         more = {
             name

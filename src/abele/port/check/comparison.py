@@ -120,7 +120,7 @@ class Comparison:
 def _turned(text: str) -> str:
     """A text with ``original`` for ``port`` and ``port`` for ``original``."""
     other = {"original": "port", "port": "original"}
-    return re.sub(r"\b(original|port)\b", lambda found: other[found.group()], text)
+    return re.sub(r"\b(original|port)\b", lambda match: other[match.group()], text)
 
 
 def same_losses(original: Sequence[float], port: Sequence[float]) -> bool:

@@ -42,12 +42,12 @@ def main(text: str) -> None:
         text: as JSON: ``script``, ``arguments``, ``port`` (which of the two it is), ``steps``,
             ``seed``.
     """
-    asked = json.loads(text)
+    request = json.loads(text)
     channel = Channel(os.dup(0), os.dup(1))
     _leave_streams_to_the_script()
     error = None
     try:
-        _watched(asked, channel)
+        _watched(request, channel)
     except Enough:
         pass
     except SystemExit as ended:
@@ -61,17 +61,17 @@ def main(text: str) -> None:
     os._exit(0)
 
 
-def _watched(asked: dict[str, Any], channel: Channel) -> None:
-    script = Path(asked["script"])
-    sys.argv = [str(script), *asked["arguments"]]
+def _watched(request: dict[str, Any], channel: Channel) -> None:
+    script = Path(request["script"])
+    sys.argv = [str(script), *request["arguments"]]
     sys.path.insert(0, str(script.resolve().parent))
     loads_in_the_process(channel)
-    watch = (Port if asked["port"] else Original)(channel, asked["steps"])
+    watch = (Port if request["port"] else Original)(channel, request["steps"])
     with contextlib.ExitStack() as stack:
         stack.enter_context(watch.watching())
-        if asked["port"]:
-            stack.enter_context(Sections(channel, asked["steps"]).watching())
-        seed(asked["seed"])
+        if request["port"]:
+            stack.enter_context(Sections(channel, request["steps"]).watching())
+        seed(request["seed"])
         runpy.run_path(str(script), run_name="__main__")
         watch.finish()
 
@@ -99,12 +99,12 @@ def loads_in_the_process(channel: Channel) -> None:
 
     @functools.wraps(construct)
     def without_workers(*args: Any, **kwargs: Any) -> None:
-        given = plain.bind(*args, **kwargs).arguments
-        if given.get("num_workers"):
+        values = plain.bind(*args, **kwargs).arguments
+        if values.get("num_workers"):
             channel.send("note", text="data loaders load in their process, without workers")
-            for name in _OF_WORKERS & given.keys():
-                del given[name]
-        construct(given.pop("self"), **given)
+            for name in _OF_WORKERS & values.keys():
+                del values[name]
+        construct(values.pop("self"), **values)
 
     setattr(made, "__init__", without_workers)  # noqa: B010 - for all loaders of the process
     warnings.filterwarnings("ignore", message=".*pin_memory.*")

@@ -64,13 +64,13 @@ class Script:
         self.wrapped = port
         self._deadline = deadline
         self._output = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed by close()
-        asked = {"script": str(path), "arguments": list(arguments), "port": port}
-        asked |= {"steps": steps, "seed": seed}
+        request = {"script": str(path), "arguments": list(arguments), "port": port}
+        request |= {"steps": steps, "seed": seed}
         path_of_python = json.dumps([os.path.abspath(each) for each in sys.path])
         # Both compute on the host, where the same operators give the same bits.
         variables = os.environ | {"CUDA_VISIBLE_DEVICES": "", "ABELE_TARGET": "reference"}
         self._process = subprocess.Popen(
-            [python, "-c", _PROGRAM, path_of_python, json.dumps(asked)],
+            [python, "-c", _PROGRAM, path_of_python, json.dumps(request)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._output,

@@ -15,8 +15,8 @@ import torch
 from abele.errors import CheckError
 from abele.port.check import pairing, verdict
 from abele.port.check.comparison import Comparison, Difference, StepPair
+from abele.port.check.messages import Messages
 from abele.port.check.process import Script
-from abele.port.check.told import Told
 
 Progress = Callable[[int], None]
 
@@ -49,7 +49,7 @@ def check(
         port_arguments: of the port, where it has others, such as another compute mode.
         seed: of Python's, numpy's and torch's random numbers; seeds in the scripts win.
         timeout_s: how long all may take, in seconds.
-        progress: told of each step that was compared.
+        progress: called with each step that was compared.
         python: the command that runs Python.
         back: whether the port is the one in plain PyTorch, and the original is not.
 
@@ -60,13 +60,13 @@ def check(
     _require(original, port, steps)
     deadline = time.monotonic() + timeout_s
 
-    def started(path: Path, *, is_port: bool) -> Told:
-        given = port_arguments if is_port and port_arguments is not None else arguments
+    def started(path: Path, *, is_port: bool) -> Messages:
+        of_script = port_arguments if is_port and port_arguments is not None else arguments
         script = Script(
-            path, given, port=is_port, steps=steps, seed=seed, deadline=deadline, python=python,
+            path, of_script, port=is_port, steps=steps, seed=seed, deadline=deadline, python=python,
             name="port" if is_port != back else "original",
         )  # fmt: skip
-        return Told(stack.enter_context(closing(script)))
+        return Messages(stack.enter_context(closing(script)))
 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="abele-check-")))
@@ -86,19 +86,19 @@ def _require(original: Path, port: Path, steps: int) -> None:
         raise CheckError(f"{steps} steps leave nothing to compare. Ask for 1 or more.")
 
 
-def _require_training(told: Told) -> None:
-    if not told.reach(0):
-        what = "run a training model" if told.script.wrapped else "call backward"
+def _require_training(messages: Messages) -> None:
+    if not messages.reach(0):
+        what = "run a training model" if messages.script.wrapped else "call backward"
         raise CheckError(
-            f"The {told.script.name} {str(told.script.path)!r} ended and did not {what}, so there "
-            "is nothing to compare. Give it the arguments with which it trains, behind --."
+            f"The {messages.script.name} {str(messages.script.path)!r} ended and did not {what}, "
+            "so there is nothing to compare. Give it the arguments with which it trains, behind --."
         )
 
 
 class _Check:
     """Two scripts that run."""
 
-    def __init__(self, original: Told, port: Told, folder: Path):
+    def __init__(self, original: Messages, port: Messages, folder: Path):
         self._original, self._port, self._folder = original, port, folder
         self._differing: dict[int, tuple[str, ...]] = {}
         self._far: dict[str, float] = {}
@@ -109,14 +109,14 @@ class _Check:
         last = 0
         for step in range(steps + 1):
             # Both, not the first alone: the other one may have ended too.
-            there = [told.reach(step) for told in both]
+            there = [messages.reach(step) for messages in both]
             if not all(there):
                 break
             self._compare(step)
             last = step
             progress(step)
-        for told in both:
-            told.finish(last)
+        for messages in both:
+            messages.finish(last)
         pairs = tuple(self._pair(step) for step in range(1, last + 1))
         return Comparison(
             steps=pairs,
@@ -150,22 +150,22 @@ class _Check:
     def _measure(self, differing: Sequence[str]) -> None:
         """Look how far tensors are apart, the first time that some are."""
         names, values = self._names(), list[dict[str, torch.Tensor]]()
-        for told in (self._original, self._port):
-            path = self._folder / told.script.name
-            told.save(str(path))
+        for messages in (self._original, self._port):
+            path = self._folder / messages.script.name
+            messages.save(str(path))
             values.append(torch.load(path, weights_only=True))
         for name in differing:
             self._far[name] = _distance(values[0][name], values[1][names[name]])
 
     def _pair(self, step: int) -> StepPair:
         mine, other = self._original.updates[step], self._port.updates[step]
-        given = {each["digest"] for each in other.inputs}
+        digests = {each["digest"] for each in other.inputs}
         known = bool(mine.inputs) and other.alone and len(mine.losses) == 1
         return StepPair(
             step=step,
             original=mine.losses,
             port=other.losses,
-            same_batch=all(each["digest"] in given for each in mine.inputs) if known else None,
+            same_batch=all(each["digest"] in digests for each in mine.inputs) if known else None,
             differing=self._differing[step],
             lines=(mine.line, other.line),
         )

@@ -44,10 +44,10 @@ class Sections(Watch):
         if self._session is None:
             self._session = session
             self._tell_start()
-        given = [described(value) for name, value in inputs.items() if _is_input(name)]
+        described_inputs = [described(value) for name, value in inputs.items() if _is_input(name)]
         outputs: dict[str, torch.Tensor] = plain(session, STEP, inputs)
         self.updated(self._state())
-        self.tell_step(self.step, _losses(inputs, outputs), given, user_line())
+        self.tell_step(self.step, _losses(inputs, outputs), described_inputs, user_line())
         self.stop_if_enough()
         return outputs
 

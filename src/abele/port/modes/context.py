@@ -49,9 +49,11 @@ class ModeContext(Context):
             each: ModeEdits(each, switch, lambda node, source=each: self._condition(source, node))
             for each in sources.values()
         }
-        self._asked = [(source, node) for source in sources for node in switch.asked(source)]
+        self._mode_expressions = [
+            (source, node) for source in sources for node in switch.mode_expressions(source)
+        ]
         self._conditions: dict[cst.CSTNode, str] = {}
-        self._given: dict[cst.FunctionDef, str] = {}
+        self._arguments: dict[cst.FunctionDef, str] = {}
 
     def options(self, source: Source) -> str:
         """The expression of a file's options: other modes make none."""
@@ -119,9 +121,9 @@ class ModeContext(Context):
 
     def _argument(self, source: Specialised, function: cst.FunctionDef) -> str:
         """Have a function take the mode as one more argument; its name."""
-        if function in self._given:
-            return self._given[function]
-        name = self._given[function] = self.name(source, "compute_mode")
+        if function in self._arguments:
+            return self._arguments[function]
+        name = self._arguments[function] = self.name(source, "compute_mode")
         self.edits(source).always(function.params, lambda node: with_parameter(node, name))
         reason = f"{name} is one more argument: the mode of the run"
         self.say(source, function, "ABP304", Verdict.MODIFIED, reason)
@@ -138,17 +140,17 @@ class ModeContext(Context):
         for owner in around:
             if not isinstance(owner, cst.FunctionDef | cst.Module | cst.ClassDef):
                 continue
-            for at, asked in self._asked:
-                if _root(asked) == "self":
-                    cls = at.enclosing(asked, cst.ClassDef)
+            for at, mode in self._mode_expressions:
+                if _root(mode) == "self":
+                    cls = at.enclosing(mode, cst.ClassDef)
                     if (
                         isinstance(owner, cst.ClassDef)
                         and cls is not None
                         and self._kin(owner, cls)
                     ):
-                        yield at.code(asked)
-                elif at is whole and self._owner(at, asked) is owner:
-                    yield at.code(asked)
+                        yield at.code(mode)
+                elif at is whole and self._owner(at, mode) is owner:
+                    yield at.code(mode)
 
     def _kin(self, one: cst.ClassDef, other: cst.ClassDef) -> bool:
         """Whether one class is derived from the other."""

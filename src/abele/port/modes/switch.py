@@ -82,7 +82,7 @@ class Switch:
         names = [self.member(source, each.value) for each in node.elements]
         return names if names and all(names) else None
 
-    def asked(self, source: Source) -> Iterator[cst.BaseExpression]:
+    def mode_expressions(self, source: Source) -> Iterator[cst.BaseExpression]:
         """The expressions of a file that are compared with members: the mode of a run."""
         for node in findall(source.module, m.Comparison()):
             assert isinstance(node, cst.Comparison)
@@ -130,6 +130,6 @@ def switch_of(project: Project) -> Switch | None:
                 new = NEW if like.isupper() else NEW.lower() if like.islower() else NEW.title()
                 there = new in by_lower.values()
                 switch = Switch(project, source, cls, like, new, there)
-                if any(True for each in project.sources for _ in switch.asked(each)):
+                if any(True for each in project.sources for _ in switch.mode_expressions(each)):
                     return switch
     return None

@@ -159,8 +159,8 @@ def _give_program(context: Context, split: Split) -> str:
     assert isinstance(edits, ModeEdits)
     name = context.name(source, "program")
     edits.always(through.function.params, lambda node: with_parameter(node, name, optional=True))
-    given = ", ".join(through.inputs.values())
-    edits.always_before(through.place, f"if {name} is not None:\n    return {name}({given})\n")
+    arguments = ", ".join(through.inputs.values())
+    edits.always_before(through.place, f"if {name} is not None:\n    return {name}({arguments})\n")
     context.say(
         source, through.function, "ABP903", Verdict.MODIFIED, f"{name} is one more argument"
     )
@@ -242,7 +242,7 @@ def _program(context: Context, split: Split, with_loss: bool) -> str:
         context.edits(source).define_function(wrapper.text.replace("{name}", module, 1))
     number = split.number and f"_{split.number}"
     name = context.name(source, f"{'evaluation' if with_loss else 'inference'}_model{number}")
-    given = ", ".join(source.code(part.value) for part in wrapper.parts)
+    arguments = ", ".join(source.code(part.value) for part in wrapper.parts)
     lazily.define(
         context,
         source,
@@ -250,7 +250,7 @@ def _program(context: Context, split: Split, with_loss: bool) -> str:
         name,
         "The model with its loss as a program" if with_loss else "The model alone as a program",
         "inferenceModel",
-        (f"{module}({given})", f"options={context.options(source)}"),
+        (f"{module}({arguments})", f"options={context.options(source)}"),
     )
     return f"self.{name}"
 

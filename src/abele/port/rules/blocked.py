@@ -151,8 +151,8 @@ def _kept_graphs(context: Context, source: Source) -> _Nodes:
     del context
     for call in calls_of(source.module, "backward"):
         for name in ("retain_graph", "create_graph"):
-            given = argument(call, name)
-            if given is not None and not m.matches(given, m.Name("False")):
+            value = argument(call, name)
+            if value is not None and not m.matches(value, m.Name("False")):
                 yield call
 
 

@@ -123,19 +123,19 @@ def _changes(context: Context, step: Step, limit: cst.BaseExpression) -> bool:
         for target in targets_of(node)
         if isinstance(node, cst.AugAssign) or source.enclosing(node, cst.For, cst.While)
     }
-    own = findall(limit, m.Attribute(value=m.Name("self")))
+    attributes = findall(limit, m.Attribute(value=m.Name("self")))
     return bool(names & slow or parts & changed) or any(
-        is_changed(step.source, each) for each in own
+        is_changed(step.source, each) for each in attributes
     )
 
 
 def limited_models(context: Context, step: Step, clip: cst.Call) -> set[Thing]:
     """The models of which a call limits the gradients."""
-    given = argument(clip, "parameters", 0)
-    if not isinstance(given, cst.Call):
+    parameters = argument(clip, "parameters", 0)
+    if not isinstance(parameters, cst.Call):
         return set()
     return {
         thing
-        for model in models_updated(cst.Call(cst.Name("limit"), [cst.Arg(given)]))
+        for model in models_updated(cst.Call(cst.Name("limit"), [cst.Arg(parameters)]))
         for thing in context.things.of(step.source, model)
     }

@@ -66,7 +66,7 @@ _UNNEEDED = frozenset(
     )
 )
 #: What a program that starts its processes by itself tells them, and poprun tells instances.
-_TOLD = frozenset(("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE"))
+_VARIABLES = frozenset(("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE"))
 
 
 def apply(context: Context) -> None:
@@ -85,7 +85,7 @@ def apply(context: Context) -> None:
                 _of_process(context, source, call, name)
         if context.distributed:
             _environment(context, source)
-            _told(context, source)
+            _drop_variables(context, source)
             _log(context, source)
     if context.distributed:
         _files(context)
@@ -127,15 +127,15 @@ def _of_process(context: Context, source: Source, call: cst.Call, name: str) -> 
 def _spawned(context: Context, source: Source, call: cst.Call) -> None:
     """A function that was started in several processes is called: poprun starts them."""
     function = argument(call, "fn", 0)
-    given = argument(call, "args", 1)
-    if function is None or not (given is None or isinstance(given, cst.Tuple)):
+    args = argument(call, "args", 1)
+    if function is None or not (args is None or isinstance(args, cst.Tuple)):
         reason = (
             "poprun starts the processes: call the function directly, with "
             "popdist.getLocalInstanceIndex() as its first argument"
         )
         context.say(source, call, "ABP805", Verdict.MANUAL, reason)
         return
-    rest = [] if given is None else [source.code(each.value) for each in given.elements]
+    rest = [] if args is None else [source.code(each.value) for each in args.elements]
     code = ", ".join(["popdist.getLocalInstanceIndex()", *rest])
     context.edits(source).need("import popdist")
     context.edits(source).replace(call, f"{source.code(function)}({code})")
@@ -157,8 +157,8 @@ def _sampler(context: Context, source: Source, call: cst.Call) -> None:
     sampled = False
     for loader in context.things.all(Kind.LOADER):
         if isinstance(loader.made, cst.Call):
-            given = argument(loader.made, "sampler")
-            if given is call or (given is not None and name and source.code(given) == name):
+            sampler = argument(loader.made, "sampler")
+            if sampler is call or (sampler is not None and name and source.code(sampler) == name):
                 context.edits(loader.source).change(loader.made, _unsampled(shuffled))
                 context.sampled.add(loader)
                 sampled = True
@@ -215,7 +215,7 @@ def _environment(context: Context, source: Source) -> None:
             context.say(source, node, "ABP802", Verdict.MODIFIED, reason)
 
 
-def _told(context: Context, source: Source) -> None:
+def _drop_variables(context: Context, source: Source) -> None:
     """What a program writes into its environment for torch.distributed; poprun's has to stay."""
     name = m.SaveMatchedNode(m.SimpleString(), "name")
     target = m.Subscript(slice=[m.SubscriptElement(m.Index(name))])
@@ -223,7 +223,7 @@ def _told(context: Context, source: Source) -> None:
     for node in findall(source.module, written):
         key = cst.ensure_type(m.extract(node, written)["name"], cst.SimpleString)  # type: ignore[index]
         place = cst.ensure_type(node.body[0].targets[0].target, cst.Subscript).value
-        if key.evaluated_value in _TOLD and source.imported(place) == "os.environ":
+        if key.evaluated_value in _VARIABLES and source.imported(place) == "os.environ":
             context.edits(source).remove(node)
             reason = "poprun sets the address and the number of each instance"
             context.say(source, node, "ABP802", Verdict.MODIFIED, reason)

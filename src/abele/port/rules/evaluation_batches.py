@@ -65,12 +65,12 @@ def _by_hand(context: Context, use: Use) -> Rows | None:
     their own, if their inputs have one shape.
     """
     source, call = use.source, use.call
-    given = {name for each in use.given for name in reads(each.value)}
+    names = {name for each in use.given for name in reads(each.value)}
     for each in source.above(call):
         if isinstance(each, cst.FunctionDef):
             break
         if isinstance(each, cst.For) and m.matches(each.iter, batches.CUT):
-            if not given & {*writes(each)}:
+            if not names & {*writes(each)}:
                 continue
             cut = cst.ensure_type(each.iter, cst.Call)
             by = source.code(cut.args[2].value)

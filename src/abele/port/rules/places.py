@@ -124,10 +124,10 @@ def after_all(context: Context, step: Step, home: Home, names: Iterable[str]) ->
     place = _around_all(context, step, home)
     block = block_of(home.source, place)
     start = block.index(place)
-    known = {name for each in block[: start + 1] for name in _given(each)}
+    known = {name for each in block[: start + 1] for name in _assigned(each)}
     places = [start]
     for name in {*names} - known:
-        later = [index for index, each in enumerate(block) if name in _given(each)]
+        later = [index for index, each in enumerate(block) if name in _assigned(each)]
         places += later[:1]
     return _after_schedulers(context, step, home, block, max(places))
 
@@ -136,8 +136,8 @@ def is_later(home: Home, text: str) -> bool:
     """Whether an expression needs what gets its value only after the optimizer has its name."""
     block = block_of(home.source, home.statement)
     index = block.index(home.statement)
-    before = {name for each in block[:index] for name in _given(each)}
-    after = {name for each in block[index:] for name in _given(each)}
+    before = {name for each in block[:index] for name in _assigned(each)}
+    after = {name for each in block[index:] for name in _assigned(each)}
     return bool(needed(text) & (after - before))
 
 
@@ -147,15 +147,15 @@ def needed(text: str) -> set[str]:
     return {*reads(expression), *_attributes(expression)}
 
 
-def _given(statement: Statement) -> set[str]:
+def _assigned(statement: Statement) -> set[str]:
     """Names, and attributes of ``self``, that a statement gives a value."""
     targets = findall(statement, m.AssignTarget() | m.AnnAssign())
     return {*writes(statement)}.union(*(_attributes(each.target) for each in targets))
 
 
 def _attributes(node: cst.CSTNode) -> set[str]:
-    own = findall(node, m.Attribute(value=m.Name("self")))
-    return {f"self.{each.attr.value}" for each in own}
+    attributes = findall(node, m.Attribute(value=m.Name("self")))
+    return {f"self.{each.attr.value}" for each in attributes}
 
 
 def _after_schedulers(
@@ -245,9 +245,9 @@ def _of_variable(context: Context, at: Source, node: cst.BaseExpression, home: H
         if thing not in _updated(context, home) and _is_closed(context, thing):
             return at.code(thing.made)
     if isinstance(variable.owner, cst.FunctionDef):
-        given = _from_caller(context, variable.owner, variable.name, there)
-        if given is not None:
-            return given
+        value = _from_caller(context, variable.owner, variable.name, there)
+        if value is not None:
+            return value
     raise StepError(
         node,
         f"the training model needs {code}, which is not known where the optimizer is made: "
@@ -284,7 +284,7 @@ def _from_caller(context: Context, function: cst.FunctionDef, name: str, there: 
     if len(calls) != 1:
         return None
     ((call, source),) = calls.items()
-    given = context.things.arguments(function, call).get(name)
-    if given is None or context.things.owner(source, call) is not there:
+    value = context.things.arguments(function, call).get(name)
+    if value is None or context.things.owner(source, call) is not there:
         return None
-    return source.code(given) if isinstance(given, cst.Name) else None
+    return source.code(value) if isinstance(value, cst.Name) else None

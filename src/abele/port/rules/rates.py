@@ -68,7 +68,7 @@ def _make_variable(
             context.edits(optimizer.source).change(
                 made, lambda node, new=new: node.with_changes(args=[*node.args, new])
             )
-            reason = _GIVEN.format(key=key)
+            reason = _WRITTEN.format(key=key)
             context.say(optimizer.source, made, "ABP413", Verdict.MODIFIED, reason)
 
 
@@ -90,7 +90,7 @@ _KEPT = (
     "make a new optimizer here, which gets a program of its own; a momentum may change if it is "
     "not 0 at first"
 )
-_GIVEN = (
+_WRITTEN = (
     "{key} changes later, so it is written as an argument: a compiled program takes arguments "
     "as variables and defaults as constants"
 )

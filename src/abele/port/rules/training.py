@@ -125,16 +125,16 @@ def _check_results(context: Context, step: Step) -> None:
         StepError: it is one.
     """
     for statement in step.forward:
-        given = [name for name in writes(statement) if name in step.outputs]
-        for call in findall(statement, m.Call()) if given else ():
+        results = [name for name in writes(statement) if name in step.outputs]
+        for call in findall(statement, m.Call()) if results else ():
             for thing in context.things.of(step.source, call.func, Kind.MODEL):
                 returned = class_returned(context.project, thing)
                 assigned = findall(statement, m.Assign(targets=[m.AssignTarget(m.Name())]))
                 if returned and any(each.value is call for each in assigned):
                     raise StepError(
                         call,
-                        f"{given[0]} is an object of {returned}, and a program returns tensors in "
-                        "tuples, lists and dictionaries: give the tensors that are read later "
+                        f"{results[0]} is an object of {returned}, and a program returns tensors "
+                        "in tuples, lists and dictionaries: give the tensors that are read later "
                         f"names before backward(), or make {returned} a NamedTuple",
                     )
 
@@ -204,10 +204,10 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     cls = context.name(step.source, f"ModelWithLoss{number}")
     options = accumulation.options_of(context, step) or context.options(source)
     made, optimizer, rate = hand_written.optimizer(context, step, home)
-    given = _given(context, step, home, wrapper)
+    parts = _parts(context, step, home, wrapper)
     define_module(context, step, source, cls, wrapper)
     if lazily.makes_lazily(context, name):
-        arguments = (f"{cls}({given})", f"options={options}", f"optimizer={optimizer}")
+        arguments = (f"{cls}({parts})", f"options={options}", f"optimizer={optimizer}")
         lazily.define(
             context,
             source,
@@ -222,12 +222,12 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     else:
         for number, each in enumerate(places.homes(context, step, home)):
             _say_end(context, step, each, name, first=number == 0)
-            given = _given(context, step, each, wrapper)
-            names = places.needed(f"[{given}, {rate}]")
+            parts = _parts(context, step, each, wrapper)
+            names = places.needed(f"[{parts}, {rate}]")
             context.edits(source).after(
                 places.after_all(context, step, each, names),
                 f"{made}{name} = poptorch.trainingModel(\n"
-                f"    {cls}({given}), options={options}, optimizer={optimizer}\n)",
+                f"    {cls}({parts}), options={options}, optimizer={optimizer}\n)",
             )
             _say_made(context, step, each, name)
     model = Wrapped(name, source, kept.owner)
@@ -246,7 +246,7 @@ def _say_end(context: Context, step: Step, home: Home, name: str, *, first: bool
         edits.after(loop.body.body[-1], f"{name}.destroy()")
 
 
-def _given(context: Context, step: Step, home: Home, wrapper: Wrapper) -> str:
+def _parts(context: Context, step: Step, home: Home, wrapper: Wrapper) -> str:
     """What the module of a step is made with, where an optimizer gets its name."""
     return ", ".join(places.value(context, step.source, part.value, home) for part in wrapper.parts)
 

@@ -213,7 +213,7 @@ def _line(context: Context, step: Step, statement: Statement, parts: Sequence[Pa
 def _is_of_torch(context: Context, step: Step) -> bool:
     """Whether the last statement is one of torch's losses and nothing more."""
     last = step.forward[-1]
-    found = m.extract(
+    match = m.extract(
         last,
         m.SimpleStatementLine(
             body=[
@@ -224,7 +224,7 @@ def _is_of_torch(context: Context, step: Step) -> bool:
             ]
         ),
     )
-    call = None if found is None else found["call"]
+    call = None if match is None else match["call"]
     if not isinstance(call, cst.Call) or len(findall(last, m.Assign())) != 1:
         return False
     name = step.source.imported(call.func)

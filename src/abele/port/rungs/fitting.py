@@ -62,16 +62,16 @@ def _calls(tree: ast.AST, name: str) -> Iterator[ast.Call]:
 
 def _options(wrapper: ast.Call) -> str:
     """What the program calls the options of a wrapper."""
-    given = [each.value for each in wrapper.keywords if each.arg == "options"]
-    given += wrapper.args[1:2]
-    return ast.unparse(given[0]) if given else ""
+    options = [each.value for each in wrapper.keywords if each.arg == "options"]
+    options += wrapper.args[1:2]
+    return ast.unparse(options[0]) if options else ""
 
 
 def _of_options(
     lines: Sequence[str], name: str, tree: ast.Module, rows: Sequence[str], port: Path
 ) -> str:
     """Lines about options, after the statement that makes them, or the condition around several."""
-    asked = [line for line in lines if line.startswith("options.")]
+    settings = [line for line in lines if line.startswith("options.")]
     made = [
         each
         for each in ast.walk(tree)
@@ -79,12 +79,12 @@ def _of_options(
         and [ast.unparse(target) for target in each.targets] == [name]
         and "Options(" in ast.unparse(each.value)
     ]
-    if not asked or not made:
+    if not settings or not made:
         return ""
     last = max(made, key=_end)
     if len(made) > 1:
         last = next((each for each in tree.body if each.lineno <= last.lineno <= _end(each)), last)
-    new = [f"+ {name}.{line.removeprefix('options.')}" for line in asked]
+    new = [f"+ {name}.{line.removeprefix('options.')}" for line in settings]
     why = "after the options are made, and before they are used."
     return "\n".join([f"{port}:{_end(last)}: {why}", f"  {rows[_end(last) - 1].strip()}", *new])
 
@@ -103,9 +103,9 @@ def _of_size(size: int, name: str, tree: ast.Module, rows: Sequence[str], port: 
     for call in _calls(tree, "poptorch.DataLoader"):
         if not call.args or ast.unparse(call.args[0]) != name:
             continue
-        given = [each.value for each in call.keywords if each.arg == "batch_size"]
-        given += call.args[_PLACE_OF_SIZE : _PLACE_OF_SIZE + 1]
-        value = given[0] if given else call
+        sizes = [each.value for each in call.keywords if each.arg == "batch_size"]
+        sizes += call.args[_PLACE_OF_SIZE : _PLACE_OF_SIZE + 1]
+        value = sizes[0] if sizes else call
         row = rows[value.lineno - 1]
         if isinstance(value, ast.Constant):
             new = f"{row[: value.col_offset]}{size}{row[value.end_col_offset :]}"

@@ -47,7 +47,7 @@ class Looker:
             return None
         return _Calls(self, *captured)
 
-    def told(self, **facts: str) -> None:
+    def finish(self, **facts: str) -> None:
         """Tell what was seen, and end the script.
 
         Raises:
@@ -90,9 +90,9 @@ class _Calls(Observer):
             kept = self._modes == [each.training for each in self._module.modules()]
             facts = {"first": self._first, "line": user_line()}
             mode = "" if kept else f"{_users(self._module)[0]}.{_mode(self._module)}"
-            self._looker.told(result="other", mode=mode, **facts)
+            self._looker.finish(result="other", mode=mode, **facts)
         if self._looker.calls >= _CALLS:
-            self._looker.told(result=_SAME)
+            self._looker.finish(result=_SAME)
 
 
 def _same_in_order(outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:

@@ -56,23 +56,23 @@ def replaced(place: str, text: str, new: str, why: str) -> str:
     return f"{place}: {why}\n- {text}\n+ {new}"
 
 
-def of_one_row(told: Mapping[str, Any], port: Path, original: Path) -> str:
+def of_one_row(answer: Mapping[str, Any], port: Path, original: Path) -> str:
     """The edit for what a batch of one row has broken.
 
     Args:
-        told: by ``one_row``.
+        answer: of ``one_row``.
         port: the script that was run.
         original: what it was ported from.
     """
-    if "Expected more than 1 value per channel" in told["problem"] and told["module"]:
-        place, text = where(told["module"], port, original)
+    if "Expected more than 1 value per channel" in answer["problem"] and answer["module"]:
+        place, text = where(answer["module"], port, original)
         return replaced(place, text, _NORM.sub(r"\1GroupNorm(1, \2)", text, count=1), _WHY_NORM)
-    place, text = where(told["line"], port, original)
-    if told.get("name") == "squeeze" and told.get("lost"):
-        new = _squeezed(text, told["taken"])
+    place, text = where(answer["line"], port, original)
+    if answer.get("name") == "squeeze" and answer.get("lost"):
+        new = _squeezed(text, answer["taken"])
         return replaced(place, text, new, _WHY_SQUEEZE)
-    if told.get("name") in ("std", "var") and not told.get("lost"):
-        return replaced(place, text, _spread(text, told["name"]), _WHY_SPREAD)
+    if answer.get("name") in ("std", "var") and not answer.get("lost"):
+        return replaced(place, text, _spread(text, answer["name"]), _WHY_SPREAD)
     why = "this line needs more than one row; write it so that each row is computed by itself."
     return replaced(place, text, text, why)
 
@@ -92,54 +92,54 @@ def _squeezed(text: str, taken: Sequence[int]) -> str:
 def _spread(text: str, name: str) -> str:
     """A line whose deviation, or variance, is that of the rows and not an estimate."""
     call = re.compile(rf"\.{name}\(([^()=]*)\)")
-    given = call.findall(text)
-    if len(given) != 1:
+    arguments = call.findall(text)
+    if len(arguments) != 1:
         return text
-    variance = f".var({given[0]}{', ' if given[0] else ''}correction=0)"
+    variance = f".var({arguments[0]}{', ' if arguments[0] else ''}correction=0)"
     return call.sub(variance + (".add(1e-5).sqrt()" if name == "std" else ""), text)
 
 
-def of_inference(told: Mapping[str, Any], port: Path, original: Path) -> str:
+def of_inference(answer: Mapping[str, Any], port: Path, original: Path) -> str:
     """The edit for an inference model that computes something else than the plain model.
 
     Args:
-        told: by ``inference``.
+        answer: of ``inference``.
         port: the script that was run.
         original: what it was ported from.
     """
-    place, text = where(told["line"], port, original)
-    says = f"call {told['calls']}, {place}: `{text}` returns something else than the plain model"
-    if not told["mode"]:
+    place, text = where(answer["line"], port, original)
+    says = f"call {answer['calls']}, {place}: `{text}` returns something else than the plain model"
+    if not answer["mode"]:
         return f"{says}\nCall copyWeightsToDevice() of the program after its weights have changed."
-    if told["calls"] == 1:
-        mode = told["mode"].rpartition(".")[2]
+    if answer["calls"] == 1:
+        mode = answer["mode"].rpartition(".")[2]
         return (
             f"{says}\nA wrapper copies the mode of its model: call {mode} of it in the port, too."
         )
-    first, text = where(told["first"], port, original)
+    first, text = where(answer["first"], port, original)
     why = "a program keeps the mode of its first call; set the mode before that."
-    return f"{says}\n{first}: {why}\n+ {told['mode']}\n  {text}"
+    return f"{says}\n{first}: {why}\n+ {answer['mode']}\n  {text}"
 
 
-def of_training(told: Mapping[str, Any]) -> str:
+def of_training(answer: Mapping[str, Any]) -> str:
     """The edit for a training model whose program does not know what the host has changed.
 
     Args:
-        told: by ``training``.
+        answer: of ``training``.
     """
-    match = _LINE.fullmatch(told["line"])
+    match = _LINE.fullmatch(answer["line"])
     place, text = (match["path"] + ":" + match["number"], match["text"]) if match else ("", "")
-    model = told["model"]
-    if told["changed"] == "value":
+    model = answer["model"]
+    if answer["changed"] == "value":
         why = (
-            f"the optimizer's {told['name']} is {told['host']:g} before this call, and the "
-            f"program's is {told['program']:g}; pass the new value on."
+            f"the optimizer's {answer['name']} is {answer['host']:g} before this call, and the "
+            f"program's is {answer['program']:g}; pass the new value on."
         )
-        new = f"{model}.setOptimizer({told['optimizer']})"
-    elif told["changed"] == "weight":
+        new = f"{model}.setOptimizer({answer['optimizer']})"
+    elif answer["changed"] == "weight":
         why = (
-            f"the host has changed {told['name']}, and the program still has the old values; copy "
-            "them to the device, here or where they change."
+            f"the host has changed {answer['name']}, and the program still has the old values; "
+            "copy them to the device, here or where they change."
         )
         new = (
             f"if {model}.isCompiled():\n+     {model}.copyWeightsToHostIfNeeded()\n"
@@ -147,8 +147,8 @@ def of_training(told: Mapping[str, Any]) -> str:
         )
     else:
         why = (
-            f"{told['name']} is in {told['mode']} mode now, and a program keeps the mode of its "
-            "first call; have it compiled anew, once, where the mode changes."
+            f"{answer['name']} is in {answer['mode']} mode now, and a program keeps the mode of "
+            "its first call; have it compiled anew, once, where the mode changes."
         )
         new = f"{model}.destroy()"
     return f"{place}: {why}\n+ {new}\n  {text}"

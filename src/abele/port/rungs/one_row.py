@@ -32,15 +32,15 @@ class Operation:
     Attributes:
         name: of the function.
         line: the user's.
-        taken: shape of its first tensor.
-        given: shape of its result.
+        input_shape: shape of its first tensor.
+        result_shape: shape of its result.
         finite: its result has numbers only.
     """
 
     name: str
     line: str
-    taken: tuple[int, ...]
-    given: tuple[int, ...]
+    input_shape: tuple[int, ...]
+    result_shape: tuple[int, ...]
     finite: bool
 
 
@@ -138,8 +138,8 @@ class Looker:
 
     def _made(self, module: torch.nn.Module) -> str:
         """The line that made a module, if it has parameters of its own."""
-        own = next(module.parameters(recurse=False), None)
-        return "" if own is None else self.lines.of(own)
+        parameter = next(module.parameters(recurse=False), None)
+        return "" if parameter is None else self.lines.of(parameter)
 
 
 def _differentiate(outputs: Sequence[torch.Tensor]) -> None:
@@ -169,7 +169,7 @@ def _line_of(error: BaseException) -> str:
 
 
 def _compared(whole: _Run, one: _Run) -> dict[str, Any]:
-    """What is told of both runs."""
+    """What to tell of both runs."""
     problem = one.problem
     shapes = zip(whole.shapes, one.shapes, strict=False)
     if not problem and any(len(mine) != len(other) for mine, other in shapes):
@@ -178,16 +178,17 @@ def _compared(whole: _Run, one: _Run) -> dict[str, Any]:
         (
             (mine, other)
             for mine, other in zip(whole.operations, one.operations, strict=False)
-            if len(mine.given) != len(other.given) or (mine.finite and not other.finite)
+            if len(mine.result_shape) != len(other.result_shape)
+            or (mine.finite and not other.finite)
         ),
         None,
     )
-    told = {"problem": problem, "line": one.line, "module": one.module}
+    facts = {"problem": problem, "line": one.line, "module": one.module}
     if cause is not None:
         mine, other = cause
-        told |= {"line": mine.line, "name": mine.name, "taken": mine.taken}
-        told |= {"lost": len(mine.given) != len(other.given)}
-    return told
+        facts |= {"line": mine.line, "name": mine.name, "taken": mine.input_shape}
+        facts |= {"lost": len(mine.result_shape) != len(other.result_shape)}
+    return facts
 
 
 def main(script: str, *arguments: str) -> None:

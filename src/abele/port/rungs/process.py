@@ -72,7 +72,7 @@ def tell(**facts: Any) -> None:
     os.write(2, f"\n{_MARK}{json.dumps(facts)}\n".encode())
 
 
-def asked(
+def answer_of(
     module: str, script: Path, arguments: Sequence[str], python: str, timeout_s: float
 ) -> dict[str, Any]:
     """Run a module of this folder with a script, and return what it tells.

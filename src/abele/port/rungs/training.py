@@ -65,8 +65,8 @@ class _Calls(Observer):
         self._count += 1
         for facts in (self._value(), self._mode(), self._weight()):
             if facts and self._count > 1:
-                told = variable(_is_wrapper)
-                model = "training_model" if told is None else told[0]
+                wrapper = variable(_is_wrapper)
+                model = "training_model" if wrapper is None else wrapper[0]
                 process.tell(line=user_line(), model=model, **facts)
                 raise process.Seen
         if self._count >= _CALLS:
@@ -127,8 +127,10 @@ def _optimizers() -> list[torch.optim.Optimizer]:
 
 
 def _updates(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> bool:
-    own = {id(each) for each in module.parameters()}
-    return any(id(each) in own for group in optimizer.param_groups for each in group["params"])
+    parameters = {id(each) for each in module.parameters()}
+    return any(
+        id(each) in parameters for group in optimizer.param_groups for each in group["params"]
+    )
 
 
 def _values(optimizer: torch.optim.Optimizer) -> dict[str, float]:

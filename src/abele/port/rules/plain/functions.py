@@ -105,12 +105,12 @@ def call(context: Context, source: Source, node: cst.Call, made: Trainer, optimi
     model = source.code(node.func)
 
     def change(current: cst.Call) -> cst.Call:
-        given = [cst.Arg(cst.parse_expression(each)) for each in (model, optimizer)]
+        first = [cst.Arg(cst.parse_expression(each)) for each in (model, optimizer)]
         last = [
             cst.Arg(cst.parse_expression(value), keyword=cst.Name(key), equal=_TIGHT)
             for key, value in (each.split("=", 1) for each in more)
         ]
-        return current.with_changes(func=cst.Name(name), args=[*given, *current.args, *last])
+        return current.with_changes(func=cst.Name(name), args=[*first, *current.args, *last])
 
     context.edits(source).change(node, change)
 

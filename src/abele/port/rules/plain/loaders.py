@@ -54,32 +54,32 @@ def apply(context: Context) -> None:
 
 
 @dataclasses.dataclass
-class _Given:
+class _Argument:
     """An argument: its name, ``""`` for one with a star."""
 
     name: str
     argument: cst.Arg
 
 
-def _named(call: cst.Call) -> list[_Given]:
+def _named(call: cst.Call) -> list[_Argument]:
     """The arguments of a loader, each with its name."""
-    given: list[_Given] = []
+    arguments: list[_Argument] = []
     for index, each in enumerate(call.args):
         if each.star or (each.keyword is None and index >= len(_NAMES)):
-            given.append(_Given("", each))
+            arguments.append(_Argument("", each))
         else:
-            given.append(
-                _Given(_NAMES[index] if each.keyword is None else each.keyword.value, each)
+            arguments.append(
+                _Argument(_NAMES[index] if each.keyword is None else each.keyword.value, each)
             )
-    return given
+    return arguments
 
 
 def _replace(context: Context, thing: Thing, call: cst.Call) -> None:
-    given = _named(call)
-    names = {each.name for each in given}
+    arguments = _named(call)
+    names = {each.name for each in arguments}
     batches = batches_of(context, thing.source, call, 0)
     require_known(context, batches, thing.source, call)
-    size = next((each.argument.value for each in given if each.name == "batch_size"), None)
+    size = next((each.argument.value for each in arguments if each.name == "batch_size"), None)
     if batches.factors and (
         ("batch_size" not in names and "" in names) or "batch_sampler" in names
     ):
@@ -87,7 +87,7 @@ def _replace(context: Context, thing: Thing, call: cst.Call) -> None:
             call, "an argument that is not followed chooses its batches: give it batch_size"
         )
     factors = " * ".join(batches.factors)
-    context.treated |= {each.argument for each in given if each.name in _GONE}
+    context.treated |= {each.argument for each in arguments if each.name in _GONE}
     context.edits(thing.source).need("import torch")
     context.edits(thing.source).replace(call.func, "torch.utils.data.DataLoader")
     context.treated.add(call.func)
@@ -96,7 +96,7 @@ def _replace(context: Context, thing: Thing, call: cst.Call) -> None:
     )
 
     def change(node: cst.Call) -> cst.Call:
-        kept = _kept(node, given, factors)
+        kept = _kept(node, arguments, factors)
         new: list[cst.Arg] = []
         if factors and "batch_size" not in names:
             new.append(keyword("batch_size", factors))
@@ -113,10 +113,10 @@ def _replace(context: Context, thing: Thing, call: cst.Call) -> None:
     context.say(thing.source, call, "ABP1301", Verdict.MODIFIED, reason)
 
 
-def _kept(node: cst.Call, given: list[_Given], factors: str) -> list[cst.Arg]:
+def _kept(node: cst.Call, arguments: list[_Argument], factors: str) -> list[cst.Arg]:
     """The arguments that torch's loader has, by name where it has them at another place."""
     kept: list[cst.Arg] = []
-    for index, (new, each) in enumerate(zip(node.args, given, strict=True)):
+    for index, (new, each) in enumerate(zip(node.args, arguments, strict=True)):
         if each.name in _GONE:
             continue
         changed = new

@@ -77,24 +77,24 @@ def _replace(context: Context, source: Source, call: cst.Call, name: str) -> Non
 
 
 def _loss(context: Context, source: Source, call: cst.Call) -> None:
-    given, how = argument(call, "x", 0), argument(call, "reduction", 1)
+    values, how = argument(call, "x", 0), argument(call, "reduction", 1)
     how = "" if not isinstance(how, cst.SimpleString) else str(how.evaluated_value)
-    if given is None or how not in ("none", "mean", "sum"):
+    if values is None or how not in ("none", "mean", "sum"):
         return  # named with everything else that is left
-    context.treated |= {call.func, *(each for each in call.args if each.value is not given)}
+    context.treated |= {call.func, *(each for each in call.args if each.value is not values)}
     if how == "none":
-        context.edits(source).take_out(call, lambda node: _argument(node, call, given))
+        context.edits(source).take_out(call, lambda node: _argument(node, call, values))
         reason = "backward() begins with this loss; a loss of several values needs .sum()"
     else:
-        context.edits(source).change(call, lambda node: _method(_argument(node, call, given), how))
+        context.edits(source).change(call, lambda node: _method(_argument(node, call, values), how))
         reason = f"the loss is the {how} of these values, as the program had it"
     context.say(source, call, "ABP1501", Verdict.MODIFIED, reason)
 
 
-def _argument(node: cst.Call, call: cst.Call, given: cst.BaseExpression) -> cst.BaseExpression:
+def _argument(node: cst.Call, call: cst.Call, value: cst.BaseExpression) -> cst.BaseExpression:
     """What has become of an argument of a call."""
     return next(
-        new.value for new, old in zip(node.args, call.args, strict=True) if old.value is given
+        new.value for new, old in zip(node.args, call.args, strict=True) if old.value is value
     )
 
 

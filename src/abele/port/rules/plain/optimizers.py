@@ -65,8 +65,8 @@ def _replace(context: Context, thing: Thing, call: cst.Call) -> None:
     if name not in _TORCH:
         raise StepError(call, f"torch.optim has no {name}: use another optimizer, such as AdamW")
     for other, same in _OTHER.items():
-        given = argument(call, other)
-        if given is not None and source.code(given) not in (same, "None"):
+        value = argument(call, other)
+        if value is not None and source.code(value) not in (same, "None"):
             raise StepError(
                 call, f"torch's {name} updates otherwise than this with {other}: leave that out"
             )

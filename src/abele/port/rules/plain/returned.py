@@ -45,18 +45,18 @@ def loss_of(context: Context, training: Thing) -> Loss:
         StepError: its forward is not in these files, or does not say which one it is.
     """
     assert isinstance(training.made, cst.Call)
-    given = argument(training.made, "model", 0)
-    if given is None:
+    model = argument(training.made, "model", 0)
+    if model is None:
         raise StepError(training.made, "it is given no model")
     answers = {
         _of_model(context, each, training.made)
-        for each in context.things.of(training.source, given, Kind.MODEL)
+        for each in context.things.of(training.source, model, Kind.MODEL)
     }
     if not answers:
-        raise StepError(given, "the class of its model is not in the files that are ported, so "
+        raise StepError(model, "the class of its model is not in the files that are ported, so "
                                "which result is the loss is not known")  # fmt: skip
     if len(answers) > 1:
-        raise StepError(given, "its models return the loss at different positions")
+        raise StepError(model, "its models return the loss at different positions")
     return answers.pop()
 
 

@@ -98,11 +98,11 @@ def options_of(
         call: makes the wrapper or loader.
         place: of the options among its arguments.
     """
-    given = argument(call, "options", place)
+    options = argument(call, "options", place)
     things: list[Thing] = []
-    if given is not None:
-        things += latest(context, source, given, context.things.of(source, given, Kind.OPTIONS))
-    return given, things
+    if options is not None:
+        things += latest(context, source, options, context.things.of(source, options, Kind.OPTIONS))
+    return options, things
 
 
 def batches_of(
@@ -120,13 +120,13 @@ def batches_of(
     Raises:
         StepError: it is not known before the program runs.
     """
-    given, things = options_of(context, source, call, place)
-    if given is None:
+    options, things = options_of(context, source, call, place)
+    if options is None:
         return Batches()
     if not things:
         raise StepError(
             call,
-            f"how many batches a call takes with {source.code(given)} was not found: make these "
+            f"how many batches a call takes with {source.code(options)} was not found: make these "
             "options in the files that are ported",
         )
     every = [_batches(context, each, training=training) for each in things]
@@ -151,10 +151,10 @@ def _batches(context: Context, options: Thing, *, training: bool) -> Batches:
             raise StepError(
                 each.call, f"a condition decides whether {each.name} is set: set it in any case"
             )
-        given = each.call.args[0].value if each.call.args else None
-        if given is None:
+        value = each.call.args[0].value if each.call.args else None
+        if value is None:
             raise StepError(each.call, f"{each.name}() has no argument")
-        code = each.source.code(given)
+        code = each.source.code(value)
         if each.name in _MODES:
             mode = code.rpartition(".")[2]
         elif each.name in _REDUCTIONS:
@@ -167,7 +167,7 @@ def _batches(context: Context, options: Thing, *, training: bool) -> Batches:
                 )
             values[factor] = code
             if code != "1":
-                nodes.append((each.source, given))
+                nodes.append((each.source, value))
     return Batches(**values, mode=mode, is_sum=is_sum, nodes=tuple(nodes))
 
 

@@ -69,10 +69,12 @@ def trainer(context: Context, thing: Thing) -> Trainer:
     source = thing.source
     loss = loss_of(context, thing)
     batches = batches_of(context, source, made, 1)
-    given = argument(made, "optimizer", 2)
+    optimizer = argument(made, "optimizer", 2)
     model = argument(made, "model", 0)
     assert model is not None
-    optimizers = [] if given is None else list(context.things.of(source, given, Kind.OPTIMIZER))
+    optimizers = (
+        [] if optimizer is None else list(context.things.of(source, optimizer, Kind.OPTIMIZER))
+    )
     limits = {_limit(each) for each in optimizers}
     if len({None if each is None else source.code(each) for each in limits}) > 1:
         raise StepError(
@@ -83,7 +85,7 @@ def trainer(context: Context, thing: Thing) -> Trainer:
         thing=thing,
         loss=loss,
         batches=batches,
-        optimizer=_optimizer(context, source, made, model, given, optimizers),
+        optimizer=_optimizer(context, source, made, model, optimizer, optimizers),
         limit=next(iter(limits), None),
         whole=all(_is_whole(context, each, source, model) for each in optimizers),
     )
@@ -129,18 +131,18 @@ def _optimizer(
     source: Source,
     made: cst.Call,
     model: cst.BaseExpression,
-    given: cst.BaseExpression | None,
+    optimizer: cst.BaseExpression | None,
     known: list[Thing],
 ) -> Thing | Wrapped:
     """The optimizer of a training model, which gets a name if it has none."""
-    if isinstance(given, cst.Name | cst.Attribute):
+    if isinstance(optimizer, cst.Name | cst.Attribute):
         if known:
             return known[0]
-        variable = context.things.variable(source, given)
+        variable = context.things.variable(source, optimizer)
         if variable is not None:
             return Wrapped(variable.name, source, variable.owner)
         raise StepError(
-            given,
+            optimizer,
             "the line that makes its optimizer was not found: make it in the files that are ported",
         )
     statement = statement_of(source, made)
@@ -152,12 +154,12 @@ def _optimizer(
         (owner and context.project.bases(owner)[-1]) or context.things.owner(source, made),
     )
     edits = context.edits(source)
-    if given is None:
+    if optimizer is None:
         edits.need("import torch")
         name = _name_of(source, made, model)
         edits.after(statement, f"{wrapped.name} = {_DEFAULT.format(model=name)}")
     else:
-        edits.before(statement, f"{wrapped.name} = {source.code(edits.applied(given))}")
+        edits.before(statement, f"{wrapped.name} = {source.code(edits.applied(optimizer))}")
     return wrapped
 
 

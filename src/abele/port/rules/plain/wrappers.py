@@ -94,8 +94,8 @@ def _without_body(node: cst.If) -> Any:
 
 def _set_optimizer(context: Context, source: Source, node: cst.Attribute, call: cst.Call) -> None:
     statement = statement_of(source, node)
-    given = call.args[0].value if call.args else None
-    new: set[Thing] = set() if given is None else context.things.of(source, given, Kind.OPTIMIZER)
+    value = call.args[0].value if call.args else None
+    new: set[Thing] = set() if value is None else context.things.of(source, value, Kind.OPTIMIZER)
     trained = {
         optimizer
         for each in context.things.of(source, node.value, Kind.TRAINING)
@@ -104,7 +104,7 @@ def _set_optimizer(context: Context, source: Source, node: cst.Attribute, call: 
         for optimizer in context.things.of(each.source, argument.value, Kind.OPTIMIZER)
     }
     known = bool(new) and new <= trained
-    same = isinstance(given, cst.Name | cst.Attribute) and known
+    same = isinstance(value, cst.Name | cst.Attribute) and known
     if not same:
         reason = (
             "a new optimizer would begin without the old one's momentum; change the param_groups "

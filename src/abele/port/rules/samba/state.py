@@ -55,9 +55,9 @@ def _fetch(context: Context, step: Step) -> None:
 
 def _used_inside(context: Context, step: Step, loop: Loop) -> bool:
     """Whether the statements of a loop beside the step may use the model, or leave the function."""
-    own: set[cst.CSTNode] = {*step.forward, *step.zero, step.backward, step.update, step.place}
+    of_step: set[cst.CSTNode] = {*step.forward, *step.zero, step.backward, step.update, step.place}
     for node in findall(loop.body, m.Return() | m.Name() | m.Attribute() | m.Call()):
-        if own & {node, *step.source.above(node)}:
+        if of_step & {node, *step.source.above(node)}:
             continue
         if isinstance(node, cst.Return):
             return True

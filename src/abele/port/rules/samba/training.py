@@ -135,13 +135,13 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     name = prefix + context.name(source, "training_model")
     cls = context.name(step.source, "ModelWithLoss")
     parts = [places.value(context, step.source, part.value, home) for part in wrapper.parts]
-    given = ", ".join(parts)
+    arguments = ", ".join(parts)
     define_module(context, step, source, cls, wrapper)
     edits = context.edits(source)
     edits.need("from sambaflow import samba")
-    text = f"{name} = samba.from_torch_model_({cls}({given}))"
+    text = f"{name} = samba.from_torch_model_({cls}({arguments}))"
     first = places.after_all(context, step, home, ())
-    needed = places.needed(f"[{given}]")
+    needed = places.needed(f"[{arguments}]")
     place = places.after_all(context, step, home, needed)
     if place is first and not _targets(source, first) & {*parts, *needed}:
         edits.before(place, text)

@@ -1,4 +1,4 @@
-"""What one of two scripts has told so far."""
+"""Reads what a script that is compared reports of its updates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from abele.port.check.process import Script
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Update:
-    """What was told of one update.
+    """What a script has reported of one update.
 
     Attributes:
         losses: of it; none where a call of several updates returns only the last one's.
@@ -27,7 +27,7 @@ class Update:
     line: str
 
 
-class Told:
+class Messages:
     """Reads the messages of a script.
 
     Args:
@@ -57,7 +57,7 @@ class Told:
         return step in self.digests
 
     def go_on(self) -> None:
-        """Let the script go on after the state that it told last."""
+        """Let the script go on after the state that it has reported last."""
         self.script.answer(GO)
 
     def save(self, path: str) -> None:
@@ -67,7 +67,7 @@ class Told:
             pass
 
     def finish(self, step: int) -> None:
-        """Read what is still to be told of a step."""
+        """Read what a script still reports of a step."""
         while step not in self.updates and not self.ended:
             if self._read() == "state":
                 self.go_on()
