@@ -5,6 +5,7 @@ that train make their updates together. What goes wrong between instances is a `
 Importing this package does not load torch; `popdist.poptorch` has the options of PopTorch programs.
 """
 
+from popdist import _horovod_import
 from popdist._environment import (
     checkNumIpusPerReplica,
     getDeviceId,
@@ -35,3 +36,5 @@ __all__ = [
     "init",
     "isPopdistEnvSet",
 ]
+
+_horovod_import.install()

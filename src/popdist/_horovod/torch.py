@@ -1,0 +1,243 @@
+"""What PopTorch programs call of `horovod.torch`, between the instances that `popdist` connects.
+
+Values go in and come out on the host; nothing is differentiated. A single instance gets its own
+values back. Gradients are no business of these functions: wrappers add them up.
+"""
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import distributed
+
+import popdist
+from popdist import Error
+
+_ready = False
+
+
+class ReduceOp(enum.Enum):
+    """How values of instances become one."""
+
+    Average = "average"
+    Sum = "sum"
+    Min = "min"
+    Max = "max"
+    Product = "product"
+
+
+Average, Sum, Min = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Min
+Max, Product = ReduceOp.Max, ReduceOp.Product
+_OPERATIONS = {
+    Average: distributed.ReduceOp.SUM,
+    Sum: distributed.ReduceOp.SUM,
+    Min: distributed.ReduceOp.MIN,
+    Max: distributed.ReduceOp.MAX,
+    Product: distributed.ReduceOp.PRODUCT,
+}
+
+
+def init() -> None:
+    """Connects the instances, as ``popdist.init`` does.
+
+    Raises:
+        popdist.Error: as there.
+    """
+    global _ready
+    popdist.init()
+    _ready = True
+
+
+def shutdown() -> None:
+    """Ends the use of these functions; instances stay connected for their wrappers."""
+    global _ready
+    _ready = False
+
+
+def is_initialized() -> bool:
+    """Whether ``init`` or ``popdist.init`` was called."""
+    return _ready or distributed.is_initialized()
+
+
+def rank() -> int:
+    """The number of this instance."""
+    _check()
+    return popdist.getInstanceIndex()
+
+
+def size() -> int:
+    """How many instances there are."""
+    _check()
+    return popdist.getNumInstances()
+
+
+def local_rank() -> int:
+    """The number of this instance on its host."""
+    _check()
+    return popdist.getLocalInstanceIndex()
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    *,
+    op: ReduceOp | None = None,
+) -> torch.Tensor:
+    """One value of those of all instances.
+
+    Half is added up in float32 and rounded once; the average of integers is rounded towards zero.
+
+    Args:
+        tensor: of the same shape and type on all instances.
+        average: of earlier releases: True for Average, False for Sum.
+        name: ignored: instances call these functions in the same order.
+        op: Average if neither is given.
+
+    Returns:
+        A new tensor of that shape and type.
+
+    Raises:
+        ValueError: both `average` and `op` are given, or ``init`` was not called.
+        popdist.Error: `op` is no operation of this module.
+    """
+    del name
+    _check()
+    if average is not None and op is not None:
+        raise ValueError("allreduce takes `op` or `average`, not both: op=hvd.Average says it all.")
+    if op is None:
+        op = Sum if average is False else Average
+    if op not in _OPERATIONS:
+        raise Error(f"allreduce knows {', '.join(ReduceOp.__members__)}, not op={op!r}.")
+    value = tensor.detach()
+    wide = value.to(torch.float32) if value.dtype in (torch.half, torch.bfloat16) else value.clone()
+    if size() > 1:
+        wide = wide.contiguous()
+        distributed.all_reduce(wide, op=_OPERATIONS[op])
+    if op is Average:
+        rounding = None if wide.is_floating_point() or wide.is_complex() else "trunc"
+        wide = torch.div(wide, size(), rounding_mode=rounding)
+    return wide.to(value.dtype)
+
+
+def allreduce_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Does what ``allreduce`` does, over its argument."""
+    with torch.no_grad():
+        return tensor.copy_(allreduce(tensor, *args, **kwargs))
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any
+) -> list[torch.Tensor]:
+    """``allreduce`` of each of several tensors."""
+    return [allreduce(tensor, *args, **kwargs) for tensor in tensors]
+
+
+def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
+    """The tensors of all instances, joined along their first dimension in the order of instances.
+
+    Args:
+        tensor: of the same type on all instances and, but for its first dimension, of one shape; a
+            scalar counts as one row.
+        name: ignored.
+    """
+    del name
+    rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
+    return torch.cat(allgather_object(rows))
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """Objects of all instances, in their order; each is pickled."""
+    del name
+    _check()
+    if size() == 1:
+        return [obj]
+    gathered: list[Any] = [None] * size()
+    distributed.all_gather_object(gathered, obj)
+    return gathered
+
+
+def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+    """A new tensor with the value that one instance has.
+
+    Args:
+        tensor: of the same shape and type on all instances.
+        root_rank: whose value it is.
+        name: ignored.
+
+    Raises:
+        popdist.Error: no instance has that number.
+    """
+    del name
+    _check_root(root_rank)
+    value = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if size() > 1:
+        distributed.broadcast(value, src=root_rank)
+    return value
+
+
+def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+    """Does what ``broadcast`` does, over its argument."""
+    with torch.no_grad():
+        return tensor.copy_(broadcast(tensor, root_rank, name))
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+    """The object of one instance, which is pickled; the others' is ignored."""
+    del name
+    _check_root(root_rank)
+    if size() == 1:
+        return obj
+    box = [obj]
+    distributed.broadcast_object_list(box, src=root_rank)
+    return box[0]
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int
+) -> None:
+    """Gives all instances the tensors of one, in place.
+
+    Args:
+        params: ``model.state_dict()`` or ``model.named_parameters()``.
+        root_rank: whose they are.
+
+    Raises:
+        popdist.Error: no instance has that number.
+    """
+    named = params.items() if isinstance(params, Mapping) else params
+    for _, value in named:
+        if isinstance(value, torch.Tensor):
+            broadcast_(value, root_rank)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
+    """Gives the optimizers of all instances the state of one instance's.
+
+    Raises:
+        popdist.Error: no instance has that number.
+    """
+    _check_root(root_rank)
+    mine = rank() == root_rank
+    state = broadcast_object(optimizer.state_dict() if mine else None, root_rank)
+    if not mine:
+        optimizer.load_state_dict(state)
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(
+        f"horovod.torch has no {name!r} here: Horovod is not installed, and popdist stands in with "
+        "allreduce, allgather, broadcast and what goes with them. Wrappers add up gradients "
+        "between instances by themselves, so that DistributedOptimizer is not needed."
+    )
+
+
+def _check() -> None:
+    if not is_initialized() and popdist.getNumInstances() > 1:
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
+
+
+def _check_root(root: int) -> None:
+    if not 0 <= root < size():
+        raise Error(f"root_rank={root} is no instance: there are {size()}, counted from 0.")
