@@ -36,6 +36,7 @@ _START_METHODS = {
 _TERMINATED = "The AsynchronousDataAccessor was terminated: create a new one to read on"
 _ALIVE_CHECK_S = 1.0
 _GRACE_S = 5.0
+_GUARD = '\nA script that starts processes needs a guard: if __name__ == "__main__": main()'
 
 
 class AsynchronousDataAccessor:
@@ -143,7 +144,7 @@ class AsynchronousDataAccessor:
             iter(self)
         while self._consuming:
             kind, *details = self._receive_or_fail()
-            if kind == "failed":
+            if kind in ("failed", "died"):
                 self._fail(details[0])
             if kind == "cast":
                 warn_user(details[0], UserWarning)
@@ -189,7 +190,7 @@ class AsynchronousDataAccessor:
         except (EOFError, OSError):
             self._process.join(_GRACE_S)
             code = self._process.exitcode
-            return "failed", f"its process died without a report, exit code {code}"
+            return "died", f"its process died without a report, exit code {code}"
 
     def _fail(self, report: str) -> None:
         self.terminate()
@@ -205,9 +206,10 @@ class AsynchronousDataAccessor:
         kind, *details = self._receive_or_fail()
         if kind != "layout":
             self.terminate()
+            # Without a guard a worker ends while it imports the script, before it can report.
+            advice = _GUARD if kind == "died" else ""
             raise error(
-                f"AsynchronousDataAccessor worker thread failed to start: {details[0]}\n"
-                'A script that starts processes needs a guard: if __name__ == "__main__": main()'
+                f"AsynchronousDataAccessor worker thread failed to start: {details[0]}{advice}"
             )
         layout, self._first_rows = details
         slots = Slots(layout, buffer_size, reduction.recv_handle(self._connection))

@@ -204,8 +204,22 @@ def test_randomness_does_not_depend_on_how_far_the_worker_ran_ahead():
     ids=["empty", "nested", "text", "number", "sparse"],
 )
 def test_a_worker_that_cannot_start(dataset, words):
-    with pytest.raises(poptorch.Error, match=f"(?s){words}"):
+    with pytest.raises(poptorch.Error, match=f"(?s){words}") as raised:
         AsynchronousDataAccessor(dataset, sharing_strategy=Strategy.Fork)
+    assert "guard" not in str(raised.value)
+
+
+def test_a_script_without_a_guard_is_told_of_it(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, poptorch\n"
+        "rows = torch.utils.data.TensorDataset(torch.ones(4, 1))\n"
+        "poptorch.DataLoader(poptorch.Options(), rows, mode=poptorch.DataLoaderMode.Async,\n"
+        "    async_options={'sharing_strategy': poptorch.SharingStrategy.SharedMemory})\n"
+    )
+    done = subprocess.run([python(), script], capture_output=True, text=True)
+    assert "process died without a report, exit code 1" in done.stderr
+    assert 'needs a guard: if __name__ == "__main__": main()' in done.stderr
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))
