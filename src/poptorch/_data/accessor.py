@@ -277,6 +277,8 @@ def _start_method() -> str:
 def _launch(
     job: accessor_worker.Job, strategy: SharingStrategy
 ) -> tuple[multiprocessing.Process, Connection]:
+    if strategy is not SharingStrategy.Fork:
+        job = dataclasses.replace(job, parsers=custom_types.sendable(job.parsers))
     context: Any = multiprocessing.get_context(_START_METHODS[strategy])
     connection, worker_connection = multiprocessing.Pipe()
     inherited = connection if strategy is SharingStrategy.Fork else None

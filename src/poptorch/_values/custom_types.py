@@ -4,6 +4,7 @@ The registry serves arguments and results of wrapped models, loader items and wo
 """
 
 import abc
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,3 +76,20 @@ def parser_for(value: Any) -> ICustomArgParser | None:
 def registered() -> dict[type, ICustomArgParser]:
     """Return all parsers, for a worker process that starts with none."""
     return dict(_parsers)
+
+
+def sendable(parsers: dict[type, ICustomArgParser]) -> dict[type, ICustomArgParser]:
+    """Return the parsers that pickle, for a process that is not forked.
+
+    A type that another process cannot import, such as one defined in a function, does not come
+    from there, so its parser is not missed.
+    """
+    return {kind: parser for kind, parser in parsers.items() if _pickles((kind, parser))}
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # noqa: BLE001 - whatever an object's own pickling raises
+        return False
+    return True

@@ -54,6 +54,16 @@ def test_strategies_give_the_same_elements(strategy):
         assert numbers(opened) == numbers(opened) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_a_parser_that_cannot_be_sent_does_not_stop_other_data(strategy, custom_pairs):
+    class Local(data.Pair):
+        """A type that no other process can import."""
+
+    poptorch.registerCustomArgParser(Local, data.PairParser())
+    with accessor(data.Range(2, "tensor"), sharing_strategy=strategy) as opened:
+        assert numbers(opened) == [0, 1]
+
+
 def test_tuples_come_back_as_lists():
     with accessor(data.Range(2, "tuple")) as opened:
         x, y = next(opened)
