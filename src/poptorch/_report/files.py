@@ -73,6 +73,7 @@ def _export(executable: Executable) -> None:
         return
     if os.environ.get(_BINARY, "0") not in ("", "0"):
         logger.warning("%s: programs have no binary form here; %s gets text.", _BINARY, path)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text("\n".join(program.text() for program in executable.programs))
 
 

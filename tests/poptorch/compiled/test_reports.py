@@ -158,12 +158,13 @@ def test_engine_options_that_cannot_be_read_are_refused_when_wrapping(text, monk
 
 
 def test_programs_are_exported_as_text(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("POPTORCH_EXPORT_PROTO_FILE", str(tmp_path / "graph.txt"))
+    path = tmp_path / "new" / "graph.txt"
+    monkeypatch.setenv("POPTORCH_EXPORT_PROTO_FILE", str(path))
     wrapped = trainer(scorer(), gradientAccumulation=2)
     wrapped.compile(*rows(4))
-    assert (tmp_path / "graph.txt").read_text() == wrapped.program_text()
+    assert path.read_text() == wrapped.program_text()
     assert not caplog.records
     monkeypatch.setenv("POPTORCH_EXPORT_PROTO_AS_BINARY", "1")
     inference(lambda x: x + 1)(torch.ones(1))
-    assert "def forward(" in (tmp_path / "graph.txt").read_text()
+    assert "def forward(" in path.read_text()
     assert "no binary form" in caplog.text
