@@ -173,7 +173,7 @@ class OptionsDict(Freezable):
         if not option.startswith("_"):
             self.set(**{option: value})
             return
-        if option not in self.__dict__:
+        if option not in self.__dict__ and option != "__class__":
             raise AttributeError(f"Invalid private attribute {option} of {type(self).__name__}")
         self.checkIsFrozen(option)
         object.__setattr__(self, option, value)

@@ -8,7 +8,7 @@ import torch
 
 from poptorch import enums
 from poptorch._error import Error, RecoverableError, error
-from poptorch.options import Options, TensorLocationSettings
+from poptorch.options import Options, TensorLocationSettings, _DistributedOptions
 
 # --- values and checks
 
@@ -77,6 +77,21 @@ def test_compiler_settings_are_stored_by_name(namespace, setter, arguments, key,
     target = getattr(options, namespace) if namespace else options
     assert getattr(target, setter)(*arguments) is target
     assert options._Popart.options[key] == value
+
+
+def test_a_namespace_can_be_given_a_class_of_its_own():
+    class Third(_DistributedOptions):
+        @property
+        def processId(self):
+            return 3
+
+    options = Options()
+    options.Distributed.__class__ = Third
+    assert (options.Distributed.processId, options.Distributed.numProcesses) == (3, 1)
+    assert type(copy.deepcopy(options).Distributed) is Third
+    options._freeze()
+    with pytest.raises(AttributeError, match="frozen"):
+        options.Distributed.__class__ = _DistributedOptions
 
 
 @pytest.mark.parametrize(
