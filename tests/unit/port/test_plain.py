@@ -96,3 +96,46 @@ def test_options_that_are_given_as_text_are_blocked_with_the_calls_to_write(text
     (said,) = [each for each in result.findings if each.code == "ABP1008"]
     assert said.line == 4
     assert said.reason.endswith(calls)
+
+
+_SHARED = """\
+import poptorch
+import torch
+
+
+def scores(net, x):
+    return net(x)
+
+
+class WithLoss(torch.nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return poptorch.identity_loss(scores(self.net, x).sum(), reduction="none")
+
+
+net = torch.nn.Linear(2, 1)
+optimizer = poptorch.optim.SGD(net.parameters(), lr=0.1)
+training = poptorch.trainingModel(WithLoss(net), optimizer=optimizer)
+inference = poptorch.inferenceModel(net)
+loss = training(torch.ones(3, 2))
+out = scores(inference, torch.ones(3, 2))
+"""
+
+
+def test_a_function_that_training_calls_keeps_its_gradients_and_its_caller_is_named():
+    result = port(Project([Source("run.py", _SHARED)]), to="torch")
+    assert result.verdict is Verdict.MANUAL
+    (said,) = [each for each in result.findings if each.code == "ABP1204"]
+    assert said.line == 23
+    assert "call it under torch.no_grad() here" in said.reason
+    assert "    return net(x)\n" in result.after["run.py"]
+
+
+def test_a_function_that_training_calls_may_be_called_without_gradients():
+    text = _SHARED.replace("out = ", "with torch.no_grad():\n    out = ")
+    result = port(Project([Source("run.py", text)]), to="torch")
+    assert result.verdict is Verdict.MODIFIED
+    assert "    return net(x)\n" in result.after["run.py"]

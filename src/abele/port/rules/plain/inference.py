@@ -7,6 +7,7 @@ from typing import Any
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port.analysis.assumed import callers
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import StepError, statement_of
 from abele.port.analysis.search import findall
@@ -16,7 +17,7 @@ from abele.port.rules.plain import modes
 from abele.port.rules.plain.gradients import is_without
 from abele.port.rules.plain.latest import latest
 from abele.port.rules.plain.settings import batches_of
-from abele.port.rules.plain.trainers import take_place
+from abele.port.rules.plain.trainers import bases, take_place
 from abele.port.rules.plain.updates import trained
 from abele.port.source import Source
 
@@ -24,6 +25,7 @@ CODES = {
     "ABP1201": "An inference model is the model itself.",
     "ABP1202": "The model is called without gradients, as the program computed.",
     "ABP1203": "The call stands where no gradients can be switched off around it.",
+    "ABP1204": "A function is given inference models and others: its caller has to evaluate.",
     "ABP1208": "A call takes several batches; results without rows are now one value for all.",
     "ABP1209": "The program returned some of its results.",
 }
@@ -42,8 +44,12 @@ def apply(context: Context) -> None:
         for call in findall(source.module, m.Call()):
             assert isinstance(call, cst.Call)
             things = latest(context, source, call.func, context.things.of(source, call.func))
-            is_inference = any(each.kind is Kind.INFERENCE for each in things)
-            if is_inference and not trained(context, source, call):
+            kinds = {each.kind for each in things}
+            if Kind.INFERENCE not in kinds or trained(context, source, call):
+                continue
+            if len(kinds) > 1 and isinstance(call.func, cst.Name):
+                _look_at_callers(context, source, call)
+            else:
                 _call(context, source, call)
 
 
@@ -90,6 +96,28 @@ def _call(context: Context, source: Source, call: cst.Call) -> None:
             "torch.no_grad()"
         )
         context.say(source, call, "ABP1203", Verdict.MANUAL, reason)
+
+
+def _look_at_callers(context: Context, source: Source, call: cst.Call) -> None:
+    """Says whether the model is evaluated where a function that training calls, too, gets it.
+
+    Gradients cannot be switched off inside of such a function.
+    """
+    for caller, where in callers(context.things, source, call).items():
+        passed = [
+            each for each in caller.args if context.things.of(where, each.value, Kind.INFERENCE)
+        ]
+        if not passed:
+            continue
+        models = set[Thing]().union(*(bases(context, where, each.value) for each in passed))
+        if is_without(where, caller) and modes.is_evaluated(context, where, caller, models):
+            context.say(where, caller, "ABP1202", Verdict.MODIFIED, "the model itself is called")
+            continue
+        reason = (
+            f"{where.code(caller.func)} also gets the model that trains, so that it computes "
+            "gradients: call it under torch.no_grad() here, after eval() of the model"
+        )
+        context.say(where, caller, "ABP1204", Verdict.MANUAL, reason)
 
 
 def _without_gradients(statement: Any) -> Any:

@@ -6,7 +6,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind, Thing
-from abele.port.analysis.parts import Statement, calls_of
+from abele.port.analysis.parts import Statement, calls_of, statement_of
 from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.finding import Verdict
@@ -49,6 +49,12 @@ def set_before(
     context.once.add((loop, mode))
     context.edits(source).before(loop, f"{source.code(call.func)}.{mode}()")
     context.say(source, loop, "ABP1105", Verdict.MODIFIED, _REASON)
+
+
+def is_evaluated(context: Context, source: Source, node: cst.CSTNode, models: set[Thing]) -> bool:
+    """Whether models are in evaluation mode where a node is, as far as the program has modes."""
+    statement = statement_of(source, node)
+    return not _is_switched(context, models) or _is_set(context, source, statement, models, "eval")
 
 
 def _outer(source: Source, node: cst.CSTNode) -> list[cst.CSTNode]:
