@@ -64,10 +64,10 @@ abele port pytorch_gpu.py -o ported --check 20 -- --source built-in --epochs 1
 _CHECKED = """\
 written: ported; what changed and why: ported/port.html
 step    original        port   loss  batch  tensors
-   1  2.36301446  2.36301446    equal   same    equal
-   2   2.2749846   2.2749846    equal   same    equal
+   1  2.34572792  2.34572792  equal   same    equal
+   2  2.35801125  2.35801125  equal   same    equal
  ...
-  20  2.18692613  2.18692613    equal   same    equal
+  20   2.1485064   2.1485064  equal   same    equal
 The port is equal to its original for 20 steps: losses and 10 tensors, bit for bit.
 ```
 
