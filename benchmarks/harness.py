@@ -26,6 +26,8 @@ from tqdm import tqdm
 
 # What is measured is compiled, also in children; interpreted steps would end at an unknown window.
 os.environ.setdefault("ABELE_START", "wait")
+# Else each process compiles all modules of this project again, and first steps count some of that.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 RECORDS = Path(__file__).parent / "records"
 MIN_WINDOWS = 10

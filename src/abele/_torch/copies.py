@@ -8,8 +8,7 @@ takes more than the rest of a copy. No graph here has any.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +17,10 @@ from torch.fx.node import map_arg
 
 
 def copied_node(
-    graph: torch.fx.Graph, node: torch.fx.Node, copied: Callable[[torch.fx.Node], Any]
+    graph: torch.fx.Graph,
+    node: torch.fx.Node,
+    copied: Callable[[torch.fx.Node], Any],
+    meta: Mapping[str, Any] | None = None,
 ) -> torch.fx.Node:
     """Add a copy of a node to a graph, as ``graph.node_copy`` does.
 
@@ -26,6 +28,7 @@ def copied_node(
         graph: gets the copy where it inserts nodes at the moment.
         node: of any graph.
         copied: what takes the place of each node among the arguments.
+        meta: of the copy, instead of the node's.
     """
     args: Any = map_arg(node.args, copied)
     kwargs: Any = map_arg(node.kwargs, copied)
@@ -36,7 +39,8 @@ def copied_node(
     untyped._insert(new)
     untyped._find_nodes_lookup_table.insert(new)
     untyped._len += 1
-    new.meta = copy.copy(node.meta)
+    # Whoever sets an attribute of a node has torch look it up in its graph, twice.
+    new.meta.update(node.meta if meta is None else meta)
     return new
 
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from abele import passes
+from abele import garbage, passes
 from abele.compile import estimates, native
 from abele.compile.cache import ExecutableCache
 from abele.compile.compiling import compile_programs, lowered_by
@@ -74,7 +74,7 @@ class FromCompiler(FromProcess):
 
     def _command(self, folder: Path) -> list[str]:
         job = self._job
-        with passes.one_after_the_other():
+        with garbage.uncollected(), passes.one_after_the_other():
             for program in job.programs:
                 names = lowerings_of(job.parts, program.name)
                 for name in (each for each in names if job.target.lowering(each).compiles):

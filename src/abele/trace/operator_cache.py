@@ -121,7 +121,7 @@ class _Memo:
         if node.op in ("call_function", "get_attr"):
             stack = self._stack()
             if stack:
-                node.stack_trace = stack
+                node.meta["stack_trace"] = stack
 
     def _stack(self) -> str:
         """Return the frames of all functions named ``forward``, outermost first."""
@@ -268,8 +268,8 @@ class _Memo:
             reachable = all(each in copies for each in node.all_input_nodes)
             if node.op != "call_function" or not reachable:
                 return None
-            copies[node] = copied_node(self._memory, node, copies.__getitem__)
-            copies[node].meta = {key: node.meta[key] for key in _META if key in node.meta}
+            meta = {key: node.meta[key] for key in _META if key in node.meta}
+            copies[node] = copied_node(self._memory, node, copies.__getitem__, meta)
         try:
             with _torch.without_torch_function_modes():
                 results = self._template(result, tensors, copies, set())
@@ -314,7 +314,7 @@ class _Memo:
         for node in remembered.nodes:
             copies[node] = copied = copied_node(self._trace.graph, node, copies.__getitem__)
             if stack:
-                copied.stack_trace = stack
+                copied.meta["stack_trace"] = stack
         with _torch.without_torch_function_modes():
             return self._rebuilt(remembered.results, tensors, copies)
 

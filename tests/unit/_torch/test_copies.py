@@ -56,3 +56,11 @@ def test_a_copied_node_is_the_one_that_torch_makes_where_nodes_are_inserted():
         graph.lint()
     assert _facts(ours) == _facts(theirs)
     assert len(ours.nodes) == len(theirs.nodes)
+
+
+def test_a_copy_may_get_other_metadata():
+    graph = _graph()
+    meta = {"val": 1}
+    copied = copied_node(graph, list(graph.nodes)[2], lambda node: node, meta)
+    copied.meta["line"] = 2
+    assert (copied.meta, meta) == ({"val": 1, "line": 2}, {"val": 1})

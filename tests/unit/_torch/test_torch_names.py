@@ -309,6 +309,13 @@ def test_the_mode_of_a_capture_is_what_its_constructor_makes():
     }
 
 
+def test_torch_remembers_no_results_of_a_capture():
+    before = _torch.FakeTensorMode.cache_info().size
+    with _torch.static_fakes() as mode:
+        mode.from_tensor(torch.ones(3, 59, 61)).cos()
+    assert _torch.FakeTensorMode.cache_info().size == before
+
+
 def test_the_mode_of_a_trace_is_what_its_constructor_makes():
     tracer = graphs.PythonKeyTracer()
     made = vars(graphs._mode(tracer, {}))

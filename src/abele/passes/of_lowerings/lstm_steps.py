@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from abele import _torch
+from abele._torch.copies import copied_node
 from abele.ops import lstm
 from abele.passes._edit import editable, finished
 from abele.passes.common_subexpressions import common_subexpressions
@@ -138,12 +139,10 @@ class _Layer:
         marks = {key: before.meta[key] for key in ("custom", "stack_trace") if key in before.meta}
         with before.graph.inserting_before(before):
             for node in nodes:
-                copied = before.graph.node_copy(node, self._copies.__getitem__)
-                copied.meta = {
-                    **{key: node.meta[key] for key in ("val", "tensor_meta") if key in node.meta},
-                    **marks,
-                }
-                self._copies[node] = copied
+                kept = {key: node.meta[key] for key in ("val", "tensor_meta") if key in node.meta}
+                self._copies[node] = copied_node(
+                    before.graph, node, self._copies.__getitem__, {**kept, **marks}
+                )
 
     def _replace(self, node: _Node, results: dict[int, _Node]) -> None:
         for user in list(node.users):

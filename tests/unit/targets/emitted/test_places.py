@@ -79,7 +79,17 @@ def test_a_piece_of_a_piece_lies_in_the_memory_that_is_whole():
     whole = Buffer(Kind.ARENA, 0, torch.float32, 20)
     piece = Buffer(Kind.ARENA, 1, torch.float32, 10, inside=(whole, 4))
     inner = Buffer(Kind.ARENA, 2, torch.float32, 5, inside=(piece, 3))
-    assert Place(inner, (2,), (1,), 1).resolved() == Place(whole, (2,), (1,), 8)
+    for _ in range(2):  # it is remembered
+        assert Place(inner, (2,), (1,), 1).resolved() == Place(whole, (2,), (1,), 8)
+        assert Place(piece, (2,), (1,), 1).resolved() == Place(whole, (2,), (1,), 5)
+
+
+def test_memory_that_becomes_a_piece_later_takes_its_pieces_along():
+    whole, middle, inner = (Buffer(Kind.ARENA, i, torch.float32, 20) for i in range(3))
+    inner.inside = middle, 3
+    assert Place(inner, (2,), (1,)).resolved() == Place(middle, (2,), (1,), 3)
+    middle.inside = whole, 4
+    assert Place(inner, (2,), (1,)).resolved() == Place(whole, (2,), (1,), 7)
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (1, 4), (3, 1), (4,), (1,), ()])

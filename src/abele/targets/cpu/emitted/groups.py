@@ -150,11 +150,13 @@ class Grouping:
 
     def _joined(self, operation: Pointwise, before: set[Unit]) -> Unit | None:
         size = operation.result.size
-        candidates = [u for u in before if u.size == size and u.elementwise and _fits(u, operation)]
+        candidates = [each for each in before if each.size == size and each.elementwise]
         candidates.sort(key=lambda each: each.last, reverse=True)
         unit: Unit | None = None
         for each in candidates:
             if any(other is not each and self._needs(other, each) for other in before):
+                continue
+            if not _fits(each, operation):
                 continue
             if unit is None:
                 unit = each

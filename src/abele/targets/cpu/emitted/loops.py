@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import re
 from collections.abc import Collection
 
@@ -10,7 +12,15 @@ import torch
 
 from abele.targets.cpu.emitted.groups import Unit
 from abele.targets.cpu.emitted.operations import Pointwise
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place, Rows, contiguous_stride
+from abele.targets.cpu.emitted.places import (
+    Buffer,
+    Kind,
+    Place,
+    Rows,
+    broadcast_stride,
+    contiguous_stride,
+    is_contiguous,
+)
 from abele.targets.cpu.emitted.pointwise import TYPES
 
 # Waking a thread takes about as long as this many elements of a plain loop do.
@@ -163,13 +173,7 @@ class _Writer:
         return place.buffer, place.offset, self._stride(place)
 
     def _stride(self, place: Place) -> tuple[int, ...]:
-        if place.size == 1:
-            return (0,) * len(self._shape)
-        if place.shape != self._shape and place.contiguous and place.size == self._size:
-            stride = contiguous_stride(self._shape)
-        else:
-            stride = place.over(self._shape)
-        return tuple(0 if n == 1 else s for n, s in zip(self._shape, stride, strict=True))
+        return _steps(place.shape, place.stride, self._shape, self._size)
 
     def _lines(self, operation: Pointwise) -> list[str]:
         lines: list[str] = []
@@ -208,6 +212,21 @@ class _Writer:
         if wanted not in self._pointers:
             self._pointers.append(wanted)
         return self._pointers.index(wanted)
+
+
+@functools.lru_cache(maxsize=1 << 12)  # a program has few shapes, and asks often
+def _steps(
+    shape: tuple[int, ...], stride: tuple[int, ...], loop: tuple[int, ...], turns: int
+) -> tuple[int, ...]:
+    """With which steps a loop of a shape, with so many turns, goes through a tensor."""
+    size = math.prod(shape)
+    if size == 1:
+        return (0,) * len(loop)
+    if shape != loop and size == turns and is_contiguous(shape, stride):
+        stride = contiguous_stride(loop)
+    else:
+        stride = broadcast_stride(shape, stride, loop)
+    return tuple(0 if n == 1 else s for n, s in zip(loop, stride, strict=True))
 
 
 def _functions(line: str) -> int:

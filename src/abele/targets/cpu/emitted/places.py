@@ -43,6 +43,22 @@ class Buffer:
         """How much memory it takes."""
         return self.size * self.dtype.itemsize
 
+    def root(self) -> tuple[Buffer, int] | None:
+        """The buffer of which it is a piece in the end, and where in it; None if it is no piece."""
+        if self.inside is None or self.inside[0].inside is None:
+            return self.inside
+        chain: list[Buffer] = []
+        buffer: Buffer = self
+        while buffer.inside is not None:
+            chain.append(buffer)
+            buffer = buffer.inside[0]
+        offset = 0
+        for piece in reversed(chain):  # sums of many steps are pieces of pieces, a hundred deep
+            assert piece.inside is not None
+            offset += piece.inside[1]
+            piece.inside = buffer, offset
+        return self.inside
+
 
 @dataclasses.dataclass(frozen=True)
 class Place:
@@ -73,7 +89,7 @@ class Place:
     @functools.cached_property
     def contiguous(self) -> bool:
         """Whether elements follow each other in order of their indices."""
-        return self.stride_is(contiguous_stride(self.shape))
+        return is_contiguous(self.shape, self.stride)
 
     @property
     def whole(self) -> bool:
@@ -88,17 +104,15 @@ class Place:
 
     def resolved(self) -> Place:
         """The same elements in the memory that is no piece of another."""
-        buffer, offset = self.buffer, self.offset
-        while buffer.inside is not None:
-            buffer, shift = buffer.inside
-            offset += shift
-        return Place(buffer, self.shape, self.stride, offset)
+        piece = self.buffer.root()
+        if piece is None:
+            return self
+        buffer, offset = piece
+        return Place(buffer, self.shape, self.stride, self.offset + offset)
 
     def over(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Strides with which it is read where it is broadcast to ``shape``."""
-        missing = len(shape) - len(self.shape)
-        known = zip(self.shape, self.stride, strict=True)
-        return (0,) * missing + tuple(0 if size == 1 else stride for size, stride in known)
+        return broadcast_stride(self.shape, self.stride, shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +154,25 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether elements follow each other in order of their indices."""
+    step = 1
+    for size, each in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and each != step:
+            return False
+        step *= max(size, 1)
+    return True
+
+
+def broadcast_stride(
+    shape: tuple[int, ...], stride: tuple[int, ...], wider: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Strides with which a tensor is read where it is broadcast to a wider shape."""
+    known = zip(shape, stride, strict=True)
+    missing = (0,) * (len(wider) - len(shape))
+    return missing + tuple(0 if size == 1 else each for size, each in known)
 
 
 def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

@@ -115,12 +115,13 @@ def _of_matrix(place: Place, *, written: bool) -> Rows:
 
 def _joined(rows: Iterable[Rows], known: dict[Buffer, set[Rows]], count: int) -> bool:
     """Add what a unit reads and writes to what others do, unless rows would meet."""
-    together = {each.buffer: set(known.get(each.buffer, ())) for each in rows}
-    for each in rows:
-        together[each.buffer].add(each)
+    together = {each.buffer: known.get(each.buffer, set[Rows]()) for each in rows}
     if any(a.collide(b, count) for a in rows for b in together[a.buffer]):
         return False
-    known.update(together)
+    if any(a.collide(b, count) for a in rows for b in rows):
+        return False
+    for each in rows:
+        known.setdefault(each.buffer, set()).add(each)
     return True
 
 
