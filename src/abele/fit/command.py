@@ -8,6 +8,7 @@ import json
 import os
 import runpy
 import sys
+import threading
 from collections.abc import Generator
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,8 @@ from abele.errors import FitError
 from abele.fit import asking, limits
 from abele.fit.answers import Answered, Report
 
+_ANSWERED_FOR = "Answers are for models wrapped by poptorch."
+_LONG_S = 30.0
 #: Exit status by verdict; 1 and 2 are those of errors.
 STATUS = {"fits": 0, "does not fit": 3, "uncertain": 4}
 
@@ -129,7 +132,8 @@ def hints(script: Path, command: str) -> str:
     """
     return (
         f"Give it the arguments with which it does, behind --: abele {command} -- ARG ... "
-        f"A plain PyTorch program has to be ported first: abele port {script} -o FOLDER"
+        f"{_ANSWERED_FOR} A plain PyTorch program has to be ported first: "
+        f"abele port {script} -o FOLDER"
     )
 
 
@@ -151,8 +155,9 @@ def running(script: Path, arguments: list[str], *, quiet: bool) -> None:
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     output = _on_stderr() if quiet else contextlib.nullcontext()
+    waiting = _waiting(script) if quiet else contextlib.nullcontext()
     try:
-        with output:
+        with output, waiting:
             runpy.run_path(str(script), run_name="__main__")
     except Exception as error:  # noqa: BLE001 - whatever the script raises
         trace = _of_script(error.__traceback__, script)
@@ -163,6 +168,23 @@ def running(script: Path, arguments: list[str], *, quiet: bool) -> None:
         ) from None
     finally:
         sys.argv, sys.path[:] = before
+
+
+@contextlib.contextmanager
+def _waiting(script: Path) -> Generator[None]:
+    """Says what may be the matter where the program runs on for long."""
+    said = (
+        f"abele: no answer after {_LONG_S:.0f} s. {_ANSWERED_FOR} If {script} has none, it runs to "
+        f"its end; Ctrl-C ends it. A plain PyTorch program has to be ported first: abele port "
+        f"{script} -o FOLDER"
+    )
+    timer = threading.Timer(_LONG_S, print, (said,), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextlib.contextmanager

@@ -84,6 +84,18 @@ def bytes_text(size: float) -> str:
     return f"{size:.{digits}f} {units[0]}"
 
 
+def shown(name: str, size: int) -> str:
+    """``cpu (125 GiB)``; a name such as ``8GiB`` needs no explanation.
+
+    Args:
+        name: of a limit.
+        size: bytes.
+    """
+    match = _SIZE.fullmatch(name)
+    explains_itself = match is not None and match[2].lower().endswith("ib")
+    return name if explains_itself else f"{name} ({bytes_text(size)})"
+
+
 def of_machine(name: str) -> Limit:
     """The limit called ``cpu``, ``cuda`` or ``cuda:1``, or one of so many bytes.
 

@@ -7,7 +7,7 @@ import enum
 from typing import Any
 
 from abele.fit.estimate import Estimate, Interval, Part
-from abele.fit.limits import Limit, bytes_text
+from abele.fit.limits import Limit, bytes_text, shown
 
 
 class Verdict(enum.StrEnum):
@@ -38,7 +38,7 @@ class Answer:
 
     def sentence(self) -> str:
         """The answer in a sentence."""
-        limit = f"{self.limit.name} ({bytes_text(self.limit.size)})"
+        limit = shown(self.limit.name, self.limit.size)
         needs = f"{bytes_text(self.size.low)} to {bytes_text(self.size.high)}"
         if bytes_text(self.size.low) == bytes_text(self.size.high):
             needs = bytes_text(self.size.high)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abele.fit.limits import bytes_text
+from abele.fit.limits import bytes_text, shown
 from abele.fit.verdict import Verdict
 from abele.stage.plan import Load, Plan
 
@@ -16,7 +16,7 @@ _ANSWERS = {
 def sentence(plan: Plan) -> str:
     """The answer in a sentence."""
     count = len(plan.loads)
-    memory = f"{plan.limit.name} ({bytes_text(plan.device.size)})"
+    memory = shown(plan.limit.name, plan.device.size)
     place = memory if count == 1 else f"{count} times {memory}"
     fullest = max(plan.loads, key=lambda load: load.size.expected)
     size = f"{bytes_text(fullest.size.low)} to {bytes_text(fullest.size.high)}"

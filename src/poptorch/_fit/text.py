@@ -10,7 +10,7 @@ _LINES = 8
 def table(answer: Answer) -> str:
     """The answer in a sentence, what is alive at the peak, and the user's lines that take most."""
     peak = answer.estimate.peak
-    parts = [*answer.beside, *peak.parts]
+    parts = _by_role([*answer.beside, *peak.parts])
     rows = [_row(part) for part in sorted(parts, key=_order) if part.size.high]
     rows.append(("at the peak", *_sizes(answer.size), ""))
     head = ("what", "at least", "expected", "at most", "")
@@ -69,6 +69,17 @@ def _duration(answer: Answer) -> list[str]:
         return []
     low, expected, high = map(words.seconds, (seconds.low, seconds.expected, seconds.high))
     return [f"A call takes {low} to {high}, {expected} expected; that is a rough estimate."]
+
+
+def _by_role(parts: list[Part]) -> list[Part]:
+    """One part for all of one role."""
+    sizes: dict[tuple[str, bool], list[Interval]] = {}
+    for part in parts:
+        sizes.setdefault((part.role, part.always), []).append(part.size)
+    return [
+        Part(role=role, size=Interval.sum(several), always=always)
+        for (role, always), several in sizes.items()
+    ]
 
 
 def _order(part: Part) -> tuple[bool, float]:

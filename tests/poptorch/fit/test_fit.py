@@ -12,6 +12,7 @@ import torch
 import poptorch
 from abele import __main__ as command_line
 from abele.errors import LimitError
+from abele.fit import command as fitting
 from helpers.models import MODELS
 
 SCRIPT = """
@@ -59,7 +60,8 @@ def test_a_small_model_fits_and_nothing_is_compiled_or_changed(monkeypatch):
     for name, value in model.model.state_dict().items():
         assert torch.equal(value, before[name])
     text = str(report)
-    assert "It fits into 1TiB" in text
+    assert "It fits into 1TiB: it needs " in text
+    assert text.count("workspaces of libraries") <= 1
     assert re.search(r"models\.py:\d+ in forward", text)
     assert json.loads(json.dumps(report.data()))["bytes"] == report.data()["bytes"]
 
@@ -69,7 +71,7 @@ def test_what_is_too_large_is_refused_by_how_much(monkeypatch):
     model, batch = wrapped()
     report = model.fit(*batch, limit="1MiB")
     assert report.verdict == "does not fit"
-    assert re.search(r"It does not fit into 1MiB .* more than there are", str(report))
+    assert re.search(r"It does not fit into 1MiB: .* more than there are", str(report))
 
 
 def test_the_answer_is_the_same_after_compiling(monkeypatch):
@@ -200,6 +202,16 @@ def test_a_program_without_a_model_is_explained(tmp_path, capsys, text, message)
         path.write_text(text)
     assert command_line.main(["fit", str(path), "--limit", "1GiB"]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("runs_s", "times"), [(0.2, 1), (0.0, 0)])
+def test_a_program_that_runs_on_for_long_is_explained(tmp_path, capsys, monkeypatch, runs_s, times):
+    monkeypatch.setattr(fitting, "_LONG_S", 0.1)
+    path = tmp_path / "plain.py"
+    path.write_text(f"import time; time.sleep({runs_s})")
+    assert command_line.main(["fit", str(path), "--limit", "1GiB"]) == 1
+    err = capsys.readouterr().err
+    assert err.count("abele: no answer after 0 s. Answers are for models wrapped by") == times
 
 
 @pytest.mark.parametrize("hook", [sys.excepthook, sys.__excepthook__], ids=["set", "python's"])

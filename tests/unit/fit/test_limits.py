@@ -27,6 +27,20 @@ def test_what_is_no_size_is_refused_with_an_example(text):
         parse_bytes(text)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("8GiB", "8GiB"),
+        ("8 gib", "8 gib"),
+        ("8G", "8G (8.00 GiB)"),
+        ("500MB", "500MB (477 MiB)"),
+        ("mk2", "mk2 (897 MiB)"),
+    ],
+)
+def test_a_limit_is_named_once(name, text):
+    assert limits.shown(name, limits.of_machine(name).size) == text
+
+
 def test_no_memory_is_no_limit():
     with pytest.raises(LimitError, match="above zero"):
         parse_bytes("0GiB")
