@@ -7,7 +7,7 @@ from typing import NamedTuple
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.batches import argument, size
+from abele.port.analysis.batches import argument, may_be_short, size
 from abele.port.analysis.kinds import Thing
 from abele.port.analysis.things import Things
 from abele.port.analysis.written_values import Value, values_of, whole_number
@@ -64,6 +64,20 @@ def epoch_of(project: Project, things: Things, loader: Thing) -> Epoch | None:
     if rows is None or not of_batch:
         return None
     return Epoch(rows, of_batch, drop is not None and m.matches(drop, m.Name("True")))
+
+
+def leaves_rows_out(project: Project, things: Things, loader: Thing) -> bool:
+    """Whether a loader of PopTorch may leave rows out that torch's gives.
+
+    Args:
+        project: the program.
+        things: what names stand for.
+        loader: the loader.
+    """
+    if not may_be_short(loader):
+        return False
+    epoch = epoch_of(project, things, loader)
+    return epoch is None or epoch.left_over(1) > 0
 
 
 class _Rows:

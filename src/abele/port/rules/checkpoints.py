@@ -28,6 +28,10 @@ CODES = {
     "ABP704": "Nothing but tensors and numbers is read from a checkpoint, unless it asks for more.",
     "ABP705": "The state of a scaler has no use any longer.",
     "ABP706": "Weights that are loaded are sent to the device.",
+    "ABP708": (
+        "An optimizer of poptorch.optim loads what one of poptorch.optim has saved, and refuses "
+        "the state that one of torch has saved."
+    ),
 }
 
 _WHOLE = (
@@ -39,6 +43,13 @@ _OF_TORCH = (
     "the state of an optimizer of torch is on the device until the training model is destroyed; "
     "save training_model.state_dict() or use popdist.checkpoint.Checkpointer"
 )
+_OF_OTHERS = (
+    "poptorch's optimizers refuse a state that an optimizer of torch has saved: {own}; to go on "
+    "from a file of the original, load its weights alone, or keep torch.optim.{name}, which a "
+    "training model here takes, too, and PopTorch on an IPU does not"
+)
+_OWN = "what the port saves is loaded"
+_NOT_OWN = "this program saves none itself"
 
 
 def apply(context: Context) -> None:
@@ -58,6 +69,7 @@ def apply(context: Context) -> None:
             assert isinstance(call.func, cst.Attribute)
             models = context.things.of(source, call.func.value, Kind.MODEL) & trained
             _to_device(context, source, call, models)
+            _load_state(context, source, call)
 
 
 def _saved(context: Context, source: Source, call: cst.Call) -> None:
@@ -99,6 +111,23 @@ def _state(context: Context, source: Source, call: cst.Call) -> None:
         elif thing.kind is Kind.SCALER:
             reason = "the scaler is no longer used; its state stays that of a new one"
             context.say(source, call, "ABP705", Verdict.MATCH, reason)
+
+
+def _load_state(context: Context, source: Source, call: cst.Call) -> None:
+    """State of an optimizer that is loaded, which may be that of a plain program."""
+    assert isinstance(call.func, cst.Attribute)
+    for thing in context.things.of(source, call.func.value, Kind.OPTIMIZER):
+        if thing in context.training and _becomes_poptorchs(thing):
+            own = any(
+                thing in context.things.of(at, cst.ensure_type(each.func, cst.Attribute).value)
+                for at in context.project.sources
+                for each in calls_of(at.module, "state_dict")
+            )
+            name = thing.name.rpartition(".")[2]
+            reason = _OF_OTHERS.format(own=_OWN if own else _NOT_OWN, name=name)
+            verdict = Verdict.MATCH if own else Verdict.MANUAL
+            context.say(source, call, "ABP708", verdict, reason)
+            return
 
 
 def _becomes_poptorchs(optimizer: Thing) -> bool:

@@ -11,6 +11,7 @@ from abele.port.analysis import batches
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.keys import read_by_key
 from abele.port.analysis.kinds import Thing
+from abele.port.analysis.rows import leaves_rows_out
 from abele.port.analysis.same_shape import Shapes
 from abele.port.analysis.search import findall
 from abele.port.context import Context
@@ -21,7 +22,8 @@ from abele.port.source import Source
 
 _LEFT_OUT = (
     "rows of a last, shorter batch, which training leaves out of this loader, are left out here, "
-    "too: make a loader of its own for the evaluation"
+    "too, and an average over the others may be another: make a loader of its own for the "
+    "evaluation, or choose a batch_size that divides the number of rows"
 )
 
 
@@ -85,8 +87,11 @@ def _say_left_out(
 ) -> None:
     trained = context.trained_loaders()
     for source, loop, loaders in around:
-        if any(each in trained and batches.may_be_short(each) for each in loaders):
-            context.say(source, loop.iter, "ABP203", Verdict.MATCH, _LEFT_OUT)
+        if any(
+            each in trained and leaves_rows_out(context.project, context.things, each)
+            for each in loaders
+        ):
+            context.say(source, loop.iter, "ABP203", Verdict.MODIFIED, _LEFT_OUT)
 
 
 def _first(context: Context, use: Use) -> str:

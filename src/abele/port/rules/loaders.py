@@ -7,6 +7,7 @@ from libcst import matchers as m
 
 from abele.port.analysis import batches
 from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.rows import leaves_rows_out
 from abele.port.analysis.search import findall
 from abele.port.analysis.slow_values import varies
 from abele.port.analysis.steps import Loop, Step
@@ -39,7 +40,8 @@ _EVALUATION = "poptorch.DataLoader takes the same arguments, and all batches hav
 _SHORT = "no row is left out of an evaluation: torch's loader gives a last, shorter batch, too"
 _COUNTED = (
     "rows of a last, shorter batch, which training leaves out, are counted here: an average over "
-    "them is smaller than it was, unless drop_last=True was meant before"
+    "them is smaller than it was, unless drop_last=True was meant before; nothing is left out if "
+    "batch_size divides the number of rows"
 )
 _SIZES = "batches of several sizes ({sizes}) come to one program, which has one shape: use one size"
 _GROWS = "the size of batches changes while a program trains, which has one shape: use one size"
@@ -112,8 +114,14 @@ def _say_counted(context: Context, trained: set[Thing]) -> None:
             loader = cst.ensure_type(call, cst.Call).args[0].value
             assert isinstance(loader, cst.Attribute)
             things = context.things.of(source, loader.value, Kind.LOADER)
-            if any(each in trained and batches.may_be_short(each) for each in things):
-                context.say(source, call, "ABP203", Verdict.MATCH, _COUNTED)
+            if any(each in trained and _leaves_rows_out(context, each) for each in things):
+                context.say(source, call, "ABP203", Verdict.MODIFIED, _COUNTED)
+
+
+def _leaves_rows_out(context: Context, loader: Thing) -> bool:
+    """Whether training may leave rows of a loader out."""
+    several = bool(accumulation.options(context, loader))
+    return several or leaves_rows_out(context.project, context.things, loader)
 
 
 _ROWS = m.Call(func=m.Name("len"), args=[m.Arg(m.Attribute(attr=m.Name("dataset")))])
