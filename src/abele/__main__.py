@@ -77,17 +77,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0, or what a command says of itself; 1 where a file cannot be read or written, and 2 from a
     command whose answer may be 1.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    end = given.index("--") if "--" in given else len(given)
-    parser = _parser(given[:1])
-    if not given:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    end = words.index("--") if "--" in words else len(words)
+    parser = _parser(words[:1])
+    if not words:
         parser.print_help(sys.stderr)
         return 2
-    parsed, unknown = parser.parse_known_args(given[:end])
+    parsed, unknown = parser.parse_known_args(words[:end])
     if unknown:
         hint = "; those of SCRIPT come behind --" if hasattr(parsed, "script") else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    parsed.rest = given[end + 1 :]  # for a program that the command runs
+    parsed.rest = words[end + 1 :]  # for a program that the command runs
     try:
         return parsed.command(parsed)
     except AbeleError as error:

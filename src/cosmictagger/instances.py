@@ -332,7 +332,7 @@ def _place() -> tuple[int, int] | None:
 
     try:
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-            place = places.given()
+            place = places.this_place()
             if place is not None:
                 if place.address is not None:
                     os.environ.setdefault("MASTER_ADDR", place.address)

@@ -58,8 +58,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _answer(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    asked = ("list_devices", "device_info", "ipu_arch", "ipu_count", "tile_clock_speed")
-    if not any(getattr(options, name) for name in asked):
+    questions = ("list_devices", "device_info", "ipu_arch", "ipu_count", "tile_clock_speed")
+    if not any(getattr(options, name) for name in questions):
         parser.print_help(sys.stderr)
         return 2
     system = System.here()

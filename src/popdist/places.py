@@ -7,10 +7,10 @@ from popdist._run.placement import adopt
 from popdist._run.placement.adopt import Place
 from popdist._run.problems import Problem
 
-__all__ = ["Place", "given"]
+__all__ = ["Place", "this_place"]
 
 
-def given() -> Place | None:
+def this_place() -> Place | None:
     """Return the place of this process; None where nothing started it as one of several.
 
     Raises:

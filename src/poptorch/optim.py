@@ -83,10 +83,10 @@ class Optimizer(HostState):
 
     variable_attrs: VariableAttributes
 
-    def _start(self, given: dict[str, Any], names: Iterable[str]) -> None:
+    def _start(self, arguments: dict[str, Any], names: Iterable[str]) -> None:
         # An argument that was passed explicitly is expected to change; a default is not.
         names = list(names)
-        variable = [name for name in names if given.get(name) is not None]
+        variable = [name for name in names if arguments.get(name) is not None]
         self.variable_attrs = VariableAttributes(variable, names)
 
 
@@ -157,7 +157,9 @@ class SGD(Optimizer, torch.optim.SGD):
         *,
         fused: bool | None = None,
     ):
-        given = _passed(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay)
+        arguments = _passed(
+            lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay
+        )
         switches = _passed(
             nesterov=nesterov,
             maximize=maximize,
@@ -165,7 +167,7 @@ class SGD(Optimizer, torch.optim.SGD):
             differentiable=differentiable,
             fused=fused,
         )
-        torch.optim.SGD.__init__(self, params, **given, **switches)
+        torch.optim.SGD.__init__(self, params, **arguments, **switches)
         self.loss_scaling = _or(loss_scaling, 1.0)
         self.velocity_scaling = _or(velocity_scaling, 1.0)
         self.use_combined_accum = bool(use_combined_accum)
@@ -177,8 +179,8 @@ class SGD(Optimizer, torch.optim.SGD):
         self.accum_type = _accumulator(accum_type)
         self.velocity_accum_type = _accumulator(velocity_accum_type)
         self.max_grad_norm = _max_norm(max_grad_norm)
-        given |= _passed(loss_scaling=loss_scaling, velocity_scaling=velocity_scaling)
-        self._start(given, _SGD_NAMES)
+        arguments |= _passed(loss_scaling=loss_scaling, velocity_scaling=velocity_scaling)
+        self._start(arguments, _SGD_NAMES)
 
 
 class _Moments(Optimizer):
@@ -235,7 +237,7 @@ class Adam(_Moments, torch.optim.Adam):
         decoupled_weight_decay: bool | None = None,
     ):
         _refuse_amsgrad(amsgrad)
-        given = _passed(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        arguments = _passed(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         switches = _passed(
             foreach=foreach,
             maximize=maximize,
@@ -244,13 +246,13 @@ class Adam(_Moments, torch.optim.Adam):
             fused=fused,
             decoupled_weight_decay=decoupled_weight_decay,
         )
-        torch.optim.Adam.__init__(self, params, **given, **switches)
+        torch.optim.Adam.__init__(self, params, **arguments, **switches)
         self.loss_scaling = _or(loss_scaling, 1.0)
         self._set_types(
             accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type
         )
         self.max_grad_norm = _max_norm(max_grad_norm)
-        self._start(given | _passed(loss_scaling=loss_scaling), _ADAM_NAMES)
+        self._start(arguments | _passed(loss_scaling=loss_scaling), _ADAM_NAMES)
 
 
 class AdamW(_Moments, torch.optim.AdamW):
@@ -293,7 +295,7 @@ class AdamW(_Moments, torch.optim.AdamW):
         max_grad_norm: float | None = None,
     ):
         _refuse_amsgrad(amsgrad)
-        given = _passed(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        arguments = _passed(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         switches = _passed(
             maximize=maximize,
             foreach=foreach,
@@ -301,14 +303,14 @@ class AdamW(_Moments, torch.optim.AdamW):
             differentiable=differentiable,
             fused=fused,
         )
-        torch.optim.AdamW.__init__(self, params, **given, **switches)
+        torch.optim.AdamW.__init__(self, params, **arguments, **switches)
         self.loss_scaling = _or(loss_scaling, 1.0)
         self.bias_correction = _or(bias_correction, True)
         self._set_types(
             accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type
         )
         self.max_grad_norm = _max_norm(max_grad_norm)
-        self._start(given | _passed(loss_scaling=loss_scaling), _ADAM_NAMES)
+        self._start(arguments | _passed(loss_scaling=loss_scaling), _ADAM_NAMES)
 
 
 class RMSprop(_Moments, torch.optim.RMSprop):
@@ -346,7 +348,9 @@ class RMSprop(_Moments, torch.optim.RMSprop):
         *,
         capturable: bool | None = None,
     ):
-        given = _passed(lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)
+        arguments = _passed(
+            lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum
+        )
         switches = _passed(
             centered=centered,
             capturable=capturable,
@@ -354,13 +358,13 @@ class RMSprop(_Moments, torch.optim.RMSprop):
             maximize=maximize,
             differentiable=differentiable,
         )
-        torch.optim.RMSprop.__init__(self, params, **given, **switches)
+        torch.optim.RMSprop.__init__(self, params, **arguments, **switches)
         self.loss_scaling = _or(loss_scaling, 1.0)
         self._set_types(
             accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type
         )
         self.use_tf_variant = bool(use_tf_variant)
-        self._start(given | _passed(loss_scaling=loss_scaling), _RMSPROP_NAMES)
+        self._start(arguments | _passed(loss_scaling=loss_scaling), _RMSPROP_NAMES)
 
 
 class LAMB(_Moments, lamb.LAMB):
@@ -395,20 +399,20 @@ class LAMB(_Moments, lamb.LAMB):
         first_order_momentum_accum_type: torch.dtype | None = None,
         second_order_momentum_accum_type: torch.dtype | None = None,
     ):
-        given = _passed(
+        arguments = _passed(
             lr=lr,
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
             max_weight_norm=max_weight_norm,
         )
-        lamb.LAMB.__init__(self, params, **given)
+        lamb.LAMB.__init__(self, params, **arguments)
         self.bias_correction = _or(bias_correction, True)
         self.loss_scaling = _or(loss_scaling, 1.0)
         self._set_types(
             accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type
         )
-        self._start(given | _passed(loss_scaling=loss_scaling), _LAMB_NAMES)
+        self._start(arguments | _passed(loss_scaling=loss_scaling), _LAMB_NAMES)
 
     @property
     def max_weight_norm(self) -> float:

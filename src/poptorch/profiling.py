@@ -96,15 +96,15 @@ def recorder_from(text: str | None) -> Recorder | None:
     if not text:
         return None
     try:
-        asked = json.loads(text)
-        if not isinstance(asked, dict):
+        options = json.loads(text)
+        if not isinstance(options, dict):
             raise ValueError("it is not an object")
-        if str(asked.get("enable", "false")).lower() not in _TRUE:
+        if str(options.get("enable", "false")).lower() not in _TRUE:
             return None
         return Recorder(
-            str(asked.get("directory", ".")),
-            asked.get("channels", ""),
-            float(asked.get("duration", 0)),
+            str(options.get("directory", ".")),
+            options.get("channels", ""),
+            float(options.get("duration", 0)),
         )
     except ValueError as problem:
         logger.warning(

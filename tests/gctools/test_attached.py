@@ -29,7 +29,7 @@ class Owner:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(device_registry, "_held", {})
+    monkeypatch.setattr(device_registry, "_entries", {})
     monkeypatch.setattr(device_registry, "_known", {})
     monkeypatch.setenv(device_registry.ENVIRONMENT, str(tmp_path / "held"))
     return tmp_path / "held"

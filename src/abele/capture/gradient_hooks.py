@@ -141,13 +141,13 @@ def _checked(hook: Hook, what: str, scale: float | torch.Tensor) -> Hook:
     def run(gradient: torch.Tensor) -> torch.Tensor:
         factor = scale.to(gradient.dtype) if isinstance(scale, torch.Tensor) else scale
         scaled = isinstance(scale, torch.Tensor) or scale != 1.0
-        given = gradient / factor if scaled else gradient
-        writes = _torch_hooks.writes(given)
-        result = hook(given)
+        unscaled = gradient / factor if scaled else gradient
+        writes = _torch_hooks.writes(unscaled)
+        result = hook(unscaled)
         if result is None:
-            if _torch_hooks.writes(given) == writes:
+            if _torch_hooks.writes(unscaled) == writes:
                 raise _nothing_returned(hook, what)
-            result = given  # changed in place
+            result = unscaled  # changed in place
         return result * factor if scaled else result
 
     return run

@@ -164,12 +164,12 @@ def _step(
     ]
 
     def body(values: Values) -> tuple[list[torch.Tensor], _Beside]:
-        given = [values.of(Role.INPUT)[seed.name] for seed in seeds]
+        upstream = [values.of(Role.INPUT)[seed.name] for seed in seeds]
         with differentiable(recipe, values) as references:
             result = forward.run(recipe, values, references)
             _torch.mark_traced("forward")
             heads = [result.returned[i] for i in starts]
-            gradients = gradients_of(recipe, heads, given, values)
+            gradients = gradients_of(recipe, heads, upstream, values)
         _torch.mark_traced("backward")
         update.update(recipe, values, gradients, Scaled(), readers_of(recipe, values))
         returned = [*result.outputs, *gradients.values()]

@@ -210,11 +210,11 @@ class _Beside:
 
     def _arguments(self, program: Program) -> list[torch.Tensor]:
         subject = self._subject
-        given = {
+        by_slot = {
             (slot.role, slot.name): argument
             for slot, argument in zip(subject.program.inputs, subject.arguments, strict=True)
         }
-        return [given[slot.role, slot.name].clone() for slot in program.inputs]
+        return [by_slot[slot.role, slot.name].clone() for slot in program.inputs]
 
     def _compiled(self, program: Program, lowering: Lowering) -> dict[str, torch.Tensor]:
         """Results and written state of compiled code, by role and name."""

@@ -91,12 +91,12 @@ def error(truth: torch.Tensor, value: torch.Tensor) -> float:
     return far / scale if scale else (0.0 if not far else math.inf)
 
 
-def _error(wanted: torch.Tensor, given: torch.Tensor) -> float:
+def _error(wanted: torch.Tensor, value: torch.Tensor) -> float:
     """Norm of an error; infinite if the two are not finite in the same places."""
     finite = wanted.isfinite()
-    if not bool((finite == given.isfinite()).all()):
+    if not bool((finite == value.isfinite()).all()):
         return math.inf
-    return _norm((given - wanted)[finite])
+    return _norm((value - wanted)[finite])
 
 
 def _norm(tensor: torch.Tensor) -> float:

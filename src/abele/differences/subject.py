@@ -112,14 +112,14 @@ class _First(Observer):
             return
         name = next(each for each in ("forward", "step", "accumulate") if each in self._captured)
         program = self._captured[name]
-        given = session.arguments(program, 0)
+        arguments = session.arguments(program, 0)
         rows = iter(inputs)
         for index, slot in enumerate(program.inputs):
             if slot.role is Role.INPUT:
-                given[index] = _micro_batch(next(rows), session)
+                arguments[index] = _micro_batch(next(rows), session)
         self._taker.subject = Subject(
             program=program,
-            arguments=tuple(each.detach().cpu().clone() for each in given),
+            arguments=tuple(each.detach().cpu().clone() for each in arguments),
             random_state=(session.random_state or [torch.get_rng_state()])[0],
         )
         if session.config.training:

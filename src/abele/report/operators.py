@@ -120,8 +120,8 @@ def _bytes(value: Any) -> int:
 
 def operations(node: torch.fx.Node) -> int:
     """Floating-point operations of convolutions, products, attention and LSTMs; of others 0."""
-    given: Any = torch.fx.map_arg((node.args, dict(node.kwargs)), _value)
-    target, arguments, options = cast("Any", node.target), *given
+    values: Any = torch.fx.map_arg((node.args, dict(node.kwargs)), _value)
+    target, arguments, options = cast("Any", node.target), *values
     if target is few_channel_conv.forward:
         target, arguments = aten.convolution.default, (*arguments, *_REST)
     elif target is few_channel_conv.backward:

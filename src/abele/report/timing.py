@@ -196,14 +196,14 @@ class _Copies:
     """Arguments that a program may write, the same ones and with the same values for each run."""
 
     def __init__(self, program: Program, arguments: Sequence[torch.Tensor]):
-        self._given = arguments
+        self._values = arguments
         self._copies = [each.clone() for each in arguments]
         self._written = [index for index, slot in enumerate(program.inputs) if slot.mutated]
 
     def taken(self) -> list[torch.Tensor]:
         """A new list of them."""
         for index in self._written:
-            self._copies[index].copy_(self._given[index])
+            self._copies[index].copy_(self._values[index])
         return list(self._copies)
 
 

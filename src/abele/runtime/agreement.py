@@ -127,8 +127,8 @@ class Trial:
             arguments = self._state.arguments(program, 0)
             rows = iter(self._rows)
             for position, slot in enumerate(program.inputs):
-                given = next(rows) if slot.role is Role.INPUT else arguments[position]
-                arguments[position] = copies.of(given, slot.role)
+                value_of_slot = next(rows) if slot.role is Role.INPUT else arguments[position]
+                arguments[position] = copies.of(value_of_slot, slot.role)
             written = [
                 (slot, argument)
                 for slot, argument in zip(program.inputs, arguments, strict=True)

@@ -36,7 +36,7 @@ _NAME = re.compile(r"(\d+)-(\d+)\.(json|part)")
 _MOST_BYTES = 64 * 1024
 _lock = threading.RLock()  # the garbage collector may end an attachment in the middle of a change
 _numbers = itertools.count()
-_held: dict[int, dict[str, Any]] = {}
+_entries: dict[int, dict[str, Any]] = {}
 _writing = False
 _known: dict[str, Any] = {}
 
@@ -66,7 +66,7 @@ class Attachment:
 
 
 def _give_up(number: int) -> None:
-    if number in _held:
+    if number in _entries:
         _change(number, None)
 
 
@@ -74,7 +74,7 @@ def _forget() -> None:
     """A fork inherits the table, not the devices, and no thread that would open the lock."""
     global _lock, _writing
     _lock, _writing = threading.RLock(), False
-    _held.clear()
+    _entries.clear()
     _known.clear()
 
 
@@ -113,9 +113,9 @@ def _gpu(device: torch.device) -> dict[str, str]:
 def _change(number: int, entry: dict[str, Any] | None) -> str | None:
     """Adds or removes what is held and writes the file anew; returns why that failed."""
     with _lock:
-        _held.pop(number, None)
+        _entries.pop(number, None)
         if entry is not None:
-            _held[number] = entry
+            _entries[number] = entry
         try:
             _write_all()
         except (OSError, ValueError) as problem:
@@ -129,7 +129,7 @@ def _write_all() -> None:
         return  # called from within the loop below, which sees what has changed
     _writing, written = True, None
     try:
-        while written != (entries := list(_held.values())):
+        while written != (entries := list(_entries.values())):
             _write(entries)
             written = entries
     finally:

@@ -90,7 +90,7 @@ class Rollback:
 
     def __init__(self, tensors: Callable[[], Iterable[torch.Tensor]]):
         self._tensors = tensors
-        self._held: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @contextlib.contextmanager
     def around(self, *, complete: bool) -> Generator[None]:
@@ -99,15 +99,15 @@ class Rollback:
         Args:
             complete: it ends with an update, so what comes after starts from its state.
         """
-        if not self._held:
-            self._held = [(tensor, tensor.clone()) for tensor in self._tensors()]
+        if not self._copies:
+            self._copies = [(tensor, tensor.clone()) for tensor in self._tensors()]
         try:
             yield
         except BaseException:
-            for tensor, before in self._held:
+            for tensor, before in self._copies:
                 tensor.copy_(before)
             complete = True
             raise
         finally:
             if complete:
-                self._held = []
+                self._copies = []

@@ -32,12 +32,12 @@ def turn(folder: Path, waits_s: float = WAITS_S) -> Generator[bool]:
         yield False
         return
     try:
-        yield _held(handle, waits_s)
+        yield _lock(handle, waits_s)
     finally:
         os.close(handle)
 
 
-def _held(handle: int, waits_s: float) -> bool:
+def _lock(handle: int, waits_s: float) -> bool:
     try:
         import fcntl
     except ImportError:  # not on this system

@@ -83,15 +83,15 @@ def pipelining(
 
 
 def _decided(captured: Captured, stages: int, config: StepConfig) -> Cut | str:
-    asked = os.environ.get(ENVIRONMENT, "")
-    if asked and asked not in _CHOICES:
+    choice = os.environ.get(ENVIRONMENT, "")
+    if choice and choice not in _CHOICES:
         raise error(
-            f"{ENVIRONMENT}={asked!r} was found. Set it to one of {', '.join(_CHOICES)}, or leave "
+            f"{ENVIRONMENT}={choice!r} was found. Set it to one of {', '.join(_CHOICES)}, or leave "
             "it unset for workers where there are several cores."
         )
-    if asked == "sequential":
+    if choice == "sequential":
         return f"{ENVIRONMENT}=sequential asks for it"
-    if not asked and workers.cores() < 2:
+    if not choice and workers.cores() < 2:
         return f"this process may use one core only ({ENVIRONMENT}=workers insists)"
     try:
         return cut(captured.programs[0], stages, config)

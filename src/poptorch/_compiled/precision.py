@@ -109,9 +109,9 @@ def _with_statistics(
     args, kwargs = _cast_all((args, kwargs), kind)
     result = func(input, *wide, *args, **kwargs)
     names = ("training", "use_input_stats")  # after weight and bias, where it is not named
-    given = [kwargs[name] for name in names if name in kwargs] or [*args[2:3]]
+    flags = [kwargs[name] for name in names if name in kwargs] or [*args[2:3]]
     for value, new in zip(statistics, wide, strict=True):
-        if value is not None and new is not value and all(given):
+        if value is not None and new is not value and all(flags):
             value.copy_(new)
     return result
 

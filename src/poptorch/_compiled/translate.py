@@ -82,12 +82,12 @@ def with_automatic_scaling(rule: UpdateRule, optimizer: Any, options: Options) -
             type(optimizer).__name__,
         )
         attributes.markAsVariable("loss_scaling")
-    given = {
+    scaling = {
         field: settings[f"automaticLossScalingSettings.{key}"]
         for field, key in _SCALING.items()
         if f"automaticLossScalingSettings.{key}" in settings
     }
-    return replace(rule, loss_scaling_variable=True, automatic_scaling=AutomaticScaling(**given))
+    return replace(rule, loss_scaling_variable=True, automatic_scaling=AutomaticScaling(**scaling))
 
 
 def anchors(options: Options) -> list[Anchor]:

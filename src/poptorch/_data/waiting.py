@@ -102,9 +102,9 @@ class Timed:
         return self
 
     def __next__(self) -> Any:
-        asked = time.perf_counter_ns()
+        began_ns = time.perf_counter_ns()
         batch = next(self._batches)
-        self._waiting.note(asked, time.perf_counter_ns())
+        self._waiting.note(began_ns, time.perf_counter_ns())
         return batch
 
     def __len__(self) -> int:

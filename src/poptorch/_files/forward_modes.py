@@ -181,8 +181,8 @@ def _mode(
     if isinstance(module, str):
         return {"training": flags, "device": {"missing": module}, "host": None}
     with _training(module, flags):
-        entry, asked = _entry(compiled, module, inputs, kept, wrapped=True)
-        host = _entry(compiled, module, inputs, kept, wrapped=False)[0] if asked else None
+        entry, asks = _entry(compiled, module, inputs, kept, wrapped=True)
+        host = _entry(compiled, module, inputs, kept, wrapped=False)[0] if asks else None
     return {"training": flags, "device": entry, "host": host}
 
 
@@ -241,11 +241,11 @@ class Recording:
         wrapped = self._wrapped
         calls = CapturedCalls(self._module).capturing() if wrapped else contextlib.nullcontext()
         call = self._on_device if wrapped else self._on_host
-        with Asked() as asked, calls, recomputation.marking(wrapped):
+        with Asked() as question, calls, recomputation.marking(wrapped):
             try:
                 return forward_graph.record(call, self._module, inputs, hidden_paths=hidden_paths)
             finally:
-                self.asked = asked.any
+                self.asked = question.any
 
     def _on_device(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
         tracing = Tracing(self._compiled.forward.tracing.options)

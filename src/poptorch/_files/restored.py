@@ -66,17 +66,17 @@ def module_data(module: torch.nn.Module) -> dict[str, Any]:
     for path, child in module.named_modules(remove_duplicate=False):
         kind = getattr(child, "_restored_kind", type(child).__name__)
         data["modules"].append([path, kind, child.training])
-        for name, key, value in _own(path, child, "_parameters"):
+        for name, key, value in _tensors_of(path, child, "_parameters"):
             first = owners.setdefault(id(value), name)
             data["parameters"].append([path, key, first, value.requires_grad])
-        for name, key, value in _own(path, child, "_buffers"):
+        for name, key, value in _tensors_of(path, child, "_buffers"):
             first = owners.setdefault(id(value), name)
             persistent = key not in child._non_persistent_buffers_set
             data["buffers"].append([path, key, first, persistent])
     return data
 
 
-def _own(path: str, module: torch.nn.Module, kind: str) -> Iterator[tuple[str, str, Any]]:
+def _tensors_of(path: str, module: torch.nn.Module, kind: str) -> Iterator[tuple[str, str, Any]]:
     # Through __dict__: wrapped modules intercept attribute reads to fetch weights.
     for key, value in module.__dict__[kind].items():
         if value is not None:

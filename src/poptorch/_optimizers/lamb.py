@@ -11,10 +11,10 @@ class LAMB(torch.optim.Optimizer):
 
     Args:
         params: parameters or groups.
-        given: arguments that are not to have their default value.
+        arguments: those that are not to have their default value.
     """
 
-    def __init__(self, params: Iterable, **given: Any):
+    def __init__(self, params: Iterable, **arguments: Any):
         defaults = {
             "lr": 1e-3,
             "betas": (0.9, 0.999),
@@ -22,4 +22,4 @@ class LAMB(torch.optim.Optimizer):
             "weight_decay": 1e-2,
             "max_weight_norm": 65500.0,
         }
-        super().__init__(params, defaults | given)
+        super().__init__(params, defaults | arguments)

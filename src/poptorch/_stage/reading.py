@@ -131,5 +131,5 @@ def _setting(options: Options, kind: str, name: str, otherwise: bool) -> bool:
     """What the options say of where tensors of a kind are, if they say it."""
     locations, location = options.TensorLocations, f"location_{kind}"
     settings = getattr(locations, location) if locations.exists(location) else None
-    given = settings is not None and settings.exists(name)
-    return bool(getattr(settings, name)) if given else otherwise
+    is_set = settings is not None and settings.exists(name)
+    return bool(getattr(settings, name)) if is_set else otherwise

@@ -12,14 +12,14 @@ from abele.trace.module_state import ModuleState
 from poptorch._error import error
 from poptorch.enums import CommGroupType, VariableRetrievalMode
 
-Asked = Mapping[str, tuple[CommGroupType, int, VariableRetrievalMode]]
+Entries = Mapping[str, tuple[CommGroupType, int, VariableRetrievalMode]]
 
 
-def groupings(asked: Asked, module: torch.nn.Module, replicas: int) -> dict[str, Grouping]:
+def groupings(entries: Entries, module: torch.nn.Module, replicas: int) -> dict[str, Grouping]:
     """The groups of every parameter that has some, under its name in ``ModuleState``.
 
     Args:
-        asked: (group type, replicas per group, retrieval mode) by name of the parameter.
+        entries: (group type, replicas per group, retrieval mode) by name of the parameter.
         module: holds the parameters, each with a leading dimension for groups.
         replicas: how many there are.
 
@@ -27,12 +27,12 @@ def groupings(asked: Asked, module: torch.nn.Module, replicas: int) -> dict[str,
         poptorch.Error: an unknown name, an entry of another form, a scalar, groups that do not
             divide the replicas, or a leading dimension that is not the number of groups.
     """
-    if not asked:
+    if not entries:
         return {}
     first_names = {id(value): name for name, value in reversed(_all_named(module))}
     by_name = dict(_all_named(module))
     by_first_name = {}
-    for name, entry in asked.items():
+    for name, entry in entries.items():
         if name not in by_name:
             raise error(
                 f"per_replica_params names {name!r}, the model's parameters are {sorted(by_name)}."
@@ -92,7 +92,7 @@ def _check_shape(
         )
 
 
-def copy_parameters_home(session: Session, module: torch.nn.Module, asked: Asked) -> None:
+def copy_parameters_home(session: Session, module: torch.nn.Module, entries: Entries) -> None:
     """Overwrites the module's parameters by the session's.
 
     A parameter retrieved from all replicas gets a leading dimension of their number.
@@ -106,7 +106,7 @@ def copy_parameters_home(session: Session, module: torch.nn.Module, asked: Asked
     for name, parameter in _all_named(module):
         if name not in session.config.replica_groups:
             continue
-        wanted = session.read_param(name, per_replica=_from_all(asked, module, name))
+        wanted = session.read_param(name, per_replica=_from_all(entries, module, name))
         with torch.no_grad(), without_torch_function():
             if parameter.shape != wanted.shape:
                 parameter.data = wanted.to(parameter.device)
@@ -114,11 +114,11 @@ def copy_parameters_home(session: Session, module: torch.nn.Module, asked: Asked
                 parameter.copy_(wanted)
 
 
-def _from_all(asked: Asked, module: torch.nn.Module, name: str) -> bool:
+def _from_all(entries: Entries, module: torch.nn.Module, name: str) -> bool:
     by_name = dict(_all_named(module))
     return any(
         VariableRetrievalMode(mode) is VariableRetrievalMode.AllReplicas
-        for other, (_, _, mode) in asked.items()
+        for other, (_, _, mode) in entries.items()
         if by_name[other] is by_name[name]
     )
 

@@ -193,8 +193,8 @@ class Compiling:
     def config(self) -> StepConfig:
         """How a call consumes its batch, with the parameters that replicas do not share."""
         model = self._model
-        asked, replicas = model.per_replica_params, model.config.replicas
-        groups = per_replica.groupings(asked, model.module, replicas)
+        entries, replicas = model.per_replica_params, model.config.replicas
+        groups = per_replica.groupings(entries, model.module, replicas)
         return dataclasses.replace(model.config, replica_groups=groups)
 
     def trial(self, bound: Bound) -> Trial:

@@ -100,8 +100,8 @@ class PoplarExecutor:
         return self._wrapped.per_replica_params
 
     @per_replica_params.setter
-    def per_replica_params(self, asked: dict[str, tuple]) -> None:
-        self._wrapped.per_replica_params = asked
+    def per_replica_params(self, entries: dict[str, tuple]) -> None:
+        self._wrapped.per_replica_params = entries
 
     @property
     def target(self) -> str | None:

@@ -112,9 +112,9 @@ def cov(
     centred = rows - ((rows * weights).sum(1) / total).unsqueeze(1)
     products = centred @ (centred * weights).t().conj()
     covariance = torch.true_divide(products, left.clamp(min=0)).squeeze()
-    for name, given in (("fweights", fweights), ("aweights", aweights)):
-        if given is not None:
-            covariance = unless(given < 0, covariance, f"cov(): {name} cannot be negative.")
+    for name, factors in (("fweights", fweights), ("aweights", aweights)):
+        if factors is not None:
+            covariance = unless(factors < 0, covariance, f"cov(): {name} cannot be negative.")
     return unless(total == 0, covariance, "cov(): weights sum to zero, can't be normalized.")
 
 

@@ -33,7 +33,7 @@ def _why(program: Program) -> list[Content]:
 def _computers(program: Program) -> Html:
     """Operators by who computes them and why, those with the most uses first."""
     if not program.choices:  # of an older file
-        return tag("p", f"Kernels of our own: {_own(program)}.")
+        return tag("p", f"Kernels of our own: {_of_abele(program)}.")
     groups: dict[tuple[str, str], list[Choice]] = {}
     for each in program.choices:
         groups.setdefault((each.by, each.why), []).append(each)
@@ -62,7 +62,7 @@ def _listed(group: list[Choice]) -> str:
     return ", ".join(f"{name} ({', '.join(phases)})" for name, phases in counts.items())
 
 
-def _own(program: Program) -> str:
+def _of_abele(program: Program) -> str:
     counts: dict[str, int] = {}
     for each in program.operators:
         if each.name.startswith("abele."):

@@ -98,7 +98,7 @@ def named_inputs(inputs: Any) -> tuple[dict[str, SambaTensor], tuple[str, ...]]:
     return by_name, keywords
 
 
-def of_run(compiled: Mapping[str, SambaTensor], given: Any) -> dict[str, torch.Tensor]:
+def of_run(compiled: Mapping[str, SambaTensor], tensors: Any) -> dict[str, torch.Tensor]:
     """The tensors of one run by their compiled names.
 
     Named tensors are matched by name, in any order, and tensors of a dictionary that have none by
@@ -108,12 +108,12 @@ def of_run(compiled: Mapping[str, SambaTensor], given: Any) -> dict[str, torch.T
         InputError: something is no tensor, or names, shapes or dtypes are not those that were
             compiled.
     """
-    if isinstance(given, torch.Tensor):
-        given = (given,)
+    if isinstance(tensors, torch.Tensor):
+        tensors = (tensors,)
     needed = "a tensor, or a tuple, list or dictionary of tensors"
-    check("input_tensors", given, (Mapping, list, tuple), needed, InputError)
-    keys = list(given) if isinstance(given, Mapping) else [None] * len(given)
-    values = list(given.values()) if isinstance(given, Mapping) else list(given)
+    check("input_tensors", tensors, (Mapping, list, tuple), needed, InputError)
+    keys = list(tensors) if isinstance(tensors, Mapping) else [None] * len(tensors)
+    values = list(tensors.values()) if isinstance(tensors, Mapping) else list(tensors)
     names = [getattr(v, "_sn_name", None) or k for v, k in zip(values, keys, strict=True)]
     if not any(names) and len(values) == len(compiled):
         names = list(compiled)

@@ -42,8 +42,10 @@ class SambaSession:
 
     def setup(self, config: Any = None, **settings: Any) -> None:
         """Keeps ``config`` as the default of ``config_dict``; nothing else has to be set up."""
-        given = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
-        self._settings = dict(given)
+        settings_of_config = (
+            config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
+        )
+        self._settings = dict(settings_of_config)
         for name in settings:
             hint(f"session.setup({name}=...)")
 
@@ -188,16 +190,16 @@ class SambaSession:
         """
         say_hints("session.run", hints)
         graph = self._loaded()
-        given: Mapping[str, torch.Tensor] = {}
+        inputs: Mapping[str, torch.Tensor] = {}
         needed = "a list of section types: fwd, bckwd, opt"
         arguments.check("section_types", section_types, (Iterable, type(None)), needed)
         if section_types is not None:
             names = [section_types] if isinstance(section_types, str) else section_types
             section_types = [str(name) for name in names]
         if section_types is None or "fwd" in {name.lower() for name in section_types}:
-            given = arguments.of_run(graph.inputs, () if input_tensors is None else input_tensors)
+            inputs = arguments.of_run(graph.inputs, () if input_tensors is None else input_tensors)
         results = graph.run(
-            given,
+            inputs,
             section_types,
             grad_of_outputs,
             {} if hyperparam_dict is None else hyperparam_dict,

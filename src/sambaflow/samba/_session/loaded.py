@@ -70,7 +70,6 @@ class LoadedGraph:
             for index, output in enumerate(traced.outputs)
         )
         self._slots = self._output_slots()
-        self._given: dict[str, torch.Tensor] = {}
         self._for_backward: dict[str, torch.Tensor] | None = None
         self._for_update: dict[str, torch.Tensor] = {}
         self._grads: dict[str, torch.Tensor] = {}
@@ -171,7 +170,7 @@ class LoadedGraph:
 
     def run(
         self,
-        given: Mapping[str, torch.Tensor],
+        inputs: Mapping[str, torch.Tensor],
         sections: Iterable[str] | None,
         gradients: Any,
         hyper: Mapping[str, Any],
@@ -191,9 +190,9 @@ class LoadedGraph:
             )
         self._grads = {} if "bckwd" in wanted else self._grads
         if len(wanted) == 3 and STEP in self.session.programs and not data_parallel:
-            return self._results(self._step(given, seeds))
+            return self._results(self._step(inputs, seeds))
         if "fwd" in wanted:
-            self._forward(given, keep=self.rule is not None)
+            self._forward(inputs, keep=self.rule is not None)
         if "bckwd" in wanted:
             self._backward(seeds, data_parallel=data_parallel)
         if "opt" in wanted:
@@ -226,18 +225,18 @@ class LoadedGraph:
         return wanted
 
     def _step(
-        self, given: Mapping[str, torch.Tensor], seeds: Mapping[str, torch.Tensor]
+        self, inputs: Mapping[str, torch.Tensor], seeds: Mapping[str, torch.Tensor]
     ) -> dict[int, torch.Tensor]:
         self._for_backward, self._for_update = None, {}
-        outputs = self.session.run(STEP, {**self._by_slot(given), **seeds})
+        outputs = self.session.run(STEP, {**self._by_slot(inputs), **seeds})
         self._grads = self._gradients(outputs)
         self._last = {i: outputs[slot] for i, slot in self._slots.items()}
         return self._last
 
-    def _forward(self, given: Mapping[str, torch.Tensor], *, keep: bool) -> None:
+    def _forward(self, inputs: Mapping[str, torch.Tensor], *, keep: bool) -> None:
         # Memory of the last batch goes before that of this one comes.
         self._for_backward, self._for_update = None, {}
-        by_slot = self._by_slot(given)
+        by_slot = self._by_slot(inputs)
         outputs = self.session.run(FORWARD, by_slot)
         self._last = {i: outputs[slot] for i, slot in self._slots.items()}
         if keep:
@@ -269,15 +268,15 @@ class LoadedGraph:
         names = [gradient_of(parameter) for parameter in self.traced.captured.updated]
         return {name: outputs[name] for name in names}
 
-    def _by_slot(self, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {f"input{i}": plain(given[name]) for i, name in enumerate(self.inputs)}
+    def _by_slot(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {f"input{i}": plain(inputs[name]) for i, name in enumerate(self.inputs)}
 
     def _seeds(self, gradients: Any) -> dict[str, torch.Tensor]:
         """The gradient of each output that backward starts from."""
-        given = self._given_gradients(gradients)
+        from_host = self._given_gradients(gradients)
         seeds = {}
         for index in self.traced.starts:
-            value = given.get(index, self.outputs[index].sn_grad)
+            value = from_host.get(index, self.outputs[index].sn_grad)
             output = self.traced.outputs[index]
             if value is None and not output.loss and self.traced_hosts:
                 raise UsageError(

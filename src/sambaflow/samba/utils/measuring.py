@@ -103,9 +103,9 @@ def measure_sections(
     times: dict[str, list[float]] = {name: [] for name in names}
     for index in range(n_iterations + _WARMUP):
         for name in names:
-            given = ones if name == "bckwd" else None
+            gradients = ones if name == "bckwd" else None
             started = time.perf_counter()
-            session.run(inputs, section_types=[name], grad_of_outputs=given)
+            session.run(inputs, section_types=[name], grad_of_outputs=gradients)
             _finished(graph)
             if index >= _WARMUP:
                 times[name].append(time.perf_counter() - started)
