@@ -1,4 +1,4 @@
-"""A file in which one loop trains and evaluates, as a condition says, with a branch for each.
+"""Splits a loop that trains or evaluates, as a condition says, into a branch for each.
 
 ``if phase == "train": loss.backward()`` after a forward pass that both share would be two programs.
 Rules see the file with the forward pass in both branches; lines are those of the file as it was.

@@ -1,4 +1,4 @@
-"""What rules share: the program, what is known of it, its changes and what is said of its lines."""
+"""The state that rules share: the program, what is known of it, its changes and findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes of one file, kept by the node that they change and made together at the end."""
+"""Collects the changes of one file by the node that they change, and makes them at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a port says about a line."""
+"""What a port says about a line, and its verdict."""
 
 from __future__ import annotations
 

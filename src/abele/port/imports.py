@@ -1,4 +1,4 @@
-"""Which modules a program imports that are neither its own nor installed.
+"""Finds imports of a program that are neither its own files nor installed.
 
 Nothing is imported to find out. Of a package of the program each module is looked for, of any other
 package only whether it is there: what is inside may be made when it is imported.

@@ -1,4 +1,4 @@
-"""The steps of a port in the order in which people take them, up to the first that fails.
+"""Takes the steps of a port in the order in which people take them, up to the first that fails.
 
 They are those of the guide that the project started from: it runs on a processor, its lines are
 ported, a batch of one row trains, its model trains as a program and is evaluated as one, and it

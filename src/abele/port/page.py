@@ -1,4 +1,4 @@
-"""The page of a port: its verdict, what is left to do, and each file, old beside new."""
+"""Writes the page of a port: its verdict, what is left to do, and each file, old beside new."""
 
 from __future__ import annotations
 

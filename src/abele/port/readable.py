@@ -1,4 +1,4 @@
-"""Whether a text is a program that can be ported: what is no Python gets a sentence."""
+"""Refuses texts that are no Python programs, each with a sentence."""
 
 from __future__ import annotations
 

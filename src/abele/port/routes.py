@@ -1,4 +1,4 @@
-"""How a wrapped model, made in one place, gets to where it is called."""
+"""Passes a wrapped model from where it is made to the functions that call it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A source file, parsed: where its nodes are, and which names come from where."""
+"""Parses a source file: where its nodes are, and which names come from where."""
 
 from __future__ import annotations
 

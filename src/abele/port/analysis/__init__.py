@@ -1,1 +1,1 @@
-"""What a program's names stand for, what its statements read and write, and where it trains."""
+"""Analyses a program: what its names stand for, what statements read and write, how it trains."""

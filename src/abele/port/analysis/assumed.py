@@ -1,4 +1,4 @@
-"""What conditions around a node say of the names in them, and which calls they leave possible.
+"""Finds what the conditions around a node say of names, and which calls can get there.
 
 A condition counts where it has names, constants and operators only, and its names keep their values
 from the condition to the node.

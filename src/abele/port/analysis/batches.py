@@ -1,4 +1,4 @@
-"""Which loaders batches come from, and whether they all have one size."""
+"""Finds the loaders that batches come from, and whether all batches have one size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates that a program writes itself: ``p.data.add_(p.grad, alpha=-rate)`` for each parameter."""
+"""Recognises updates written by hand: ``p.data.add_(p.grad, alpha=-rate)`` for each parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calls and displays are made of: which of their parts they give on."""
+"""Reads calls and displays: which of their parts they return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which names statements read and write."""
+"""Finds the names that statements read and write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether gradients are forgotten between two updates; what is not forgotten is added up."""
+"""Finds out whether ``zero_grad`` is called between two updates; if not, gradients add up."""
 
 from __future__ import annotations
 

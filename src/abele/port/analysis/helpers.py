@@ -1,4 +1,4 @@
-"""Models that a step calls by way of the program's functions, such as one that returns the loss."""
+"""Finds models that a step calls through functions of the program, such as one for the loss."""
 
 from __future__ import annotations
 

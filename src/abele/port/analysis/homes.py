@@ -1,4 +1,4 @@
-"""Where a thing gets its name."""
+"""Finds the statement that gives a thing its name."""
 
 from __future__ import annotations
 

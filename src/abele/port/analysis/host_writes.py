@@ -1,4 +1,4 @@
-"""What a program changes of a model or a loss on the host: weights, and what else it is made of."""
+"""Finds what a program changes on the host: weights, and other parts of a model or a loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parts of a dictionary statements read, where they read no more of it."""
+"""Finds the keys by which statements read a dictionary, if they read nothing else of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kinds of things that a program that trains has, and what makes them."""
+"""The kinds of things in a program that trains, such as models and loaders, and their makers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sets the mode of a model: ``eval()``, ``train()``, and other ways to say the same."""
+"""Finds what sets the mode of a model: ``eval()``, ``train()``, and other ways to write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which loaders a name may stand for where a statement is run."""
+"""Finds the loaders that a name may stand for where a statement runs."""
 
 from __future__ import annotations
 

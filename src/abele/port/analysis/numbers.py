@@ -1,4 +1,4 @@
-"""Which expressions are Python's numbers: a program takes one that changes as a tensor."""
+"""Finds expressions that are Python numbers: one that changes is passed on as a tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a forward does with Python's objects: a program does it once, when it is made."""
+"""Finds what forward does with Python objects, which a compiled program does only once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may run between two updates: whatever changes there is another value in the next update."""
+"""Finds what may run between two updates, where a change affects the next update."""
 
 from __future__ import annotations
 

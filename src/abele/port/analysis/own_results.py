@@ -1,4 +1,4 @@
-"""Models whose forward returns an object of the program, of which a program makes no results."""
+"""Finds models whose forward returns an object of the user's class, not tensors."""
 
 from __future__ import annotations
 

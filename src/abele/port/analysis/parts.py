@@ -1,4 +1,4 @@
-"""Statements and calls, and where they are."""
+"""Finds statements, their blocks, and the calls in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modes that a program puts back: ``was = model.training``, and later ``model.train(was)``."""
+"""Recognises modes that are put back: ``was = model.training``, later ``model.train(was)``."""
 
 from __future__ import annotations
 

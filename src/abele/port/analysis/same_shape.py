@@ -1,4 +1,4 @@
-"""Whether a call that is made again and again has inputs of one shape, as far as the text says."""
+"""Finds out whether the inputs of a repeated call have one shape, as far as the text says."""
 
 from __future__ import annotations
 

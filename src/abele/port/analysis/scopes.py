@@ -1,4 +1,4 @@
-"""Which names are whose: variables of functions and modules, and what binds them."""
+"""Finds the function or module whose variable a name is, and what binds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that are the same in one epoch, and others in the next: a program takes them as inputs."""
+"""Finds values that change between epochs and not within: a program takes them as inputs."""
 
 from __future__ import annotations
 

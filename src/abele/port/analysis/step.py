@@ -1,4 +1,4 @@
-"""What is known of one training step."""
+"""Describes one training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a program trains: the statements from a model's call to the update of its parameters."""
+"""Finds training steps: the statements from a model's call to the update of its parameters."""
 
 from __future__ import annotations
 

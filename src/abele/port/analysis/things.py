@@ -1,4 +1,4 @@
-"""What the names of a program stand for: its models, optimizers, loaders and losses.
+"""Finds what the names of a program stand for: models, optimizers, loaders and losses.
 
 Each of them is known by where it is made. They are followed through assignments, parameters of
 functions, results and attributes of objects, until nothing new is learned.

@@ -1,4 +1,4 @@
-"""Functions by which a step calls its model: what is the host's, and what goes into a program."""
+"""Splits a function that calls the model of a step into a part of the host and one compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a model may be in training mode where a node is: what ``train()`` and ``eval()`` say.
+"""Finds out whether a model may be in training mode at a node, by ``train()`` and ``eval()``.
 
 A program keeps the mode of its first call, a module has the one that was set last. What is done is
 read backwards from the call, through the loops and callers around it. What is not known for sure

@@ -1,4 +1,4 @@
-"""What names stand for in each turn of a loop whose turns are written out."""
+"""Finds what names stand for in each turn of a loop over values that are written out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands after backward: the update, and what is done to gradients before it."""
+"""Reads the statements after backward: the update, and what is done to gradients before it."""
 
 from __future__ import annotations
 

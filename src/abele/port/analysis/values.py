@@ -1,4 +1,4 @@
-"""Where a module's forward needs the values of tensors: a program is made without them."""
+"""Finds where forward needs values of tensors, which are not there when it is compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a script that is watched talks to whoever compares it: JSON lines over its own pipes.
+"""Sends the messages of a watched script as JSON lines, over pipes of its own.
 
 The messages of a script, by ``kind``:
 

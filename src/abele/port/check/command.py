@@ -1,4 +1,4 @@
-"""What a command does that checks a port: a bar while it runs, the table, the exit status."""
+"""Checks a port on the command line: a bar while it runs, the table, the exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comparing a port with its original gives."""
+"""The result of comparing a port with its original."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a script that is watched: what the process does that ``run`` has started.
+"""Runs a watched script, in the process that ``run`` has started for it.
 
 The script is run as Python would run it, after seeds were set and hooks were placed. It is stopped
 after enough steps by an exception that no ``except Exception`` of its catches.

@@ -1,4 +1,4 @@
-"""Which tensor of a port is which tensor of its original.
+"""Pairs each tensor of an original with the one of its port.
 
 A port often has the model inside of another module, with the loss; then names have a prefix.
 """

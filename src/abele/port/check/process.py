@@ -1,4 +1,4 @@
-"""A script in a process of its own, as whoever compares sees it."""
+"""Starts a script in a process of its own, and reads its messages."""
 
 from __future__ import annotations
 

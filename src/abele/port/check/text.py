@@ -1,4 +1,4 @@
-"""A comparison as people read it: a row per step, what it means, and notes."""
+"""Writes a comparison as text: a row per step, what it means, and notes."""
 
 from __future__ import annotations
 

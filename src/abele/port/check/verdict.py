@@ -1,4 +1,4 @@
-"""Where an original and its port first part, and what that may come from."""
+"""Finds where an original and its port first differ, and names what to look at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What watching an original and a port have in common."""
+"""What the watchers of an original and of a port share."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Programs with a switch of compute modes: they get one more, and keep the ways of the others."""
+"""Ports programs with a switch of compute modes: they get one more, and keep the others."""

@@ -1,4 +1,4 @@
-"""Arguments of a program with a switch: the one that chooses a mode, for its port the new one."""
+"""Changes the argument that chooses a mode, so that a port runs in the new one."""
 
 from __future__ import annotations
 

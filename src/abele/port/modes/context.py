@@ -1,4 +1,4 @@
-"""What rules share while a program with a switch is ported: what one mode does, and branches."""
+"""The state that rules share while a program with a switch is ported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes of one file that only the new mode sees: each becomes a branch beside what was there."""
+"""Collects changes that only the new mode sees: each becomes a branch beside the old code."""
 
 from __future__ import annotations
 

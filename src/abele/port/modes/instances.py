@@ -1,4 +1,4 @@
-"""Several instances in the new mode only: they are connected, and one of them logs."""
+"""Connects several instances in the new mode, and has one of them write the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrapped models that a class makes when it first needs them.
+"""Writes wrapped models that a class makes when it first needs them.
 
 By then everything that they consist of is there, in whichever order its methods make it, and no
 later ``model = model.to(device)`` can put a plain module in their place.

@@ -1,4 +1,4 @@
-"""Options of the new mode's programs, made when they are first needed: other modes have none."""
+"""Writes the options of the new mode's programs, which are made when they are first needed."""
 
 from __future__ import annotations
 

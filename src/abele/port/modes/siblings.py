@@ -1,4 +1,4 @@
-"""Where a program names CPU: what it compares with it, or lists with it, has the new mode, too."""
+"""Adds the new mode wherever a program compares with CPU, or lists it."""
 
 from __future__ import annotations
 

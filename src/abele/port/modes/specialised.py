@@ -1,4 +1,4 @@
-"""A file as it is in one mode: without the branches of the others, which the rules need not see."""
+"""A file as one mode sees it, without the branches of the others."""
 
 from __future__ import annotations
 

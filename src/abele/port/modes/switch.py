@@ -1,4 +1,4 @@
-"""The switch: an enumeration with CPU and others, and which of its branches the new mode takes."""
+"""Finds the enumeration of compute modes, and the branches that the new mode takes."""
 
 from __future__ import annotations
 

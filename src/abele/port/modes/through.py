@@ -1,4 +1,4 @@
-"""Steps that call their model by way of a method: it is given the program to call instead."""
+"""Passes the compiled program to methods through which a step calls its model."""
 
 from __future__ import annotations
 

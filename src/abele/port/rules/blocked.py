@@ -1,4 +1,4 @@
-"""What no program can be made of, by line and with the reason."""
+"""Names the lines that cannot become a compiled program, with the reason."""
 
 from __future__ import annotations
 

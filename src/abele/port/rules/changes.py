@@ -1,4 +1,4 @@
-"""What changes while a program trains: weights are sent to the device, the rest is refused.
+"""Changes during training: weights are copied to the device, anything else is refused.
 
 A program is made of a model, a loss and constants as they are at its first call. Whatever the host
 does to them later is not in the program.

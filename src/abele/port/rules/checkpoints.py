@@ -1,4 +1,4 @@
-"""Checkpoints: weights come back to the host by themselves, and go to the device when told."""
+"""Checkpoints: weights are copied back when they are read, and to the device once loaded."""
 
 from __future__ import annotations
 

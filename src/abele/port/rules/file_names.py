@@ -1,4 +1,4 @@
-"""Names of files that every instance writes: each gets the instance's number, and loads follow."""
+"""Puts the number of the instance into names of files that every instance writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates that a program writes itself become an optimizer."""
+"""Turns updates that a program writes by hand into an optimizer."""
 
 from __future__ import annotations
 

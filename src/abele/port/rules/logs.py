@@ -1,4 +1,4 @@
-"""Calls that write the log: print, functions of logging, and methods of loggers."""
+"""Recognises calls that write the log: print, functions of logging, and methods of loggers."""
 
 from __future__ import annotations
 

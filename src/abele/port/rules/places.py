@@ -1,4 +1,4 @@
-"""Where a training model is made, and what the expressions of a step are called there."""
+"""Finds where a training model is made, and what expressions of a step are called there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning rates, and whatever else is changed in an optimizer by hand."""
+"""Learning rates, and other values of an optimizer that the program changes by hand."""
 
 from __future__ import annotations
 

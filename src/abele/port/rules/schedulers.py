@@ -1,4 +1,4 @@
-"""Schedulers: they change the optimizer, and the training model is told so."""
+"""Schedulers: after each change, the training model gets the optimizer again."""
 
 from __future__ import annotations
 

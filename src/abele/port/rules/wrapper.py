@@ -1,4 +1,4 @@
-"""The module that computes a model and its loss, as text."""
+"""Writes the module that computes a model together with its loss."""
 
 from __future__ import annotations
 

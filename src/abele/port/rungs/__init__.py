@@ -1,1 +1,1 @@
-"""Steps of the ladder that run the port in a process of its own and look at its models there."""
+"""Steps of the ladder that run the port in a process of its own and look at its models."""

@@ -1,4 +1,4 @@
-"""The edit that makes a port fit: what the fit check offers, at the lines of the port."""
+"""Writes what the fit check offers as an edit of the port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's variables where a call is under way."""
+"""Finds the user's variables in the frames of a running call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation through inference models: whether they compute what the plain models do.
+"""Compares inference models of a port with the plain models.
 
 It runs in the process of the port, on the host. After each of the first calls of a model that does
 not train, forward is run as it is, with the same inputs and the mode that the model has then.

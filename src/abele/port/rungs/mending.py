@@ -1,4 +1,4 @@
-"""The edit that mends a line: what was there and what is to be there."""
+"""Writes the edit that mends a line: the old line, the new one, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch of one row: whether the training model computes its loss and gradients of it.
+"""Tries whether the training model computes loss and gradients of a batch of one row.
 
 It runs in the process of the port, on the host, once with the rows of a micro-batch and once with
 the first of them. The operations of both are compared: where the second has lost a dimension, or

@@ -1,4 +1,4 @@
-"""A port in a process of its own, in which its models are looked at when they are captured."""
+"""Runs a port in a process of its own, and shows its models when they are captured."""
 
 from __future__ import annotations
 

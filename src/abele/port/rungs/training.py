@@ -1,4 +1,4 @@
-"""Training: what the host has changed of a training model that its program does not know.
+"""Finds what the host has changed of a training model that its program does not know.
 
 It runs in the process of the port, on the host. Before each of the first calls of the first
 training model, values of its optimizer, modes of its modules and weights are compared with those of

@@ -1,4 +1,4 @@
-"""A function that does what one call of a training model did, where a statement cannot."""
+"""Writes a function that does what one call of a training model did."""
 
 from __future__ import annotations
 

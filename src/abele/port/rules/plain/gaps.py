@@ -1,4 +1,4 @@
-"""Statements that go: the empty lines before them stay."""
+"""Removes statements, and keeps the empty lines before them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether gradients are computed where something is."""
+"""Finds out whether gradients are switched off where a node is."""
 
 from __future__ import annotations
 

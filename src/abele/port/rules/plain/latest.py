@@ -1,4 +1,4 @@
-"""Which of several things a name is, where the program assigns it one after the other."""
+"""Finds which of several things a name is, where it is assigned one after the other."""
 
 from __future__ import annotations
 

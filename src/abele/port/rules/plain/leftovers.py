@@ -1,4 +1,4 @@
-"""What no other rule has replaced: every name of PopTorch that is left, by line."""
+"""Blocks every name of PopTorch that no other rule has replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which result of a model is its loss."""
+"""Finds the result of a model that is its loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What options say of a call: how many batches it takes, and which results it returns."""
+"""Reads options: how many batches a call takes, and which results it returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training models: what a call of one does, and the optimizer that it does it with."""
+"""Reads training models: what a call of one does, and the optimizer that it uses."""
 
 from __future__ import annotations
 

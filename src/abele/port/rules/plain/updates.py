@@ -1,4 +1,4 @@
-"""Calls of a training model become what they did: gradients forgotten, computed and applied."""
+"""Rewrites calls of a training model as what they did: zero_grad, backward and step."""
 
 from __future__ import annotations
 

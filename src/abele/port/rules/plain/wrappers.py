@@ -1,4 +1,4 @@
-"""What is asked of wrappers: their device, their state, and how they were compiled."""
+"""Replaces calls about a wrapper: its device, its state, and how it was compiled."""
 
 from __future__ import annotations
 

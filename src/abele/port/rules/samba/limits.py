@@ -1,4 +1,4 @@
-"""What a session does not do: several processes, several programs, and accumulation."""
+"""Refuses what a session does not do: several processes, several programs, accumulation."""
 
 from __future__ import annotations
 
