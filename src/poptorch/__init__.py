@@ -4,9 +4,11 @@ The names, defaults and behaviours of PopTorch 3.4 over the ``abele`` engine. In
 Graphcore, whose interface it is compatible with.
 """
 
+from poptorch._process import distribution as _distribution
 from poptorch._process import vendor_check as _vendor_check
 
 _vendor_check.refuse_second_distribution()
+_distribution.announce()
 
 from abele._torch import distributed_tensors, dynamo  # noqa: E402 - the check comes first
 from poptorch import (  # noqa: E402

@@ -1,0 +1,49 @@
+"""The distribution `poptorch`, which libraries ask `importlib.metadata` for.
+
+This project is installed as `abele`. A library that requires ``poptorch>=3.3``, as published ones
+do before they use a newer feature, finds the version that `poptorch.__version__` tells.
+"""
+
+import importlib.metadata
+import sys
+from collections.abc import Iterable
+from importlib.metadata import DistributionFinder
+from pathlib import Path
+
+from poptorch._version import __version__
+
+_NAME = "poptorch"
+_METADATA = f"Metadata-Version: 2.1\nName: {_NAME}\nVersion: {__version__}\n"
+
+
+class OwnDistribution(importlib.metadata.Distribution):
+    """What is known of this package as a distribution: its name and version."""
+
+    def read_text(self, filename: str) -> str | None:
+        """The metadata; None for every other file."""
+        return _METADATA if filename == "METADATA" else None
+
+    def locate_file(self, path: object) -> Path:
+        """Where a file of the distribution would be."""
+        return Path(__file__).parents[2] / str(path)
+
+
+class OwnDistributionFinder(DistributionFinder):
+    """Finds `OwnDistribution`, and no modules."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        """Finds nothing: modules are where Python looks anyway."""
+        del fullname, path, target
+
+    def find_distributions(
+        self, context: DistributionFinder.Context | None = None
+    ) -> Iterable[importlib.metadata.Distribution]:
+        """The distribution, if it or all are asked for."""
+        name = getattr(context, "name", None)
+        return [OwnDistribution()] if name in (None, _NAME) else []
+
+
+def announce() -> None:
+    """Has Python ask this finder last, after everything that is installed."""
+    if not any(isinstance(finder, OwnDistributionFinder) for finder in sys.meta_path):
+        sys.meta_path.append(OwnDistributionFinder())
