@@ -1,5 +1,6 @@
 """Every operation and annotation that programs use inside forward."""
 
+import poptorch._operators.shipped_ops  # noqa: F401 - registers them
 from poptorch._forward.annotations import (
     Attribute,
     NameScope,

@@ -70,7 +70,8 @@ def custom_op(
     It is looked up under ``register_custom_op``, then as ``torch.ops.DOMAIN.NAME`` with every dot
     of the domain replaced by an underscore; that one is called with the inputs, and with the
     attributes as keywords. A line such as ``ctypes.cdll.LoadLibrary("ops.so")`` registers it when
-    the library was built for torch (``TORCH_LIBRARY``).
+    the library was built for torch (``TORCH_LIBRARY``). ``FastGatherLastDim`` of domain
+    ``poptorch.custom_ops``, which the original ships, is registered.
 
     Differs from the original: a library built for the original's devices cannot be used; rebuild
     it for torch, or write its operators with torch operations and ``register_custom_op``.

@@ -175,3 +175,38 @@ def test_legal_attributes_arrive_as_they_are(value):
         torch.ones(1)
     )
     assert seen == [{"value": value}]
+
+
+# Operators that the original ships
+
+
+def fast_gather(values, indices, **attributes):
+    example = torch.zeros(indices.shape, dtype=values.dtype)
+    names = ("FastGatherLastDim", "poptorch.custom_ops")
+    return poptorch.custom_op([values, indices], *names, 1, [example], attributes)[0]
+
+
+@pytest.mark.parametrize("attributes", [{}, {"axis": -1}, {"axis": 2}], ids=str)
+@pytest.mark.parametrize("kind", [torch.float32, torch.half])
+def test_fast_gather_takes_the_last_dimension(kind, attributes):
+    torch.manual_seed(1)
+    values, indices = torch.randn(3, 4, 6).to(kind), torch.randint(0, 6, (3, 4, 5))
+    output = inference(lambda x, i: fast_gather(x, i, **attributes))(values, indices)
+    assert torch.equal(output, torch.gather(values, -1, indices))
+
+
+def test_fast_gather_passes_its_gradient():
+    columns = torch.tensor([0, 2, 2])
+    output = after_a_step(lambda x: fast_gather(x, columns.expand(x.shape[0], 3)))
+    torch.testing.assert_close(output, after_a_step(lambda x: x[:, columns]))
+
+
+def test_fast_gather_refuses_other_uses():
+    values, indices = torch.randn(3, 4), torch.zeros(3, 4, dtype=torch.long)
+    with pytest.raises(
+        poptorch.Error, match=r"along the last dimension, found axis=0.*torch.gather"
+    ):
+        inference(lambda x, i: fast_gather(x, i, axis=0))(values, indices)
+    names = ("FastGatherLastDim", "poptorch.custom_ops")
+    with pytest.raises(poptorch.Error, match="takes values and indices, found 1 inputs"):
+        inference(lambda x: poptorch.custom_op([x], *names, 1, [x])[0])(values)
