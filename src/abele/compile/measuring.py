@@ -67,8 +67,6 @@ def fastest(
         compile_s: how long compiling took; what may be spent depends on it.
         clocked: runs a program and says how long that took.
 
-    Raises:
-        Exception: of the first way, which cannot run.
     """
     first = ways[0]
     size = sum(math.prod(slot.shape) * slot.dtype.itemsize for slot in first.program.inputs)
@@ -83,8 +81,17 @@ def fastest(
             return first, f"not measured, because a run takes {cold[0]:.1f} s"
         ways = ways[: len(cold)]
         return _chosen(ways, _times(ways, inputs, budget_s, clocked), clocked)
+    # Some operators refuse values, such as a division by the zeros that were made up; the user's
+    # own may suit them.
+    except Exception as problem:  # noqa: BLE001 - whatever an operator raises
+        return first, f"not measured, because made-up inputs do not suit it ({_in_short(problem)})"
     finally:
         torch.set_rng_state(random_state)
+
+
+def _in_short(problem: Exception) -> str:
+    first_line = str(problem).strip().partition("\n")[0]
+    return f"{type(problem).__name__}: {first_line}" if first_line else type(problem).__name__
 
 
 def _first_times(

@@ -9,7 +9,7 @@ import torch
 import poptorch
 from abele.report import read_run
 from abele.targets import candidates
-from helpers.wrapping import rows, scorer, trainer
+from helpers.wrapping import inference, rows, scorer, trainer
 
 WAYS = {"op_by_op", "emitted", "interpreter"}
 
@@ -35,6 +35,24 @@ def test_a_report_names_what_was_measured(tmp_path):
     assert (program.lowering, program.reason) == chosen(wrapped)
     assert program.lowering in WAYS
     assert program.reason.startswith("measured: ")
+
+
+REFUSING = {
+    "quotient of integers": (lambda x, y: x // y, [torch.tensor([7, -7]), torch.tensor([2, 2])]),
+    "remainder of integers": (lambda x, y: x % y, [torch.tensor([7, -7]), torch.tensor([3, 3])]),
+    "repeats": (
+        lambda x, times: x.repeat_interleave(times, output_size=3) + 1,
+        [torch.tensor([0.5, 2.0]), torch.tensor([1, 2])],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSING)
+def test_operators_that_refuse_zeros_are_compiled(name):
+    function, inputs = REFUSING[name]
+    wrapped = inference(function)
+    assert wrapped(*inputs).tolist() == function(*inputs).tolist()
+    assert chosen(wrapped)[1].startswith("not measured, because made-up inputs do not suit it")
 
 
 def test_programs_that_take_over_are_reported(tmp_path, monkeypatch):

@@ -255,6 +255,20 @@ def test_what_speaks_against_the_first_is_measured_once_more(programs, again, na
     assert (way.name, words, queue) == (name, why, [])
 
 
+@pytest.mark.parametrize("refusing", ["a", "b"])
+def test_what_refuses_made_up_inputs_is_not_measured(programs, refusing):
+    def clock(compiled, inputs):
+        if compiled.payload == refusing.encode():
+            raise RuntimeError("ZeroDivisionError\nat an operator")
+        return 0.01
+
+    way, why = fastest(ways(programs), 1.0, clock)
+    assert way.name == "a"
+    assert why == (
+        "not measured, because made-up inputs do not suit it (RuntimeError: ZeroDivisionError)"
+    )
+
+
 def test_state_that_is_too_large_is_not_made_twice(programs, monkeypatch):
     monkeypatch.setattr(measuring, "_LARGEST_BYTES", 8)
     way, why = fastest(ways(programs), 1.0)
