@@ -328,6 +328,24 @@ def joined(parts: Sequence[Logits]) -> Logits:
     return tuple(torch.cat(planes).detach().cpu() for planes in zip(*parts, strict=True))
 
 
+def require_updates(mode: ComputeMode, expected: int, counts: set[int]) -> None:
+    """Compare the updates that were made here with those that a device has counted.
+
+    Args:
+        mode: of the device.
+        expected: how many updates were made here.
+        counts: of the device, for each of its parameters.
+
+    Raises:
+        BackendError: they differ.
+    """
+    if counts != {expected}:
+        raise BackendError(
+            f"{expected} updates were asked for in {mode.name} mode, but the device has made "
+            f"{sorted(counts)}. Start the run again from its latest checkpoint."
+        )
+
+
 def processor() -> str:
     """Return what the processor of this machine is called."""
     try:
