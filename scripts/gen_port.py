@@ -87,7 +87,7 @@ original for two epochs on the target `reference`. All three have the same losse
 and the same checkpoint. Both ports have one program for training and one for inference, with the same options, numbers of calls and
 updates, and shapes of inputs.
 
-The hand-written port does three things more: its training program also returns the scores, which nobody reads; it detaches the device
+The hand-written port does three things more: its training program also returns the scores, which are not read; it detaches the device
 after training; and it names no `torch.device`. It wraps one module for both programs, whose `forward` takes labels or none, while
 `abele port` leaves the model as it is and puts a module around it for training.
 
@@ -97,7 +97,7 @@ Every line that is changed, and every suspicious line that is not, has a code an
 
 - **match**: it stays and means the same;
 - **modified**: it was changed;
-- **manual**: somebody has to look at it;
+- **manual**: you have to look at it;
 - **blocked**: it cannot be ported, and nothing is written.
 
 | exit status | meaning |

@@ -18,21 +18,23 @@ _INTRODUCTION = f"""\
 
 # Porting a program: the same training run twice
 
-[`pytorch_gpu.py`](../{BEFORE}) trains a small network in plain PyTorch.
-[`pytorch_ipu.py`](../{AFTER}) trains it through poptorch. Both take the same options, read the
-same batches in the same order and print the same lines:
+What a port changes, shown on one program that was ported by hand. [`abele port`](port.md) makes
+such changes by itself. [`pytorch_gpu.py`](../{BEFORE}) trains a small network in plain PyTorch,
+[`pytorch_ipu.py`](../{AFTER}) trains it through poptorch. Both take the same options, read the same
+batches in the same order and print the same lines:
 
 ```sh
 python {BEFORE} --steps 1000
 python {AFTER} --steps 1000
 ```
 
-With `--losses FILE` each writes the loss of every step. A test holds the two files to a difference
-of 1e-5 over 100 steps: on the target `reference`, which runs torch's own kernels, and on `cpu`.
-A compiled target rounds differently in the last bit. Now and then that decides which side of a ReLU
-or which pixel of a pool wins, and the runs part: of twenty runs (ten seeds, two sizes of the
-training set) seventeen stayed within 2e-6 of plain PyTorch and three did not. Plain PyTorch parts
-from itself in the same way when its first weights are moved by one part in ten million.
+With `--losses FILE` each writes the loss of every step. A test allows the two files a difference of
+1e-5 over 100 steps, on the target `reference`, which runs torch's own kernels, and on `cpu`.
+
+A compiled target rounds differently in the last bit. Sometimes that decides the side of a ReLU or
+the pixel that a pool takes, and the runs diverge: of twenty runs (ten seeds, two sizes of the
+training set) seventeen stayed within 2e-6 of plain PyTorch and three did not. Plain PyTorch itself
+diverges in the same way if its first weights change by one part in ten million.
 
 To keep the compiled step for the next run, name a folder:
 
