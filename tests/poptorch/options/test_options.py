@@ -405,7 +405,7 @@ def test_errors_survive_pickling(problem):
     [
         ("deviceIteration", "deviceIterations"),
         ("outputmode", "outputMode"),
-        ("Trianing", "Training"),
+        ("training", "Training"),
         ("gradientAccumulation", r"Training\.gradientAccumulation"),
         ("setOptimizerLocations", r"TensorLocations\.setOptimizerLocation"),
     ],
