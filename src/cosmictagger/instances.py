@@ -342,7 +342,7 @@ def _place() -> tuple[int, int] | None:
         count = popdist.getNumInstances()
         return None if count == 1 else (popdist.getInstanceIndex(), count)
     except (popdist.Error, ValueError) as error:
-        raise ConfigError(f"How many processes there are cannot be told: {error}") from error
+        raise ConfigError(f"How many processes there are is not known: {error}") from error
 
 
 def _connected() -> Instances:

@@ -42,7 +42,7 @@ def getNumInstances() -> int:
     total, local = getNumTotalReplicas(), getNumLocalReplicas()
     if not _is_uniform() or total % local:
         raise Error(
-            f"The number of instances cannot be told: {MPI_SIZE} is not set, and {TOTAL}={total} "
+            f"The number of instances is not known: {MPI_SIZE} is not set, and {TOTAL}={total} "
             f"is not a multiple of {LOCAL}={local} on every instance. Set {MPI_SIZE}."
         )
     return total // local

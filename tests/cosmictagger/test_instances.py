@@ -88,7 +88,7 @@ def test_a_launcher_that_contradicts_itself_is_named(monkeypatch):
     monkeypatch.setattr("os.environ", contradiction)
     with pytest.raises(
         ConfigError,
-        match=r"How many processes there are cannot be told.*MPI says that this is rank 4 of 3",
+        match=r"How many processes there are is not known.*MPI says that this is rank 4 of 3",
     ):
         instances.processes()
 

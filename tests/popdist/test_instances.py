@@ -169,8 +169,8 @@ def test_a_missing_variable_is_named_when_it_is_needed(poprun, name):
     ("changed", "message"),
     [
         ({"POPDIST_NUM_TOTAL_REPLICAS": 5}, "REPLICAS=5, but 2 instances.*=2 replicas.* make 4"),
-        ({"POPDIST_NUM_TOTAL_REPLICAS": 5, **NO_MPI}, "cannot be told.*=5 is not a multiple"),
-        ({"POPDIST_UNIFORM_REPLICAS_PER_INSTANCE": 0, **NO_MPI}, "cannot be told.*Set OMPI"),
+        ({"POPDIST_NUM_TOTAL_REPLICAS": 5, **NO_MPI}, "is not known.*=5 is not a multiple"),
+        ({"POPDIST_UNIFORM_REPLICAS_PER_INSTANCE": 0, **NO_MPI}, "is not known.*Set OMPI"),
         ({"OMPI_COMM_WORLD_RANK": 2}, "would be instance 2 of 2.*count from 0"),
         ({"OMPI_COMM_WORLD_SIZE": 0}, "SIZE='0' should be an integer, 1 or more"),
     ],

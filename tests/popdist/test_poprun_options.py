@@ -123,7 +123,7 @@ def test_a_script_alone_is_no_program(capsys, tmp_path):
     file.write_text("")
     status, _, log = poprun(capsys, file)
     assert status == 127
-    assert log[0].endswith(f"train.py is no program by itself; start it as python3 {file}.")
+    assert log[0].endswith(f"train.py cannot be started as a program; use python3 {file}.")
 
 
 def test_offline_mode_adds_to_default_options(capsys, monkeypatch):

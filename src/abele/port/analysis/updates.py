@@ -27,6 +27,14 @@ _UNKNOWN = (
     "this optimizer, or what it updates, was not found: make it in the files that are ported, "
     "by the name of its class, as in torch.optim.SGD(model.parameters(), lr=0.1)"
 )
+_TWO_OPTIMIZERS = (
+    "two optimizers update one after the other, and a compiled program has one: give one optimizer "
+    "all parameters, in groups"
+)
+_TWO_UPDATES = (
+    "this updates a second time with the same gradients, and a compiled program updates once: call "
+    "step() once for each backward()"
+)
 _CLIP_VALUES = ("torch.nn.utils.clip_grad_value_", "torch.nn.utils.clip_grad_value")
 
 
@@ -121,17 +129,9 @@ class _Reader:
             raise self._without()
         made = {thing for _, _, things in steps for thing in things}
         if len({frozenset(things) for _, _, things in steps}) > 1:
-            raise StepError(
-                steps[1][1],
-                "two optimizers update one after the other, and a compiled program has one: "
-                "give one optimizer all parameters, in groups",
-            )
+            raise StepError(steps[1][1], _TWO_OPTIMIZERS)
         if len(steps) > 1:
-            raise StepError(
-                steps[1][1],
-                "this updates a second time with the same gradients, and a compiled program "
-                "updates once: call step() once for each backward()",
-            )
+            raise StepError(steps[1][1], _TWO_UPDATES)
         ((statement, call, things),) = steps
         self._check(call, statement, made)
         ordered = sorted(things, key=_place)

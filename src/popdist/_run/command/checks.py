@@ -41,7 +41,7 @@ def check_program(program: Sequence[str]) -> None:
         return
     if Path(name).is_file():
         first = "python3 " if name.endswith(".py") else "its interpreter and "
-        raise Problem(f"{name} is no program by itself; start it as {first}{name}.", NOT_FOUND)
+        raise Problem(f"{name} cannot be started as a program; use {first}{name}.", NOT_FOUND)
     raise Problem(
         f"There is no program {name}, neither at that path nor in PATH. The first word after the "
         "options of poprun is the program.",
