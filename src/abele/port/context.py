@@ -145,7 +145,7 @@ class Context:
         return names[wanted]
 
     def _free(self, source: Source, wanted: str) -> str:
-        used = _used(source)
+        used = {node.value for node in findall(source.module, m.Name())}
         name, number = wanted, 2
         separator = "" if wanted[0].isupper() else "_"
         while name in used:
@@ -187,22 +187,3 @@ def _has_processes(source: Source) -> bool:
         isinstance(call, cst.Call) and source.imported(call.func).rpartition(".")[2] in names
         for call in findall(source.module, m.Call())
     )
-
-
-def _used(source: Source) -> set[str]:
-    """Every name in a file."""
-    return {node.value for node in _Names.of(source)}
-
-
-class _Names(cst.CSTVisitor):
-    def __init__(self) -> None:
-        self.nodes: list[cst.Name] = []
-
-    def visit_Name(self, node: cst.Name) -> None:
-        self.nodes.append(node)
-
-    @classmethod
-    def of(cls, source: Source) -> list[cst.Name]:
-        names = cls()
-        source.module.visit(names)
-        return names.nodes

@@ -48,7 +48,7 @@ class Shapes:
 
     def _is_fixed_name(self, source: Source, at: cst.CSTNode, name: str) -> bool:
         if name == "self":
-            return all(self._is_fixed_attribute(source, each) for each in _attributes(at))
+            return all(self._is_fixed_attribute(source, each) for each in findall(at, _OF_SELF))
         owner = self._things.named(source, at, name)
         if (owner, name) in self._seen:
             return True
@@ -133,5 +133,4 @@ def _value_for(node: cst.CSTNode, name: str) -> object:
     return value
 
 
-def _attributes(node: cst.CSTNode) -> Iterator[cst.Attribute]:
-    yield from findall(node, m.Attribute(value=m.Name("self")))
+_OF_SELF = m.Attribute(value=m.Name("self"))

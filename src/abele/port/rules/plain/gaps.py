@@ -19,6 +19,15 @@ def remove(context: Context, source: Source, statement: cst.CSTNode) -> None:
     context.once.add(("removed", statement))
 
 
+def without_empty(node: Any) -> Any:
+    """Take out a condition, or a ``try``, of which the last statement was removed."""
+    if isinstance(node, cst.Try) or (isinstance(node, cst.If) and node.orelse is None):
+        body: Any = node.body.body
+        if cst.Module(list(body)).code.strip() in ("", "pass"):
+            return cst.RemoveFromParent()
+    return node
+
+
 def settle(context: Context) -> None:
     """Give the empty lines before statements that go to the next one that stays."""
     for source in context.project.sources:

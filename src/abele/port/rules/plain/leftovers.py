@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import libcst as cst
 from libcst import matchers as m
@@ -105,14 +104,4 @@ def _import(context: Context, source: Source, statement: cst.SimpleStatementLine
     guard = source.enclosing(statement, cst.Try)
     if guard is not None and guard not in context.once:
         context.once.add(guard)
-        context.edits(source).change(guard, _without_empty)
-
-
-def _without_empty(node: Any) -> Any:
-    """A ``try`` statement goes with the last import in it."""
-    if isinstance(node, cst.Try) and isinstance(node.body, cst.IndentedBlock):
-        inner: Any = node.body.body
-        code = cst.Module(list(inner)).code.strip()
-        if code in ("", "pass"):
-            return cst.RemoveFromParent()
-    return node
+        context.edits(source).change(guard, gaps.without_empty)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import libcst as cst
 from libcst import matchers as m
 
@@ -67,7 +65,7 @@ def _member(context: Context, source: Source, node: cst.Attribute) -> None:
         context.edits(source).replace(call, "True")
         around = source.parent(call)
         if isinstance(around, cst.If):
-            context.edits(source).change(around, _without_empty)
+            context.edits(source).change(around, gaps.without_empty)
         reason = "a plain module runs without being compiled"
         context.say(source, node, "ABP1111", Verdict.MODIFIED, reason)
     elif name in _GONE and alone:
@@ -78,18 +76,6 @@ def _member(context: Context, source: Source, node: cst.Attribute) -> None:
     elif name in _NONE | _GONE:
         reason = f"a plain module has no {name}: take this out, or ask something else"
         context.say(source, node, "ABP1114", Verdict.MANUAL, reason)
-
-
-def _without_empty(node: Any) -> Any:
-    """A condition goes with the last statement under it."""
-    if isinstance(node, cst.If) and node.orelse is None:
-        return _without_body(node)
-    return node
-
-
-def _without_body(node: cst.If) -> Any:
-    code = cst.Module(list(node.body.body)).code.strip()  # type: ignore[arg-type]
-    return cst.RemoveFromParent() if code in ("", "pass") else node
 
 
 def _set_optimizer(context: Context, source: Source, node: cst.Attribute, call: cst.Call) -> None:
