@@ -48,7 +48,8 @@ def own_outputs(graph: torch.fx.GraphModule) -> None:
         if memory.op in ("placeholder", "get_attr") or memory in taken:
             with graph.graph.inserting_before(_first_write(graph)):
                 copy = graph.graph.call_function(aten.clone.default, (node,))
-            copy.meta = dict(node.meta)
+            # A copy of what is expanded has elements of its own, so it lies in another order.
+            copy.meta = dict(node.meta) | {"val": aten.clone.default(node.meta["val"])}
             returned[index] = copy
         taken.add(memory)
     output_node(graph).args = (returned,)

@@ -125,6 +125,18 @@ def test_views_that_torch_makes_of_kept_memory_are_the_callers():
 
 
 @pytest.mark.compiler
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32])
+def test_what_is_expanded_and_returned_has_elements_of_its_own(kind):
+    x = X[:, :1].to(kind)
+    case = traced("expanded", lambda x: x.expand(3, 4), [x])
+    program = passes.run_only(passes.run(case.program), Emitted.passes)
+    (result,) = Emitted().compile(program).run([x])
+    assert torch.equal(result, x.expand(3, 4))
+    result[0, 0] += 1
+    assert result[0, 1] == x[0, 0]
+
+
+@pytest.mark.compiler
 def test_threads_of_python_do_not_disturb_each_other(program, compiled):
     results = {}
 
