@@ -156,6 +156,7 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+@functools.lru_cache(maxsize=1 << 12)  # a program has few shapes, and asks often
 def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether elements follow each other in order of their indices."""
     step = 1
@@ -166,6 +167,7 @@ def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def broadcast_stride(
     shape: tuple[int, ...], stride: tuple[int, ...], wider: tuple[int, ...]
 ) -> tuple[int, ...]:
@@ -175,6 +177,7 @@ def broadcast_stride(
     return missing + tuple(0 if size == 1 else each for size, each in known)
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether the elements fill one piece of memory, each place once."""
     step = 1

@@ -13,7 +13,7 @@ in its own cache when it goes on.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from abele.targets.cpu.emitted import loops
 from abele.targets.cpu.emitted.by_rows import ByRows
@@ -113,12 +113,11 @@ def _of_matrix(place: Place, *, written: bool) -> Rows:
     return Rows(place.buffer, place.offset, row, 1 + (columns - 1) * column, written)
 
 
-def _joined(rows: Iterable[Rows], known: dict[Buffer, set[Rows]], count: int) -> bool:
+def _joined(rows: Sequence[Rows], known: dict[Buffer, set[Rows]], count: int) -> bool:
     """Add what a unit reads and writes to what others do, unless rows would meet."""
     together = {each.buffer: known.get(each.buffer, set[Rows]()) for each in rows}
-    if any(a.collide(b, count) for a in rows for b in together[a.buffer]):
-        return False
-    if any(a.collide(b, count) for a in rows for b in rows):
+    pairs = ((a, b) for a in rows for b in (*together[a.buffer], *rows))
+    if any((a.written or b.written) and a.collide(b, count) for a, b in pairs):
         return False
     for each in rows:
         known.setdefault(each.buffer, set()).add(each)
