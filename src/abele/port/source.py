@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tokenize
 from collections.abc import Iterator
 from functools import cached_property
@@ -113,6 +114,10 @@ class Source:
         while parent is not None:
             yield parent
             parent = self.parent(parent)
+
+    def between(self, node: cst.CSTNode, outer: cst.CSTNode) -> Iterator[cst.CSTNode]:
+        """The nodes around this one up to an outer one; all of them if that is not among them."""
+        return itertools.takewhile(lambda each: each is not outer, self.above(node))
 
     def enclosing(self, node: cst.CSTNode, *kinds: type[_Kind]) -> _Kind | None:
         """The innermost node of some kinds around this one."""

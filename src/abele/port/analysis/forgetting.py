@@ -71,11 +71,5 @@ class _Forgetting:
 
 def _is_sure(source: Source, node: cst.CSTNode, statement: cst.CSTNode) -> bool:
     """Whether a node is run whenever a statement is, once."""
-    if isinstance(statement, _ONCE):
-        return False
-    for each in source.above(node):
-        if each is statement:
-            return True
-        if isinstance(each, _ONCE):
-            return False
-    return True
+    around = (statement, *source.between(node, statement))
+    return not any(isinstance(each, _ONCE) for each in around)

@@ -134,12 +134,7 @@ def _in_one_loop(one: _Site, other: _Site, makers: Iterable[_Site]) -> bool:
 
 def _is_conditional(source: Source, node: cst.CSTNode, loop: cst.CSTNode) -> bool:
     """Whether a condition in a loop decides whether a node in it is run."""
-    for each in source.above(node):
-        if each is loop:
-            return False
-        if isinstance(each, cst.If):
-            return True
-    return False
+    return any(isinstance(each, cst.If) for each in source.between(node, loop))
 
 
 def _is_made_after(node: _Site, makers: Iterable[_Site]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 
 import libcst as cst
@@ -35,7 +34,7 @@ def changed_outside(
     """
     owner = things.owner(source, node)
     made = {each for thing in optimizers for each in thing.source.above(thing.made)}
-    around = itertools.takewhile(lambda each: each is not owner, source.above(node))
+    around = source.between(node, owner)
     loops = [each for each in around if isinstance(each, cst.For | cst.While)]
     names = set[str]().union(*(writes(each) for each in loops if each not in made))
     if isinstance(owner, cst.FunctionDef):

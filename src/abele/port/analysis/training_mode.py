@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import libcst as cst
@@ -361,19 +360,13 @@ def _statements(node: cst.CSTNode) -> Sequence[cst.CSTNode]:
 def _blocks(source: Source, statement: cst.CSTNode) -> Iterator[cst.BaseSuite]:
     """The outermost blocks of a loop, a ``try`` or a ``match``."""
     for block in findall(statement, m.IndentedBlock() | m.SimpleStatementSuite()):
-        above = itertools.takewhile(lambda each: each is not statement, source.above(block))
-        if not any(isinstance(each, cst.BaseSuite) for each in above):
+        if not any(isinstance(each, cst.BaseSuite) for each in source.between(block, statement)):
             yield block
 
 
 def _within(source: Source, node: cst.CSTNode, outer: cst.CSTNode) -> bool:
     """Whether a node is run with a piece around it, and not by a function defined there."""
-    for each in source.above(node):
-        if each is outer:
-            return True
-        if isinstance(each, _FUNCTIONS):
-            return False
-    return True
+    return not any(isinstance(each, _FUNCTIONS) for each in source.between(node, outer))
 
 
 def _is_sure(source: Source, node: cst.CSTNode, outer: cst.CSTNode) -> bool:

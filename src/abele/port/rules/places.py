@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -87,7 +86,7 @@ def _is_replaced(context: Context, step: Step, home: Home, every: Iterable[Home]
 
 def _is_conditional(source: Source, statement: cst.CSTNode, outer: cst.CSTNode) -> bool:
     """Whether a condition inside of a statement decides whether another one in it is run."""
-    around = itertools.takewhile(lambda each: each is not outer, source.above(statement))
+    around = source.between(statement, outer)
     return statement is not outer and (
         isinstance(outer, cst.If | cst.Try) or any(isinstance(each, cst.If) for each in around)
     )
