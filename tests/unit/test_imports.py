@@ -59,8 +59,8 @@ ORDERS = {
         *("ops", "testing", "poptorch_core", "_impl", "_poplar_executor"),
     ),
     "popdist": (
-        *("_error", "_environment", "_connecting", "_instances", "_checkpoint", "checkpoint"),
-        *("poptorch", "_run", "run", "places"),
+        *("_error", "_environment", "_connecting", "_instances", "_horovod", "_horovod_import"),
+        *("_checkpoint", "checkpoint", "poptorch", "_run", "run", "places"),
     ),
     "sambaflow": ("errors", "logging", "mac", "samba"),
     "sambaflow.samba": (

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import distributed
 
-import popdist
-from popdist import Error
+from popdist import _environment, _instances
+from popdist._error import Error
 
 _ready = False
 
@@ -45,7 +45,7 @@ def init() -> None:
         popdist.Error: as there.
     """
     global _ready
-    popdist.init()
+    _instances.init()
     _ready = True
 
 
@@ -63,19 +63,19 @@ def is_initialized() -> bool:
 def rank() -> int:
     """The number of this instance."""
     _check()
-    return popdist.getInstanceIndex()
+    return _environment.getInstanceIndex()
 
 
 def size() -> int:
     """How many instances there are."""
     _check()
-    return popdist.getNumInstances()
+    return _environment.getNumInstances()
 
 
 def local_rank() -> int:
     """The number of this instance on its host."""
     _check()
-    return popdist.getLocalInstanceIndex()
+    return _environment.getLocalInstanceIndex()
 
 
 def allreduce(
@@ -234,7 +234,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _check() -> None:
-    if not is_initialized() and popdist.getNumInstances() > 1:
+    if not is_initialized() and _environment.getNumInstances() > 1:
         raise ValueError("Horovod has not been initialized; use hvd.init().")
 
 
