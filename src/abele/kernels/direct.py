@@ -26,10 +26,11 @@ _MULTIPLIES_TWO = "amx_tile"
 
 def gains(convolution: Convolution) -> bool:
     """Return whether the direct kernels are faster than the library."""
+    if not convolution.suits_kernels:  # there may be one dimension of pixels, or three
+        return False
     _, _, height, width = convolution.weight.shape
     return (
-        convolution.suits_kernels
-        and convolution.moves_by_one
+        convolution.moves_by_one
         and height == width
         and width in (1, 3, 5)
         and set(convolution.padding) == {width // 2}

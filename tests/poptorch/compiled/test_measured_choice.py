@@ -55,6 +55,36 @@ def test_operators_that_refuse_zeros_are_compiled(name):
     assert chosen(wrapped)[1].startswith("not measured, because made-up inputs do not suit it")
 
 
+class Convolved(torch.nn.Module):
+    """A convolution over any number of dimensions, with a squared error."""
+
+    def __init__(self, layer):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = layer(2, 3, 3)
+
+    def forward(self, x):
+        result = self.layer(x)
+        return torch.nn.functional.mse_loss(result, torch.ones_like(result))
+
+
+@pytest.mark.parametrize(
+    ("layer", "sizes"), [(torch.nn.Conv1d, (20,)), (torch.nn.Conv3d, (4, 5, 6))]
+)
+def test_convolutions_of_lines_and_volumes_train(layer, sizes):
+    x, model, plain = torch.randn(2, 2, *sizes), Convolved(layer), Convolved(layer)
+    wrapped = trainer(model)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = plain(x)
+        loss.backward()
+        optimizer.step()
+        torch.testing.assert_close(wrapped(x), loss.detach())
+    assert chosen(wrapped)[1].startswith("measured: ")
+    torch.testing.assert_close(model.layer.weight.detach(), plain.layer.weight.detach())
+
+
 def test_programs_that_take_over_are_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("ABELE_START", "tiered")
     monkeypatch.setenv("ABELE_SWAP_AT", "1")

@@ -26,6 +26,8 @@ CHOICES = [
     ((1, 8, 64, 64), 8, 1, Way.DIRECT),
     ((1, 8, 15, 15), 8, 1, None),
     ((1, 40, 16, 16), 50, 1, None),
+    ((1, 8, 64), 8, 1, None),
+    ((1, 8, 8, 16, 16), 8, 1, None),
 ]
 
 
@@ -36,10 +38,12 @@ def capable(monkeypatch):
 
 
 def node(image, out, padding, *, backward):
-    graph = torch.fx.Graph()
+    graph, pixels = torch.fx.Graph(), len(image) - 2
     grad, x, weight = (graph.placeholder(name) for name in ("grad", "x", "weight"))
-    x.meta["val"], weight.meta["val"] = torch.ones(image), torch.ones(out, image[1], 3, 3)
-    settings = [1, 1], [padding] * 2, [1, 1], False, [0, 0], 1
+    x.meta["val"] = torch.ones(image)
+    weight.meta["val"] = torch.ones(out, image[1], *[3] * pixels)
+    one, zero = [1] * pixels, [0] * pixels
+    settings = one, [padding] * pixels, one, False, zero, 1
     if backward:
         arguments = grad, x, weight, [out], *settings, [True, False, False]
         return graph.call_function(aten.convolution_backward.default, arguments)
