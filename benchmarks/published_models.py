@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
+import transformers  # pyright: ignore[reportMissingImports]
 from optimum.graphcore import IPUConfig  # pyright: ignore[reportMissingImports]
 from optimum.graphcore.modeling_utils import to_pipelined  # pyright: ignore[reportMissingImports]
 
