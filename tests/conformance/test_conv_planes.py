@@ -103,6 +103,20 @@ def test_gradients_do_not_depend_on_which_are_wanted(own, mask, batch, threads):
         assert ours is None if not wanted else torch.equal(ours, all_)
 
 
+@pytest.mark.parametrize("batch", [64, 96])  # the number of blocks of sixteen, or of eight, is even
+def test_samples_of_a_thread_follow_each_other(own, batch):
+    x, weight, _, grad = tensors(batch, CASES[0])
+    half = batch // 2
+    both, *apart = (
+        on_tensors.conv_backward(
+            own, grad[rows], x[rows], weight, (1, 1), (0, 0), [True] * 3, threads=threads
+        )
+        for rows, threads in ((slice(None), 2), (slice(half), 1), (slice(half, None), 1))
+    )
+    for sum_, first, second in zip(both[1:], *(each[1:] for each in apart), strict=True):
+        assert torch.equal(sum_, first + second)
+
+
 # Threads with half a register of samples each add what one thread adds.
 @pytest.mark.parametrize("batch", [3, 8, 11, 16])
 def test_bits_of_so_few_samples_do_not_depend_on_threads(own, batch):

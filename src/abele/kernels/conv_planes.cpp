@@ -68,7 +68,7 @@ void planes::ABELE_LENGTH::forward(const Conv& conv, const float* x, const float
   const Index out_size = conv.out_channels * c.kept_height() * c.kept_width();
   with_teams(blocks, threads, [&](const Team& team, int thread) {
     const Image in = inputs.of(thread);
-    for (Index b = team.first_block; b < blocks; b += team.block_step) {
+    for (Index b = team.blocks.begin; b < team.end(); ++b) {
       const Index n = b * LANES, valid = std::min<Index>(LANES, conv.images - n);
       fill(team, in, x + n * conv.in_size(), valid);
       team.wait();
@@ -107,11 +107,10 @@ struct Backward {
   const Images &grads, &inputs;
 
   void operator()(const Team& team, int thread, const Partial& result) const {
-    const Index blocks = lane_blocks(conv);
     const WeightGradient weights = {conv, grads.of(thread), inputs.of(thread)};
-    for (Index b = team.first_block; b < blocks; b += team.block_step) {
+    for (Index b = team.blocks.begin; b < team.end(); ++b) {
       const Index n = b * LANES, valid = std::min<Index>(LANES, conv.images - n);
-      const bool first = b == team.first_block;
+      const bool first = b == team.blocks.begin;
       fill_gradient(team, weights.grad, n, valid);
       if (result.weight != nullptr) fill(team, weights.x, x + n * conv.in_size(), valid);
       team.wait();

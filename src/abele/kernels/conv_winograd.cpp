@@ -264,7 +264,7 @@ const float* summed_products(const Cuts& cuts, const float* grad, const float* x
   float* rooms = scratch.take<float>(threads * cuts.room());
   const float* zeros = scratch.zeros<float>(std::max(padded(cuts.in), padded(cuts.out)));
   with_teams(parts, threads, [&](const Team& team, Index thread) {
-    for (Index i = team.first_block; i < parts; i += team.block_step) {
+    for (Index i = team.blocks.begin; i < team.end(); ++i) {
       const auto [first, count] = part(cuts.grads.count(), parts, i);
       float* room = rooms + (team.size == 1 ? thread : 0) * cuts.room();
       sum_tiles(cuts, team, first, first + count, grad, x, zeros, room, sums + i * size);

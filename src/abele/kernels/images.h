@@ -11,7 +11,8 @@ inline namespace ABELE_LENGTH {
 // Who this thread is among those that work on the same blocks of samples, and which they are.
 struct Team {
   int rank, size;
-  Index first_block, block_step;
+  Part blocks;
+  Index end() const { return blocks.begin + blocks.size; }
 
   template <class Body>
   void share(Index tasks, Body body) const {
@@ -24,7 +25,8 @@ struct Team {
   }
 };
 
-// With blocks enough, every thread takes its own and waits for nobody; else all share each block.
+// With blocks enough, every thread takes its own and waits for nobody; else all share each block. Its own
+// follow each other: loops over samples are shared so, too, and find in the cache what they read.
 inline bool blocks_per_thread(Index blocks, int threads) {
   return threads > 1 && (blocks % threads == 0 || blocks >= 4 * threads);
 }
@@ -33,7 +35,7 @@ inline bool blocks_per_thread(Index blocks, int threads) {
 template <class Body>
 int with_teams(Index blocks, int threads, Body body) {
   if (threads <= 1) {
-    body(Team{0, 1, 0, 1}, 0);
+    body(Team{0, 1, {0, blocks}}, 0);
     return 1;
   }
   int started = 1;
@@ -43,9 +45,9 @@ int with_teams(Index blocks, int threads, Body body) {
     const int thread = omp_get_thread_num(), size = omp_get_num_threads();
     if (thread == 0) started = size;
     if (blocks_per_thread(blocks, threads))
-      body(Team{0, 1, thread, size}, thread);
+      body(Team{0, 1, part(blocks, size, thread)}, thread);
     else
-      body(Team{thread, size, 0, 1}, thread);
+      body(Team{thread, size, {0, blocks}}, thread);
   }
   return started;
 }
