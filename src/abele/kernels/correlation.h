@@ -179,7 +179,7 @@ struct CorrelationTask {
     tile.weight_row = c.dilation_h * c.kernel_w * rows;
     tile.weight_step = c.dilation_w * rows;
     tile.bias = bias == nullptr ? nullptr : bias + first;
-    tile.slope = slope;
+    tile.slope = c.window == 2 ? 1.0f : slope;  // of windows, only the largest is activated
     tile.out_plane = height * c.out_width, tile.out_step = c.dilation_w;
     const float* weight = packed + first * in.channels * c.kernel_h * c.kernel_w;
     for (Index y = 0; y < height; ++y)

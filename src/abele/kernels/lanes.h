@@ -161,6 +161,16 @@ inline void sum_lanes(const Vec* v, Index count, float* sums) {
 // A cache line of each sample at a time: samples may lie a multiple of the cache's size apart.
 constexpr Index LINE = 16;
 
+// A line of as many samples as there are lanes becomes lanes, or lanes become lines, if registers hold one.
+inline bool turned_whole([[maybe_unused]] const float* rows, [[maybe_unused]] Index step, Index valid,
+                         Index count, [[maybe_unused]] float* to, [[maybe_unused]] Index width) {
+  if (LANES != LINE || valid < LANES || count < LINE) return false;
+#if defined(__AVX512F__) && !defined(ABELE_HALF_REGISTERS)
+  turn_lanes(rows, step, to, width);
+#endif
+  return true;
+}
+
 // lanes[i][s] = samples[s * stride + i] for i < count; lanes without a sample become zero.
 // Inlined, its loops are doubled for each condition of the loops around it: GCC takes 4 times as
 // long for conv_planes.cpp then, and the code is no faster.
@@ -169,6 +179,7 @@ constexpr Index LINE = 16;
   float* to = reinterpret_cast<float*>(lanes);
   for (Index line = 0; line < count; line += LINE) {
     const Index end = std::min(line + LINE, count);
+    if (turned_whole(samples + line, stride, valid, end - line, to + line * LANES, LANES)) continue;
     for (Index s = 0; s < LANES; s += 4) {
       const float* from = samples + s * stride;
       Index i = line;
@@ -192,6 +203,7 @@ inline void from_lanes(const Vec* lanes, Index count, float* samples, Index stri
   const float* from = reinterpret_cast<const float*>(lanes);
   for (Index line = 0; line < count; line += LINE) {
     const Index end = std::min(line + LINE, count);
+    if (turned_whole(from + line * LANES, LANES, valid, end - line, samples + line, stride)) continue;
     for (Index s = 0; s < valid; s += 4) {
       float* to = samples + s * stride;
       Index i = line;

@@ -41,8 +41,9 @@ inline LaneBytes load_places(const Places<const uint8_t>& from, Index i) {
 }
 
 // Pools `count` rows of windows of a plane in its own memory. NaN counts as largest; the first of
-// equal values is taken, and the last NaN. `activated`: they went through a ReLU.
-inline void pool_lanes(Vec* plane, Index count, Index width, bool activated,
+// equal values is taken, and the last NaN. `rectified`: what is left goes through a ReLU, which does not
+// change what is the largest above zero.
+inline void pool_lanes(Vec* plane, Index count, Index width, bool rectified,
                        const Places<uint8_t>& places) {
   const Index columns = width / 2;
   for (Index y = 0; y < count; ++y)
@@ -58,11 +59,21 @@ inline void pool_lanes(Vec* plane, Index count, Index width, bool activated,
         place = taken ? place * 0 + k : place;
       }
       const Index to = y * columns + x;
-      plane[to] = best;
+      plane[to] = rectified ? activated(best, 0.0f) : best;
       if (places.first == nullptr) continue;
-      if (activated) place = best <= 0.0f ? place * 0 + NO_PLACE : place;
+      if (rectified) place = best <= 0.0f ? place * 0 + NO_PLACE : place;
       store_places(places, to, __builtin_convertvector(place, LaneBytes));
     }
+}
+
+// Zeros around what windows of 2x2 write: rows y0 to y1 of a channel.
+inline void clear_borders(const Image& image, Vec* plane, Index y0, Index y1) {
+  const Index covered = image.width / 2 * 2, last = image.height / 2 * 2;
+  for (Index y = y0; y < y1; ++y) {
+    Vec *row = plane + y * image.row(), *pixels = row + image.left;
+    std::fill(row, y < last ? pixels : pixels + covered, Vec{});
+    std::fill(pixels + covered, row + image.row(), Vec{});
+  }
 }
 
 // An image of gradients, from those of its windows: `samples` is [channels, height / 2, width / 2].
@@ -74,25 +85,26 @@ inline void fill_pooled(const Team& team, const Image& image, const float* sampl
   team.share(image.channels * pieces, [&](Index task) {
     const Index c = task / pieces;
     const auto [y0, rows] = part(height, pieces, task % pieces);
-    Vec* to = image.pixels + c * image.plane() + 2 * y0 * image.row();
+    Vec* plane = image.pixels + c * image.plane();
     const bool last = task % pieces == pieces - 1;
-    std::fill(to, to + (last ? image.height - 2 * y0 : 2 * rows) * image.row(), Vec{});
-    const Index at = c * height * width + y0 * width;
+    clear_borders(image, plane, 2 * y0, last ? image.height : 2 * (y0 + rows));
+    // Windows of several rows together: the last of a row would be turned one by one.
+    const Index first = c * height * width, end = (y0 + rows) * width;
     Vec line[LINE];
-    for (Index y = 0; y < rows; ++y)
-      for (Index x0 = 0; x0 < width; x0 += LINE) {
-        const Index some = std::min(LINE, width - x0), from = at + y * width + x0;
-        to_lanes(samples + from, stride, valid, some, line);
-        Vec* pixels = to + 2 * y * image.row() + image.left + 2 * x0;
-        for (Index x = 0; x < some; ++x, pixels += 2) {
-          const LaneBytes bytes = load_places(places, from + x);
-          const LanePlaces place = __builtin_convertvector(bytes, LanePlaces);
-          pixels[0] = place == 0 ? line[x] : Vec{};
-          pixels[1] = place == 1 ? line[x] : Vec{};
-          pixels[image.row()] = place == 2 ? line[x] : Vec{};
-          pixels[image.row() + 1] = place == 3 ? line[x] : Vec{};
-        }
+    for (Index i = y0 * width, y = y0, x = 0; i < end; i += LINE) {
+      const Index some = std::min(LINE, end - i);
+      to_lanes(samples + first + i, stride, valid, some, line);
+      for (Index k = 0; k < some; ++k) {
+        Vec* pixels = plane + 2 * y * image.row() + image.left + 2 * x;
+        const LaneBytes bytes = load_places(places, first + i + k);
+        const LanePlaces place = __builtin_convertvector(bytes, LanePlaces);
+        pixels[0] = place == 0 ? line[k] : Vec{};
+        pixels[1] = place == 1 ? line[k] : Vec{};
+        pixels[image.row()] = place == 2 ? line[k] : Vec{};
+        pixels[image.row() + 1] = place == 3 ? line[k] : Vec{};
+        if (++x == width) x = 0, ++y;
       }
+    }
   });
 }
 
