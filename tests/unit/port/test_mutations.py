@@ -132,6 +132,8 @@ ACCUMULATION = {
     "divided twice": ("accumulation", "loss = criterion(out, y)\n        return loss", "loss = criterion(out, y) / PARTS\n        return poptorch.identity_loss(loss, reduction='none')"),
     "not divided": ("accumulation", "            loss = loss / PARTS\n", ""),
     "counted from nothing": ("accumulation", "enumerate(losses, i * PARTS)", "enumerate(losses)"),
+    "the weight of another epoch": ("own_loss", "torch.as_tensor(weight)", "torch.as_tensor(config['weight'])"),
+    "no limit from a configuration": ("own_loss", ', max_grad_norm=config["train"]["limit"]', ""),
     "calls are counted": ("accumulation_conditions", "total / (len(loader) * 4)", "total / len(loader)"),
     "counted from another number": ("accumulation_conditions", "(i - 1) * parts + 1", "i * parts"),
     "counted by calls": ("accumulation", "enumerate(losses, i * PARTS)", "enumerate(losses, i)"),

@@ -9,7 +9,7 @@ from libcst import matchers as m
 
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.kinds import Kind, Thing
-from abele.port.analysis.numbers import given_others
+from abele.port.analysis.numbers import given_others, is_number
 from abele.port.analysis.parts import StepError
 from abele.port.analysis.scopes import local_names
 from abele.port.analysis.search import findall
@@ -40,7 +40,23 @@ def changed_outside(
     if isinstance(owner, cst.FunctionDef):
         names |= _of_file(source, things, made) - local_names(owner)
         names |= given_others(things, owner, made)
+        names |= _derived(source, things, owner, node, names)
     return names - _names_of_things(source, things, owner)
+
+
+def _derived(
+    source: Source, things: Things, owner: cst.FunctionDef, node: cst.CSTNode, slow: set[str]
+) -> set[str]:
+    """Numbers that a function computes, before the loop of a step, from names with other values."""
+    loop = source.enclosing(node, cst.For, cst.While, cst.FunctionDef)
+    names: set[str] = set()
+    for each in findall(owner.body, m.Assign(targets=[m.AssignTarget(m.Name())])):
+        inside = loop is not None and loop in (each, *source.above(each))
+        if loop is owner or inside or things.owner(source, each) is not owner:
+            continue
+        if (slow | names) & {*reads(each.value)} and is_number(source, things, each.value):
+            names |= {*writes(each)}
+    return names
 
 
 def varies(source: Source, value: cst.BaseExpression, made: Iterable[Thing] = ()) -> bool:

@@ -13,6 +13,7 @@ from abele.port.analysis.own_results import class_returned
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Statement, block_of
 from abele.port.analysis.things import Home, NoHomeError
+from abele.port.analysis.weightless import is_weightless
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.routes import NoRouteError, Wrapped
@@ -134,6 +135,8 @@ def _calls(context: Context) -> Iterator[Use]:
                 context.say(source, call, "ABP509", Verdict.MANUAL, _SEVERAL)
             elif len(models) == 1:
                 (thing,) = models
+                if is_weightless(context.project, thing):
+                    continue  # a loss is computed where losses of torch are
                 if thing in trained or not thing.name.startswith("torch.nn."):
                     yield Use(
                         source=source, call=call, thing=thing, model=call.func, given=call.args

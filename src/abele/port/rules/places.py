@@ -9,7 +9,7 @@ from typing import Any
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.calls import models_updated
+from abele.port.analysis.calls import models_updated, targets_of
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.order import Order
@@ -286,4 +286,23 @@ def _from_caller(context: Context, function: cst.FunctionDef, name: str, there: 
     value = context.things.arguments(function, call).get(name)
     if value is None or context.things.owner(source, call) is not there:
         return None
-    return source.code(value) if isinstance(value, cst.Name) else None
+    return source.code(value) if _is_kept(context, source, value) else None
+
+
+def _is_kept(context: Context, source: Source, value: cst.BaseExpression) -> bool:
+    """Whether an argument is a name, or a part of one that nothing changes, or a number."""
+    if isinstance(value, cst.Name | cst.Integer | cst.Float):
+        return True
+    root, texts = value, [source.code(value)]
+    while isinstance(root, cst.Attribute | cst.Subscript):
+        keys = [each.slice for each in root.slice] if isinstance(root, cst.Subscript) else []
+        if not all(m.matches(each, m.Index(m.SimpleString() | m.Integer())) for each in keys):
+            return False
+        root = root.value
+        texts.append(source.code(root))
+    return isinstance(root, cst.Name) and not any(
+        at.code(target) in texts[:-1] and at.enclosing(node, cst.FunctionDef, cst.For, cst.While)
+        for at in context.project.sources
+        for node in findall(at.module, m.Assign() | m.AugAssign())
+        for target in targets_of(node)
+    )

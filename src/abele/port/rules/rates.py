@@ -14,7 +14,7 @@ from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.edits import keyword
 from abele.port.finding import Verdict
-from abele.port.rules.schedulers import tell
+from abele.port.rules.schedulers import of_scheduler, tell
 from abele.port.source import Source
 
 CODES = {
@@ -27,6 +27,7 @@ CODES = {
 
 def apply(context: Context) -> None:
     """Give the optimizer to the training model after its groups were changed."""
+    _follow_momentum(context)
     for source in context.project.sources:
         changed: dict[Statement, None] = {}
         for node in findall(source.module, m.Attribute(attr=m.Name("param_groups"))):
@@ -41,6 +42,20 @@ def apply(context: Context) -> None:
                 tell(context, source, statement, trained[0], "ABP412")
 
 
+def _follow_momentum(context: Context) -> None:
+    """Have the program take the momentum that a scheduler changes beside the rate."""
+    for scheduler in context.things.all(Kind.SCHEDULER):
+        call, last = scheduler.made, scheduler.name.rpartition(".")[2]
+        if last not in _CYCLES or not isinstance(call, cst.Call):
+            continue
+        cycles = argument(call, "cycle_momentum")
+        if cycles is not None and m.matches(cycles, m.Name("False")):
+            continue
+        for optimizer in of_scheduler(context, scheduler) & context.training.keys():
+            key = "betas" if optimizer.name.rpartition(".")[2] in _WITH_BETAS else "momentum"
+            _make_key_variable(context, scheduler.source, call, optimizer, key)
+
+
 def _make_variable(
     context: Context, source: Source, statement: Statement, optimizer: Thing
 ) -> None:
@@ -52,26 +67,34 @@ def _make_variable(
         if isinstance(target, cst.Subscript)
         for each in findall(target.slice[-1], m.SimpleString())
     }
+    for key in sorted(keys & _CONSTANT):
+        _make_key_variable(context, source, statement, optimizer, key)
+
+
+def _make_key_variable(
+    context: Context, source: Source, node: cst.CSTNode, optimizer: Thing, key: str
+) -> None:
+    """Have the program take one value of an optimizer that a node changes."""
     name, made = optimizer.name.rpartition(".")[2], optimizer.made
     defaults = _DEFAULTS.get(name, {})
-    for key in sorted(keys & _CONSTANT):
-        place = [*defaults].index(key) + _FIRST if key in defaults else None
-        value = argument(made, key, place) if isinstance(made, cst.Call) else None
-        if key not in defaults or (
-            key == "momentum" and (value is None or m.matches(value, _ZERO))
-        ):
-            reason = _KEPT.format(key=key, name=name)
-            context.say(source, statement, "ABP414", Verdict.BLOCKED, reason)
-        elif value is None and (optimizer, key) not in context.once:
-            context.once.add((optimizer, key))
-            new = keyword(key, defaults[key])
-            context.edits(optimizer.source).change(
-                made, lambda node, new=new: node.with_changes(args=[*node.args, new])
-            )
-            reason = _WRITTEN.format(key=key)
-            context.say(optimizer.source, made, "ABP413", Verdict.MODIFIED, reason)
+    place = [*defaults].index(key) + _FIRST if key in defaults else None
+    value = argument(made, key, place) if isinstance(made, cst.Call) else None
+    if key not in defaults or (key == "momentum" and (value is None or m.matches(value, _ZERO))):
+        reason = _KEPT.format(key=key, name=name)
+        context.say(source, node, "ABP414", Verdict.BLOCKED, reason)
+    elif value is None and (optimizer, key) not in context.once:
+        context.once.add((optimizer, key))
+        new = keyword(key, defaults[key])
+        context.edits(optimizer.source).change(
+            made, lambda call, new=new: call.with_changes(args=[*call.args, new])
+        )
+        reason = _WRITTEN.format(key=key)
+        context.say(optimizer.source, made, "ABP413", Verdict.MODIFIED, reason)
 
 
+#: Schedulers that change a momentum, or the first of betas, unless they are told not to.
+_CYCLES = ("OneCycleLR", "CyclicLR")
+_WITH_BETAS = ("Adam", "AdamW")
 _ZERO = m.Integer("0") | m.Float("0.0")
 #: What programs have as constants unless it is given; the rate always may change.
 _CONSTANT = frozenset(

@@ -39,7 +39,7 @@ _LEAVE = frozenset(
 
 def sets_rate(context: Context, scheduler: Thing, optimizers: Iterable[Thing]) -> bool:
     """Whether making a scheduler may change the rate of one of some optimizers."""
-    if not _optimizers(context, scheduler) & {*optimizers}:
+    if not of_scheduler(context, scheduler) & {*optimizers}:
         return False
     made = scheduler.made
     begins = isinstance(made, cst.Call) and argument(made, "last_epoch") is not None
@@ -55,7 +55,7 @@ def apply(context: Context) -> None:
             for thing in context.things.of(source, call.func.value, Kind.SCHEDULER):
                 by_model = {
                     context.training[optimizer]: optimizer
-                    for optimizer in _optimizers(context, thing)
+                    for optimizer in of_scheduler(context, thing)
                     if optimizer in context.training
                 }
                 for optimizer in by_model.values():
@@ -77,8 +77,8 @@ def _say_first_rates(context: Context) -> None:
                 tell(context, scheduler.source, scheduler.made, step.optimizer)
 
 
-def _optimizers(context: Context, scheduler: Thing) -> set[Thing]:
-    """What a scheduler was made for."""
+def of_scheduler(context: Context, scheduler: Thing) -> set[Thing]:
+    """The optimizers that a scheduler was made for."""
     assert isinstance(scheduler.made, cst.Call)
     arguments = [
         each.value
