@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 _NAME = "torch.distributed.tensor"
+_UNTYPED: Any = torch._C
 
 
 class _KnowsThoseLoaded(type):
@@ -60,7 +61,7 @@ def load_when_needed() -> None:
 class _Asked(torch.Tensor):
     """A tensor that is not a plain one, with one operator."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = _UNTYPED._disabled_torch_function_impl
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

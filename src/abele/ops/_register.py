@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -20,8 +19,10 @@ def shapes_of(name: str) -> Callable[[_Function], _Function]:
     """
     # Torch notes the caller's line, and Python would look through the files of all modules for the
     # one that is calling: 40 ms.
-    caller, untyped = sys._getframe(1), cast("Any", inspect)
-    untyped.modulesbyfile.setdefault(caller.f_code.co_filename, caller.f_globals["__name__"])
+    here, untyped = inspect.currentframe(), cast("Any", inspect)
+    caller = None if here is None else here.f_back
+    if caller is not None:
+        untyped.modulesbyfile.setdefault(caller.f_code.co_filename, caller.f_globals["__name__"])
     library: Any = torch.library
     return library.register_fake(name)
 
