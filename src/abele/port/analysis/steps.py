@@ -65,7 +65,6 @@ class _Reader:
         named = () if differentiated is None else (_assignment(loss, differentiated),)
         forward = (*self._forward(index, loss, differentiated), *named)
         self._check_attributes(forward)
-        self._helpers.functions.clear()
         models = self._known_models(forward, loss)
         zero = tuple(self._zero(gradients, {*gradients.optimizers, *models}))
         self._check_forgetting(gradients, {*gradients.optimizers, *models})
@@ -348,6 +347,7 @@ class _Reader:
         Raises:
             StepError: none is known.
         """
+        self._helpers.functions.clear()
         models = self._models(forward)
         if not models:
             raise StepError(
