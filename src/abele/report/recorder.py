@@ -221,12 +221,11 @@ class Recorder(Observer):
 
         Args:
             where: what was going on, in words.
-            error: what happened; its cause is noted as well, unless it says nothing more.
+            error: what happened; its cause is noted as well.
         """
         text = endings.text_of(error)
-        cause = error.__cause__
-        if cause is not None and (said := endings.text_of(cause)) not in text:
-            text += f"\nCaused by {type(cause).__name__}: {said}"
+        if error.__cause__ is not None:
+            text += f"\nCaused by {type(error.__cause__).__name__}: {error.__cause__}"
         self._add("error", self._now(), text[:LONGEST], type=type(error).__name__, where=where)
         self._look(over=False)
         self._write()

@@ -120,21 +120,6 @@ def test_where_the_disk_is_full_the_page_is_worth_more_than_other_files(recorder
     assert not (tmp_path / FILE).exists()
 
 
-@pytest.mark.parametrize(
-    ("cause", "text"),
-    [
-        ("no data", "line 3: no data"),
-        ("disk is gone", "line 3: no data\nCaused by OSError: disk is gone"),
-    ],
-)
-def test_a_cause_is_noted_where_it_says_more(recorder, cause, text):
-    error = ValueError("line 3: no data")
-    error.__cause__ = OSError(cause)
-    recorder.failed("call 1", error)
-    (noted,) = recorder.read().of_kind("error")
-    assert noted.what == text
-
-
 def test_it_ends_once(recorder):
     recorder.ended("failed")
     recorder.ended("finished")
