@@ -18,7 +18,7 @@ from abele.errors import FitError
 from abele.fit import asking, limits
 from abele.fit.answers import Answered, Report
 
-_ANSWERED_FOR = "Answers are for models wrapped by poptorch."
+_ANSWERED_FOR = "Answers are for models that a wrapper compiles."
 _LONG_S = 30.0
 #: Exit status by verdict; 1 and 2 are those of errors.
 STATUS = {"fits": 0, "does not fit": 3, "uncertain": 4}

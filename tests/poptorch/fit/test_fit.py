@@ -211,7 +211,7 @@ def test_a_program_that_runs_on_for_long_is_explained(tmp_path, capsys, monkeypa
     path.write_text(f"import time; time.sleep({runs_s})")
     assert command_line.main(["fit", str(path), "--limit", "1GiB"]) == 1
     err = capsys.readouterr().err
-    assert err.count("abele: no answer after 0 s. Answers are for models wrapped by") == times
+    assert err.count("abele: no answer after 0 s. Answers are for models that a") == times
 
 
 @pytest.mark.parametrize("hook", [sys.excepthook, sys.__excepthook__], ids=["set", "python's"])

@@ -40,8 +40,15 @@ class Use:
     function: str = ""
 
 
-def uses(context: Context) -> Iterator[Use]:
-    """Calls of functions that steps call, too, at other places."""
+def uses(context: Context) -> list[Use]:
+    """Calls of functions that steps call, too, at other places; in the order of the program."""
+    files = {source: index for index, source in enumerate(context.project.sources)}
+    return sorted(
+        _uses(context), key=lambda use: (files[use.source], use.source.position(use.call))
+    )
+
+
+def _uses(context: Context) -> Iterator[Use]:
     helpers = {each for step in context.steps for each in step.helpers}
     inside: set[cst.CSTNode] = {*helpers, *context.replaced}
     inside |= {each for step in context.steps for each in (*step.forward, step.backward)}
