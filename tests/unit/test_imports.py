@@ -226,7 +226,13 @@ WORDS = re.compile(
 # These know how much memory that device has, and say its name to people who ask about it.
 ITS_MEMORY = {
     SOURCE / "abele" / name
-    for name in ("__main__.py", "fit/command.py", "fit/limits.py", "stage/command.py", "stage/mk2.py")
+    for name in (
+        "__main__.py",
+        "fit/command.py",
+        "fit/limits.py",
+        "stage/command.py",
+        "stage/mk2.py",
+    )
 }
 DEVICE = re.compile(r"\bipus?\b", re.IGNORECASE)
 
