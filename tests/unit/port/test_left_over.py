@@ -29,6 +29,9 @@ data = TensorDataset(torch.randn(96, 4), torch.randint(0, 3, (96,)))
 first, rest = random_split(data, [64, 32])
 loader = DataLoader({loader})
 model, K = nn.Linear(4, 3), 4
+rows = 8
+rows = most = 16
+alike = same = 8
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 """
 LOOP = """
@@ -58,6 +61,7 @@ def said(loader, before="", also=""):
     [
         "data, batch_size=8",
         "data, batch_size=2 * K",
+        "data, batch_size=alike",
         "data, batch_size=23, drop_last=True",
         "first, 4, True",
         "rest, 8",
@@ -79,6 +83,7 @@ def test_nothing_is_left_over_where_the_text_says_so(loader, also):
         ("data, batch_size=16", "96 rows are 6 batches of 16, of which 2 are left over"),
         ("data, batch_size=30", "96 rows are 4 batches of 30, of which 4 are left over"),
         ("data, batch_size=19, drop_last=True", "96 rows are 5 batches of 19, of which 1 is left"),
+        ("data, batch_size=rows", "where 4 does not divide the number of whole batches, some"),
         ("read(), batch_size=8", "where 4 does not divide the number of whole batches, some are"),
         ("data, 8, sampler=range(40)", "where 4 does not divide the number of whole batches, some"),
         ("Subset(data, [1, 2]), 8", "where 4 does not divide the number of whole batches, some"),

@@ -98,7 +98,7 @@ def _given(things: Things, source: Source, name: cst.Name) -> Iterator[Value | N
     bound = [
         each
         for each in findall(owner, _BINDS)
-        if name.value in names_in(_target(each)) and things.named(source, each, name.value) is owner
+        if _target(each, name.value) and things.named(source, each, name.value) is owner
     ]
     if isinstance(owner, cst.FunctionDef) and name.value in {*parameters(owner)}:
         yield from [None] if bound else _given_by_calls(things, owner, name.value)
@@ -106,7 +106,7 @@ def _given(things: Things, source: Source, name: cst.Name) -> Iterator[Value | N
     if len(bound) != 1 or not isinstance(bound[0], cst.Assign | cst.AnnAssign):
         yield None
         return
-    value, target = bound[0].value, _target(bound[0])
+    value, target = bound[0].value, _target(bound[0], name.value)
     if value is None or not isinstance(target, cst.Name | cst.Tuple):
         yield None
     elif isinstance(target, cst.Name):
@@ -119,14 +119,16 @@ def _given(things: Things, source: Source, name: cst.Name) -> Iterator[Value | N
             yield Value(source, value, index)
 
 
-def _target(node: cst.CSTNode) -> cst.BaseExpression:
-    """What a statement binds."""
+def _target(node: cst.CSTNode, name: str) -> cst.BaseExpression | None:
+    """The target by which a statement binds a name; None if it does not."""
     if isinstance(node, cst.Assign):
-        return node.targets[0].target if len(node.targets) == 1 else cst.Tuple([])
-    if isinstance(node, cst.AsName):
-        return node.name
-    assert isinstance(node, cst.AnnAssign | cst.AugAssign | cst.For | cst.NamedExpr)
-    return node.target
+        targets = [each.target for each in node.targets]
+    elif isinstance(node, cst.AsName):
+        targets = [node.name]
+    else:
+        assert isinstance(node, cst.AnnAssign | cst.AugAssign | cst.For | cst.NamedExpr)
+        targets = [node.target]
+    return next((each for each in targets if name in names_in(each)), None)
 
 
 def _given_by_calls(things: Things, owner: cst.FunctionDef, name: str) -> Iterator[Value | None]:
