@@ -229,13 +229,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _path(device: torch.device) -> Path:
-    measures = (
-        _SIDE,
-        _SIZES,
-        tuple(map(_name_of, _TYPES)),
-        _EXPONENTIALS,
-        _CLOCK,
-    )
+    measures = (_SIDE, _SIZES, tuple(map(_name_of, _TYPES)), _EXPONENTIALS, _CLOCK)
     parts = (_name(device), platform.machine(), torch.__version__, torch.get_num_threads())
     key = hashlib.sha256(repr((*parts, *measures)).encode()).hexdigest()[:16]
     return cache_folder() / f"machine_limits_{key}.json"

@@ -66,7 +66,6 @@ def fastest(
         ways: of the same program; the first is taken unless another is clearly faster.
         compile_s: how long compiling took; what may be spent depends on it.
         clocked: runs a program and says how long that took.
-
     """
     first = ways[0]
     size = sum(math.prod(slot.shape) * slot.dtype.itemsize for slot in first.program.inputs)

@@ -116,10 +116,8 @@ def asked(command: str, wanted: Any) -> Generator[Request]:
         Refused: likewise.
     """
     with temporary.folder() as folder:
-        request, file = (
-            Request(command=command, wanted=wanted, folder=folder),
-            Path(folder, _ANSWER),
-        )
+        request = Request(command=command, wanted=wanted, folder=folder)
+        file = Path(folder, _ANSWER)
         before = os.environ.get(_REQUEST)
         os.environ[_REQUEST] = json.dumps(dataclasses.asdict(request))
         try:

@@ -73,7 +73,7 @@ def read_every(
 def left_over(statement: Statement, every: Every) -> list[cst.BaseExpression]:
     """What has to be as long as an epoch for a condition to be that batches are left over.
 
-    None if a statement has another condition, or does something else than to update.
+    Nothing if a statement has another condition, or does something else than to update.
 
     Args:
         statement: behind the loop through the batches.
