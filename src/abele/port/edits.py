@@ -10,6 +10,7 @@ import libcst as cst
 
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.parts import only_times
+from abele.port.layout import laid_out
 from abele.port.source import Source
 
 _Node = TypeVar("_Node", bound=cst.CSTNode)
@@ -50,6 +51,20 @@ class Edits:
     def replace(self, node: cst.CSTNode, text: str) -> None:
         """Put an expression, given as text, in the place of a node."""
         self.change(node, lambda _: cst.parse_expression(text))
+
+    def give(self, call: cst.Call, argument: cst.Arg, *, always: bool = False) -> None:
+        """Give a call one more argument, laid out as the others are.
+
+        Args:
+            call: of the file.
+            argument: the new one, at the end.
+            always: in all modes that a program may have.
+        """
+
+        def change(node: cst.Call) -> cst.Call:
+            return laid_out(self._source, call, node, [*node.args, argument])
+
+        (self.always if always else self.change)(call, change)
 
     def take_out(self, node: cst.CSTNode, change: Change) -> None:
         """Change an expression to a part of it; a statement that then does nothing goes."""

@@ -11,6 +11,7 @@ from abele.port.analysis.kinds import Thing
 from abele.port.analysis.things import NoHomeError
 from abele.port.edits import keyword
 from abele.port.finding import Verdict
+from abele.port.layout import with_one_more
 from abele.port.project import Owner
 from abele.port.source import Source
 
@@ -149,8 +150,7 @@ class Routes:
         )
         for call, caller, value in argument.values:
             self._say(caller, call, f"{function.name.value}() is given {value}")
-            change = self._context.edits(caller).change
-            change(call, lambda node, g=value: with_argument(node, name, g))
+            self._context.edits(caller).give(call, keyword(name, value))
 
     def _say(self, source: Source, node: cst.CSTNode, reason: str) -> None:
         self._context.say(source, node, "ABP304", Verdict.MODIFIED, reason)
@@ -168,16 +168,10 @@ def with_parameter(params: cst.Parameters, name: str, *, optional: bool = False)
     if optional:
         new = new.with_changes(default=cst.Name("None"), equal=cst.AssignEqual(*_TIGHT))
     if params.star_arg is not cst.MaybeSentinel.DEFAULT or params.kwonly_params:
-        return params.with_changes(kwonly_params=[*params.kwonly_params, new])
+        return params.with_changes(kwonly_params=with_one_more(params.kwonly_params, new))
     if any(each.default is not None for each in params.params):
         new = new.with_changes(default=cst.Name("None"), equal=cst.AssignEqual(*_TIGHT))
-    return params.with_changes(params=[*params.params, new])
-
-
-def with_argument(call: cst.Call, name: str, value: str) -> cst.Call:
-    """A call with one more argument, by name."""
-    new = keyword(name, value)
-    return call.with_changes(args=[*call.args, new])
+    return params.with_changes(params=with_one_more(params.params, new))
 
 
 _TIGHT = (cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))

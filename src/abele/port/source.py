@@ -100,6 +100,10 @@ class Source:
         """The text of a line, without white space around it."""
         return self._lines[number - 1].strip() if 0 < number <= len(self._lines) else ""
 
+    def whole_line(self, number: int) -> str:
+        """The text of a line, as it is."""
+        return self._lines[number - 1] if 0 < number <= len(self._lines) else ""
+
     @cached_property
     def _lines(self) -> list[str]:
         return self.text.splitlines()

@@ -8,14 +8,14 @@ import libcst as cst
 
 from abele.port.analysis.scopes import local_names
 from abele.port.context import Context
-from abele.port.edits import Edits
+from abele.port.edits import Edits, keyword
 from abele.port.finding import Verdict
 from abele.port.modes.edits import ModeEdits
 from abele.port.modes.options import options as options_of_mode
 from abele.port.modes.specialised import Specialised
 from abele.port.modes.switch import Switch
 from abele.port.project import Owner, Project
-from abele.port.routes import NoRouteError, with_argument, with_parameter
+from abele.port.routes import NoRouteError, with_parameter
 from abele.port.source import Source
 
 _UNKNOWN = (
@@ -130,7 +130,7 @@ class ModeContext(Context):
         for call, caller in self.things.calls(function).items():
             assert isinstance(caller, Specialised)
             mode = self._mode(caller, call)
-            self.edits(caller).always(call, lambda node, m=mode: with_argument(node, name, m))
+            self.edits(caller).give(call, keyword(name, mode), always=True)
         return name
 
     def _visible(self, source: Specialised, node: cst.CSTNode) -> Iterator[str]:

@@ -16,11 +16,11 @@ from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step, StepError
 from abele.port.analysis.through import Through, called_through
 from abele.port.context import Context
-from abele.port.edits import parsed
+from abele.port.edits import keyword, parsed
 from abele.port.finding import Verdict
 from abele.port.modes import lazily
 from abele.port.modes.edits import ModeEdits
-from abele.port.routes import with_argument, with_parameter
+from abele.port.routes import with_parameter
 from abele.port.rules.wrapper import Wrapper, wrapper_of
 from abele.port.source import Source
 
@@ -173,7 +173,7 @@ def _replace(
 ) -> None:
     """Give the function a program, and take the loss, too, where it has one."""
     edits = context.edits(source)
-    edits.change(call, lambda node: with_argument(node, parameter, name))
+    edits.give(call, keyword(parameter, name))
     statement = statement_of(source, call)
     target = _target(statement)
     if loss:

@@ -85,7 +85,7 @@ def _loaded(context: Context, source: Source, call: cst.Call) -> None:
     if only is not None or context.switch is not None:
         return
     safe = keyword("weights_only", "True")
-    context.edits(source).change(call, lambda node: node.with_changes(args=[*node.args, safe]))
+    context.edits(source).give(call, safe)
     reason = (
         "with weights_only=True only tensors and numbers are loaded, and no code of the file runs"
     )

@@ -73,10 +73,7 @@ def _limit(context: Context, step: Step, optimizer: Thing, clip: cst.Call) -> No
     if not updated:
         raise StepError(clip, _NOT_KNOWN)
     limit = limit_of(context, step, places.home(context, step), updated)
-    context.edits(optimizer.source).change(
-        made,
-        lambda node: node.with_changes(args=[*node.args, keyword("max_grad_norm", limit)]),
-    )
+    context.edits(optimizer.source).give(made, keyword("max_grad_norm", limit))
     reason = f"max_grad_norm={limit} limits the norm of all gradients before each update"
     context.say(optimizer.source, made, "ABP431", Verdict.MODIFIED, reason)
 

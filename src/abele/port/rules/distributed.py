@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import libcst as cst
@@ -15,6 +15,7 @@ from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.edits import keyword
 from abele.port.finding import Verdict
+from abele.port.layout import laid_out
 from abele.port.modes import instances
 from abele.port.rules.file_names import follow_loaded, number_saved
 from abele.port.rules.logs import is_log
@@ -159,7 +160,7 @@ def _sampler(context: Context, source: Source, call: cst.Call) -> None:
         if isinstance(loader.made, cst.Call):
             sampler = argument(loader.made, "sampler")
             if sampler is call or (sampler is not None and name and source.code(sampler) == name):
-                context.edits(loader.source).change(loader.made, _unsampled(shuffled))
+                _unsample(context, loader.source, loader.made, shuffled)
                 context.sampled.add(loader)
                 sampled = True
     if not sampled:
@@ -174,21 +175,17 @@ def _sampler(context: Context, source: Source, call: cst.Call) -> None:
             context.say(source, other, "ABP804", Verdict.MODIFIED, reason)
 
 
-def _unsampled(shuffled: bool) -> Callable[[cst.Call], cst.Call]:
-    """A change of a loader that takes its sampler out and has it shuffle, or not."""
+def _unsample(context: Context, source: Source, call: cst.Call, shuffled: bool) -> None:
+    """Take the sampler of a loader out, and have it shuffle, or not."""
 
     def change(node: cst.Call) -> cst.Call:
         names = ("sampler", "shuffle")
         kept = [
             each for each in node.args if each.keyword is None or each.keyword.value not in names
         ]
-        shuffle = keyword("shuffle", str(shuffled))
-        kept[-1] = kept[-1].with_changes(
-            comma=cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-        )
-        return node.with_changes(args=[*kept, shuffle])
+        return laid_out(source, call, node, [*kept, keyword("shuffle", str(shuffled))])
 
-    return change
+    context.edits(source).change(call, change)
 
 
 def _without_module(context: Context, source: Source, model: cst.BaseExpression) -> None:

@@ -14,6 +14,7 @@ from abele.port.analysis.steps import Loop, Step
 from abele.port.context import Context
 from abele.port.edits import keyword
 from abele.port.finding import Verdict
+from abele.port.layout import laid_out
 from abele.port.rules import accumulation
 
 CODES = {
@@ -82,7 +83,7 @@ def _shorten_chosen(context: Context, step: Step) -> None:
         key = batches.chosen(at, loop, step.backward) if at is step.source else None
         for each in loaders if isinstance(batches.gone_through(at, loop), cst.Subscript) else ():
             around = each.source.enclosing(each.made, cst.DictComp, cst.ListComp)
-            if around is None or not batches.may_be_short(each) or _drops(each):
+            if around is None or _drops(each) or not batches.may_be_short(each):
                 continue
             name = around.key if isinstance(around, cst.DictComp) else None
             if key is None or not isinstance(name, cst.Name):
@@ -90,12 +91,7 @@ def _shorten_chosen(context: Context, step: Step) -> None:
             elif each not in context.once:
                 context.once.add(each)
                 short = f'{name.value} == "{key}"'
-                context.edits(each.source).change(
-                    each.made,
-                    lambda node, drop=short: node.with_changes(
-                        args=[*node.args, keyword("drop_last", drop)]
-                    ),
-                )
+                context.edits(each.source).give(each.made, keyword("drop_last", short))
                 reason = _CHOSEN.format(key=key)
                 context.say(each.source, each.made, "ABP201", Verdict.MODIFIED, reason)
 
@@ -171,21 +167,12 @@ def _replace(context: Context, thing: Thing, call: cst.Call, training: bool) -> 
 
     def change(node: cst.Call) -> cst.Call:
         kept = [each for each in node.args if not _has_no_effect(each, training)]
-        first = cst.Arg(cst.parse_expression(options), comma=_comma(node))
-        return node.with_changes(args=[first, *kept])
+        first = cst.Arg(cst.parse_expression(options))
+        return laid_out(thing.source, call, node, [first, *kept])
 
     edits.change(call, change)
     reason = _TRAINING if training else _EVALUATION
     context.say(thing.source, call, "ABP201", Verdict.MODIFIED, reason)
-
-
-def _comma(call: cst.Call) -> cst.Comma:
-    """A comma, and a new line where the call has one for each argument."""
-    if len(call.args) > 1 and isinstance(call.args[0].comma, cst.Comma):
-        comma = call.args[0].comma
-        if isinstance(comma.whitespace_after, cst.ParenthesizedWhitespace):
-            return comma
-    return cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
 
 
 def _has_no_effect(argument: cst.Arg, training: bool) -> bool:

@@ -85,9 +85,7 @@ def _make_key_variable(
     elif value is None and (optimizer, key) not in context.once:
         context.once.add((optimizer, key))
         new = keyword(key, defaults[key])
-        context.edits(optimizer.source).change(
-            made, lambda call, new=new: call.with_changes(args=[*call.args, new])
-        )
+        context.edits(optimizer.source).give(made, new)
         reason = _WRITTEN.format(key=key)
         context.say(optimizer.source, made, "ABP413", Verdict.MODIFIED, reason)
 

@@ -40,7 +40,11 @@ class ModelWithLoss2(torch.nn.Module):
 
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(64, 4), torch.randint(0, 3, (64,)))
-loader, other_loader = poptorch.DataLoader(training_opts, data, batch_size=8), poptorch.DataLoader(training_opts_2, data, batch_size=8)
+loader, other_loader = poptorch.DataLoader(
+    training_opts, data, batch_size=8
+), poptorch.DataLoader(
+    training_opts_2, data, batch_size=8
+)
 model, other = nn.Linear(4, 3), nn.Linear(4, 3)
 optimizer = poptorch.optim.SGD(model.parameters(), lr=0.5)
 training_model = poptorch.trainingModel(

@@ -30,9 +30,13 @@ args = parser.parse_args([])
 
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
 if args.optimizer == "sgd":
-    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, max_grad_norm=args.clip)
+    optimizer = poptorch.optim.SGD(
+        model.parameters(), lr=0.1, momentum=0.9, max_grad_norm=args.clip
+    )
 elif args.optimizer == "adam":
-    optimizer = poptorch.optim.Adam(model.parameters(), lr=0.01, max_grad_norm=args.clip)
+    optimizer = poptorch.optim.Adam(
+        model.parameters(), lr=0.01, max_grad_norm=args.clip
+    )
 else:
     raise ValueError(args.optimizer)
 training_model = poptorch.trainingModel(

@@ -33,7 +33,9 @@ class ModelWithLoss2(torch.nn.Module):
 
 
 torch.manual_seed(0)
-loader = poptorch.DataLoader(opts, TensorDataset(torch.randn(160, 4), torch.randn(160, 3)), batch_size=8)
+loader = poptorch.DataLoader(
+    opts, TensorDataset(torch.randn(160, 4), torch.randn(160, 3)), batch_size=8
+)
 model = nn.Linear(4, 3)
 criterion = nn.MSELoss()
 

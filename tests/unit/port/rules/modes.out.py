@@ -106,7 +106,14 @@ def main(settings):
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     for _ in range(3):
         if settings.mode == Mode.ipu:
-            train(model, loader, optimizer, device, training_model=training_model, compute_mode=settings.mode)
+            train(
+                model,
+                loader,
+                optimizer,
+                device,
+                training_model=training_model,
+                compute_mode=settings.mode,
+            )
         else:
             train(model, loader, optimizer, device, compute_mode=settings.mode)
         scheduler.step()

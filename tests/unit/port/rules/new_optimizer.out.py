@@ -19,7 +19,9 @@ class ModelWithLoss(torch.nn.Module):
 
 
 torch.manual_seed(0)
-loader = poptorch.DataLoader(opts, TensorDataset(torch.randn(48, 6), torch.randint(0, 3, (48,))), batch_size=8)
+loader = poptorch.DataLoader(
+    opts, TensorDataset(torch.randn(48, 6), torch.randint(0, 3, (48,))), batch_size=8
+)
 backbone = nn.Sequential(nn.Linear(6, 16), nn.ReLU())
 head = nn.Linear(16, 3)
 model = nn.Sequential(backbone, head)

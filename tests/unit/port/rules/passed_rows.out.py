@@ -91,7 +91,9 @@ def main():
         first.train()
         for batch in loader:
             loss = training_model({"image": batch["image"], "label": batch["label"]})
-        print(epoch, batch["name"][0], loss.item(), evaluate(first, test_loader, inference_model=inference_model))
+        print(epoch, batch["name"][0], loss.item(), evaluate(
+            first, test_loader, inference_model=inference_model
+        ))
     for epoch in range(2):
         for batch in loader:
             loss = training_model_2({"image": batch["image"], "label": batch["label"]})

@@ -82,7 +82,15 @@ def fit(model, loaders, criterion, inference_model):
     )
     for epoch in range(2):
         for phase, loader in loaders.items():
-            print(epoch, phase, run_epoch(model, loader, criterion, optimizer, phase, training_model=training_model, inference_model=inference_model))
+            print(epoch, phase, run_epoch(
+                model,
+                loader,
+                criterion,
+                optimizer,
+                phase,
+                training_model=training_model,
+                inference_model=inference_model,
+            ))
 
 
 def fit_in_turns(model, train_loader, val_loader, criterion, inference_model_2):
@@ -137,7 +145,13 @@ def main():
     train_loader = poptorch.DataLoader(opts, Table(36), batch_size=8, drop_last=True)
     val_loader = DataLoader(Table(21), batch_size=4)
     fit_in_turns(second, train_loader, val_loader, criterion, inference_model_2=inference_model_2)
-    fit_as_told(third, poptorch.DataLoader(opts, Table(16), batch_size=8), val_loader, criterion, inference_model_3=inference_model_3)
+    fit_as_told(
+        third,
+        poptorch.DataLoader(opts, Table(16), batch_size=8),
+        val_loader,
+        criterion,
+        inference_model_3=inference_model_3,
+    )
     for name, loader in [("val", val_loader), ("rest", DataLoader(Table(9), batch_size=2))]:
         with torch.no_grad():
             right = sum(((inference_model_4 if len(x) == 4 and not first.training else first)(x).argmax(1) == y).sum().item() for x, y in loader)

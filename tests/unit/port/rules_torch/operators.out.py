@@ -37,7 +37,9 @@ class Half(nn.Module):
 
 
 torch.manual_seed(0)
-loader = torch.utils.data.DataLoader(TensorDataset(torch.randn(32, 4), torch.randn(32, 3)), 8, drop_last=True)
+loader = torch.utils.data.DataLoader(
+    TensorDataset(torch.randn(32, 4), torch.randn(32, 3)), 8, drop_last=True
+)
 model = Net()
 half = Half(model)
 training: torch.nn.Module = half

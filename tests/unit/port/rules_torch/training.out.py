@@ -19,7 +19,9 @@ class Net(nn.Module):
 
 
 def train(model, data):
-    loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True, drop_last=True)
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=8, shuffle=True, drop_last=True
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     training_model = model

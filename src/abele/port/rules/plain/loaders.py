@@ -12,6 +12,7 @@ from abele.port.analysis.parts import StepError, calls_of, statement_of
 from abele.port.context import Context
 from abele.port.edits import keyword
 from abele.port.finding import Verdict
+from abele.port.layout import laid_out
 from abele.port.rules.plain import gaps
 from abele.port.rules.plain.settings import batches_of, require_known
 
@@ -104,7 +105,7 @@ def _replace(context: Context, thing: Thing, call: cst.Call) -> None:
             new.append(keyword("drop_last", "True"))
         stars = [each for each in kept if each.star]
         plain = [each for each in kept if not each.star]
-        return node.with_changes(args=_spaced([*plain, *new, *stars], node.args[-1]))
+        return laid_out(thing.source, call, node, [*plain, *new, *stars])
 
     context.edits(thing.source).change(call, change)
     reason = "torch's loader takes the same arguments, without options"
@@ -133,17 +134,3 @@ def _times(size: cst.BaseExpression, factors: str) -> cst.BaseExpression:
     code = cst.Module([]).code_for_node(size)
     simple = isinstance(size, cst.Name | cst.Integer | cst.Attribute | cst.Call)
     return cst.parse_expression(f"{code if simple else f'({code})'} * {factors}")
-
-
-def _spaced(arguments: list[cst.Arg], last: cst.Arg) -> list[cst.Arg]:
-    """Arguments with commas between them, as the first ones have them."""
-    between = next((each.comma for each in arguments if isinstance(each.comma, cst.Comma)), None)
-    between = between or cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-    several = isinstance(between.whitespace_after, cst.ParenthesizedWhitespace)
-    empty = cst.SimpleWhitespace("")
-    spaced = [
-        each.with_changes(comma=between, whitespace_after_arg=empty) for each in arguments[:-1]
-    ]
-    ends = last.comma if several else cst.MaybeSentinel.DEFAULT
-    after = last.whitespace_after_arg
-    return [*spaced, arguments[-1].with_changes(comma=ends, whitespace_after_arg=after)]
