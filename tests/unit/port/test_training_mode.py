@@ -293,3 +293,57 @@ def test_a_call_that_renews_averages_outside_of_training_is_named(made, mode, ex
     head = "import torch\nimport torchvision\n"
     head += f"model = torch.nn.Sequential({made}, torch.nn.Linear(2, 2))\n"
     assert said(head + text + evaluated) == expected
+
+
+_OF_TWO = """\
+import torch
+
+
+class Block(torch.nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.layers = torch.nn.Sequential(norm(2), torch.nn.Linear(2, 2))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def make(norm):
+    layers = [torch.nn.Linear(2, 2)]
+    layers.append(norm(2))
+    return torch.nn.Sequential(*layers)
+
+
+def train(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 2)).square().mean()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        print(model(torch.ones(4, 2)).sum())
+
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        ("torch.nn.Sequential(torch.nn.Linear(2, 2))", []),
+        ("torch.nn.Sequential(torch.nn.BatchNorm1d(2))", ["ABP504"]),
+        ("Block(torch.nn.LayerNorm)", []),
+        ("Block(torch.nn.BatchNorm1d)", ["ABP504"]),
+        ("make(torch.nn.LayerNorm)", []),
+        ("make(torch.nn.BatchNorm1d)", ["ABP504"]),
+        (
+            "torch.nn.Sequential(torch.nn.Linear(2, 2))\nmodel[0] = torch.nn.BatchNorm1d(2)",
+            ["ABP504"],
+        ),
+        ("torch.nn.Sequential()\nmodel.append(torch.nn.BatchNorm1d(2))", ["ABP504"]),
+    ],
+)
+def test_averages_are_those_of_the_model_that_is_called(made, expected):
+    other = "other = torch.nn.BatchNorm2d(3)\nother.eval()\n"
+    assert said(f"{_OF_TWO}{other}model = {made}\ntrain(model)\n") == expected

@@ -10,12 +10,12 @@ training steps. So it matters where a model may be called in training mode.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable
 
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port.analysis.averages import keeps_averages
 from abele.port.analysis.kinds import Thing
 from abele.port.analysis.search import findall
 from abele.port.analysis.training_mode import EITHER, TrainingMode
@@ -24,12 +24,6 @@ from abele.port.finding import Verdict
 from abele.port.source import Source
 
 _MODE = m.Attribute(value=m.Name("self"), attr=m.Name("training"))
-
-#: Names of what has averages.
-_AVERAGES = ("BatchNorm", "register_buffer", "track_running_stats")
-#: Packages whose networks have some, but for these.
-_NETWORKS = ("torchvision.models.", "timm.", "transformers.")
-_WITHOUT = re.compile(r"torchvision\.models\.(alexnet|squeezenet1_[01]|vgg(11|13|16|19))$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,31 +59,12 @@ def say_averages(
     context: Context, thing: Thing, source: Source, call: cst.Call, modes: Modes
 ) -> None:
     """Name a call that may renew averages, which the training model does not see."""
-    if True in modes.here and _keeps_averages(context, thing):
+    if True in modes.here and keeps_averages(context.project, context.things, thing):
         reason = (
             "the model may be in training mode here, where batch norm changes its running "
             "averages on the host, which the training program does not see: call eval() before"
         )
         context.say(source, call, "ABP504", Verdict.MANUAL, reason)
-
-
-def _keeps_averages(context: Context, thing: Thing) -> bool:
-    """Whether a model may have averages that training renews."""
-    made = thing.made.func if isinstance(thing.made, cst.Call) else thing.made
-    known = context.project.class_of(thing.source, made) is not None
-    if not known and not thing.name.startswith("torch.nn."):
-        return True
-    return any(map(_has_averages, context.project.sources))
-
-
-def _has_averages(source: Source) -> bool:
-    """Whether a file may make what has averages."""
-    names = {each.value for each in findall(source.module, m.Name())}
-    if any(part in name for part in _AVERAGES for name in names):
-        return True
-    calls: list[cst.Call] = findall(source.module, m.Call())
-    made = {source.imported(each.func) for each in calls}
-    return any(name.startswith(_NETWORKS) and not _WITHOUT.match(name) for name in made)
 
 
 def wrapped(context: Context, thing: Thing, source: Source, call: cst.Call, model: str) -> str:
