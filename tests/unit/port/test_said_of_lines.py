@@ -55,6 +55,34 @@ def test_nothing_is_said_where_no_row_is_left_out():
     assert not said("ABP203", rows=40)
 
 
+@pytest.mark.parametrize(("rows", "short"), [(40, False), (41, True)])
+def test_an_evaluation_asks_for_the_rows_of_a_batch_only_where_one_may_be_shorter(rows, short):
+    text = PROGRAM.format(rows=rows, start="", end="")
+    text = text.replace(
+        "    for x, y in loader:", "    for x, y in DataLoader(data, batch_size=4):"
+    )
+    result = port(Project([Source("train.py", text)]))
+    assert ("len(x) == " in result.after["train.py"]) is short
+    stays = next(each.reason for each in result.findings if each.code == "ABP202")
+    assert ("shorter" in stays) is short
+
+
+@pytest.mark.parametrize("rows", [40, 48])
+def test_rows_are_counted_that_are_left_out_of_accumulation(rows):
+    update = "    if (i + 1) % 3 == 0:\n        optimizer.step()\n        optimizer.zero_grad()\n"
+    text = PROGRAM.format(rows=rows, start="", end="").replace("total +=", "    total +=")
+    text = text.replace("    optimizer.zero_grad()\n", "", 1).replace(
+        "    optimizer.step()\n", update
+    )
+    text = text.replace("for x, y in loader:", "for i, (x, y) in enumerate(loader):", 1)
+    text = text.replace("        total += loss.item() * len(x)\n", "    total += loss.item()\n")
+    text = text[: text.index("model.eval()")]
+    findings = port(Project([Source("train.py", text)])).findings
+    assert "ABP311" in {each.code for each in findings}
+    counted = [each.text for each in findings if each.code == "ABP203"]
+    assert counted == (["print(total / len(loader.dataset))"] if rows == 40 else [])
+
+
 @pytest.mark.parametrize(
     ("end", "verdict", "own"),
     [

@@ -66,18 +66,19 @@ def epoch_of(project: Project, things: Things, loader: Thing) -> Epoch | None:
     return Epoch(rows, of_batch, drop is not None and m.matches(drop, m.Name("True")))
 
 
-def leaves_rows_out(project: Project, things: Things, loader: Thing) -> bool:
+def leaves_rows_out(project: Project, things: Things, loader: Thing, every: int = 1) -> bool:
     """Whether a loader of PopTorch may leave rows out that torch's gives.
 
     Args:
         project: the program.
         things: what names stand for.
         loader: the loader.
+        every: how many batches a call takes.
     """
-    if not may_be_short(loader):
+    if every == 1 and not may_be_short(loader):
         return False
     epoch = epoch_of(project, things, loader)
-    return epoch is None or epoch.left_over(1) > 0
+    return epoch is None or epoch.left_over(every) > 0
 
 
 class _Rows:

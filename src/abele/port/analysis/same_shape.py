@@ -30,7 +30,7 @@ class Shapes:
 
         Args:
             things: what the program's names stand for.
-            even: loaders that leave a last, shorter batch out.
+            even: loaders of which all batches have one size.
         """
         self._things, self._even = things, even
         self._seen: set[tuple[Owner, str]] = set()
@@ -73,9 +73,7 @@ class Shapes:
     def _varies(self, source: Source, loop: cst.For | cst.CompFor) -> bool:
         """Whether the turns of a loop may have values of several shapes."""
         loaders = batches.loaders_of(self._things, source, loop)
-        return not loaders or any(
-            each not in self._even and batches.may_be_short(each) for each in loaders
-        )
+        return not loaders or not loaders <= self._even
 
     def _is_fixed_value(self, source: Source, owner: Owner, name: str, node: cst.CSTNode) -> bool:
         """Whether a statement gives a name of a function, if it does, what has one shape."""

@@ -37,6 +37,14 @@ def options(context: Context, loader: Thing) -> str:
     return ""
 
 
+def added_up(context: Context, loader: Thing) -> int:
+    """How many batches of a loader a call takes."""
+    for step in context.steps:
+        if step.gradients.every is not None and loader is _loader(context, step):
+            return int(_number(context, step) or 1)
+    return 1
+
+
 def options_of(context: Context, step: Step) -> str:
     """The options of a step that adds up gradients; ``""`` if it does not."""
     every = step.gradients.every

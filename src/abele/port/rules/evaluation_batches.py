@@ -10,7 +10,7 @@ from libcst import matchers as m
 from abele.port.analysis import batches
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.keys import read_by_key
-from abele.port.analysis.kinds import Thing
+from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.rows import leaves_rows_out
 from abele.port.analysis.same_shape import Shapes
 from abele.port.analysis.search import findall
@@ -52,7 +52,8 @@ def rows(context: Context, use: Use) -> Rows | None:
     _say_left_out(context, around)
     if not around:
         return _by_hand(context, use)
-    short = any(map(batches.may_be_short, loaders)) or len(_sizes(loaders)) > 1
+    uneven = any(leaves_rows_out(context.project, context.things, each) for each in loaders)
+    short = uneven or len(_sizes(loaders)) > 1
     size = min(_sizes(loaders))
     if not use.given or not short:
         return Rows("", size)
@@ -78,7 +79,12 @@ def _by_hand(context: Context, use: Use) -> Rows | None:
             by = source.code(cut.args[2].value)
             even = batches.is_even(cut)
             return Rows("" if even else f"len({_first(context, use)}) == {by}", by)
-    shapes = Shapes(context.things, context.trained_loaders())
+    even = {
+        each
+        for each in context.things.all(Kind.LOADER)
+        if not leaves_rows_out(context.project, context.things, each)
+    }
+    shapes = Shapes(context.things, even | context.trained_loaders())
     return Rows("", call) if shapes.is_one(source, call) else None
 
 

@@ -33,12 +33,13 @@ CODES = {
     "ABP206": "Batches of several sizes do not go through one program.",
 }
 
-_TRAINING = (
+_SHORTENED = (
     "poptorch.DataLoader takes the same arguments; it leaves out a last, shorter batch, "
     "because a program has one shape"
 )
-_EVALUATION = "poptorch.DataLoader takes the same arguments, and all batches have one size"
+_ONE_SIZE = "poptorch.DataLoader takes the same arguments, and all batches have one size"
 _SHORT = "no row is left out of an evaluation: torch's loader gives a last, shorter batch, too"
+_EVEN = "torch's loader stays, whose batches all have one size"
 _COUNTED = (
     "rows of a last, shorter batch, which training leaves out, are counted here: an average over "
     "them is smaller than it was, unless drop_last=True was meant before; nothing is left out if "
@@ -70,7 +71,9 @@ def apply(context: Context) -> None:
             if thing in trained | context.sampled or not batches.may_be_short(thing):
                 _replace(context, thing, thing.made, training=thing in trained)
             else:
-                context.say(thing.source, thing.made, "ABP202", Verdict.MATCH, _SHORT)
+                short = leaves_rows_out(context.project, context.things, thing)
+                reason = _SHORT if short else _EVEN
+                context.say(thing.source, thing.made, "ABP202", Verdict.MATCH, reason)
     _say_counted(context, trained)
     for step in context.steps:
         _check_sizes(context, step)
@@ -116,8 +119,8 @@ def _say_counted(context: Context, trained: set[Thing]) -> None:
 
 def _leaves_rows_out(context: Context, loader: Thing) -> bool:
     """Whether training may leave rows of a loader out."""
-    several = bool(accumulation.options(context, loader))
-    return several or leaves_rows_out(context.project, context.things, loader)
+    every = accumulation.added_up(context, loader)
+    return leaves_rows_out(context.project, context.things, loader, every)
 
 
 _ROWS = m.Call(func=m.Name("len"), args=[m.Arg(m.Attribute(attr=m.Name("dataset")))])
@@ -171,7 +174,8 @@ def _replace(context: Context, thing: Thing, call: cst.Call, training: bool) -> 
         return laid_out(thing.source, call, node, [first, *kept])
 
     edits.change(call, change)
-    reason = _TRAINING if training else _EVALUATION
+    short = training and _leaves_rows_out(context, thing)
+    reason = _SHORTENED if short else _ONE_SIZE
     context.say(thing.source, call, "ABP201", Verdict.MODIFIED, reason)
 
 

@@ -36,7 +36,7 @@ def main():
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # ABP104 match
     x = torch.randn(64, 4, 4)
     data = TensorDataset(x, x.flatten(1)[:, :4].argmax(1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)  # ABP2201 modified
+    loader = DataLoader(data, batch_size=8, shuffle=True)
     model = LogReg().to(device)  # ABP101 modified
     criterion = torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum)  # ABP2401 modified, ABP2301 modified

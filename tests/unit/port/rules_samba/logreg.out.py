@@ -59,7 +59,7 @@ def main():
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     x = torch.randn(64, 4, 4)
     data = TensorDataset(x, x.flatten(1)[:, :4].argmax(1))
-    loader = DataLoader(data, batch_size=8, shuffle=True, drop_last=True)
+    loader = DataLoader(data, batch_size=8, shuffle=True)
     model = LogReg()
     criterion = torch.nn.CrossEntropyLoss()
     training_model = samba.from_torch_model_(ModelWithLoss(model, criterion))

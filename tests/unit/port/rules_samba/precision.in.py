@@ -8,7 +8,7 @@ device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 torch.manual_seed(2)
 x = torch.randn(40, 6)
 data = TensorDataset(x, x[:, :3].argmax(1))
-loader = DataLoader(data, batch_size=8, shuffle=True)  # ABP2201 modified
+loader = DataLoader(data, batch_size=8, shuffle=True)
 model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(device)  # ABP101 modified
 shares = torch.tensor([1.0, 2.0, 0.5], device=device)  # ABP103 modified
 scale = torch.linspace(0.5, 2.999, 6, device=device, dtype=torch.bfloat16)  # ABP103 modified

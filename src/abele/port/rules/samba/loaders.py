@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import libcst as cst
 
-from abele.port.analysis import batches
 from abele.port.analysis.kinds import Kind
+from abele.port.analysis.rows import leaves_rows_out
 from abele.port.context import Context
 from abele.port.edits import keyword
 from abele.port.finding import Verdict
@@ -23,7 +23,11 @@ def apply(context: Context) -> None:
     """Have loaders of training steps drop a last, shorter batch."""
     trained = context.trained_loaders()
     for thing in context.things.all(Kind.LOADER):
-        if thing in trained and isinstance(thing.made, cst.Call) and batches.may_be_short(thing):
+        if (
+            thing in trained
+            and isinstance(thing.made, cst.Call)
+            and leaves_rows_out(context.project, context.things, thing)
+        ):
             _drop(context, thing.source, thing.made)
             context.say(thing.source, thing.made, "ABP2201", Verdict.MODIFIED, _REASON)
 
