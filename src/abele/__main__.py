@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -75,9 +76,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status.
 
     0, or what a command says of itself; 1 where a file cannot be read or written, and 2 from a
-    command whose answer may be 1.
+    command whose answer may be 1; 130 after Ctrl-C.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(words)
+    except KeyboardInterrupt as interrupt:
+        said = " ".join(("interrupted", *map(str, interrupt.args)))
+        print(f"{' '.join(('abele', *words[:1]))}: {said}", file=sys.stderr)
+    return 128 + signal.SIGINT
+
+
+def _run(words: list[str]) -> int:
     end = words.index("--") if "--" in words else len(words)
     parser = _parser(words[:1])
     if not words:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import runpy
+import signal
 import sys
 import threading
 from collections.abc import Generator
@@ -20,6 +21,8 @@ from abele.fit.answers import Answered, Report
 
 _ANSWERED_FOR = "Answers are for models that a wrapper compiles."
 _LONG_S = 30.0
+#: Exit status of a program that handles Ctrl-C itself, as shells give it.
+_INTERRUPTED = 128 + signal.SIGINT
 #: Exit status by verdict; 1 and 2 are those of errors.
 STATUS = {"fits": 0, "does not fit": 3, "uncertain": 4}
 
@@ -90,12 +93,18 @@ def show(report: Report, *, as_json: bool, command: str) -> None:
         report: an answer.
         as_json: print JSON instead of text.
         command: who says on stderr what takes time.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C while more is found; says so.
     """
     if as_json:
         print(json.dumps(report.data(), indent=1))
         return
-    for piece in report.pieces(lambda text: print(f"abele {command}: {text}", file=sys.stderr)):
-        print(piece, flush=True)
+    try:
+        for piece in report.pieces(lambda text: print(f"abele {command}: {text}", file=sys.stderr)):
+            print(piece, flush=True)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("after the answer, while changes were tried") from None
 
 
 def answer_of(script: Path, limit: str | None, arguments: list[str]) -> Report:
@@ -147,6 +156,7 @@ def running(script: Path, arguments: list[str], *, quiet: bool) -> None:
 
     Raises:
         FitError: there is no such script, or it failed; its traceback has been printed.
+        KeyboardInterrupt: Ctrl-C; says where.
         BaseException: what else ends the script.
     """
     if not script.is_file():
@@ -166,6 +176,12 @@ def running(script: Path, arguments: list[str], *, quiet: bool) -> None:
         raise FitError(
             f"{script} failed with {type(error).__name__}; its traceback is above."
         ) from None
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(_while_running(script, interrupt.__traceback__)) from None
+    except SystemExit as ended:
+        if quiet and ended.code == _INTERRUPTED:
+            raise KeyboardInterrupt(_while_running(script, None)) from None
+        raise
     finally:
         sys.argv, sys.path[:] = before
 
@@ -199,6 +215,13 @@ def _on_stderr() -> Generator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
+
+
+def _while_running(script: Path, trace: TracebackType | None) -> str:
+    """Says that a script was running, and which of its lines."""
+    of_script = _of_script(trace, script)
+    line = "" if of_script is None else f", in line {of_script.tb_lineno}"
+    return f"while {script} ran{line}"
 
 
 def _of_script(trace: TracebackType | None, script: Path) -> TracebackType | None:

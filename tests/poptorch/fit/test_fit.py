@@ -226,3 +226,33 @@ def test_a_program_that_fails_has_the_traceback_that_python_prints(
     frames = [line for line in lines if line.startswith("  File")]
     assert [frame.split(", ")[1] for frame in frames] == ["line 4", "line 2"]
     assert "OSError: no data" in lines
+
+
+WAITING = "import signal, sys, time\n\ndef wait():\n    signal.raise_signal(signal.SIGINT)\n\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("wait()", ", in line 6"),
+        ("try:\n    wait()\nexcept KeyboardInterrupt:\n    sys.exit(130)", ""),
+    ],
+    ids=["python's end", "an end of its own"],
+)
+def test_ctrl_c_is_one_line_that_says_what_was_interrupted(tmp_path, capsys, text, where):
+    path = tmp_path / "long.py"
+    path.write_text(WAITING + text)
+    assert command_line.main(["fit", str(path), "--limit", "1GiB"]) == 130
+    assert capsys.readouterr().err == f"abele fit: interrupted while {path} ran{where}\n"
+
+
+def test_ctrl_c_while_changes_are_tried_leaves_the_answer(script, monkeypatch, capsys):
+    def interrupted(search, say):
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    monkeypatch.setattr("poptorch._fit.ladder.Search.ladder", interrupted)
+    assert command_line.main(["fit", str(script), "--limit", "1KiB"]) == 130
+    out, err = capsys.readouterr()
+    assert out.startswith("It does not fit into 1KiB")
+    assert err.endswith("abele fit: interrupted after the answer, while changes were tried\n")
