@@ -34,6 +34,7 @@ ORDERS = {
             "libraries",
             "processor",
             "garbage",
+            "frames",
             "locks",
             "storage",
             "_torch",

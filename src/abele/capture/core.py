@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from abele import _torch, garbage
+from abele import _torch, frames, garbage
 from abele.capture import forward, gradient_hooks, update
 from abele.capture.gradients import MicroBatch, micro_batch
 from abele.capture.recipe import Call, Recipe, recipe_of
@@ -57,6 +57,7 @@ class Captured:
         return {program.name: program for program in self.programs}
 
 
+@frames.with_room
 def capture(
     call: Call,
     module: torch.nn.Module,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from abele import garbage, passes
+from abele import frames, garbage, passes
 from abele.compile import executable, tiers
 from abele.compile.compiling import compile_programs, lowered_by
 from abele.compile.executable import ChosenLowering, Executable
@@ -102,6 +102,7 @@ def choose_target() -> tuple[Target, bool]:
     return (cuda if cuda.unavailable() is None else get_target("cpu")), False
 
 
+@frames.with_room
 def build(
     programs: Sequence[Program],
     config: StepConfig,

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from abele import garbage, passes
+from abele import frames, garbage, passes
 from abele.compile import estimates, native
 from abele.compile.cache import ExecutableCache
 from abele.compile.compiling import compile_programs, lowered_by
@@ -72,6 +72,7 @@ class FromCompiler(FromProcess):
         except Exception as error:  # noqa: BLE001 - whatever it is, steps go on as they are
             self._outcome = _failure(error)
 
+    @frames.with_room
     def _command(self, folder: Path) -> list[str]:
         job = self._job
         with garbage.uncollected(), passes.one_after_the_other():
