@@ -9,6 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from abele import garbage
 from abele.compile.later import Announce
 from abele.compile.start import Start
 from abele.step.config import StepConfig
@@ -106,7 +107,13 @@ class Compiling:
         model, options = self._model, self._model.options
         started = time.perf_counter()
         self.prepare()
-        with self._translated, self._resuming.around_compiling(), self.recording.compiling():
+        # Around all of it, not only inside: each end of a pause is followed by collections.
+        with (
+            garbage.uncollected(),
+            self._translated,
+            self._resuming.around_compiling(),
+            self.recording.compiling(),
+        ):
             compiled = self._make(bound, origin, for_a_call=for_a_call)
         if options.connection_type == ConnectionType.Always:
             model.take_device()
