@@ -66,7 +66,7 @@ class GraphClocks:
         return len(self.moments) - 2
 
     def inside(self, graph: torch.fx.Graph, nodes: dict[str, torch.fx.Node]) -> None:
-        """Put clocks around what a graph calls; it has to be recompiled afterwards.
+        """Put clocks around what a graph calls; a function has to be made of it afterwards.
 
         Args:
             graph: its targets are replaced.

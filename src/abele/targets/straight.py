@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator as operators
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -70,15 +70,16 @@ _DIRECT: dict[Any, Callable[..., Any]] = {
 
 
 def function_of(
-    root: torch.fx.GraphModule, clocks: GraphClocks | None = None
+    root: torch.fx.GraphModule, clocks: GraphClocks | None = None, *, frees_inputs: bool = False
 ) -> Callable[[list[torch.Tensor]], Any]:
     """The graph as a function of the list of its inputs, which frees each value after its last use.
 
     Args:
         root: the graph and its constants.
         clocks: are looked at before and after whatever is called.
+        frees_inputs: the function empties its list and frees inputs too after their last use.
     """
-    writer = _Writer(root, clocks)
+    writer = _Writer(root, clocks, frees_inputs)
     source = writer.source()
     exec(compile(source, f"<{type(root).__name__} as a function>", "exec"), writer.bound)
     return writer.bound["run"]
@@ -91,8 +92,8 @@ class _Writer:
         bound: what the source calls by name.
     """
 
-    def __init__(self, root: torch.fx.GraphModule, clocks: GraphClocks | None):
-        self._root, self._clocks = root, clocks
+    def __init__(self, root: torch.fx.GraphModule, clocks: GraphClocks | None, frees_inputs: bool):
+        self._root, self._clocks, self._frees_inputs = root, clocks, frees_inputs
         self.bound: dict[str, Any] = {}
         self._names: dict[torch.fx.Node, str] = {}
         self._bound_to: dict[int, str] = {}
@@ -100,11 +101,14 @@ class _Writer:
     def source(self) -> str:
         """Python text that defines ``run``."""
         nodes = list(self._root.graph.nodes)
-        last = _last_uses(nodes)
+        freed = ("call_function", "placeholder") if self._frees_inputs else ("call_function",)
+        last = _last_uses(nodes, freed)
         inputs = [self._name(node) for node in nodes if node.op == "placeholder"]
         lines = ["def run(inputs):"]
         if inputs:
             lines.append(f"    {', '.join(inputs)}, = inputs")
+        if self._frees_inputs:
+            lines.append("    inputs.clear()")
         for node in nodes:
             if node.op == "output":
                 lines.append(f"    return {self._text(node.args[0])}")
@@ -176,8 +180,10 @@ def _has_numbers(node: torch.fx.Node, operator: _torch.OpOverload) -> bool:
     )
 
 
-def _last_uses(nodes: Iterable[torch.fx.Node]) -> dict[torch.fx.Node, list[torch.fx.Node]]:
-    """The computed values that each node is the last to use, itself where nobody does."""
+def _last_uses(
+    nodes: Iterable[torch.fx.Node], ops: Sequence[str]
+) -> dict[torch.fx.Node, list[torch.fx.Node]]:
+    """The values of nodes of some kinds that each node is the last to use, or itself."""
     users: dict[torch.fx.Node, torch.fx.Node] = {}
     result: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for node in reversed(list(nodes)):
@@ -186,7 +192,7 @@ def _last_uses(nodes: Iterable[torch.fx.Node]) -> dict[torch.fx.Node, list[torch
             users |= dict.fromkeys(node.all_input_nodes, node)
             continue
         for value in (node, *node.all_input_nodes):
-            if value.op == "call_function" and value not in users:
+            if value.op in ops and value not in users:
                 users[value] = node
                 result[node].append(value)
     return result

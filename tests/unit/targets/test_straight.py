@@ -119,6 +119,25 @@ def test_values_are_freed_after_their_last_use():
     assert torch.equal(result, X + 2)
 
 
+@pytest.mark.parametrize("frees", [False, True])
+def test_inputs_are_freed_after_their_last_use_only_if_asked(frees):
+    known, alive = [], []
+
+    def look(x):
+        alive.append(known[0]() is not None)
+        return x
+
+    def build(graph, x):
+        first = graph.call_function(torch.add, (x, 1))
+        return [graph.call_function(look, (first,))]
+
+    given = [torch.zeros(2)]
+    known.append(weakref.ref(given[0]))
+    straight.function_of(graph_of(build), frees_inputs=frees)(given)
+    assert alive == [not frees]
+    assert len(given) == (0 if frees else 1)
+
+
 def test_constants_and_dtypes_are_bound():
     def build(graph, x):
         constant = graph.get_attr("rows")

@@ -14,6 +14,7 @@ from abele._torch.copies import copied_graph
 from abele.arena import Arena
 from abele.ops import adam, norm_activation
 from abele.program import Program, is_getitem, node_argument
+from abele.targets import straight
 from abele.targets.base import Run
 from abele.targets.clocked import Clocked, GraphClocks
 from abele.targets.cpu.op_by_op import calls, memory
@@ -51,9 +52,7 @@ def with_kernels(program: Program, library: ctypes.CDLL, arena: Arena | None = N
         library: the kernels.
         arena: has places for its tensors; without it they come from the C library.
     """
-    graph = _replaced(program, library)
-    graph.recompile()
-    return _run(graph, arena)
+    return _run(_replaced(program, library), arena)
 
 
 def with_clocks(program: Program, library: ctypes.CDLL, arena: Arena | None = None) -> Clocked:
@@ -61,7 +60,6 @@ def with_clocks(program: Program, library: ctypes.CDLL, arena: Arena | None = No
     graph = _replaced(program, library)
     clocks = GraphClocks()
     clocks.inside(graph.graph, {node.name: node for node in program.graph.graph.nodes})
-    graph.recompile()
     return clocks.clocked(_run(graph, arena))
 
 
@@ -91,12 +89,11 @@ def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
 
 def _run(graph: torch.fx.GraphModule, arena: Arena | None) -> Run:
     planned = contextlib.nullcontext if arena is None else arena.used
+    function = straight.function_of(graph, frees_inputs=True)
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad(), memory.kept(), planned():
-            arguments = tuple(inputs)
-            inputs.clear()
-            return list(graph(*arguments))
+            return list(function(inputs))
 
     return run
 
