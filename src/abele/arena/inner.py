@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Container, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -136,22 +136,24 @@ def _upsampling(node: torch.fx.Node, channels_last: bool) -> Calls | None:
 
 
 #: Bytes of the library's description of an LSTM, and what a row of its memory is a multiple of.
-_LSTM_LEAST, _LINE, _SAME_LINES = 4872, 64, 1024
+_LSTM_LEAST, _LSTM_LEAST_BACK, _LINE, _SAME_LINES, _PAGE = 4872, 4664, 64, 1024, 4096
 
 
 def _lstm_forward(node: torch.fx.Node, channels_last: bool) -> Calls | None:
     """The library's memory for the gates of all steps, and weights in its own order.
 
-    Where backward follows, the gates are among the results.
+    Where backward follows, the gates are also among the results.
     """
     del channels_last
     differentiable = node.args[9]
-    if differentiable:
-        return None
     x, h, weights = value(node, 0), value(node, 5), (value(node, 1), value(node, 2))
     calls, (rows, units) = Calls(), h.shape
     for index in range(3):
         calls.result(index)
+    if differentiable:
+        calls.result(3)
+        _lstm_of_library(calls, x, h, turned=False)
+        return calls
     of_row = h.element_size() * units  # of one step: its gates, and states and cells around it
     step = rows * (_padded_row(4 * of_row) + 5 * _padded_row(of_row))
     gates = 4 * x.shape[0] * h.nbytes
@@ -169,19 +171,63 @@ def _padded_row(size: int) -> int:
 
 
 def _lstm_backward(node: torch.fx.Node, channels_last: bool) -> Calls:
-    """The library's memory for the gradients of all steps' gates, and weights in its own order."""
+    """Gradients that are not given, and the library's memory once torch has made the results."""
     del channels_last
-    x, h, weights = value(node, 0), value(node, 5), (value(node, 1), value(node, 2))
-    calls, read = Calls(), [user.args[1] for user in node.users]
-    gates = 4 * x.shape[0] * h.nbytes
-    made = [calls.make(size) for size in (gates, *(each.nbytes for each in weights))]
-    calls.elsewhere.update(made)
-    # Of the arguments, inputs are the large one whose gradient is made although nobody reads it.
-    made += [calls.make(x.nbytes)] if 0 not in read else []
-    for index in range(len(node.args[:7])):
+    x, h, units = value(node, 0), value(node, 5), value(node, 5).shape[1]
+    of_gates = 4 * units * h.element_size()
+    calls, gradients = Calls(), cast("list[torch.fx.Node | None]", list(node.args[10:13]))
+    made = [calls.make(size) for size in _made_of_gradients(gradients, value(node, 7), h)]
+    made.append(calls.make(of_gates))
+    for index in (0, 5, 6, 1, 2, 3):
         calls.result(index)
+    _lstm_of_library(calls, x, h, turned=True)
+    made.append(calls.make(of_gates))
+    calls.result(4)
     calls.free(*made)
     return calls
+
+
+def _lstm_of_library(calls: Calls, x: torch.Tensor, h: torch.Tensor, *, turned: bool) -> None:
+    """Weights as the library wants them, gates of all steps, and states of two.
+
+    Args:
+        calls: of the operator.
+        x: ``[steps, batch, features]``.
+        h: ``[batch, units]``.
+        turned: weights that lie badly are also transposed.
+    """
+    units, made = h.shape[1], list[int]()
+    of_gates = 4 * units * h.element_size()
+    columns = x.shape[2], units
+    if turned:
+        made += [calls.make(_turned(4 * units, each, h)) for each in columns]
+    made += [calls.make(each * _padded_row(of_gates)) for each in columns]
+    made += [calls.make(of_gates)]  # biases
+    made.append(calls.make(_lstm_scratch(x.shape[0] * x.shape[1], h)))
+    calls.free(*made)
+
+
+def _made_of_gradients(
+    gradients: list[torch.fx.Node | None], states: torch.Tensor, h: torch.Tensor
+) -> list[int]:
+    """Bytes of zeros for gradients of states, h and c that are not given, and of copies."""
+    of_states, *of_last = (None if each is None else each.meta["val"] for each in gradients)
+    read = of_states is not None and of_states.is_contiguous() and of_last[0] is None
+    return [0 if read else states.nbytes, *(h.nbytes if each is None else 0 for each in of_last)]
+
+
+def _lstm_scratch(rows: int, h: torch.Tensor) -> int:
+    """Bytes for the gradients of the gates of all steps, and of two steps' states."""
+    of_row = h.element_size() * h.shape[1]
+    states = -(-h.shape[0] * _padded_row(of_row) // _PAGE) * _PAGE
+    gates = -(-rows * _padded_row(4 * of_row) // _PAGE) * _PAGE
+    return gates + 2 * states + _LSTM_LEAST_BACK
+
+
+def _turned(rows: int, columns: int, h: torch.Tensor) -> int:
+    """Bytes of a transposed weight, where its rows do not lie as the library wants them."""
+    of_row = columns * h.element_size()
+    return rows * _padded_row(of_row) if _padded_row(of_row) != of_row else 0
 
 
 _RULES: dict[Any, Callable[[torch.fx.Node, bool], Calls | None]] = {

@@ -300,9 +300,9 @@ OTHER_CODE = {
 
 
 class Sequences(nn.Module):
-    def __init__(self):
+    def __init__(self, units=48, *, rows_first=True):
         super().__init__()
-        self.lstm = nn.LSTM(32, 48, batch_first=True)
+        self.lstm = nn.LSTM(32, units, batch_first=rows_first)
 
     def forward(self, x):
         return plain_loss(self.lstm(x)[0], "mean")
@@ -329,6 +329,18 @@ def test_what_the_library_makes_for_an_lstm_without_backward_has_its_place(libra
     run(arguments(step))
     at_place, in_gap, elsewhere = (b - a for a, b in zip(before, running.counts(), strict=True))
     assert at_place >= 3  # two weights, and the gates of all steps
+    assert (in_gap, elsewhere) == (0, 0)
+
+
+@pytest.mark.parametrize("rows_first", [True, False])
+@pytest.mark.parametrize("units", [48, 256])
+def test_what_torch_makes_for_the_backward_of_an_lstm_has_its_place(library, units, rows_first):
+    module = Sequences(units, rows_first=rows_first)
+    (step,) = captured(module, (torch.randn(64, 16, 32),), rule=rule_for(module)).programs
+    run = Interpreter().compile(step).run
+    before = running.counts()
+    run(arguments(step))
+    _, in_gap, elsewhere = (b - a for a, b in zip(before, running.counts(), strict=True))
     assert (in_gap, elsewhere) == (0, 0)
 
 
