@@ -14,6 +14,7 @@ import torch
 
 from abele.containers import is_sequence
 from abele.fit.estimate import Interval
+from abele.ops import adam, norm_activation
 from abele.program import is_getitem, is_view
 
 aten = torch.ops.aten
@@ -33,7 +34,15 @@ _SHARES: dict[Any, tuple[float, float]] = {
     aten.bmm.default: _PRODUCTS,
     aten.baddbmm.default: _PRODUCTS,
 }
-
+#: Beside operators on elements: what reads and writes, and makes nothing else.
+_NOTHING: set[Any] = {
+    aten.full.default,
+    aten.copy_.default,
+    aten._to_copy.default,
+    adam.update,
+    norm_activation.forward,
+    norm_activation.backward,
+}
 
 _MATRICES = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 
@@ -83,12 +92,23 @@ def workspace(node: torch.fx.Node, *, known: bool) -> Interval:
     """
     if node.op != "call_function" or is_view(node) or is_getitem(node):
         return Interval.exact(0)
+    if node.target in _NOTHING or _is_by_element(node):
+        return Interval.exact(0)
     expected, most = _KNOWN if known else _SHARES.get(node.target, _OTHERS)
     size = sum(_bytes(each.meta.get("val")) for each in (node, *node.all_input_nodes))
     high = most * size
     if node.target in _MATRICES:
         high = min(high, torch.get_num_threads() * _PACKED)
     return Interval(0, expected * size, high)
+
+
+def _is_by_element(node: torch.fx.Node) -> bool:
+    """An operator on elements of one type: torch converts others in memory of their own."""
+    if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+        return False
+    values = (each.meta.get("val") for each in (node, *node.all_input_nodes))
+    large = [each for each in values if isinstance(each, torch.Tensor) and each.dim()]
+    return len({each.dtype for each in large} - {torch.bool}) <= 1
 
 
 def _bytes(value: object) -> int:

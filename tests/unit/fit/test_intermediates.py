@@ -43,6 +43,19 @@ def test_a_view_takes_nothing_inside_however_large_it_looks():
     assert {workspaces.workspace(n, known=False) for n in views} == {Interval.exact(0)}
 
 
+class Elements(torch.nn.Module):
+    def forward(self, x):
+        return x.tanh() * x, x.double() + x, x.softmax(1)
+
+
+def test_operators_on_elements_of_one_type_take_nothing_inside():
+    (step,) = captured(Elements(), (torch.randn(8, 64),)).programs
+    nodes = {node.name: node for node in step.graph.graph.nodes}
+    taken = {name for name, node in nodes.items() if workspaces.workspace(node, known=False).high}
+    assert {"tanh", "mul"} <= set(nodes)
+    assert taken == {"add", "_softmax"}
+
+
 def test_what_torch_makes_for_a_compiled_program_leaves_gaps_and_results_do_not():
     step = program(64)
     nodes = tuple(step.graph.graph.nodes)
