@@ -127,7 +127,30 @@ _BACK = """
 - The result runs on the host; `.to(device)` is not added.
 
 Blocked, by line, are operators that torch does not have (`ctc_beam_search_decoder`, `custom_op`, `for_loop`, ...), options that change what is
-computed, LAMB, tensors returned from inside a program, several instances (popdist), and every other name of PopTorch that is left.
+computed, LAMB, tensors returned from inside a program, and every other name of PopTorch that is left.
+
+**Several instances.** A program that uses popdist becomes one of torch.distributed, with a process for each replica:
+
+| with popdist | in plain PyTorch |
+|---|---|
+| `poprun --num-instances 2 --num-replicas 2 python train.py` | `torchrun --nproc-per-node 2 train.py`; commands in comments are named |
+| `popdist.init()` | `init_process_group("gloo")`, if torchrun has started the process |
+| `isPopdistEnvSet()`, `getInstanceIndex()`, `getNumInstances()`, numbers of replicas | `is_torchelastic_launched()`, and constants `RANK` and `WORLD_SIZE` of the file, read from the environment |
+| `popdist.poptorch.Options`, and weights that all instances update | the model in `DistributedDataParallel`; gradients that are added up (`ReductionType.Sum`) are so again |
+| gradient accumulation | `no_sync()` for all parts but the last, so gradients are exchanged once in an update |
+| the share of `poptorch.DataLoader` | a sampler in the file with the same share: a range of an order that the seed makes alike |
+| `execute_on_instances({0}, torch.save, ...)` | `if RANK == 0: torch.save(...)` |
+
+Without torchrun the port is a program of one process. Several replicas in one instance become as many processes, and then another
+instance may read some rows. Blocked are `popdist.checkpoint`, Horovod, `drop_last=False`, and a shuffled loader without `randomSeed`.
+
+`--instances 2` checks it: two instances of the program run beside two processes of its port, and each pair is compared step by step.
+Two processes give the same bits; more may add gradients up in another order.
+
+```sh
+abele port train.py -o plain --to torch --check 20 --instances 2
+torchrun --nproc-per-node 2 plain/train.py
+```
 
 """
 _SAMBA = """

@@ -32,6 +32,7 @@ class Context:
         findings: what was said of its lines.
         routes: pass wrapped models on.
         distributed: whether it runs in several instances, with popdist.
+        instances: whether it already runs in several instances, with popdist.
         sampled: loaders of which each process had its share by a sampler.
         treated: pieces of the program in which a rule has replaced every name of PopTorch.
         once: what was done and is not to be done again.
@@ -67,6 +68,7 @@ class Context:
         self.replaced: set[cst.CSTNode] = set()
         self.numbered: dict[cst.BaseExpression, str] = {}
         self.distributed = popdist or any(map(_has_processes, project.sources))
+        self.instances = any(map(_asks_popdist, project.sources))
         self._names: dict[Source, dict[str, str]] = {}
 
     def optimizers(self) -> Iterator[tuple[Thing, cst.Call]]:
@@ -178,6 +180,12 @@ _INSTANCES = """if popdist.isPopdistEnvSet():
 else:
     {name} = poptorch.Options()"""
 _CONNECT = "    popdist.init()\n"
+
+
+def _asks_popdist(source: Source) -> bool:
+    """Whether a file uses popdist."""
+    nodes = findall(source.module, m.Name() | m.Attribute())
+    return any(source.imported(each).split(".")[0] == "popdist" for each in nodes)
 
 
 def _has_processes(source: Source) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -286,9 +287,15 @@ def _first_use(
     names |= {name for line in imports for each in parsed(line) for name in _bound_by(each)}
     names -= {"torch"}
     for index, statement in enumerate(body):
-        if names & set(reads(statement)):
+        if not _is_import(statement) and names & set(reads(statement)):
             return index
     return len(body)
+
+
+def _is_import(statement: Any) -> bool:
+    return isinstance(statement, cst.SimpleStatementLine) and isinstance(
+        statement.body[0], cst.Import | cst.ImportFrom
+    )
 
 
 def _bound_by(statement: _Statement) -> list[str]:
@@ -298,7 +305,7 @@ def _bound_by(statement: _Statement) -> list[str]:
 
 
 #: Imports of the standard library that ports need.
-_STANDARD = ("import functools", "import logging")
+_STANDARD = ("import contextlib", "import functools", "import logging", "import os")
 
 
 def _insert(top: list[Any], line: str) -> None:
@@ -315,8 +322,14 @@ def _insert(top: list[Any], line: str) -> None:
     place = later[0] if later else block[-1] + 1 if block else len(top)
     if later and later[0] == block[0]:
         new = new.with_changes(leading_lines=top[place].leading_lines)
-        top[place] = top[place].with_changes(leading_lines=[])
+        lines = [] if _is_standard(top[place]) else [cst.EmptyLine(indent=False)]
+        top[place] = top[place].with_changes(leading_lines=lines)
     top.insert(place, new)
+
+
+def _is_standard(statement: Any) -> bool:
+    """Whether an import is one of the standard library."""
+    return _text(statement).split()[1].partition(".")[0] in sys.stdlib_module_names
 
 
 def _first_block(top: Sequence[Any], imports: Sequence[int]) -> list[int]:

@@ -17,8 +17,6 @@ HERE = Path(__file__).parent
 FIXTURES = HERE / "rules_torch"
 #: They ask wrappers for what modules do not have.
 MANUAL = {"reports"}
-#: Ports to PopTorch that are none of one process.
-INSTANCES = {"distributed"}
 #: Torch's optimizer keeps no rounding of updates that were written by hand; a mode that plain
 #: PyTorch does not have is blocked where it accumulates, and so is one call of two training models.
 ONE_WAY = {"by_hand_rounded", "modes_accumulation", "new_optimizer"}
@@ -45,14 +43,14 @@ def test_a_port_prints_the_same_digits(name, tmp_path):
     before = port_fixtures.printed(tmp_path / "before.py")
     assert len(before) > 1
     after = FIXTURES / f"{name}.out.py"
-    assert not re.search(r"\bpoptorch\b", after.read_text())
+    assert not re.search(r"\b(poptorch|popdist)\b", after.read_text())
     assert port_fixtures.printed(after) == before
 
 
 def there():
     """Ports to PopTorch, from the fixtures of the rules."""
     names = port_fixtures.names(HERE / "rules", whole=True)
-    return sorted({*names} - INSTANCES - ONE_WAY - {"optimizer_state"})
+    return sorted({*names} - ONE_WAY - {"optimizer_state"})
 
 
 @pytest.mark.parametrize("name", there())

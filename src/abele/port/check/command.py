@@ -24,6 +24,7 @@ def checked(
     timeout_s: float = 600.0,
     python: str = sys.executable,
     back: bool = False,
+    instances: int = 1,
 ) -> int:
     """Compare a port with its original, print the answer, and return the exit status.
 
@@ -36,6 +37,7 @@ def checked(
         timeout_s: likewise.
         python: likewise.
         back: likewise.
+        instances: likewise.
 
     Returns:
         0 if they are equal, 1 if they differ, 2 if they cannot be compared.
@@ -56,6 +58,7 @@ def checked(
                 progress=move,
                 python=python,
                 back=back,
+                instances=instances,
             )
         except CheckError as error:
             bar.close()

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class Script:
         deadline: when it is too late, on the clock of ``time.monotonic``.
         python: the command that runs Python.
         name: what it is called, ``original`` or ``port``.
+        variables: of its environment, beside those of this process.
 
     Attributes:
         path: as given.
@@ -59,6 +60,7 @@ class Script:
         deadline: float,
         python: str = sys.executable,
         name: str = "",
+        variables: Mapping[str, str] | None = None,
     ):
         self.path, self.name = path, name or ("port" if port else "original")
         self.wrapped = port
@@ -68,13 +70,13 @@ class Script:
         request |= {"steps": steps, "seed": seed}
         path_of_python = json.dumps([os.path.abspath(each) for each in sys.path])
         # Both compute on the host, where the same operators give the same bits.
-        variables = os.environ | {"CUDA_VISIBLE_DEVICES": "", "ABELE_TARGET": "reference"}
+        own = {"CUDA_VISIBLE_DEVICES": "", "ABELE_TARGET": "reference"} | {**(variables or {})}
         self._process = subprocess.Popen(
             [python, "-c", _PROGRAM, path_of_python, json.dumps(request)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._output,
-            env=variables,
+            env=os.environ | own,
         )
         self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import tempfile
 import time
@@ -15,6 +16,7 @@ import torch
 from abele.errors import CheckError
 from abele.port.check import pairing, verdict
 from abele.port.check.comparison import Comparison, Difference, StepPair
+from abele.port.check.instances import compared, free_port, of_poprun, of_torchrun
 from abele.port.check.messages import Messages
 from abele.port.check.process import Script
 
@@ -33,6 +35,7 @@ def check(
     progress: Progress = lambda step: None,
     python: str = sys.executable,
     back: bool = False,
+    instances: int = 1,
 ) -> Comparison:
     """Run an original and its port, and say where they first differ.
 
@@ -52,36 +55,61 @@ def check(
         progress: called with each step that was compared.
         python: the command that runs Python.
         back: whether the port is the one in plain PyTorch, and the original is not.
+        instances: how many of them run, as poprun starts them, each beside a process of the port,
+            as torchrun starts it; only where ``back`` is.
 
     Raises:
         CheckError: there is no such script, one of them fails, makes no training step, or does not
             come to its next step in time.
     """
-    _require(original, port, steps)
+    _require(original, port, steps, instances, back=back)
     deadline = time.monotonic() + timeout_s
 
-    def started(path: Path, *, is_port: bool) -> Messages:
+    ports = free_port(), free_port()
+
+    def started(path: Path, index: int, *, is_port: bool) -> Messages:
+        of = of_poprun if is_port else of_torchrun
         of_script = port_arguments if is_port and port_arguments is not None else arguments
         script = Script(
             path, of_script, port=is_port, steps=steps, seed=seed, deadline=deadline, python=python,
             name="port" if is_port != back else "original",
+            variables=of(index, instances, ports[is_port]) if instances > 1 else None,
         )  # fmt: skip
         return Messages(stack.enter_context(closing(script)))
 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="abele-check-")))
-        first = started(port if back else original, is_port=False)
-        _require_training(first)
-        second = started(original if back else port, is_port=True)
-        _require_training(second)
-        result = _Check(first, second, folder).run(steps, progress)
+        plain, wrapped = (port, original) if back else (original, port)
+        first = [started(plain, index, is_port=False) for index in range(instances)]
+        for each in first:
+            _require_training(each)
+        second = [started(wrapped, index, is_port=True) for index in range(instances)]
+        for each in second:
+            _require_training(each)
+        pairs: list[Callable[[], Comparison]] = []
+        for index, (one, other) in enumerate(zip(first, second, strict=True)):
+            (folder / str(index)).mkdir()
+            pair = _Check(one, other, folder / str(index))
+            shown = progress if index == 0 else _unseen
+            pairs.append(functools.partial(pair.run, steps, shown))
+        result = pairs[0]() if instances == 1 else compared(pairs, stack.close)
         return result.turned() if back else result
 
 
-def _require(original: Path, port: Path, steps: int) -> None:
+def _unseen(step: int) -> None:
+    """Nothing is shown of a step."""
+    del step
+
+
+def _require(original: Path, port: Path, steps: int, instances: int, *, back: bool) -> None:
     for name, path in (("original", original), ("port", port)):
         if not path.is_file():
             raise CheckError(f"There is no file {str(path)!r}. Name a Python program as {name}.")
+    if instances > 1 and not back:
+        raise CheckError(
+            f"{instances} instances are compared with processes of a port in plain PyTorch, and "
+            "this port is none. Ask for one."
+        )
     if steps < 1:
         raise CheckError(f"{steps} steps leave nothing to compare. Ask for 1 or more.")
 

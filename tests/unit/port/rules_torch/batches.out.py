@@ -72,7 +72,9 @@ model = Fit()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 training = model
 for x, y in torch.utils.data.DataLoader(data, 4 * 2 * ACCUMULATION, drop_last=True):
-    _, losses = training_step(training, optimizer, x, y, iterations=2, parts=ACCUMULATION)
+    _, losses = training_step(
+        training, optimizer, x, y, iterations=2, parts=ACCUMULATION
+    )
     for loss in losses:
         print(loss.item())
 

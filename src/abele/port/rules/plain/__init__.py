@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from abele.port.rules.plain import (
     inference,
+    instances,
     leftovers,
     loaders,
     modes,
@@ -19,6 +20,7 @@ from abele.port.rules.rule import Rule
 
 #: In the order in which they are applied: what is left comes last.
 RULES: Sequence[Rule] = (
+    Rule("Instances", instances.CODES, instances.apply),
     Rule("Options", options.CODES, options.apply),
     Rule("Data loaders", loaders.CODES, loaders.apply),
     Rule("Optimizers", optimizers.CODES, optimizers.apply),

@@ -6,6 +6,8 @@ import libcst as cst
 
 from abele.port.analysis.parts import StepError
 from abele.port.context import Context
+from abele.port.layout import laid_out
+from abele.port.rules.plain.processes import constant
 from abele.port.rules.plain.trainers import Trainer
 from abele.port.source import Source
 
@@ -13,7 +15,7 @@ _ONE = '''def {name}(model, optimizer, *args, **kwargs):
     """Make one update; return what the model returns."""
     optimizer.zero_grad()
     results = model(*args, **kwargs)
-    {loss}.backward()
+    {backward}
 {limit}    optimizer.step()
     return {detached}
 '''
@@ -29,13 +31,22 @@ _SEVERAL = '''def {name}(model, optimizer, *batch, iterations=1, parts=1{replica
     kept = []
     for _ in range(iterations):
         optimizer.zero_grad()
-        for _ in range(parts):
-            results = model(*next(pieces))
-            {loss}.backward()
-            kept.append({detached})
+        for {part} in range(parts):
+{inside}            kept.append({detached})
 {limit}        optimizer.step()
     return {returned}
 '''
+_PART = """\
+            results = model(*next(pieces))
+            {backward}
+"""
+_EXCHANGED = """\
+            # Processes exchange their gradients once, with the last part.
+            early = part + 1 < parts and hasattr(model, "no_sync")
+            with model.no_sync() if early else contextlib.nullcontext():
+                results = model(*next(pieces))
+                {backward}
+"""
 _LAST = "what the model returned for the last part"
 _LAST_OF_EACH = "what the model returned for the last parts, one of each replica"
 _ALL = "what the model returned for each part, one after the other"
@@ -93,12 +104,20 @@ def call(context: Context, source: Source, node: cst.Call, made: Trainer, optimi
         if batches.mode != "All" and batches.replicas != "1":
             more.append(f"replicas={batches.replicas}")
     free = f"{detached(context, source)}(results)" if made.loss.count > 1 else "results.detach()"
-    text = _text(node, made, name, free)
+    processes = constant(context, source, "WORLD_SIZE") if _is_scaled(context, made) else ""
+    exchanges = context.instances and not batches.one
+    if exchanges:
+        context.edits(source).need("import contextlib")
+
+    def written(name: str) -> str:
+        return _text(node, made, name, free, processes, exchanges=exchanges)
+
+    text = written(name)
     number = 2
     wanted = name
     while context.functions.setdefault((source, name), text) != text:
         name, number = context.name(source, f"{wanted}_{number}"), number + 1
-        text = _text(node, made, name, free)
+        text = written(name)
     if (source, name) not in context.once:
         context.once.add((source, name))
         context.edits(source).define(text)
@@ -110,18 +129,36 @@ def call(context: Context, source: Source, node: cst.Call, made: Trainer, optimi
             cst.Arg(cst.parse_expression(value), keyword=cst.Name(key), equal=_TIGHT)
             for key, value in (each.split("=", 1) for each in more)
         ]
-        return current.with_changes(func=cst.Name(name), args=[*first, *current.args, *last])
+        named = current.with_changes(func=cst.Name(name))
+        return laid_out(source, node, named, [*first, *current.args, *last])
 
     context.edits(source).change(node, change)
 
 
-def _text(node: cst.Call, made: Trainer, name: str, free: str) -> str:
-    """The function; ``free`` is what it returns of one evaluation."""
+def _is_scaled(context: Context, made: Trainer) -> bool:
+    """Whether processes add gradients up, of which DistributedDataParallel takes the mean."""
+    return context.instances and made.batches.is_sum
+
+
+def _text(
+    node: cst.Call, made: Trainer, name: str, free: str, processes: str, *, exchanges: bool
+) -> str:
+    """The function.
+
+    Args:
+        node: the call that it takes the place of.
+        made: the training model.
+        name: of the function.
+        free: what it returns of one evaluation.
+        processes: how many add their gradients up; ``""`` if they take the mean.
+        exchanges: whether the model may exchange gradients with those of other processes.
+    """
     batches, loss = made.batches, made.loss
     limit = "" if made.limit is None else limited(made, "model", "optimizer")
     if batches.one:
         line = f"    {limit}\n" if limit else ""
-        return _ONE.format(name=name, loss=loss.of("results"), limit=line, detached=free)
+        backward = _backward(loss.of("results"), "1", processes)
+        return _ONE.format(name=name, backward=backward, limit=line, detached=free)
     mode = batches.mode or "Final"
     if mode not in ("Final", "All", "Default"):
         raise StepError(
@@ -138,16 +175,31 @@ def _text(node: cst.Call, made: Trainer, name: str, free: str) -> str:
         returned = joined.format(f"kept{last}")
     else:
         returned = f"tuple({joined.format('column')} for column in zip(*kept{last}, strict=True))"
-    whole = loss.of("results")
+    backward = _backward(loss.of("results"), "1" if added_up else "parts", processes)
+    inside = (_EXCHANGED if exchanges else _PART).format(backward=backward)
     return _SEVERAL.format(
         name=name,
-        loss=whole if added_up else f"({whole} / parts)",
+        part="part" if exchanges else "_",
+        inside=inside,
         limit=line,
         detached=free,
         returned=returned,
         what=_ALL if mode == "All" else _LAST_OF_EACH if several else _LAST,
         replicas=", replicas=1" if several else "",
     )
+
+
+def _backward(loss: str, parts: str, processes: str) -> str:
+    """The call of backward, as text.
+
+    Args:
+        loss: of one part.
+        parts: by how many it is divided.
+        processes: by how many gradients are multiplied, of which the mean is taken later.
+    """
+    if processes:
+        return f"{loss}.backward(torch.full_like({loss}, {processes}))"
+    return f"{loss}.backward()" if parts == "1" else f"({loss} / {parts}).backward()"
 
 
 _TIGHT = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))

@@ -15,7 +15,7 @@ from abele.port.source import Source
 
 CODES = {
     "ABP1901": "Nothing of these packages is used any longer.",
-    "ABP1902": "An annotation names a module.",
+    "ABP1902": "An annotation names a module, a loader, or None for options.",
     "ABP1909": "Plain PyTorch has nothing like it.",
 }
 
@@ -33,7 +33,7 @@ _WHY = {
     "load": "the file has a compiled program; load its weights with torch.load",
     "Options": "options are given to wrappers and loaders only",
 }
-_INSTANCES = "several instances need torch.distributed and DistributedDataParallel, by hand"
+_INSTANCES = "torch.distributed has what processes do together"
 
 
 def apply(context: Context) -> None:
@@ -66,10 +66,13 @@ def _left(context: Context, source: Source, node: cst.Name | cst.Attribute) -> N
         return
     name = source.imported(node)
     if source.enclosing(node, cst.Annotation) is not None:
-        context.edits(source).need("import torch")
         text = "torch.utils.data.DataLoader" if name.endswith("DataLoader") else "torch.nn.Module"
+        if name.endswith("Options"):
+            text = "None"
+        else:
+            context.edits(source).need("import torch")
         context.edits(source).replace(node, text)
-        context.say(source, node, "ABP1902", Verdict.MODIFIED, f"this is a {text} now")
+        context.say(source, node, "ABP1902", Verdict.MODIFIED, f"this is {text} now")
         return
     last = name.rpartition(".")[2]
     why = _INSTANCES if name.startswith("popdist") else _WHY.get(last, "nothing replaces it")

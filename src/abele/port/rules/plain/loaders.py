@@ -13,7 +13,7 @@ from abele.port.context import Context
 from abele.port.edits import keyword
 from abele.port.finding import Verdict
 from abele.port.layout import laid_out
-from abele.port.rules.plain import gaps
+from abele.port.rules.plain import gaps, processes
 from abele.port.rules.plain.settings import batches_of, require_known
 
 CODES = {
@@ -35,6 +35,10 @@ _GONE = frozenset(
     ("options", "auto_distributed_partitioning", "mode", "async_options", "rebatched_worker_size")
 )
 _IN_PLACE = 4
+_SHARE = (
+    "each process reads the rows that the instance read, of an order that the seed makes alike; "
+    "DistributedSampler would give it others"
+)
 
 
 def apply(context: Context) -> None:
@@ -87,10 +91,16 @@ def _replace(context: Context, thing: Thing, call: cst.Call) -> None:
         raise StepError(
             call, "an argument that is not followed chooses its batches: give it batch_size"
         )
+    shared = processes.divides(context, call)
+    seed = processes.seed_of(context, thing, call) if shared else []
     factors = " * ".join(batches.factors)
     context.treated |= {each.argument for each in arguments if each.name in _GONE}
+    made = "torch.utils.data.DataLoader"
     context.edits(thing.source).need("import torch")
-    context.edits(thing.source).replace(call.func, "torch.utils.data.DataLoader")
+    if shared:
+        made = processes.loader(context, thing.source)
+        context.say(thing.source, call, "ABP1604", Verdict.MODIFIED, _SHARE)
+    context.edits(thing.source).replace(call.func, made)
     context.treated.add(call.func)
     drops = not names & {"drop_last", "batch_sampler"} and (
         size is None or not m.matches(size, m.Name("None"))
@@ -101,7 +111,12 @@ def _replace(context: Context, thing: Thing, call: cst.Call) -> None:
         new: list[cst.Arg] = []
         if factors and "batch_size" not in names:
             new.append(keyword("batch_size", factors))
-        if drops:
+        if shared:
+            kept = [
+                each for each in kept if not (each.keyword and each.keyword.value == "drop_last")
+            ]
+            new += seed
+        elif drops:
             new.append(keyword("drop_last", "True"))
         stars = [each for each in kept if each.star]
         plain = [each for each in kept if not each.star]

@@ -76,7 +76,9 @@ _BLOCKED = {
     "updatableNamedBuffers": "buffers were sent to the device by hand",
     "loadFromFile": "which options a file has is not known before the program runs",
     "from_json": "which options a text has is not known before the program runs",
-    "configureProcessId": "several processes need torch.distributed",
+    "configureProcessId": "torchrun numbers processes: run the program in several by popdist",
+    "disable": "one process trains or reads by itself: use torch's DataLoader and model there",
+    "setEnvVarNames": "torchrun numbers processes by RANK and WORLD_SIZE",
 }
 
 
@@ -92,7 +94,8 @@ def apply(context: Context) -> None:
                 context.say(each.source, each.call, "ABP1007", Verdict.MANUAL, reason)
     for source in context.project.sources:
         for node in _outermost(context, source):
-            _take_out(context, source, node)
+            if not context.treated & {*_chain(node)}:
+                _take_out(context, source, node)
 
 
 def _as_calls(setting: Setting) -> str:
@@ -134,17 +137,27 @@ def _outermost(context: Context, source: Source) -> Iterator[cst.BaseExpression]
             yield node
 
 
+def _chain(node: cst.BaseExpression) -> Iterator[cst.CSTNode]:
+    """An expression, and what it asks or calls something of."""
+    while isinstance(node, cst.Attribute | cst.Call):
+        yield node
+        node = node.func if isinstance(node, cst.Call) else node.value
+    yield node
+
+
 def _is_options(context: Context, source: Source, node: cst.BaseExpression) -> bool:
     return bool(context.things.of(source, node, Kind.OPTIONS))
 
 
 def _take_out(context: Context, source: Source, node: cst.BaseExpression) -> None:
     parent = source.parent(node)
-    if isinstance(parent, cst.Param | cst.AssignTarget):
+    several = source.parent(parent) if isinstance(parent, cst.Element) else None
+    target = parent if several is None else source.parent(several)
+    if isinstance(target, cst.Param | cst.AssignTarget):
         return  # with the argument, or the value
     if isinstance(parent, cst.Expr | cst.Assign | cst.AnnAssign) and _alone(parent):
         _remove(context, source, node)
-    elif isinstance(parent, cst.Return):
+    elif isinstance(parent, cst.Return) or _is_returned(source, parent):
         context.treated.add(node)
         context.edits(source).replace(node, "None")
         context.say(source, node, "ABP1001", Verdict.MODIFIED, _GONE)
@@ -155,6 +168,12 @@ def _take_out(context: Context, source: Source, node: cst.BaseExpression) -> Non
         _not_given(context, source, node, parent, call)
     else:
         _blocked(context, source, node)
+
+
+def _is_returned(source: Source, parent: cst.CSTNode | None) -> bool:
+    """Whether a function returns options beside other values."""
+    several = source.parent(parent) if isinstance(parent, cst.Element) else None
+    return isinstance(several, cst.Tuple) and isinstance(source.parent(several), cst.Return)
 
 
 def _alone(parent: cst.CSTNode) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import libcst as cst
 from libcst import matchers as m
@@ -22,6 +22,9 @@ _FACTORS = {
     "gradientAccumulation": "accumulation",
     "replicationFactor": "replicas",
 }
+#: Whether torchrun has started a process, as text.
+LAUNCHED = "torch.distributed.is_torchelastic_launched()"
+_POPDIST = "popdist.poptorch.Options"
 _MODES = ("outputMode", "anchorMode")
 _REDUCTIONS = ("accumulationAndReplicationReductionType", "accumulationReductionType")
 
@@ -130,6 +133,10 @@ def batches_of(
             "options in the files that are ported",
         )
     every = [_batches(context, each, training=training) for each in things]
+    if _are_of_processes(context, things):
+        here, *others = [e for t, e in zip(things, every, strict=True) if t.name == _POPDIST]
+        alone = [e for t, e in zip(things, every, strict=True) if t.name != _POPDIST]
+        every = [_either(here, each) for each in alone] if not others else every
     if any(dataclasses.replace(each, nodes=()) != dataclasses.replace(every[0], nodes=())
            for each in every):  # fmt: skip
         raise StepError(
@@ -171,16 +178,61 @@ def _batches(context: Context, options: Thing, *, training: bool) -> Batches:
     return Batches(**values, mode=mode, is_sum=is_sum, nodes=tuple(nodes))
 
 
+def _are_of_processes(context: Context, things: Sequence[Thing]) -> bool:
+    """Whether options are those of popdist where it has started the program, else others."""
+    if {each.name for each in things} != {"poptorch.Options", _POPDIST}:
+        return False
+    for thing in things:
+        calls = findall(context.things.owner(thing.source, thing.made), m.Call())
+        names = {thing.source.imported(each.func) for each in calls}
+        if "popdist.isPopdistEnvSet" not in names:
+            return False
+    return True
+
+
+def _either(here: Batches, alone: Batches) -> Batches:
+    """How a call divides its rows in one of several processes, or else alone."""
+    numbers = {
+        name: getattr(here, name)
+        if getattr(here, name) == getattr(alone, name)
+        else f"({getattr(here, name)} if {LAUNCHED} else {getattr(alone, name)})"
+        for name in _FACTORS.values()
+    }
+    return dataclasses.replace(alone, **numbers, nodes=(*here.nodes, *alone.nodes))
+
+
 def require_known(context: Context, batches: Batches, source: Source, node: cst.CSTNode) -> None:
     """Numbers of options are needed where a node is, too.
 
     Raises:
         StepError: one of them is another name's there.
     """
-    for where, number in batches.nodes:
+    require_visible(context, batches.nodes, source, node, "says how many batches a call takes")
+
+
+def require_visible(
+    context: Context,
+    nodes: Sequence[tuple[Source, cst.BaseExpression]],
+    source: Source,
+    node: cst.CSTNode,
+    what: str,
+) -> None:
+    """Expressions of options are needed where a node is, too.
+
+    Args:
+        context: the program.
+        nodes: the expressions, each with its file.
+        source: the file of the node.
+        node: where they are needed.
+        what: they do, for an error.
+
+    Raises:
+        StepError: one of them is another name's there.
+    """
+    for where, number in nodes:
         for name in findall(number, m.Name()):
             assert isinstance(name, cst.Name)
             there = context.things.named(source, node, name.value)
             if where is not source or there is not context.things.named(where, number, name.value):
-                text = f"{where.code(number)} says how many batches a call takes, and is not known"
+                text = f"{where.code(number)} {what}, and is not known"
                 raise StepError(node, f"{text} here; make it a constant of the file")

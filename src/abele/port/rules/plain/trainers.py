@@ -16,11 +16,16 @@ from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.routes import NoRouteError, Wrapped
+from abele.port.rules.plain import processes
 from abele.port.rules.plain.returned import Loss, loss_of
 from abele.port.rules.plain.settings import Batches, batches_of
 from abele.port.source import Source
 
 _DEFAULT = "torch.optim.SGD({model}.parameters(), lr=0.01)"  # that of poptorch.trainingModel
+_PARALLEL = (
+    "updates take the mean of the gradients of all processes, and weights start as those of the "
+    "first, as in the program"
+)
 REASON = "the model itself; what its call did follows the call: gradients and update"
 
 
@@ -90,7 +95,15 @@ def trainer(context: Context, thing: Thing) -> Trainer:
         whole=all(_is_whole(context, each, source, model) for each in optimizers),
     )
     take_place(context, source, made, "ABP1101", REASON)
+    if context.instances:
+        name = processes.parallel(context, source)
+        context.edits(source).change(made, lambda node: _given_to(name, node))
+        context.say(source, made, "ABP1603", Verdict.MODIFIED, _PARALLEL)
     return result
+
+
+def _given_to(name: str, model: cst.BaseExpression) -> cst.BaseExpression:
+    return cst.Call(cst.Name(name), [cst.Arg(model)])
 
 
 def take_place(context: Context, source: Source, made: cst.Call, code: str, reason: str) -> None:

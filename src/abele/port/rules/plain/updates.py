@@ -92,7 +92,8 @@ def _rewrite(context: Context, source: Source, call: cst.Call, made: Trainer) ->
     always = not any(isinstance(each, _CONDITIONAL) for each in _between(source, call, statement))
     alone = sum(each in _inside(statement) for _, each in _calls(context)) == 1
     modes.set_before(context, source, call, statement, "train")
-    plain = made.batches.one and simple and always and alone
+    scaled = context.instances and made.batches.is_sum
+    plain = made.batches.one and not scaled and simple and always and alone
     if plain and _in_place(context, source, call, statement, made, optimizer):
         context.say(source, call, "ABP1102", Verdict.MODIFIED, _STEP)
         return

@@ -10,7 +10,7 @@ from abele.port.analysis.parts import statement_of
 from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.finding import Verdict
-from abele.port.rules.plain import gaps
+from abele.port.rules.plain import gaps, processes
 from abele.port.source import Source
 
 CODES = {
@@ -36,6 +36,8 @@ _NONE = frozenset(
         *("trace", "precisionReport", "copyOptimizerState", "session", "resetTimingInfo"),
     )
 )
+#: What a model in DistributedDataParallel does as the model itself.
+_OF_BOTH = frozenset(("train", "eval", "parameters", "zero_grad", "training"))
 _KINDS = (Kind.TRAINING, Kind.INFERENCE)
 
 
@@ -60,6 +62,7 @@ def _member(context: Context, source: Source, node: cst.Attribute) -> None:
         _set_optimizer(context, source, node, call)
     elif name == "model" and not isinstance(source.parent(node), cst.AssignTarget):
         context.edits(source).change(node, lambda each: each.value)
+        _unwrap(context, source, node)
         context.say(source, node, "ABP1111", Verdict.MODIFIED, "the model is not wrapped")
     elif name == "isCompiled" and isinstance(call, cst.Call):
         context.edits(source).replace(call, "True")
@@ -76,6 +79,20 @@ def _member(context: Context, source: Source, node: cst.Attribute) -> None:
     elif name in _NONE | _GONE:
         reason = f"a plain module has no {name}: take this out, or ask something else"
         context.say(source, node, "ABP1114", Verdict.MANUAL, reason)
+    elif name not in _OF_BOTH:
+        _unwrap(context, source, node)
+
+
+def _unwrap(context: Context, source: Source, node: cst.Attribute) -> None:
+    """What is asked of a training model is asked of the model, not of what is around it."""
+    things = context.things.of(source, node.value, Kind.TRAINING)
+    if context.instances and things:
+        name = processes.unwrapped(context, source)
+        context.edits(source).change(
+            node.value, lambda value: cst.Call(cst.Name(name), [cst.Arg(value)])
+        )
+        reason = "names and values are those of the model itself"
+        context.say(source, node, "ABP1603", Verdict.MODIFIED, reason)
 
 
 def _set_optimizer(context: Context, source: Source, node: cst.Attribute, call: cst.Call) -> None:
