@@ -115,14 +115,12 @@ def _runs(original: Path, arguments: Sequence[str], python: str) -> _Said:
     )
     with closing(script):
         messages = Messages(script)
-        if messages.reach(0):
+        while not messages.order and messages.reach_state() is not None:
             messages.go_on()
-            if messages.reach(1):
-                messages.go_on()
-            messages.finish(1)
-    if 1 not in messages.updates:
+        messages.finish()
+    if not messages.updates:
         return False, "it ends without an update; give it arguments with which it trains"
-    return True, f"its first loss is {messages.updates[1].losses[-1]:.6g}"
+    return True, f"its first loss is {messages.updates[0, 1].losses[-1]:.6g}"
 
 
 def _is_ported(result: Port) -> _Said:

@@ -2,12 +2,13 @@
 
 The messages of a script, by ``kind``:
 
-- ``model``: ``tensors``, by name the ``shape``, the ``kind`` and the ``line`` that made it; again
-  where the model has grown;
-- ``state``: ``step``, from 0 for the start, and ``digests`` by name. The answer is awaited:
-  ``go``, or the path of a file that the tensors are to be written to first;
-- ``step``: ``first`` and ``last``, which are equal unless a call makes several updates; ``losses``,
-  ``inputs``, and the user's ``line``;
+- ``model``: ``model``, its number in the order of first updates; ``name``; ``tensors``, by name the
+  ``shape``, the ``kind`` and the ``line`` that made it; again where the model has grown;
+- ``state``: ``model``; ``step``, how many updates that model has had, from 0 for its start; and
+  ``digests`` by name. The answer is awaited: ``go``, or the path of a file that the tensors are to
+  be written to first;
+- ``step``: ``model``; ``first`` and ``last`` of its updates, which are equal unless a call makes
+  several; ``losses``, ``inputs``, and the user's ``line``;
 - ``saved``: the file is complete;
 - ``note``: ``text``, something that was changed so that both can be compared;
 - ``end``: ``error``, the traceback of a script that failed, or null.
@@ -49,13 +50,17 @@ class Channel:
 
     def model(
         self,
+        number: int,
+        name: str,
         tensors: Mapping[str, torch.Tensor],
         kinds: Mapping[str, str],
         lines: Mapping[str, str],
     ) -> None:
-        """Say which tensors there are.
+        """Say which tensors a model has.
 
         Args:
+            number: of the model, in the order of first updates.
+            name: what the user calls it; empty if that is not known.
             tensors: parameters and buffers by name.
             kinds: which of the two they are.
             lines: who made them, where that is known.
@@ -64,11 +69,12 @@ class Channel:
             name: {"shape": list(value.shape), "kind": kinds[name], "line": lines.get(name, "")}
             for name, value in tensors.items()
         }
-        self.send("model", tensors=said)
+        self.send("model", model=number, name=name, tensors=said)
 
-    def state(self, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Tell the state after a step, and wait until it was compared."""
-        self.send("state", step=step, digests={name: digest(t) for name, t in tensors.items()})
+    def state(self, model: int, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Tell the state of a model after one of its updates, and wait until it was compared."""
+        digests = {name: digest(tensor) for name, tensor in tensors.items()}
+        self.send("state", model=model, step=step, digests=digests)
         answer = self._answers.readline().rstrip("\n")
         if not answer:
             raise EOFError("whoever compares is gone")

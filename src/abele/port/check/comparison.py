@@ -16,6 +16,7 @@ class StepPair:
 
     Attributes:
         step: its number, from 1; 0 is the start.
+        model: which one it updates, by its place among the comparison's models.
         original: losses that backward began from; several where gradients are accumulated.
         port: losses that the call returned; none if it returns only those of a later step.
         same_batch: whether the model's inputs are the same tensors; None if that cannot be told.
@@ -30,6 +31,7 @@ class StepPair:
     same_batch: bool | None
     differing: tuple[str, ...]
     lines: tuple[str, str]
+    model: int = 0
     turned: bool = False
 
     @property
@@ -47,12 +49,13 @@ class Difference:
     """Where the two part.
 
     Attributes:
-        step: the first step that differs; 0 if the models differ before the first update.
+        step: the first step that differs; 0 if the models differ before their first update.
         kind: ``parameter``, ``buffer``, ``loss``, or ``steps`` if one of them makes fewer.
         name: of the tensor in the original; empty for a loss.
         far: norm of the difference relative to that of the original's tensor, if known.
         lines: the user's lines in the original and in the port, empty where unknown.
         meaning: what to look at.
+        model: the name of the model; empty if both train one only.
     """
 
     step: int
@@ -61,6 +64,7 @@ class Difference:
     far: float | None
     lines: tuple[str, str]
     meaning: str
+    model: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,12 +76,14 @@ class Comparison:
         difference: where they first part; None if all is equal, bit for bit.
         compared: how many tensors were compared beside the loss.
         notes: what was changed or left out, in words.
+        models: names of the models that were trained, in the order of their first updates.
     """
 
     steps: tuple[StepPair, ...]
     difference: Difference | None
     compared: int
     notes: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -104,6 +110,7 @@ class Comparison:
             ),
             compared=self.compared,
             notes=tuple(map(_turned, self.notes)),
+            models=self.models,
         )
 
     @property

@@ -9,6 +9,9 @@ from typing import Any
 from abele.port.check.channel import GO
 from abele.port.check.process import Script
 
+#: A model, by its number, after so many of its updates; 0 is its start.
+State = tuple[int, int]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Update:
@@ -27,6 +30,19 @@ class Update:
     line: str
 
 
+@dataclasses.dataclass
+class Model:
+    """What a script has reported of one model.
+
+    Attributes:
+        name: of it; empty if it is not known.
+        tensors: shape, kind and line of each by name.
+    """
+
+    name: str = ""
+    tensors: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+
+
 class Messages:
     """Reads the messages of a script.
 
@@ -35,50 +51,60 @@ class Messages:
 
     Attributes:
         script: as given.
-        tensors: shape, kind and line of each tensor by name.
-        digests: of its tensors after each step, by step.
-        updates: by step.
+        models: in the order of their first updates.
+        digests: of a model's tensors, by state.
+        order: states after updates, in the order in which they were made.
+        updates: by the state after it.
+        waiting: the state that the script waits with; None if it does not wait.
         notes: in words, each once.
         ended: it has ended by itself.
     """
 
     def __init__(self, script: Script):
         self.script = script
-        self.tensors: dict[str, dict[str, Any]] = {}
-        self.digests: dict[int, dict[str, str]] = {}
-        self.updates: dict[int, Update] = {}
+        self.models: list[Model] = []
+        self.digests: dict[State, dict[str, str]] = {}
+        self.order: list[State] = []
+        self.updates: dict[State, Update] = {}
+        self.waiting: State | None = None
         self.notes: list[str] = []
         self.ended = False
 
-    def reach(self, step: int) -> bool:
-        """Read until the state after a step is there; False if the script ends before."""
-        while step not in self.digests and not self.ended:
+    def reach_state(self) -> State | None:
+        """Read until the script waits with a state, and return it; None if it ends before."""
+        while self.waiting is None and not self.ended:
             self._read()
-        return step in self.digests
+        return self.waiting
 
     def go_on(self) -> None:
-        """Let the script go on after the state that it has reported last."""
+        """Let the script go on after the state that it waits with."""
+        self.waiting = None
         self.script.answer(GO)
 
     def save(self, path: str) -> None:
         """Have the script save the tensors of that state, and go on."""
+        self.waiting = None
         self.script.answer(path)
         while self._read() != "saved":
             pass
 
-    def finish(self, step: int) -> None:
-        """Read what a script still reports of a step."""
-        while step not in self.updates and not self.ended:
-            if self._read() == "state":
+    def finish(self) -> None:
+        """Read what a script still reports of updates whose states are known."""
+        while self.order and self.order[-1] not in self.updates and not self.ended:
+            if self.waiting is not None:
                 self.go_on()
+            self._read()
 
     def _read(self) -> str:
         message = self.script.message()
         kind: str = message["kind"]
         if kind == "model":
-            self.tensors |= message["tensors"]
+            self._add_model(message)
         elif kind == "state":
-            self.digests[message["step"]] = message["digests"]
+            self.waiting = message["model"], message["step"]
+            self.digests[self.waiting] = message["digests"]
+            if message["step"]:
+                self.order.append(self.waiting)
         elif kind == "step":
             self._add_updates(message)
         elif kind == "note" and message["text"] not in self.notes:
@@ -86,6 +112,13 @@ class Messages:
         elif kind == "end":
             self.ended = True
         return kind
+
+    def _add_model(self, message: Mapping[str, Any]) -> None:
+        if message["model"] == len(self.models):
+            self.models.append(Model())
+        number: int = message["model"]
+        self.models[number].name = message["name"]
+        self.models[number].tensors.update(message["tensors"])
 
     def _add_updates(self, message: Mapping[str, Any]) -> None:
         first, last = message["first"], message["last"]
@@ -96,6 +129,6 @@ class Messages:
                 mine = losses[each * position : each * (position + 1)]
             else:
                 mine = losses if step == last else ()
-            self.updates[step] = Update(
+            self.updates[message["model"], step] = Update(
                 losses=mine, inputs=tuple(message["inputs"]), alone=count == 1, line=message["line"]
             )

@@ -28,6 +28,23 @@ _OTHER_BUFFER = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelPair:
+    """A model that both train.
+
+    Attributes:
+        name: of it; empty if both train one only.
+        tensors: kind and line of each tensor of the original.
+        at_start: tensors that differ before the first update.
+        far: how far tensors are apart, where that was measured.
+    """
+
+    name: str
+    tensors: Mapping[str, Mapping[str, Any]]
+    at_start: Sequence[str]
+    far: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Ends:
     """Who ended before all steps were made.
 
@@ -35,57 +52,82 @@ class Ends:
         steps: how many both made.
         original: the original ended by itself after that.
         port: the port did.
+        turn: the first step that updates another model in the port, with the names of both; None
+            if there is none.
     """
 
     steps: int
     original: bool
     port: bool
+    turn: tuple[int, str, str] | None = None
 
 
 def first_difference(
-    at_start: Sequence[str],
-    pairs: Sequence[StepPair],
-    tensors: Mapping[str, Mapping[str, Any]],
-    far: Mapping[str, float],
-    ends: Ends,
+    models: Sequence[ModelPair], pairs: Sequence[StepPair], ends: Ends
 ) -> Difference | None:
     """Where they first part; None if they are equal.
 
     Args:
-        at_start: tensors that differ before the first update.
+        models: that both train.
         pairs: the steps that both made.
-        tensors: kind and line of each tensor of the original.
-        far: how far tensors are apart, where that was measured.
-        ends: who made no further step.
+        ends: who made no further step, or one of another model.
     """
-
-    def of_tensor(step: int, name: str, lines: tuple[str, str], meaning: str) -> Difference:
-        facts = tensors[name]
-        lines = (facts["line"] or lines[0], lines[1])
-        return Difference(
-            step=step, kind=facts["kind"], name=name, far=far.get(name), lines=lines,
-            meaning=meaning,
-        )  # fmt: skip
-
-    if at_start:
-        return of_tensor(0, at_start[0], ("", ""), _OTHER_START)
+    if not pairs and models and models[0].at_start:
+        return _of_start(models[0])
+    begun: set[int] = set()
     for pair in pairs:
+        model = models[pair.model]
+        if ends.turn is not None and ends.turn[0] <= pair.step:
+            break
+        if pair.model not in begun and model.at_start:
+            return _of_start(model)
+        begun.add(pair.model)
         if pair.same_loss is False:
-            return _of_loss(pair)
+            return _of_loss(pair, model)
         if pair.differing:
             first = pair.differing[0]
-            is_buffer = tensors[first]["kind"] == "buffer"
+            is_buffer = model.tensors[first]["kind"] == "buffer"
             meaning = _OTHER_BUFFER if is_buffer else _OTHER_UPDATE
-            return of_tensor(pair.step, first, pair.lines, meaning)
+            return _of_tensor(model, pair.step, first, pair.lines, meaning)
+    if ends.turn is not None:
+        return _of_turn(*ends.turn)
     return _of_steps(ends) if ends.original != ends.port else None
 
 
-def _of_loss(pair: StepPair) -> Difference:
+def _of_start(model: ModelPair) -> Difference:
+    return _of_tensor(model, 0, model.at_start[0], ("", ""), _OTHER_START)
+
+
+def _of_tensor(
+    model: ModelPair, step: int, name: str, lines: tuple[str, str], meaning: str
+) -> Difference:
+    facts = model.tensors[name]
+    lines = (facts["line"] or lines[0], lines[1])
+    return Difference(
+        step=step, kind=facts["kind"], name=name, far=model.far.get(name), lines=lines,
+        meaning=meaning, model=model.name,
+    )  # fmt: skip
+
+
+def _of_loss(pair: StepPair, model: ModelPair) -> Difference:
     mine, other = pair.original[-1], pair.port[-1]
     far = abs(other - mine) / (abs(mine) or 1.0)
     meaning = meaning_of_loss(pair)
     return Difference(
-        step=pair.step, kind="loss", name="", far=far, lines=pair.lines, meaning=meaning
+        step=pair.step, kind="loss", name="", far=far, lines=pair.lines, meaning=meaning,
+        model=model.name,
+    )  # fmt: skip
+
+
+def _of_turn(step: int, original: str, port: str) -> Difference:
+    return Difference(
+        step=step,
+        kind="steps",
+        name="",
+        far=None,
+        lines=("", ""),
+        meaning=f"It updates {original} in the original and {port} in the port: compare drop_last, "
+        "the batch size, and the order in which the models are trained.",
     )
 
 

@@ -29,12 +29,12 @@ class Watch(ABC):
     Attributes:
         channel: as given.
         steps: as given.
-        step: how many updates there were.
+        updates: how many there were, by the number of the model.
     """
 
     def __init__(self, channel: Channel, steps: int):
         self.channel, self.steps = channel, steps
-        self.step = 0
+        self.updates: list[int] = []
 
     @abstractmethod
     def watching(self) -> contextlib.AbstractContextManager[None]:
@@ -44,17 +44,28 @@ class Watch(ABC):
         """Tell what is only known when the script has ended by itself."""
         return
 
-    def updated(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Tell the state after one more update."""
-        self.step += 1
-        self.channel.state(self.step, tensors)
+    @property
+    def made(self) -> int:
+        """How many updates there were, of all models."""
+        return sum(self.updates)
+
+    def updated(self, model: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Tell the state of a model after one more update."""
+        self.updates[model] += 1
+        self.channel.state(model, self.updates[model], tensors)
 
     def tell_step(
-        self, first: int, losses: Sequence[float], inputs: Sequence[Mapping[str, Any]], line: str
+        self,
+        model: int,
+        first: int,
+        losses: Sequence[float],
+        inputs: Sequence[Mapping[str, Any]],
+        line: str,
     ) -> None:
-        """Tell of the updates from ``first`` to the present one."""
+        """Tell of a model's updates from ``first`` to the present one."""
+        last = self.updates[model]
         self.channel.send(
-            "step", first=first, last=self.step, losses=losses, inputs=inputs, line=line
+            "step", model=model, first=first, last=last, losses=losses, inputs=inputs, line=line
         )
 
     def stop_if_enough(self) -> None:
@@ -63,7 +74,7 @@ class Watch(ABC):
         Raises:
             Enough: they were.
         """
-        if self.step >= self.steps:
+        if self.made >= self.steps:
             raise Enough
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from abele.port.check.channel import BUFFER, PARAMETER, described, numbers
+from abele.port.check.channel import BUFFER, PARAMETER, Channel, described, numbers
 from abele.port.check.watch import Watch
 from abele.runtime.clock import CallRecord
 from abele.runtime.observers import Observer, of_new_sessions
@@ -18,9 +18,11 @@ from abele.warn import user_line
 
 
 class Port(Watch):
-    """Watches the first training session of a script, and those that go on with its model."""
+    """Watches the training sessions of a script; some go on with the model of an earlier one."""
 
-    _session: Session | None = None
+    def __init__(self, channel: Channel, steps: int):
+        super().__init__(channel, steps)
+        self._latest: list[Session] = []  # of each model
 
     @contextlib.contextmanager
     def watching(self) -> Generator[None]:
@@ -31,16 +33,17 @@ class Port(Watch):
     def _observer(self, session: Session) -> Observer | None:
         if not session.config.training:
             return None
-        before, made_anew = self._session, False
-        if before is not None:
-            made_anew = _goes_on(before, session)
-            if not made_anew:
-                self.channel.send(
-                    "note", text="the port compiles a second training model, which was not compared"
-                )
-                return None
-        self._session = session
-        return _Calls(self, session, made_anew)
+        models = [number for number, each in enumerate(self._latest) if _goes_on(each, session)]
+        return _Calls(self, session, models[-1] if models else None)
+
+    def model_of(self, session: Session, model: int | None) -> int:
+        """The number of the model that a session trains from now on; None is a new model."""
+        if model is not None:
+            self._latest[model] = session
+            return model
+        self._latest.append(session)
+        self.updates.append(0)
+        return len(self._latest) - 1
 
 
 def _goes_on(before: Session, session: Session) -> bool:
@@ -52,27 +55,34 @@ def _goes_on(before: Session, session: Session) -> bool:
 
 
 class _Calls(Observer):
-    """Tells of the calls of a session."""
+    """Tells of the calls of a session.
 
-    def __init__(self, watch: Port, session: Session, started: bool):
-        self._watch, self._session = watch, session
+    Args:
+        watch: of the script.
+        session: the one.
+        goes_on: the number of the model that it goes on with; None if its model is a new one.
+    """
+
+    def __init__(self, watch: Port, session: Session, goes_on: int | None):
+        self._watch, self._session, self._goes_on = watch, session, goes_on
         self._inputs: list[dict[str, Any]] = []
         self._losses: list[float] = []
         self._first = 1
-        self._started = started
+        self._model = -1
 
     def on_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
         """Note what comes in."""
-        if not self._started:
-            self._started = True
-            self._tell_start()
-        self._first = self._watch.step + 1
+        if self._model < 0:
+            self._model = self._watch.model_of(self._session, self._goes_on)
+            if self._goes_on is None:
+                self._tell_start()
+        self._first = self._watch.updates[self._model] + 1
         self._inputs = [described(each) for each in inputs]
 
     def on_update(self, step: MicroStep) -> None:
         """Tell the state after an update."""
         del step
-        self._watch.updated(self._state())
+        self._watch.updated(self._model, self._state())
 
     def on_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         """Note the loss."""
@@ -82,14 +92,14 @@ class _Calls(Observer):
     def on_call_end(self, call: CallRecord) -> None:
         """Tell of the call."""
         if call.error is None:
-            self._watch.tell_step(self._first, self._losses, self._inputs, user_line())
+            self._watch.tell_step(self._model, self._first, self._losses, self._inputs, user_line())
             self._watch.stop_if_enough()
 
     def _tell_start(self) -> None:
         session, channel = self._session, self._watch.channel
         kinds = dict.fromkeys(session.params, PARAMETER) | dict.fromkeys(session.buffers[0], BUFFER)
-        channel.model(self._state(), kinds, {})
-        channel.state(0, session.params)
+        channel.model(self._model, "", self._state(), kinds, {})
+        channel.state(self._model, 0, session.params)
 
     def _state(self) -> dict[str, torch.Tensor]:
         return {**self._session.params, **self._session.buffers[0]}

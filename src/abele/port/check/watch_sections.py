@@ -10,16 +10,18 @@ from typing import Any
 import torch
 
 from abele.capture.sections import STEP, gradient_of_output
-from abele.port.check.channel import BUFFER, PARAMETER, described, numbers
+from abele.port.check.channel import BUFFER, PARAMETER, Channel, described, numbers
 from abele.port.check.watch import Watch
 from abele.runtime.sections import SectionSession
 from abele.warn import user_line
 
 
 class Sections(Watch):
-    """Watches the first session of a script whose program is a whole step."""
+    """Watches the sessions of a script whose programs are whole steps, one for each model."""
 
-    _session: SectionSession | None = None
+    def __init__(self, channel: Channel, steps: int):
+        super().__init__(channel, steps)
+        self._sessions: list[SectionSession] = []
 
     @contextlib.contextmanager
     def watching(self) -> Generator[None]:
@@ -41,25 +43,28 @@ class Sections(Watch):
     def _step(
         self, session: SectionSession, plain: Any, inputs: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        if self._session is None:
-            self._session = session
-            self._tell_start()
+        if not any(each is session for each in self._sessions):
+            self._begin(session)
+        model = next(n for n, each in enumerate(self._sessions) if each is session)
         described_inputs = [described(value) for name, value in inputs.items() if _is_input(name)]
         outputs: dict[str, torch.Tensor] = plain(session, STEP, inputs)
-        self.updated(self._state())
-        self.tell_step(self.step, _losses(inputs, outputs), described_inputs, user_line())
+        self.updated(model, _state(session))
+        losses = _losses(inputs, outputs)
+        self.tell_step(model, self.updates[model], losses, described_inputs, user_line())
         self.stop_if_enough()
         return outputs
 
-    def _tell_start(self) -> None:
-        session: Any = self._session
+    def _begin(self, session: SectionSession) -> None:
+        self._sessions.append(session)
+        self.updates.append(0)
+        model = len(self._sessions) - 1
         kinds = dict.fromkeys(session.params, PARAMETER) | dict.fromkeys(session.buffers[0], BUFFER)
-        self.channel.model(self._state(), kinds, {})
-        self.channel.state(0, session.params)
+        self.channel.model(model, "", _state(session), kinds, {})
+        self.channel.state(model, 0, session.params)
 
-    def _state(self) -> dict[str, torch.Tensor]:
-        session: Any = self._session
-        return {**session.params, **session.buffers[0]}
+
+def _state(session: SectionSession) -> dict[str, torch.Tensor]:
+    return {**session.params, **session.buffers[0]}
 
 
 def _is_input(name: str) -> bool:
