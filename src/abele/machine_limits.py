@@ -14,7 +14,7 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,17 +126,20 @@ class MachineLimits:
         )
 
 
-def of_device(device: torch.device | str = "cpu") -> MachineLimits:
+def of_device(
+    device: torch.device | str = "cpu", types: Collection[torch.dtype] = _TYPES
+) -> MachineLimits:
     """The limits of a device for torch's present number of threads.
 
     Args:
         device: where tensors are computed. Measuring takes a second; a process does it once.
+        types: that matter beside float32. Fewer are measured in half the time; others are ignored.
     """
-    device = torch.device(device)
-    path = _path(device)
-    limits = _stored(path) or _measured_here.get(path)
+    device, types = torch.device(device), tuple(each for each in _TYPES if each in types)
+    path = _path(device, types)
+    limits = _stored(path, types) or _measured_here.get(path)
     if path not in _measured_here and (limits is None or limits.times < _TIMES):
-        now = measured(device)
+        now = measured(device, types)
         limits = now if limits is None else limits.better(now)
         _measured_here[path] = limits
         with contextlib.suppress(OSError):  # then the next process measures again
@@ -145,7 +148,9 @@ def of_device(device: torch.device | str = "cpu") -> MachineLimits:
     return limits
 
 
-def measured(device: torch.device | str = "cpu") -> MachineLimits:
+def measured(
+    device: torch.device | str = "cpu", types: Sequence[torch.dtype] = _TYPES
+) -> MachineLimits:
     """The limits as they are measured now, with torch's present number of threads.
 
     Several threads are at least as fast as one of them, which a busy machine slows down less:
@@ -153,25 +158,26 @@ def measured(device: torch.device | str = "cpu") -> MachineLimits:
 
     Args:
         device: where tensors are computed.
+        types: that are measured beside float32.
     """
     device = torch.device(device)
     threads = torch.get_num_threads()
-    limits = _measured(device)
+    limits = _measured(device, types)
     if device.type != "cpu" or threads == 1:
         return limits
     torch.set_num_threads(1)
     try:
-        return dataclasses.replace(limits.better(_measured(device)), times=1)
+        return dataclasses.replace(limits.better(_measured(device, types)), times=1)
     finally:
         torch.set_num_threads(threads)
 
 
-def _measured(device: torch.device) -> MachineLimits:
+def _measured(device: torch.device, types: Sequence[torch.dtype]) -> MachineLimits:
     with torch.no_grad():
         # What these bits are in other types are usual numbers, too.
         vectors = [torch.ones(_SIZES[-1] // 12, device=device) for _ in range(3)]
         rates = {"float32": _rates(torch.float32, vectors, _SPENT_S)}
-        for dtype in _TYPES:
+        for dtype in types:
             rates[_name_of(dtype)] = _rates(dtype, vectors, _SPENT_ON_TYPES_S)
         one, many, results = (each[:count] for each, count in zip(vectors, _COUNTS, strict=True))
         raising = _shortest(lambda: torch.exp(many, out=results), device, _SPENT_S)
@@ -228,8 +234,8 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _path(device: torch.device) -> Path:
-    measures = (_SIDE, _SIZES, tuple(map(_name_of, _TYPES)), _EXPONENTIALS, _CLOCK)
+def _path(device: torch.device, types: Sequence[torch.dtype]) -> Path:
+    measures = (_SIDE, _SIZES, tuple(map(_name_of, types)), _EXPONENTIALS, _CLOCK)
     parts = (_name(device), platform.machine(), torch.__version__, torch.get_num_threads())
     key = hashlib.sha256(repr((*parts, *measures)).encode()).hexdigest()[:16]
     return cache_folder() / f"machine_limits_{key}.json"
@@ -242,7 +248,7 @@ def _name(device: torch.device) -> str:
     return processor.name()
 
 
-def _stored(path: Path) -> MachineLimits | None:
+def _stored(path: Path, types: Sequence[torch.dtype]) -> MachineLimits | None:
     """What was measured before; None if it was not, or is damaged."""
     try:
         with files.open_regular(path) as file:
@@ -250,7 +256,7 @@ def _stored(path: Path) -> MachineLimits | None:
         data["rates"] = {name: _read(rates) for name, rates in data["rates"].items()}
         limits = MachineLimits(**data)
         numbers = (limits.times, limits.call_s, limits.exponentials_per_s)
-        names = {"float32", *map(_name_of, _TYPES)}
+        names = {"float32", *map(_name_of, types)}
         complete = set(limits.rates) == names and all(r.usable() for r in limits.rates.values())
         return limits if complete and min(numbers) > 0 else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

@@ -357,5 +357,6 @@ def _seeded(config: Config, instances: Instances) -> Iterator[tuple[int, int]]:
     try:
         yield data, weights
     finally:
-        torch.use_deterministic_algorithms(before)
+        if config.framework.seed:  # the call alone imports torch's compiler, which takes a second
+            torch.use_deterministic_algorithms(before)
         torch.set_rng_state(state)

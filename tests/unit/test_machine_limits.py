@@ -30,7 +30,7 @@ def measuring(monkeypatch, *rates):
     """Has the next measurements yield so many operations and bytes in a second."""
     rate = iter(rates)
 
-    def measured(device):
+    def measured(device, types):
         now = next(rate)
         return MachineLimits(
             device=str(device),
@@ -54,7 +54,7 @@ def test_a_measurement_has_the_order_of_caches_and_memory():
 
 
 def test_several_threads_that_wait_for_cores_count_as_one_at_least(monkeypatch):
-    def on_a_busy_machine(device):
+    def on_a_busy_machine(device, types):
         rate = 9.0 if torch.get_num_threads() == 1 else 2.0
         return MachineLimits(
             device=str(device),
@@ -112,6 +112,15 @@ def test_every_type_is_measured_and_others_count_as_float32():
     assert all(rates.usable() for rates in limits.rates.values())
     assert limits.of_type(torch.float16) is limits.rates["float16"]
     assert limits.of_type(torch.int64) is limits.rates["float32"]
+
+
+def test_only_types_that_matter_are_measured(folder):
+    limits = of_device(types={torch.float16, torch.int64})
+    assert set(limits.rates) == {"float32", "float16"}
+    machine_limits._measured_here.clear()
+    assert of_device(types={torch.float16}).times == 2  # those of before count
+    assert of_device(types=()).times == 1
+    assert len(list(folder.iterdir())) == 2
 
 
 def in_a_new_process():

@@ -133,7 +133,7 @@ _Ways = dict[str, list[_Way]]
 def _ways(programs: Sequence[Program], config: StepConfig, target: Target, *, timed: bool) -> _Ways:
     """The ways in which each program may run, by its name."""
     allocation = PIECES if target.device().type == "cpu" else WHOLE
-    limits = machine_limits.of_device(target.device()) if timed else None
+    limits = machine_limits.of_device(target.device(), _types(programs)) if timed else None
     result: _Ways = {}
     for name, lowered in lowered_for(target, programs, config).items():
         for program, chosen in lowered:
@@ -152,6 +152,12 @@ def _ways(programs: Sequence[Program], config: StepConfig, target: Target, *, ti
             )
             result.setdefault(name, []).append(way)
     return result
+
+
+def _types(programs: Sequence[Program]) -> set[torch.dtype]:
+    """The types in which something is computed."""
+    values = (node.meta.get("val") for each in programs for node in each.graph.graph.nodes)
+    return {each.dtype for each in values if isinstance(each, torch.Tensor)}
 
 
 def _needs(ways: _Ways, which: Callable[..., Need] = max) -> list[Need]:
