@@ -19,12 +19,13 @@ from abele.report.journal import Journal
 from abele.report.optimizer_differences import of_optimizers
 from abele.report.page import document
 from abele.report.page.markup import Content, Html, html, long_table, section, table, tag
-from abele.report.page.overview import per_call
+from abele.report.page.overview import micro_batches, per_call
 from abele.report.record import Run
 from abele.report.status import Steady, status_of, steady
 
 LEAST = 0.03
 _MOST_ROWS = 12  # of a table at first
+_ALWAYS_DIFFER = ("began", "half of all take")
 
 #: A run as its two files say it.
 Files = tuple[Run, Journal]
@@ -122,7 +123,10 @@ def page(first: Files, second: Files) -> str:
     timed = steady(first[1]) is not None and steady(second[1]) is not None
     runs = first[0], second[0]
     verdict = _verdict(differing, timed=timed, same=_same(*runs, differing), more=_not_alike(*runs))
-    head = html(tag("h1", f"{first[0].name} and {second[0].name}"), verdict)
+    names = [run.name for run in runs]
+    alike = names[0] == names[1]
+    title = f"Two runs of {names[0]}" if alike else f"{names[0]} and {names[1]}"
+    head = html(tag("h1", title), verdict)
     parts: list[Content] = [
         section("Both runs", _side_by_side(first, second), name="runs"),
         section("Differences", _groups(differing), name="differences") if differing else None,
@@ -141,7 +145,8 @@ def _same(first: Run, second: Run, differing: list[Difference]) -> bool:
 def _not_alike(first: Run, second: Run) -> str:
     """Says it where times of calls are those of different work."""
     one, other = (per_call(each.configuration) for each in (first, second))
-    return "" if one == other else f" A call of the first does {one}, of the second {other}."
+    said = f" A call of the first does {one}, of the second {other}: compare micro-batches."
+    return "" if one == other else said
 
 
 def _verdict(differing: list[Difference], *, timed: bool, same: bool, more: str) -> Html:
@@ -153,7 +158,7 @@ def _verdict(differing: list[Difference], *, timed: bool, same: bool, more: str)
     said = f"{words.count(len(differing), 'difference')}. {_of_optimizer(differing)}"
     if longer is None or longer.change is None:
         alike = "Times of calls are the same within their spread." if timed else ""
-        return tag("p", said, alike, more, class_="lead")
+        return tag("p", said, more or alike, class_="lead")
     kind = "worse" if longer.change > 0 else "better"
     text = f"{longer.what}: {longer.first} and {longer.second}, {_way(longer.change)}."
     if same:
@@ -187,12 +192,13 @@ def _way(change: float) -> str:
 
 def _side_by_side(first: Files, second: Files) -> Html:
     """What is known of each, also where it does not differ."""
-    columns = [_known(first), _known(second)]
-    rows: list[list[Content]] = [
-        [name, *(tag("span", each.get(name, ""), class_="value") for each in columns)]
-        for name in columns[0] | columns[1]
-    ]
-    return table(("", "first", "second"), rows)
+    one, other = columns = _known(first), _known(second)
+    rows: list[list[Content]] = []
+    for name in one | other:
+        kind = "span" if one.get(name) == other.get(name) or name in _ALWAYS_DIFFER else "b"
+        rows.append([name, *(tag(kind, each.get(name, ""), class_="value") for each in columns)])
+    note = "What differs is bold; below is which of it is more than chance."
+    return html(tag("p", note, class_="soft"), table(("", "first", "second"), rows))
 
 
 def _known(files: Files) -> dict[str, str]:
@@ -210,6 +216,12 @@ def _known(files: Files) -> dict[str, str]:
         low, middle, high = map(words.seconds, calls.quarters[1:4])
         known["a call takes (median)"] = middle
         known["half of all take"] = f"{low} to {high}"
+        known["a micro-batch takes (median)"] = words.seconds(
+            calls.quarters[2] / micro_batches(run.configuration)
+        )
+    losses = [each.loss for each in journal.windows if each.loss is not None]
+    if losses:
+        known["loss, first and last"] = f"{words.number(losses[0])}, {words.number(losses[-1])}"
     if run.build is not None:
         known["target"] = run.build.target
         known["programs"] = ", ".join(f"{each.name}: {each.lowering}" for each in run.programs)

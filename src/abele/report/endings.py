@@ -46,6 +46,19 @@ def text_of(error: BaseException) -> str:
     return f"A {type(error).__name__} was raised without a message."
 
 
+def with_causes(error: BaseException) -> str:
+    """What an error and its causes say, each text once and each type by name."""
+    text, cause = text_of(error), error.__cause__
+    seen = {id(error)}
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        said = text_of(cause)
+        more = "" if said in text else f": {said}"
+        text += f"\nCaused by {type(cause).__name__}{more}"
+        cause = cause.__cause__
+    return text
+
+
 def watch(run: Ending) -> None:
     """Tell ``run`` when the process ends."""
     global _pid

@@ -221,11 +221,9 @@ class Recorder(Observer):
 
         Args:
             where: what was going on, in words.
-            error: what happened; its cause is noted as well.
+            error: what happened; its causes are noted as well.
         """
-        text = endings.text_of(error)
-        if error.__cause__ is not None:
-            text += f"\nCaused by {type(error.__cause__).__name__}: {error.__cause__}"
+        text = endings.with_causes(error)
         self._add("error", self._now(), text[:LONGEST], type=type(error).__name__, where=where)
         self._look(over=False)
         self._write()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 import statistics
 
 from abele.report.journal import Journal, Moment, Window, joined
@@ -34,18 +35,20 @@ class Status:
     error: Moment | None = None
 
 
-# What an error is about, by a part of its type or text.
+# What an error is about, by a part of its type or text, in small letters.
 _KINDS = (
-    (
-        "out of memory",
-        ("OutOfMemoryError", "MemoryError", "can't allocate memory", "out of memory"),
-    ),
-    ("the disk is full", ("No space left on device", "Disk quota exceeded")),
-    ("another instance is gone", ("RankLostError", "UnrecoverableError", "Connection closed by")),
-    ("the compiler failed", ("CompilerError", "compiler failed")),
-    ("a number is infinite or NaN", ("TrappedError", "RecoverableError")),
-    ("it was interrupted by the keyboard", ("KeyboardInterrupt",)),
+    ("out of memory", ("memoryerror", "allocate memory", "out of memory", "not enough memory")),
+    ("the disk is full", ("no space left on device", "disk quota exceeded")),
+    ("another instance is gone", ("ranklosterror", "unrecoverableerror", "connection closed by")),
+    ("the compiler failed", ("compilererror", "compiler failed")),
+    ("a number is infinite or NaN", ("trappederror", "recoverableerror")),
+    ("it was interrupted by the keyboard", ("keyboardinterrupt",)),
 )
+# What a worker of torch's loader hands over: the error's type, then its traceback as text.
+_OF_WORKER = re.compile(r"^Caught \w+ in DataLoader worker process \d+\.\n")
+_LONGEST = 200  # characters of an error's text in a sentence
+_PREFIX = re.compile(r"^'\w+': ")  # the category, in errors of the PopTorch interface
+_FRAME = re.compile(r'^ *File "(?:.*[/\\])?([^"/\\]+)", line (\d+), in (\S+)', re.MULTILINE)
 
 
 def status_of(journal: Journal, alive: bool | None) -> Status:
@@ -68,6 +71,10 @@ def status_of(journal: Journal, alive: bool | None) -> Status:
         said = "" if end.what == "finished" else f"It {end.what.replace(':', ' because', 1)}."
         return Status(state=State.FINISHED, sentence=said)
     if end.what.startswith("ended by"):
+        if last is not None and all(each.until <= last.at for each in journal.windows):
+            # An instance that fails is stopped by its launcher before it has ended by itself.
+            said = f"{about(last)} Then it was {end.what}."
+            return Status(state=State.FAILED, sentence=said, error=last)
         return Status(
             state=State.INTERRUPTED,
             sentence=f"It was {end.what}: somebody, or a scheduler, asked it to stop.",
@@ -78,10 +85,25 @@ def status_of(journal: Journal, alive: bool | None) -> Status:
 
 def about(error: Moment) -> str:
     """What an error is about and where it came up, in a sentence."""
-    text = f"{error.type}: {error.what}"
+    text = f"{error.type}: {error.what}".lower()
     kinds = [words for words, signs in _KINDS if any(sign in text for sign in signs)]
-    said = f"{kinds[0][0].upper()}{kinds[0][1:]}" if kinds else f"{error.type or 'An error'}"
-    return f"{said}, in {error.where}." if error.where else f"{said}."
+    place = f" in {error.where}" if error.where else ""
+    if kinds:
+        said = kinds[0][0].upper() + kinds[0][1:]
+        return f"{said},{place}." if place else f"{said}."
+    if _OF_WORKER.match(error.what) and (frames := _FRAME.findall(error.what)):
+        file, line, function = frames[-1]
+        raised = error.what.rstrip().rpartition("\n")[2]
+        return f"A worker of the loader raised “{raised}”, in {file}:{line} in {function}."
+    name = error.type or "error"
+    article = "an" if name[0] in "AEIOUaeiou" else "a"
+    return f"It ended with {article} {name}{place}: {_beginning(error.what)}."
+
+
+def _beginning(text: str) -> str:
+    """The first sentence of what an error says, without the number or name that it begins with."""
+    first = _PREFIX.sub("", text.strip()).partition("\n")[0].partition(". ")[0].removesuffix(".")
+    return first if len(first) <= _LONGEST else f"{first[:_LONGEST]}…"
 
 
 def _killed(journal: Journal, alive: bool | None) -> str:

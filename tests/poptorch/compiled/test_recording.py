@@ -348,12 +348,12 @@ def test_steps_on_the_host_are_in_the_proof(tmp_path):
     wrapped = trainer(model, enableProfiling=str(tmp_path), modelName="net")
     wrapped(*rows(4))
     wrapped.report(tmp_path / "page.html")
-    assert "training steps that went round it 0" in words(tmp_path / "page.html")
+    assert "training steps by plain PyTorch none" in words(tmp_path / "page.html")
     model(*rows(4))[0].backward()
     shared_by(model).host_training.steps = 3
     wrapped.destroy()
     text = words(tmp_path / "net" / "report.html")
-    assert "training steps that went round it 3" in text
+    assert "training steps by plain PyTorch 3" in text
     assert "3 training steps of Scorer ran on the host, not on target reference" in text
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import re
 
 import pytest
 
@@ -114,7 +115,7 @@ def test_runs_that_were_never_built_can_be_compared(run):
 def test_both_runs_stand_beside_each_other_also_where_they_do_not_differ(run):
     text = page((run, timed(1)), (run, timed(101)))
     assert "No difference was found." in text
-    assert text.count("300") == 2  # calls
+    assert text.count(">300<") == 2  # calls
     assert text.count(run.build.executable[:16]) == 2
     assert "half of all take" in text
 
@@ -124,7 +125,23 @@ def test_calls_that_do_different_work_are_said_to(run):
     other = dataclasses.replace(run, configuration=accumulating)
     text = page((run, timed(1)), (other, timed(101)))
     assert "A call of the first does one micro-batch, of the second 4 accumulated" in text
+    assert "Times of calls are the same" not in text  # that would be chance
     assert "A call of the first does" not in page((run, timed(1)), (run, timed(101)))
+    micro_batches = re.search(r"a micro-batch takes \(median\)(.*?)</tr>", text).group(1)
+    one, four = (float(each) for each in re.findall(r">([0-9.]+) ms<", micro_batches))
+    assert one == pytest.approx(4 * four, rel=0.05)
+
+
+def test_what_differs_is_bold_and_the_losses_are_there(run):
+    named = dataclasses.replace(run, name="other")
+    text = page((run, timed(1)), (named, timed(101)))
+    assert "<h1>net and other</h1>" in text
+    assert '<b class="value">other</b>' in text
+    assert '<b class="value">reference</b>' not in text
+    losses = page((run, journal_of()), (run, journal_of()))
+    assert ">loss, first and last<" in losses
+    assert losses.count(">2, 1.05<") == 2
+    assert "<h1>Two runs of net</h1>" in page((run, timed(1)), (run, timed(101)))
 
 
 def test_options_come_before_what_came_of_them(run):

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import poptorch
+from abele.compile.later import Running
+from abele.compile.start import Start
 from abele.report import read_journal, read_run
 from abele.report.instances import Instance
 from abele.report.journal import Journal, JournalWriter, window_of
@@ -23,6 +25,15 @@ from helpers.reported import journal_of, run_before, run_of
 
 VOID = {"meta", "br", "rect", "path", "line", "circle"}
 END = ("end", "finished")
+#: As torch hands over what a worker of a loader has raised.
+WORKER = """Caught ValueError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/lib/torch/utils/data/_utils/worker.py", line 374, in _worker_loop
+    data = fetcher.fetch(index)
+  File "/home/a.py", line 20, in __getitem__
+    raise ValueError("event 7 has no label")
+ValueError: event 7 has no label
+"""
 
 
 class Checked(HTMLParser):
@@ -131,6 +142,8 @@ def test_a_page_before_anything_was_built_has_no_empty_sections():
 AGAIN = """
 import sys
 from pathlib import Path
+from abele.compile.later import Running
+from abele.compile.start import Start
 from abele.report import read_journal, read_run
 from abele.report.page import page
 folder = Path(sys.argv[1])
@@ -217,6 +230,9 @@ def test_a_loss_that_is_not_finite_is_in_the_first_sentence(introduction):
         ([("error", "no space"), ("end", "failed")], False, "failed"),
         ([("error", "[Errno 28] No space left on device"), ("end", "failed")], None, "is full"),
         ([("error", "can't allocate memory: you"), ("end", "failed")], None, "Out of memory"),
+        ([("error", "[Errno 12] Cannot allocate memory"), ("end", "failed")], None, "Out of mem"),
+        ([("error", "'a_b': x is 3. Or so."), ("end", "failed")], None, "error in call 3: x is 3."),
+        ([("error", WORKER), ("end", "failed")], None, "“ValueError: event 7 has no label”, in a"),
         ([("end", "interrupted")], None, "was interrupted"),
         ([("end", "ended: the wrapper was destroyed")], None, "because the wrapper was destroyed"),
         ([], True, "It was running when this was written, 1.9 s after it began; abele report says"),
@@ -226,15 +242,54 @@ def test_every_ending_is_said(moments, alive, said, introduction):
     assert said in read(introduction, journal_of(*moments), alive=alive)
 
 
-def test_steps_that_went_round_the_programs_are_counted(introduction):
-    proof = "training steps that went round it {}"
+def test_an_error_before_a_signal_is_why_it_ended(introduction):
+    moments = ("error", "died"), ("end", "ended by SIGTERM")
+    said = "failed . It ended with an error in call 3: died. Then it was ended by SIGTERM."
+    assert said in read(introduction, Journal(moments=journal_of(*moments).moments))
+    # The calls that follow here say that the run went on after that error.
+    assert "asked it to stop" in read(introduction, journal_of(*moments))
+
+
+def test_a_fallback_is_in_the_first_sentences(introduction):
+    build = dataclasses.replace(introduction.build, fallback="no compiler. Install one.")
+    words = read(dataclasses.replace(introduction, build=build), journal_of(END))
+    said = "It ran on the slower target reference: no compiler."
+    assert words.index(said) < words.index("What ran where")
+    assert "no compiler. Install one." in words
+
+
+def test_what_was_awaited_is_not_announced_after_the_end(introduction):
+    running = Running(start=Start.TIERED, interpreted=True).sentence()
+    build = dataclasses.replace(introduction.build, running=running)
+    run = dataclasses.replace(introduction, build=build)
+    assert f"what runs {running}" in read(run, journal_of())
+    ended = "what ran programs are interpreted; compiled ones were not ready when the run ended"
+    assert ended in read(run, journal_of(END))
+
+
+def test_an_error_that_is_noted_several_times_has_one_box(introduction):
+    cause, error = (
+        "no rule for ctc",
+        "'poptorch_py_error': no\nCaused by CompilerError: no rule for ctc",
+    )
+    moments = ("error", "another"), ("error", cause), ("error", error), ("end", "failed")
+    text = page(introduction, journal_of(*moments))
+    boxes = re.findall(r'<div class="trouble".*?</div>', text, re.DOTALL)
+    assert len(boxes) == 2
+    assert "Caused by CompilerError" in boxes[0]  # what ended the run comes first
+    assert "another" in boxes[1]
+    assert "The compiler failed, in call 3." in text
+
+
+def test_steps_outside_of_the_programs_are_counted(introduction):
+    proof = "training steps by plain PyTorch {}"
     run = dataclasses.replace(introduction, host_steps=0)
-    assert proof.format(0) in read(run, journal_of(END))
+    assert proof.format("none: all ran in these programs") in read(run, journal_of(END))
     said = "3 training steps of Net ran on the host, not on target cpu."
     words = read(dataclasses.replace(run, host_steps=3, host_said=said), journal_of(END))
     assert proof.format(3) in words
     assert words.index(said) < words.index("What ran where")
-    assert "went round it" not in read(introduction, journal_of(END))  # nobody counted
+    assert "by plain PyTorch" not in read(introduction, journal_of(END))  # nobody counted
 
 
 def test_the_loader_is_a_part_of_the_time_where_one_was_seen(introduction):

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from abele.errors import SerializationError
+from abele.report.endings import with_causes
 from abele.report.executable_file import FILE
 from abele.report.journal import SINGLE
 from abele.report.loading import Waits
@@ -118,6 +119,28 @@ def test_where_the_disk_is_full_the_page_is_worth_more_than_other_files(recorder
         recorder.failed("call 7", OSError(errno.ENOSPC, "No space left on device"))
     assert "No space left on device" in (tmp_path / "report.html").read_text()
     assert not (tmp_path / FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("cause", "text"),
+    [
+        ("no data", "line 3: no data\nCaused by OSError\nCaused by KeyError: 'run'"),
+        ("gone", "line 3: no data\nCaused by OSError: gone\nCaused by KeyError: 'run'"),
+    ],
+)
+def test_every_cause_is_noted_by_its_type_and_each_text_once(recorder, cause, text):
+    error = ValueError("line 3: no data")
+    error.__cause__ = OSError(cause)
+    error.__cause__.__cause__ = KeyError("run")
+    recorder.failed("call 1", error)
+    (noted,) = recorder.read().of_kind("error")
+    assert noted.what == text
+
+
+def test_causes_that_go_in_a_circle_come_to_an_end():
+    error, cause = ValueError("a"), OSError("b")
+    error.__cause__, cause.__cause__ = cause, error
+    assert with_causes(error) == "a\nCaused by OSError: b"
 
 
 def test_it_ends_once(recorder):

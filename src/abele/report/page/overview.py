@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from abele.report import words
 from abele.report.insights import insights as insights_of
 from abele.report.journal import Journal, Moment
 from abele.report.page.markup import Html, facts, html, section, tag
-from abele.report.record import Run
+from abele.report.record import Build, Run
 from abele.report.status import State, Status, steady
 
 SCATTERED = 2.0
+_AWAITED = " until compiled ones are ready"  # in ``compile.later.Running.sentence()``
 _UNCALLED = (
     "Nothing was compiled, and nothing ran on a device: the program made a wrapper of this model "
     "and never called it."
@@ -35,9 +38,23 @@ def verdict(run: Run, journal: Journal, status: Status) -> Html:
         parts, ". ", status.sentence, " ", _bound(run), " ", _loss(journal), " ", _peak(run)
     )
     begun = journal.calls or run.build or journal.of_kind("stage") or journal.end is None
-    warnings = ["" if begun else _UNCALLED, run.host_said if run.host_steps else ""]
+    fallback = "" if run.build is None or not run.build.fallback else _fallback(run.build)
+    warnings = ["" if begun else _UNCALLED, run.host_said if run.host_steps else "", fallback]
     shown = [tag("p", tag("b", each, class_="bad"), class_="lead") for each in warnings if each]
     return html(tag("p", said, class_="lead"), shown)
+
+
+def _fallback(build: Build) -> str:
+    """That it ran on another target than the fastest, and why; the proof has all of it."""
+    return f"It ran on the slower target {build.target}: {build.fallback}".partition(". ")[0] + "."
+
+
+def _running(build: Build, journal: Journal) -> str:
+    """Which programs ran; what was to come does not come once the run has ended."""
+    now, awaits, _ = build.running.partition(_AWAITED)
+    if not awaits or journal.end is None:
+        return build.running
+    return f"{now}; compiled ones were not ready when the run ended"
 
 
 def _bound(run: Run) -> str:
@@ -46,7 +63,7 @@ def _bound(run: Run) -> str:
     return f"The loop was {said}." if said else ""
 
 
-def _loss(journal: Journal) -> str:
+def _loss(journal: Journal) -> str | Html:
     losses = [each.loss for each in journal.windows if each.loss is not None]
     bad = sum(each.not_finite for each in journal.windows)
     if bad:
@@ -55,7 +72,8 @@ def _loss(journal: Journal) -> str:
         numbers = (
             f"call {last + 1}" if first.count == 1 else f"calls {first.first + 1} to {last + 1}"
         )
-        return f"The loss was not finite in {words.count(bad, 'call')}, first in {numbers}."
+        said = f"The loss was not finite in {words.count(bad, 'call')}, first in {numbers}."
+        return tag("b", said, class_="bad")
     if len(losses) < 2:
         return ""
     return f"The loss went from {words.number(losses[0])} to {words.number(losses[-1])}."
@@ -72,24 +90,41 @@ def trouble(journal: Journal, status: Status) -> list[Html]:
     """Errors, the one that ended the run first; fallbacks and the like are in the proof."""
     errors = journal.of_kind("error")
     if status.error is not None:
-        errors = [status.error, *(each for each in errors if each is not status.error)]
-    # An error that passes a call is noted there, and again where it ends the program.
-    texts = {each.what: each for each in reversed(errors)}
-    errors = [each for each in errors if texts[each.what] is each]
-    shown = [_error(each) for each in errors[:5]]
-    more = len(errors) - len(shown)
-    return [*shown, tag("p", f"And {words.count(more, 'error')} more in the journal.")][
-        : len(shown) + bool(more)
-    ]
+        errors = [*(each for each in errors if each is not status.error), status.error]
+    groups = _together(errors)
+    if status.error is not None:
+        groups = [groups[-1], *groups[:-1]]
+    shown = [_error(group) for group in groups[:5]]
+    if more := len(groups) - len(shown):
+        shown.append(tag("p", f"And {words.count(more, 'error')} more in the journal."))
+    return shown
 
 
-def _error(error: Moment) -> Html:
-    head = f"{error.type} in {error.where}, {words.seconds(error.at)} after the beginning"
-    return tag("div", tag("b", head), tag("pre", error.what[:20_000]), class_="trouble")
+def _together(errors: list[Moment]) -> list[list[Moment]]:
+    """Errors with those that say no more than a later one.
+
+    One that passes a call is noted there, again where it ends the program, and perhaps as the
+    cause of another. The last in each group says most.
+    """
+    groups: list[list[Moment]] = []
+    for each in errors:
+        parts = [group for group in groups if group[-1].what in each.what]
+        groups = [group for group in groups if group not in parts]
+        groups.append([*(error for part in parts for error in part), each])
+    return groups
+
+
+def _error(group: list[Moment]) -> Html:
+    error = group[-1]
+    before = list(dict.fromkeys(each.where for each in group if each.where != error.where))
+    more = f" (noted in {', '.join(before[:3])})" if before else ""
+    head = f"{error.type} in {error.where}{more}, {words.seconds(error.at)} after the beginning"
+    text = tag("pre", error.what[:20_000])
+    return tag("div", tag("b", head), text, class_="trouble", role="group", aria_label="Error")
 
 
 def proof(run: Run, journal: Journal) -> Html:
-    """What ran where: target, lowering, executable, calls, and what went round them."""
+    """What ran where: target, lowering, executable, calls, and steps outside of them."""
     build = run.build
     rows = [("calls", f"{journal.calls:,}")]
     if build is not None:
@@ -97,14 +132,15 @@ def proof(run: Run, journal: Journal) -> Html:
         rows += [
             ("target", build.target + forced),
             ("programs", ", ".join(f"{each.name}: {each.lowering}" for each in run.programs)),
-            ("what runs", build.running),
+            ("what runs" if journal.end is None else "what ran", _running(build, journal)),
             ("executable", build.executable[:16]),
             ("cache", build.cache + (f": {build.why}" if build.why else "")),
         ]
         if build.fallback:
             rows.append(("fallback", build.fallback))
     if run.host_steps is not None:
-        rows.append(("training steps that went round it", f"{run.host_steps:,}"))
+        outside = f"{run.host_steps:,}" if run.host_steps else "none: all ran in these programs"
+        rows.append(("training steps by plain PyTorch", outside))
     rows += [
         ("processor", f"{run.machine.processor}, {words.count(run.machine.cores, 'core')}"),
         ("threads", str(run.machine.threads)),
@@ -143,3 +179,9 @@ def per_call(configuration: dict[str, int]) -> str:
         if configuration.get(key, 1) > 1
     ]
     return " x ".join(parts) or "one micro-batch"
+
+
+def micro_batches(configuration: dict[str, int]) -> int:
+    """Return how many micro-batches a call of this process runs, those of its replicas included."""
+    names = "device_iterations", "gradient_accumulation", "replicas"
+    return math.prod(configuration.get(name, 1) for name in names)
