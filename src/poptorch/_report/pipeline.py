@@ -6,6 +6,7 @@ from typing import Any
 
 from abele.pipeline import PipelineRunner
 from abele.pipeline.report import Measured, state_bytes, timeline
+from abele.report.words import count as counted
 from poptorch._compiled.model import CompiledModel
 from poptorch._compiled.pipelines import Pipelining
 from poptorch._process import chrome_trace
@@ -81,8 +82,9 @@ class PipelineReport:
             return f"It runs as one program, because {self.pipelining.reason}."
         if measured is None:
             return f"Threads per stage: {self.threads}. Times come with the first call."
+        threads = counted(self.threads, "thread")
         return (
-            f"{measured.micro_batches} micro-batches, {self.threads} threads per stage. Bubble "
+            f"{measured.micro_batches} micro-batches, {threads} per stage. Bubble "
             f"{measured.bubble:.0%}; {measured.ideal_bubble:.0%} if all stages were equally fast. "
             f"On average {measured.at_once:.2f} stages worked at the same time."
         )

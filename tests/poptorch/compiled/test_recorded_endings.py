@@ -122,8 +122,8 @@ def test_a_pipeline_has_its_stages_on_the_page(tmp_path):
     assert {each.stage for each in shown.tasks} == {0, 1}
     assert all(0 <= each.begin <= each.end for each in shown.tasks)
     text = words(tmp_path / "net" / "report.html")
-    assert "One passage of 4 micro-batches took" in text
-    assert "stage 1: backward of micro-batch 3" in text
+    assert "In the latest call 4 micro-batches went through 2 stages in" in text
+    assert "stage 1: backward of micro-batch 3" in (tmp_path / "net" / "report.html").read_text()
 
 
 # -- memory, numbers, a disk ---------------------------------------------------------------

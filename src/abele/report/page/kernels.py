@@ -6,7 +6,17 @@ from abele.report import record, words
 from abele.report.journal import Journal
 from abele.report.kernel_times import Limits, Timing
 from abele.report.page import charts
-from abele.report.page.markup import Content, Html, folded, long_table, path_of, section, table, tag
+from abele.report.page.markup import (
+    Content,
+    Html,
+    by_program,
+    folded,
+    long_table,
+    path_of,
+    section,
+    table,
+    tag,
+)
 from abele.report.shares import DISTURBED, by_operator, slower
 
 _MOST, _MOST_KERNELS = 20, 60
@@ -23,12 +33,17 @@ def kernels(run: record.Run, journal: Journal) -> Html | None:
             "--measure takes them again."
         )
         parts.append(tag("p", tag("b", said, class_="worse")))
-    for program in run.programs:
-        if program.timing is not None:
-            parts += [tag("h3", tag("code", program.name)), *_of_program(program.timing)]
-        elif program.untimed:
-            said = f"{program.name} was not timed: {program.untimed}."
-            parts.append(tag("p", said))
+    parts += [
+        tag("p", f"{each.name} was not timed: {each.untimed}.")
+        for each in run.programs
+        if each.timing is None and each.untimed
+    ]
+    timed = [
+        (each.name, f"{words.seconds(time.seconds)} a run", time.seconds, _of_program(time))
+        for each in run.programs
+        if (time := each.timing) is not None
+    ]
+    parts += [by_program(timed)] if timed else []
     if not parts:
         return None
     return section("Operators by time", _note(run.limits), parts, name="kernels")

@@ -10,6 +10,7 @@ _EMPTY = frozenset({"meta", "path", "rect", "line", "circle", "br"})
 
 
 _LONG = 90  # characters
+_SHOWN = 3  # programs that a section shows without a click
 
 
 class Html(str):
@@ -77,10 +78,12 @@ def table(
     def cell(name: str, column: int, content: Content) -> Html:
         return tag(name, content, class_="number" if column in numbers else None)
 
-    head = [cell("th", i, text) for i, text in enumerate(heads)]
+    head = [cell("th" if text else "td", i, text) for i, text in enumerate(heads)]
     body = [tag("tr", [cell("td", i, text) for i, text in enumerate(row)]) for row in rows]
     top = tag("thead", tag("tr", head)) if head else None
-    return tag("div", tag("table", top, tag("tbody", body)), class_="scroll", tabindex=0)
+    shown = tag("table", top, tag("tbody", body))
+    named = ", ".join(filter(None, heads)) or "table"
+    return tag("div", shown, class_="scroll", tabindex=0, role="group", aria_label=named)
 
 
 def long_table(
@@ -122,3 +125,22 @@ def path_of(module: str) -> Html:
 def folded(title: Content, *content: Content, open_: bool = False) -> Html:
     """Return what is shown on demand."""
     return tag("details", tag("summary", title), *content, open=open_)
+
+
+def by_program(parts: Sequence[tuple[str, str, float, Content]]) -> Html:
+    """Return what a section says of each program.
+
+    Of many programs, such as those of a pipeline, only the one that needs most is shown at first.
+
+    Args:
+        parts: name of the program, what is said of it in short, how much it needs, and the rest.
+    """
+    if len(parts) <= _SHOWN:
+        return html([[tag("h3", tag("code", name)), rest] for name, _, _, rest in parts])
+    most = max(range(len(parts)), key=lambda index: parts[index][2])
+    return html(
+        [
+            folded([tag("h3", tag("code", name)), f": {said}"], rest, open_=index == most)
+            for index, (name, said, _, rest) in enumerate(parts)
+        ]
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abele.report import record, words
 from abele.report.page import charts
-from abele.report.page.markup import Content, Html, path_of, section, table, tag
+from abele.report.page.markup import Content, Html, by_program, path_of, section, table, tag
 
 # Classes of the kinds of state, from the bottom of the picture.
 _BANDS = {
@@ -26,14 +26,21 @@ _KINDS = {
 
 def memory(run: record.Run) -> Html:
     """A picture and a table for each program."""
-    parts: list[Content] = []
-    for program in run.programs:
-        parts += [tag("h3", tag("code", program.name)), *_of_program(program)]
+    parts = [
+        (each.name, _short(each), each.memory.peak, _of_program(each)) for each in run.programs
+    ]
     note = (
         "Bytes of tensors. Below, what is there all the time; above, what the program makes and "
         "frees, at each of its steps: the pointer shows which operation, tensor, module and line."
     )
-    return section("Memory over the program", tag("p", note, class_="soft"), parts, name="memory")
+    return section(
+        "Memory over the program", tag("p", note, class_="soft"), by_program(parts), name="memory"
+    )
+
+
+def _short(program: record.Program) -> str:
+    given = sum(program.given.values())
+    return f"{words.size(program.memory.peak)} at most beside {words.size(given)}"
 
 
 def _of_program(program: record.Program) -> list[Content]:

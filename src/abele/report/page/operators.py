@@ -6,24 +6,27 @@ from collections import Counter, defaultdict
 
 from abele.report import record, words
 from abele.report.page import charts
-from abele.report.page.markup import Content, Html, long_table, section, tag
+from abele.report.page.markup import Content, Html, by_program, long_table, section, tag
 
 _MOST = 30
 
 
 def operators(run: record.Run) -> Html:
     """A table of each program's operators, those that move most bytes first."""
-    parts: list[Content] = []
+    parts: list[tuple[str, str, float, Content]] = []
     for program in run.programs:
-        total = sum(each.count for each in program.operators)
-        head = (tag("code", program.name), f": {words.count(total, 'operation')}")
-        parts += [tag("h3", *head), _table(program)]
+        moved = sum(each.bytes for each in program.operators)
+        total = words.count(sum(each.count for each in program.operators), "operation")
+        said = f"{total}, {words.size(moved)}"
+        parts.append((program.name, said, moved, _table(program)))
     note = (
         "Operations are those of convolutions, matrix products and attention. Bytes are of the "
         "tensors that an operator reads and makes, the least that it could move if nothing were "
         "joined; views move none. The next section has the reasons for who computes each."
     )
-    return section("What operators need", tag("p", note, class_="soft"), parts, name="operators")
+    return section(
+        "What operators need", tag("p", note, class_="soft"), by_program(parts), name="operators"
+    )
 
 
 def _table(program: record.Program) -> Html:

@@ -6,7 +6,8 @@ from abele.report import record, words
 from abele.report.page import charts
 from abele.report.page.markup import Content, Html, section, table, tag
 
-_ROW, _GAP = 30.0, 6.0
+# Shares of the width from which on a task has room for its number: anywhere, and on wide screens.
+_ROOM, _WIDE_ROOM = 0.06, 0.02
 
 
 def pipeline(run: record.Run) -> Html | None:
@@ -16,59 +17,57 @@ def pipeline(run: record.Run) -> Html | None:
         return None
     length = max(each.end for each in shown.tasks)
     micro_batches = len({each.micro_batch for each in shown.tasks})
+    trained = any(each.backward for each in shown.tasks)
     said = (
-        f"One passage of {words.count(micro_batches, 'micro-batch')} took "
-        f"{words.seconds(length)}. Stages waited {shown.bubble:.0%} of the time; stages that take "
-        f"equally long would wait {shown.ideal:.0%}."
+        f"In the latest call {words.count(micro_batches, 'micro-batch')} went through "
+        f"{words.count(len(shown.stages), 'stage')} in {words.seconds(length)}. The bubble, the "
+        f"share of time in which stages waited, was {shown.bubble:.0%}; with stages that take "
+        f"equally long it would be {shown.ideal:.0%}."
     )
-    entries = [("c1", "forward"), ("c2", "backward"), ("wait", "waiting")]
-    picture = _gantt(shown, length)
-    return section(
-        "Pipeline", tag("p", said), picture, charts.legend(entries), _table(shown, length),
-        name="pipeline",
-    )  # fmt: skip
+    entries = [("c1", "forward"), ("c6", "backward"), ("wait", "waiting")]
+    legend = charts.legend([each for each in entries if trained or each[0] != "c6"])
+    parts = tag("p", said), _gantt(shown, length), legend, _table(shown, length)
+    return section("Pipeline", *parts, name="pipeline")
 
 
 def _gantt(shown: record.Pipeline, length: float) -> Html:
-    count = len(shown.stages)
-    scale = charts.HEIGHT / (count * (_ROW + _GAP))
-    shapes: list[Content] = []
-    for stage in range(count):
-        shapes.append(_box("wait", 0, 1, stage, scale, f"stage {stage}: waiting"))
-    for each in shown.tasks:
-        way = "backward" if each.backward else "forward"
-        took = words.seconds(each.end - each.begin)
-        title = f"stage {each.stage}: {way} of micro-batch {each.micro_batch}, {took}"
-        begin, end = each.begin / length, each.end / length
-        shapes.append(
-            _box("c2" if each.backward else "c1", begin, end, each.stage, scale, title, edge=True)
+    """Tasks as boxes with the numbers of their micro-batches, a row for each stage."""
+    rows = [
+        tag(
+            "div",
+            tag("span", f"{stage} {name}", class_="name"),
+            tag(
+                "div",
+                [_box(each, length) for each in shown.tasks if each.stage == stage],
+                class_="track",
+            ),
         )
-    return charts.frame(
-        shapes,
-        top=f"stage 0 at the top, stage {count - 1} at the bottom",
-        left="0",
-        right=words.seconds(length),
-        title=f"Tasks of {count} stages over {words.seconds(length)}",
-        height=max(4, 2 * count),
-    )
+        for stage, name in enumerate(shown.stages)
+    ]
+    marks = [tag("span", words.seconds(length * quarter / 4)) for quarter in range(5)]
+    axis = tag("div", tag("span"), tag("div", marks, class_="axis"))
+    said = f"When each of {len(shown.stages)} stages worked, over {words.seconds(length)}"
+    note = "numbers are those of micro-batches"
+    top = tag("div", note, class_="top")
+    return tag("figure", top, tag("div", rows, axis, class_="gantt", role="img", aria_label=said))
 
 
-def _box(
-    kind: str, begin: float, end: float, stage: int, scale: float, title: str, edge: bool = False
-) -> Html:
-    gap = 0.6 if edge else 0.0  # neighbours stay apart
+def _box(each: record.Task, length: float) -> Html:
+    way = "backward" if each.backward else "forward"
+    begin, share = each.begin / length, (each.end - each.begin) / length
+    took = f"{words.seconds(each.begin)} to {words.seconds(each.end)}"
+    number = str(each.micro_batch) if share >= _WIDE_ROOM else None
     return tag(
-        "rect",
-        tag("title", title),
-        class_=kind,
-        x=f"{begin * charts.WIDTH:.2f}",
-        y=f"{stage * (_ROW + _GAP) * scale:.2f}",
-        width=f"{max(0.5, (end - begin) * charts.WIDTH - gap):.2f}",
-        height=f"{_ROW * scale:.2f}",
+        "i",
+        number if share >= _ROOM or number is None else tag("span", number),
+        class_="c6" if each.backward else "c1",
+        style=f"left:{100 * begin:.2f}%;width:{100 * share:.2f}%",
+        title=f"stage {each.stage}: {way} of micro-batch {each.micro_batch}, {took}",
     )
 
 
 def _table(shown: record.Pipeline, length: float) -> Html:
+    trained = any(each.backward for each in shown.tasks)
     rows: list[list[Content]] = []
     for stage, name in enumerate(shown.stages):
         times = [0.0, 0.0]
@@ -76,7 +75,8 @@ def _table(shown: record.Pipeline, length: float) -> Html:
             if each.stage == stage:
                 times[each.backward] += each.end - each.begin
         waited = max(0.0, length - sum(times))
-        cells = [words.seconds(each) for each in (*times, waited)]
+        cells = [words.seconds(each) for each in (*times[: 1 + trained], waited)]
         rows.append([str(stage), name, *cells, words.share(waited, length)])
-    heads = ("stage", "blocks", "forward", "backward", "waited", "share")
-    return table(heads, rows, numbers=(0, 2, 3, 4, 5))
+    ways = ("forward", "backward") if trained else ("forward",)
+    heads = ("stage", "blocks", *ways, "waited", "share")
+    return table(heads, rows, numbers=(0, *range(2, len(heads))))

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from abele.report import words
-from abele.report.page.markup import Content, Html, folded, long_table, section, table, tag
+from abele.report.page.markup import (
+    Content,
+    Html,
+    by_program,
+    folded,
+    long_table,
+    section,
+    table,
+    tag,
+)
 from abele.report.record import Change, Choice, Program, Run
 
 #: The page shows so much of each program's text; ``run.json`` has more.
@@ -18,10 +27,18 @@ def lowerings(run: Run) -> Html:
     rows: list[list[Content]] = [
         [tag("code", each.name), each.lowering, _why(each)] for each in run.programs
     ]
-    parts: list[Content] = [table(("program", "lowering", "why"), rows)]
-    for each in run.programs:
-        parts += [tag("h3", tag("code", each.name)), _computers(each)]
-    return section("Who computes what, and why", parts, name="lowerings")
+    parts = [(each.name, _kinds(each), _uses(each), _computers(each)) for each in run.programs]
+    first = table(("program", "lowering", "why"), rows)
+    return section("Who computes what, and why", first, by_program(parts), name="lowerings")
+
+
+def _uses(program: Program) -> int:
+    return sum(each.count for each in program.choices)
+
+
+def _kinds(program: Program) -> str:
+    kinds = dict.fromkeys(each.by for each in program.choices)
+    return f"{words.count(_uses(program), 'operation')} by {', '.join(kinds)}" if kinds else ""
 
 
 def _why(program: Program) -> list[Content]:
@@ -73,22 +90,34 @@ def _of_abele(program: Program) -> str:
 
 def passes(run: Run) -> Html:
     """The stamps of each program, and its text after each pass that changed it."""
-    parts: list[Content] = []
+    parts: list[tuple[str, str, float, Content]] = []
     left = TEXTS
     for program in run.programs:
-        rows: list[list[Content]] = [
-            [tag("code", stamp.by), words.seconds(stamp.seconds), f"{stamp.nodes:,}"]
-            for stamp in program.history
-        ]
-        parts += [
-            tag("h3", tag("code", program.name)),
-            table(("pass", "took", "nodes after it"), rows, numbers=(1, 2)),
-        ]
+        content: list[Content] = [_stamps(program)]
         for each in program.changes:
-            parts.append(_change(each, shows=len(each.after) <= left))
+            content.append(_change(each, shows=len(each.after) <= left))
             left -= len(each.after)
-        parts.append(folded("The program after all passes", tag("pre", _cut(program.text))))
-    return section("Programs", parts, name="programs")
+        content.append(folded("The program after all passes", tag("pre", _cut(program.text))))
+        nodes = program.history[-1].nodes if program.history else 0
+        parts.append((program.name, words.count(nodes, "node"), nodes, content))
+    return section("Programs", by_program(parts), name="programs")
+
+
+def _stamps(program: Program) -> Html | None:
+    """What each pass took and left."""
+    if not program.history:
+        return None
+    first, last = program.history[0], program.history[-1]
+    rows: list[list[Content]] = [
+        [tag("code", stamp.by), words.seconds(stamp.seconds), f"{stamp.nodes:,}"]
+        for stamp in program.history
+    ]
+    took = words.seconds(sum(stamp.seconds for stamp in program.history))
+    said = (
+        f"All {len(rows)} steps that made it, in {took}: "
+        f"{words.count(first.nodes, 'node')} after {first.by}, {last.nodes:,} at the end"
+    )
+    return folded(said, table(("pass", "took", "nodes after it"), rows, numbers=(1, 2)))
 
 
 def _change(change: Change, *, shows: bool) -> Html | None:

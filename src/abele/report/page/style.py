@@ -4,16 +4,16 @@ STYLE = """
 :root {
   color-scheme: light dark;
   --paper: #ffffff; --ink: #1c2126; --soft: #56616b; --line: #dfe4e8; --card: #f5f7f8;
-  --good: #00704f; --bad: #a83a00; --c1: #0072b2; --c2: #8a6bbd; --c3: #009e73; --c4: #b8860b;
-  --c5: #6b7780; --c6: #d55e00; --move: #56a5d8; --wait: #c9ced3;
-  --m1: #7fbce4; --m2: #d99ac0; --m3: #e3c277; --m4: #b9c2c9;
+  --good: #00704f; --bad: #a83a00; --c1: #0072b2; --c2: #5e2079; --c3: #0a9b74; --c4: #b97d00;
+  --c5: #707b84; --c6: #9c3300; --move: #3a8dc6; --wait: #c9ced3;
+  --m1: #86c5ec; --m2: #b279b8; --m3: #eccf80; --m4: #bcc3c9;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --paper: #14181c; --ink: #e6eaed; --soft: #a3aeb8; --line: #2f373e; --card: #1c2227;
-    --good: #4cc9a0; --bad: #ff9d5c; --c1: #3a8fc7; --c2: #9a80d0; --c3: #2cb58d; --c4: #c9a13b;
-    --c5: #7d8993; --c6: #e8803a; --move: #67b3e3; --wait: #454e56;
-    --m1: #5d9cc7; --m2: #b5739b; --m3: #b8964a; --m4: #66717a;
+    --good: #4cc9a0; --bad: #ff9d5c; --c1: #3a8fc7; --c2: #d3b8f5; --c3: #3fd0a4; --c4: #ecc552;
+    --c5: #7d8993; --c6: #dd6a33; --move: #67b3e3; --wait: #454e56;
+    --m1: #8ecbf2; --m2: #b06fb3; --m3: #d9c07c; --m4: #66717a;
   }
 }
 * { box-sizing: border-box; }
@@ -31,7 +31,7 @@ p { margin: .5rem 0; max-width: 48rem; }
 p.soft, figcaption, .soft { color: var(--soft); }
 nav { margin: .8rem 0 0; display: flex; flex-wrap: wrap; gap: .1rem 1rem; font-size: .9rem; }
 a { color: var(--c1); }
-.lead { font-size: 1.12rem; }
+.lead { font-size: 1.12rem; overflow-wrap: anywhere; }
 .lead b.good { color: var(--good); } .lead b.bad { color: var(--bad); }
 .trouble { border-left: 4px solid var(--bad); background: var(--card); padding: .6rem .9rem;
   margin: 1rem 0; overflow-x: auto; }
@@ -70,6 +70,13 @@ svg { display: block; width: 100%; background: var(--card); border-radius: 4px; 
   padding: 0; font-size: .85rem; color: var(--soft); }
 .legend i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px;
   margin-right: .35rem; vertical-align: -1px; }
+.gantt > div { display: grid; grid-template-columns: minmax(4rem, 9rem) 1fr; gap: 0 .7rem;
+  align-items: center; margin: .25rem 0; font-size: .85rem; }
+.gantt .name { overflow-wrap: anywhere; line-height: 1.25; }
+.track { position: relative; height: 1.7rem; background: var(--wait); overflow: hidden; }
+.track i { position: absolute; top: 0; bottom: 0; min-width: 1px; overflow: hidden;
+  color: var(--paper); font: .75rem/1.7rem system-ui, "DejaVu Sans", sans-serif; text-align: center;
+  box-shadow: -1px 0 var(--paper); }
 .c1 { fill: var(--c1); background: var(--c1); } .c2 { fill: var(--c2); background: var(--c2); }
 .c3 { fill: var(--c3); background: var(--c3); } .c4 { fill: var(--c4); background: var(--c4); }
 .c5 { fill: var(--c5); background: var(--c5); } .c6 { fill: var(--c6); background: var(--c6); }
@@ -97,6 +104,7 @@ td:has(> .bar.placed) { width: 24rem; min-width: 7rem; }
 .axis span:last-child { white-space: nowrap; }
 details { margin: .3rem 0; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
+summary h3 { display: inline; }
 details details { margin-left: 1.1rem; }
 .tree summary, .leaf { font-size: .92rem; padding: .1rem 0; }
 .leaf { margin-left: 2.1rem; } .tree b { font-weight: 600; }
@@ -105,8 +113,10 @@ ol.insights { padding-left: 1.3rem; max-width: 52rem; } ol.insights li { margin:
 .better { color: var(--good); } .worse { color: var(--bad); }
 @media print { main { max-width: none; } section { break-inside: avoid; }
   .hover { display: none; } }
-@media (max-width: 40rem) { main { padding: 1rem .8rem 3rem; } h1 { font-size: 1.4rem; }
-  .at, #memory td { white-space: nowrap; }
+@media (max-width: 40rem) { .gantt > div { grid-template-columns: 1fr; }
+  .track i span { display: none; } .gantt .axis span:nth-child(even) { display: none; }
+  main { padding: 1rem .8rem 3rem; } h1 { font-size: 1.4rem; }
+  .at, #memory td { white-space: nowrap; } .why { min-width: 10rem; } .list { min-width: 14rem; }
   .bar:not(.placed) { display: none; } td:has(> .bar:not(.placed)) { width: 0; min-width: 0; }
   #runs td:has(> .value), #differences td:has(> .value) { min-width: 4.2rem; } }
 """
