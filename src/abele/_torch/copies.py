@@ -9,7 +9,7 @@ takes more than the rest of a copy. No graph here has any.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx.graph import CodeGen
@@ -35,20 +35,84 @@ def copied_node(
     untyped: Any = graph
     name: str = untyped._graph_namespace.create_name(node.name, None)
     new = torch.fx.Node(graph, name, node.op, node.target, args, kwargs, node.type)
-    untyped._graph_namespace.associate_name_with_obj(name, new)
-    untyped._insert(new)
-    untyped._find_nodes_lookup_table.insert(new)
-    untyped._len += 1
+    _insert(new)
     # Whoever sets an attribute of a node has torch look it up in its graph, twice.
     new.meta.update(node.meta if meta is None else meta)
     return new
 
 
+def new_call(
+    graph: torch.fx.Graph, target: Any, args: tuple[Any, ...], meta: Mapping[str, Any]
+) -> torch.fx.Node:
+    """Add a call to a graph, as ``graph.call_function`` does.
+
+    Args:
+        graph: gets the node where it inserts nodes at the moment.
+        target: what is called.
+        args: its arguments, no symbolic sizes among them.
+        meta: of the node.
+    """
+    untyped: Any = graph
+    name: str = untyped._graph_namespace.create_name(untyped._target_to_str(target), None)
+    new = torch.fx.Node(graph, name, "call_function", target, args, {})
+    _insert(new)
+    new.meta.update(meta)
+    return new
+
+
+def _insert(new: torch.fx.Node) -> None:
+    graph: Any = new.graph
+    graph._graph_namespace.associate_name_with_obj(new.name, new)
+    graph._insert(new)
+    graph._find_nodes_lookup_table.insert(new)
+    graph._len += 1
+
+
 def copied_graph(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """Return a graph with copies of all nodes, which generates plain code."""
+    """Return a graph with copies of all nodes, which generates plain code.
+
+    Names of one graph are valid and differ, so the copies have them without being asked for each.
+    """
     new = torch.fx.Graph(tracer_cls=graph._tracer_cls)
+    untyped: Any = new
+    insert = untyped._root._prepend
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    copied = copies.__getitem__
     for node in graph.nodes:
-        copies[node] = copied_node(new, node, copies.__getitem__)
+        old: Any = node
+        args: Any = map_arg(node.args, copied)
+        kwargs: Any = map_arg(node.kwargs, copied) if old._kwargs else old._kwargs
+        copy = torch.fx.Node(new, node.name, node.op, node.target, args, kwargs, node.type)
+        insert(copy)
+        copy.meta.update(node.meta)
+        copies[node] = copy
+    _note_copies(new, graph, copies)
     new.set_codegen(CodeGen())
     return new
+
+
+def _note_copies(
+    new: torch.fx.Graph, graph: torch.fx.Graph, copies: Mapping[torch.fx.Node, torch.fx.Node]
+) -> None:
+    """Have a graph know its nodes as if each had been created in it."""
+    untyped: Any = new
+    untyped._len = len(copies)
+    table = untyped._find_nodes_lookup_table.table
+    for key, nodes in cast("Any", graph)._find_nodes_lookup_table.table.items():
+        table[key] = {copies[node]: None for node in nodes}
+    names = untyped._graph_namespace
+    names._obj_to_name = {copy: copy.name for copy in copies.values()}
+    names._used_names.update(names._obj_to_name.values())
+    for name in names._obj_to_name.values():  # where the names of further nodes go on counting
+        base, _, number = name.rpartition("_")
+        if base and number.isdecimal():
+            names._base_count[base] = int(number)
+        else:
+            names._base_count.setdefault(name, 0)
+
+
+def called_targets(graph: torch.fx.Graph) -> list[Any]:
+    """Return what a graph calls, each once; much fewer than its nodes."""
+    untyped: Any = graph
+    table = untyped._find_nodes_lookup_table.table
+    return [target for (op, target), nodes in table.items() if op == "call_function" and nodes]

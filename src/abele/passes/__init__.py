@@ -76,7 +76,9 @@ def _run(program: Program, order: Sequence[Pass]) -> Program:
     for each in order:
         started = time.perf_counter()
         try:
-            program = each(program).verify()
+            after = each(program)
+            if after is not program:  # else it was verified
+                program = after.verify()
         except ProgramError as error:
             raise ProgramError(
                 f"Pass {each.__name__!r} broke program {program.name!r} after {done}: {error}"

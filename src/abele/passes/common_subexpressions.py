@@ -22,11 +22,17 @@ def common_subexpressions(program: Program) -> Program:
     graph = editable(program)
     returned = set(returned_nodes(graph))
     seen: dict[Any, torch.fx.Node] = {}
+    mergeable: dict[int, bool] = {}  # by what is called, whose hash torch computes in Python
     for node in graph.graph.nodes:
-        # Results keep their own storage: two outputs of a program must not alias.
-        if node.op != "call_function" or not _mergeable(node) or node in returned:
+        if node.op != "call_function":
             continue
-        key = (node.target, _key(node.args), _key(node.kwargs))
+        called = id(node.target)
+        if called not in mergeable:
+            mergeable[called] = _mergeable(node)
+        # Results keep their own storage: two outputs of a program must not alias.
+        if not mergeable[called] or node in returned:
+            continue
+        key = (called, _key(node.args), _key(node.kwargs) if node.kwargs else ())
         first = seen.setdefault(key, node)
         if first is not node:
             node.replace_all_uses_with(first)
@@ -43,8 +49,10 @@ def _mergeable(node: torch.fx.Node) -> bool:
 
 
 def _key(value: Any) -> Any:
+    if isinstance(value, torch.fx.Node):
+        return value
     if is_sequence(value):
-        return tuple(_key(item) for item in value)
+        return tuple(map(_key, value))
     if is_dict(value):
         return tuple(sorted((name, _key(item)) for name, item in value.items()))
     # 1, 1.0 and True are equal in Python and different arguments of an operator; so are 0.0 and

@@ -13,12 +13,12 @@ import operator
 import torch
 
 from abele.passes._edit import editable, finished
-from abele.program import Program, has_effect, is_getitem
+from abele.program import Program, calls_effect, has_effect, is_getitem
 
 
 def effects_in_order(program: Program) -> Program:
     """Chain the nodes with effects."""
-    if not any(has_effect(node) for node in program.graph.graph.nodes):
+    if not calls_effect(program.graph.graph):
         return program
     graph = editable(program)
     before: torch.fx.Node | None = None

@@ -48,7 +48,8 @@ aten = torch.ops.aten
 
 def recomputation(program: Program) -> Program:
     """Acts on marks and borders, and removes the marks."""
-    if not any(map(_is_mark, program.graph.graph.nodes)) and not _borders(program.graph):
+    marks = program.graph.graph.find_nodes(op="call_function", target=checkpoint.operator)
+    if not marks and not _borders(program.graph):
         return program
     graph = editable(program)
     marked = _remove_marks(graph) | _borders(graph)
@@ -108,6 +109,8 @@ def _remove_marks(graph: torch.fx.GraphModule) -> Nodes:
 
 
 def _borders(graph: torch.fx.GraphModule) -> Nodes:
+    if not any(SEGMENT in marks_of(node) for node in graph.graph.nodes):
+        return set()
     return {
         value
         for node in graph.graph.nodes

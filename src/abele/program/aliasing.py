@@ -8,7 +8,6 @@ most that is alive at once asks here.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,7 +34,11 @@ SHARES = "shares"
 def base(node: torch.fx.Node) -> torch.fx.Node:
     """The node whose memory a value lives in: itself, unless it is a view or an argument."""
     *_, last = kept_alive(node)
-    return last.meta.get(SHARES, last) if last.op == "get_attr" else last
+    return _memory_of_source(last)
+
+
+def _memory_of_source(node: torch.fx.Node) -> torch.fx.Node:
+    return node.meta.get(SHARES, node) if node.op == "get_attr" else node
 
 
 def kept_alive(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
@@ -82,7 +85,7 @@ class Aliases:
         while node not in self._known:
             source = _source(node)
             if source is None:
-                self._known[node] = base(node), SHARES not in node.meta
+                self._known[node] = _memory_of_source(node), SHARES not in node.meta
             else:
                 path.append(node)
                 node = source
@@ -203,17 +206,24 @@ def _memories(
 def _source(node: torch.fx.Node) -> torch.fx.Node | None:
     """The argument whose memory a result shares, if it does."""
     call, index = (node_argument(node, 0), node.args[1]) if is_getitem(node) else (node, 0)
-    called = called_operator(call)
-    if called is None or not isinstance(index, int):
+    target = call.target
+    if not isinstance(target, OpOverload) or not isinstance(index, int):
         return None
-    shared = _shared_argument(called, index)
+    # By identity: torch hashes an operator in Python, and this is asked of every node.
+    known = _SHARED.get((id(target), index))
+    if known is None:
+        known = _SHARED[id(target), index] = target, _shared_argument(target, index)
+    shared = known[1]
     if shared is None:
         return None
     nodes = _nodes(_given(call, *shared))
     return nodes[0] if nodes else None
 
 
-@functools.cache
+# What ``_shared_argument`` said, with the operator, whose identity no other object has meanwhile.
+_SHARED: dict[tuple[int, int], tuple[OpOverload, tuple[int, str] | None]] = {}
+
+
 def _shared_argument(target: OpOverload, index: int) -> tuple[int, str] | None:
     """Position and name of the argument whose memory a result of an operator shares."""
     schema = schema_of(target)

@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 
 from abele._torch import OpOverload, schema_of
+from abele._torch.copies import called_targets
 from abele.errors import ProgramError
 
 
@@ -115,13 +116,13 @@ class Program:
 
     def placeholders(self) -> list[torch.fx.Node]:
         """The input nodes, in slot order."""
-        return [node for node in self.graph.graph.nodes if node.op == "placeholder"]
+        return self.graph.graph.find_nodes(op="placeholder")
 
     @property
     def uses_random(self) -> bool:
         """Whether running it draws random numbers."""
         tag = torch.Tag.nondeterministic_seeded
-        return any(has_tag(node, tag) for node in all_nodes(self.graph))
+        return any(tag in operator.tags for operator in operators_called(self.graph))
 
     def text(self, *, provenance: bool = True) -> str:
         """The program as Python, with shapes, dtypes and the user's source lines."""
@@ -197,13 +198,7 @@ def _verify_writes(program: Program) -> None:
     """Only ``copy_`` into a slot marked ``mutated`` may write, and every such slot is written."""
     slots = dict(zip(program.placeholders(), program.inputs, strict=True))
     written: set[str] = set()
-    known: dict[int, bool] = {}  # by operator; there are few, and asking takes long
-    for node in program.graph.graph.nodes:
-        called = id(node.target)
-        if called not in known:
-            known[called] = writes(node)
-        if not known[called]:
-            continue
+    for node in _writing(program.graph.graph):
         target = node_argument(node, 0)
         if node.target is not torch.ops.aten.copy_.default or target not in slots:
             raise ProgramError(
@@ -212,8 +207,8 @@ def _verify_writes(program: Program) -> None:
             )
         written.add(slots[target].name)
     for _, inner in subgraphs(program.graph):
-        for node in all_nodes(inner):
-            if writes(node):
+        for each in all_graphs(inner):
+            for node in _writing(each.graph):
                 raise ProgramError(
                     f"Program {program.name!r} writes in place inside a loop or a branch, at node "
                     f"{node.name!r} ({node.target}); only copy_ into an input slot may."
@@ -225,10 +220,17 @@ def _verify_writes(program: Program) -> None:
         )
 
 
+def _writing(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
+    """The nodes that change an argument, by operator: there are few, and thousands of nodes."""
+    for target in called_targets(graph):
+        if isinstance(target, OpOverload) and schema_of(target).is_mutable:
+            yield from graph.find_nodes(op="call_function", target=target)
+
+
 def writes(node: torch.fx.Node) -> bool:
     """Whether a node changes one of its arguments in place."""
-    called = called_operator(node)
-    return called is not None and schema_of(called).is_mutable
+    target = node.target
+    return isinstance(target, OpOverload) and schema_of(target).is_mutable
 
 
 _EFFECTS: set[OpOverload] = set()
@@ -255,11 +257,15 @@ def has_effect(node: torch.fx.Node) -> bool:
     return node.target in _EFFECTS
 
 
+def calls_effect(graph: torch.fx.Graph) -> bool:
+    """Whether a node of a graph has an effect; bodies of loops and branches are not looked into."""
+    return not _EFFECTS.isdisjoint(called_targets(graph))
+
+
 def users_operator(program: Program) -> str | None:
     """An operator that only a user's program registers, if there is one in ``program``."""
-    for node in all_nodes(program.graph):
-        called = called_operator(node)
-        if called is not None and called.namespace not in _NAMESPACES:
+    for called in operators_called(program.graph):
+        if called.namespace not in _NAMESPACES:
             return str(called)
     return None
 
@@ -288,18 +294,31 @@ def returned_nodes(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
 
 def subgraphs(graph: torch.fx.GraphModule) -> Iterator[tuple[str, torch.fx.GraphModule]]:
     """The bodies of a graph's loops and branches, by the name its nodes use."""
-    for node in graph.graph.nodes:
-        if node.op == "get_attr":
-            inner = getattr(graph, str(node.target), None)
-            if isinstance(inner, torch.fx.GraphModule):
-                yield str(node.target), inner
+    for node in graph.graph.find_nodes(op="get_attr"):
+        inner = getattr(graph, str(node.target), None)
+        if isinstance(inner, torch.fx.GraphModule):
+            yield str(node.target), inner
 
 
 def all_nodes(graph: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
     """The nodes of a graph and of every body inside it."""
-    yield from graph.graph.nodes
+    for each in all_graphs(graph):
+        yield from each.graph.nodes
+
+
+def all_graphs(graph: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
+    """A graph and every body inside it."""
+    yield graph
     for _, inner in subgraphs(graph):
-        yield from all_nodes(inner)
+        yield from all_graphs(inner)
+
+
+def operators_called(graph: torch.fx.GraphModule) -> Iterator[OpOverload]:
+    """The operators that a graph and the bodies inside it call, each at least once."""
+    for each in all_graphs(graph):
+        for target in called_targets(each.graph):
+            if isinstance(target, OpOverload):
+                yield target
 
 
 def ancestors(*nodes: torch.fx.Node) -> set[torch.fx.Node]:

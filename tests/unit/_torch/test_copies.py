@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from abele._torch.copies import copied_graph, copied_node
+from abele._torch.copies import called_targets, copied_graph, copied_node, new_call
 
 aten = torch.ops.aten
 
@@ -64,3 +64,39 @@ def test_a_copy_may_get_other_metadata():
     copied = copied_node(graph, list(graph.nodes)[2], lambda node: node, meta)
     copied.meta["line"] = 2
     assert (copied.meta, meta) == ({"val": 1, "line": 2}, {"val": 1})
+
+
+def test_nodes_added_to_a_copy_have_the_names_that_they_have_in_deepcopys():
+    ours, theirs = copied_graph(_graph()), copy.deepcopy(_graph())
+    for graph in (ours, theirs):
+        for _ in range(3):
+            with graph.inserting_before(next(reversed(graph.nodes))):
+                graph.call_function(aten.relu.default, (next(iter(graph.nodes)),))
+    assert _facts(ours) == _facts(theirs)
+    assert len(ours.find_nodes(op="call_function", target=aten.relu.default)) == 5
+
+
+def test_a_new_call_is_the_one_that_torch_makes():
+    ours, theirs, meta = _graph(), _graph(), {"val": 1}
+    for graph in (ours, theirs):
+        x, _, first, *_ = graph.nodes
+        with graph.inserting_before(first):
+            if graph is ours:
+                made = new_call(graph, aten.add.Tensor, (x, [x, 1]), meta)
+            else:
+                graph.call_function(aten.add.Tensor, (x, [x, 1])).meta.update(meta)
+        graph.lint()
+    made.meta["line"] = 2
+    assert meta == {"val": 1}
+    del made.meta["line"]
+    assert _facts(ours) == _facts(theirs)
+    assert len(ours.nodes) == len(theirs.nodes)
+
+
+def test_targets_are_named_once_and_only_while_they_are_called():
+    graph = _graph()
+    assert called_targets(graph) == [aten.relu.default, aten.cat.default]
+    (last,) = graph.find_nodes(op="call_function", target=aten.cat.default)
+    last.replace_all_uses_with(next(iter(graph.nodes)))
+    graph.erase_node(last)
+    assert called_targets(graph) == [aten.relu.default]

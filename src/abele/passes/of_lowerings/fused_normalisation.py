@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import torch
 
+from abele._torch.copies import new_call
 from abele.ops import norm_activation
 from abele.passes._edit import editable, finished
 from abele.program import Program, is_getitem, node_argument
@@ -167,8 +168,7 @@ def _replace_backward(norm: _Norm, arguments: tuple[Any, ...], results: Results)
 
 def called(target: Any, arguments: tuple[Any, ...], origin: _Node, results: Results) -> _Node:
     """Return a new call in the place of ``origin``, which says where the user wrote it."""
-    node = origin.graph.call_function(target, arguments)
-    node.meta = dict(origin.meta)
+    node = new_call(origin.graph, target, arguments, origin.meta)
     values = [each.meta["val"] if isinstance(each, _Node) else each for each in arguments]
     first = next(value for value in values if isinstance(value, torch.Tensor))
     with first.fake_mode:  # type: ignore[attr-defined]
@@ -178,9 +178,8 @@ def called(target: Any, arguments: tuple[Any, ...], origin: _Node, results: Resu
 
 def result_of(node: _Node, index: int) -> _Node:
     """Return a new node that picks one result of a node with several."""
-    picked = node.graph.call_function(operator.getitem, (node, index))
-    picked.meta = {**node.meta, "val": node.meta["val"][index]}
-    return picked
+    meta = {**node.meta, "val": node.meta["val"][index]}
+    return new_call(node.graph, operator.getitem, (node, index), meta)
 
 
 def _drop_zero_gradient(node: _Node, zeros: dict[tuple[int, ...], _Node]) -> None:
