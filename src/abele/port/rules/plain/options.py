@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import libcst as cst
 from libcst import matchers as m
@@ -17,8 +16,8 @@ from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.edits import parsed
 from abele.port.finding import Verdict
-from abele.port.rules.plain import gaps
-from abele.port.rules.plain.settings import Setting, settings
+from abele.port.rules.plain import gaps, named_options
+from abele.port.rules.plain.settings import settings
 from abele.port.source import Source
 
 CODES = {
@@ -34,12 +33,14 @@ CODES = {
 }
 
 _GONE = "plain PyTorch has no options; batches are counted where they are made and used"
+_UNKNOWN = (
+    "which option {name} names is not known before the program runs: call options by name, or go "
+    "through a dictionary that is written here"
+)
 _SEED = (
     "torch's seed is what the host has had; what a device drew itself, such as dropout, is another "
     "stream"
 )
-#: A member of an enumeration, as a text of options names it.
-_MEMBER = re.compile(r"[A-Z]\w+\.\w+")
 #: Parts of models that draw random numbers.
 _DRAWS = re.compile(r"(?i)dropout|bernoulli|rrelu|rand\w*_like|multinomial|gumbel")
 #: Options that say how a device computes, and not what.
@@ -74,8 +75,14 @@ _BLOCKED = {
     "inputReplicaGrouping": "replicas with weights of their own are several models here",
     "enableSyntheticData": "the program trained on made-up data, whatever it was given",
     "updatableNamedBuffers": "buffers were sent to the device by hand",
-    "loadFromFile": "which options a file has is not known before the program runs",
-    "from_json": "which options a text has is not known before the program runs",
+    "loadFromFile": (
+        "which options a file has is not known before the program runs: write its lines here, as "
+        "calls of these options"
+    ),
+    "from_json": (
+        "which options a text has is not known before the program runs: give it the text itself, "
+        "or call options by name"
+    ),
     "configureProcessId": "torchrun numbers processes: run the program in several by popdist",
     "disable": "one process trains or reads by itself: use torch's DataLoader and model there",
     "setEnvVarNames": "torchrun numbers processes by RANK and WORLD_SIZE",
@@ -87,40 +94,29 @@ def apply(context: Context) -> None:
     for thing in context.things.all(Kind.OPTIONS):
         for each in settings(context, thing):
             if each.name in _BLOCKED:
-                reason = f"{each.name}: {_BLOCKED[each.name]}{_as_calls(each)}"
-                context.say(each.source, each.call, "ABP1008", Verdict.BLOCKED, reason)
+                reason = f"{each.name}: {_BLOCKED[each.name]}"
+                context.say(each.place, each.at, "ABP1008", Verdict.BLOCKED, reason)
             elif each.name not in _NEUTRAL:
                 reason = _MANUAL.get(each.name, "what this option did is not known here")
-                context.say(each.source, each.call, "ABP1007", Verdict.MANUAL, reason)
+                context.say(each.place, each.at, "ABP1007", Verdict.MANUAL, reason)
     for source in context.project.sources:
+        for _, named in named_options.all_of(context.things, source):
+            _by_text(context, named)
         for node in _outermost(context, source):
             if not context.treated & {*_chain(node)}:
                 _take_out(context, source, node)
 
 
-def _as_calls(setting: Setting) -> str:
-    """How options that are given as text are written as calls, which are followed."""
-    given = setting.call.args[0].value if setting.call.args else None
-    if setting.name != "from_json" or not isinstance(given, cst.SimpleString):
-        return ""
-    try:
-        entries: Any = json.loads(str(given.evaluated_value))
-    except ValueError:
-        return ""
-    if not isinstance(entries, dict) or not isinstance(setting.call.func, cst.Attribute):
-        return ""
-    name = setting.source.code(setting.call.func.value)
-    named = cast("dict[str, Any]", entries)
-    calls = [f"{name}.{path}({_argument(value)})" for path, value in named.items()]
-    return f"; write {', '.join(calls)}"
-
-
-def _argument(value: Any) -> str:
-    """A value of a text of options, as a call takes it: a list is several, a name is a member."""
-    if isinstance(value, list):
-        return ", ".join(map(repr, cast("list[Any]", value)))
-    is_member = isinstance(value, str) and _MEMBER.fullmatch(value)
-    return f"poptorch.{value}" if is_member else repr(value)
+def _by_text(context: Context, named: named_options.Named) -> None:
+    """Take out a call by ``getattr`` that is read; name one that is not."""
+    source, node = named.source, named.node
+    if named.calls is None and m.matches(node.func, m.Name("getattr")):
+        context.treated.add(node.args[0].value)
+        reason = _UNKNOWN.format(name=source.code(node.args[1].value))
+        context.say(source, node, "ABP1008", Verdict.BLOCKED, reason)
+    elif named.calls is not None and m.matches(node.func, m.Name("getattr")):
+        context.treated.add(node.args[0].value)
+        _remove(context, source, named.statement)
 
 
 def _outermost(context: Context, source: Source) -> Iterator[cst.BaseExpression]:
@@ -181,23 +177,27 @@ def _alone(parent: cst.CSTNode) -> bool:
     return not isinstance(parent, cst.Assign) or len(parent.targets) == 1
 
 
-def _remove(context: Context, source: Source, node: cst.BaseExpression) -> None:
-    statement = statement_of(source, node)
-    if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) > 1:
+def _remove(context: Context, source: Source, node: cst.CSTNode) -> None:
+    statement = node if isinstance(node, cst.For) else statement_of(source, node)
+    several = isinstance(statement, cst.SimpleStatementLine) and len(statement.body) > 1
+    if several or not isinstance(statement, cst.SimpleStatementLine | cst.For):
         _blocked(context, source, node)
         return
-    seeds = [
-        each
-        for each in findall(statement, m.Call(func=m.Attribute(attr=m.Name("randomSeed"))))
-        if isinstance(each, cst.Call) and each.args and _is_options(context, source, each)
-    ]
+    inside = {node, *findall(statement, m.Call())}
+    seeds = {
+        each.at: each
+        for thing in context.things.all(Kind.OPTIONS)
+        for each in settings(context, thing)
+        if each.name == "randomSeed" and each.at in inside and each.call.args
+    }
     context.treated.add(statement)
     if not seeds:
         gaps.remove(context, source, statement)
         context.say(source, statement, "ABP1001", Verdict.MODIFIED, _GONE)
         return
     context.edits(source).need("import torch")
-    texts = [f"torch.manual_seed({source.code(each.args[0].value)})" for each in seeds]
+    values = [source.code(each.call.args[0].value) for each in seeds.values()]
+    texts = [f"torch.manual_seed({each})" for each in values]
 
     def change(node: Any) -> Any:
         first, *others = parsed("\n".join(texts))
