@@ -6,6 +6,7 @@ Those that the micro-batch that runs returns are part of what its program needs.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
 import torch
 
@@ -35,15 +36,26 @@ class Results:
     before: Interval
 
 
-def of_calls(model: Program, config: StepConfig, *, on_host: bool) -> Results:
+def of_calls(
+    model: Program,
+    config: StepConfig,
+    *,
+    on_host: bool,
+    returned: Collection[str] | None = None,
+) -> Results:
     """What results of calls take.
 
     Args:
         model: the program of a micro-batch.
         config: how a call runs it.
         on_host: the device is the host; elsewhere the caller has results in other memory.
+        returned: outputs that the caller gets; None for all.
     """
-    outputs = [slot for slot in model.outputs if slot.role is not Role.MAGNITUDES]
+    outputs = [
+        slot
+        for slot in model.outputs
+        if slot.role is not Role.MAGNITUDES and (returned is None or slot.name in returned)
+    ]
     sizes = [torch.empty(s.shape, dtype=s.dtype, device="meta").nbytes for s in outputs]
     one, steps = _taken(sizes, on_host), list(batching.schedule(config))
     kept, earlier, at_update = 0, _NOTHING, _NOTHING

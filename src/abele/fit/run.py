@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 
@@ -34,11 +34,15 @@ class Calls:
         module: bytes of the user's weights and buffers on the host.
         batch: bytes of the inputs of one call.
         tiered: first steps are interpreted, and compiled programs take over.
+        handed: bytes that a program finds of earlier ones of the same call, by its name.
+        returned: outputs that callers get; None for all.
     """
 
     module: int
     batch: int
     tiered: bool = False
+    handed: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    returned: Collection[str] | None = None
 
 
 def estimate(
@@ -83,13 +87,20 @@ def _moments(
     programs: Sequence[Program], config: StepConfig, target: Target, calls: Calls, ways: _Ways
 ) -> list[Moment]:
     always = _always(programs, config, target, calls)
-    results = of_calls(programs[0], config, on_host=target.device().type == "cpu")
+    on_host = target.device().type == "cpu"
+    results = of_calls(programs[0], config, on_host=on_host, returned=calls.returned)
     needs = _needs(ways)
     most = together(needs)
     alone = sum(each.reserved - each.shared for each in needs)
     made = [moments.start(always, Interval(alone, alone, most))]
     made += [
-        moments.of_program(name, way.need, always, _beside(way.need, name, ways), results)
+        moments.of_program(
+            name,
+            way.need,
+            (*always, *_handed(calls, name)),
+            _beside(way.need, name, ways),
+            results,
+        )
         for name, each in ways.items()
         for way in each
     ]
@@ -152,6 +163,12 @@ def _ways(programs: Sequence[Program], config: StepConfig, target: Target, *, ti
             )
             result.setdefault(name, []).append(way)
     return result
+
+
+def _handed(calls: Calls, name: str) -> list[Part]:
+    """What earlier programs of a call have left for one."""
+    size = calls.handed.get(name, 0)
+    return [Part(role="left by earlier sections", size=Interval.exact(size))] if size else []
 
 
 def _types(programs: Sequence[Program]) -> set[torch.dtype]:

@@ -8,11 +8,12 @@ from typing import Any
 from abele import fit
 from abele.compile import build
 from abele.compile.start import Start, requested
-from abele.fit import Answer, Calls, Estimate, Limit, Verdict
+from abele.fit import Answer, Calls, Estimate, Verdict, process
 from abele.fit.answers import Say, silent
 from abele.fit.limits import of_machine
+from abele.fit.text import table
 from abele.targets import Target
-from poptorch._fit import process, text
+from poptorch._fit import text
 from poptorch._fit.ladder import Ladder, Search
 from poptorch._fit.trial import Trial
 from poptorch._forward.placement import PlacementTable
@@ -52,17 +53,12 @@ class FitReport:
         Args:
             say: told in words what takes time now.
         """
-        yield text.table(self.answer)
+        yield table(self.answer)
         if self.verdict is not Verdict.FITS:
             yield "\n".join(text.changes(self._search.ladder(say)))
 
     def __str__(self) -> str:
         return "\n".join(self.pieces())
-
-
-def default_limit(target: Target) -> str:
-    """The memory of the device on which a target runs."""
-    return "cuda:0" if target.device().type == "cuda" else "cpu"
 
 
 def check(trial: Trial, limit: str | None) -> FitReport:
@@ -77,9 +73,10 @@ def check(trial: Trial, limit: str | None) -> FitReport:
         CaptureError: forward cannot be captured.
     """
     target, _ = build.choose_target()
-    known = of_machine(limit or default_limit(target))  # before capture, which takes longer
+    known = of_machine(limit or process.default_limit(target))  # before capture, which takes longer
     estimated = estimate(trial, target)
-    answer = compare(estimated, known, trial, target)
+    programs, counted = trial.captured.programs, trial.module_bytes + trial.batch_bytes
+    answer = process.compare(estimated, known, programs, target, counted=counted)
     search = Search(trial, answer, functools.partial(estimate, target=target))
     return FitReport(answer=answer, placement=trial.placement, _search=search)
 
@@ -93,12 +90,3 @@ def estimate(trial: Trial, target: Target, *, timed: bool = True) -> Estimate:
         tiered=start is Start.TIERED,
     )
     return fit.estimate(trial.captured.programs, trial.config, target, calls, timed=timed)
-
-
-def compare(estimated: Estimate, limit: Limit, trial: Trial, target: Target) -> Answer:
-    """Compare an estimate with a limit, with the process beside it where they share a memory."""
-    beside = ()
-    if limit.of_process and target.device().type == "cpu":
-        operations = sum(len(each.graph.graph.nodes) for each in trial.captured.programs)
-        beside = (process.beside(trial.module_bytes + trial.batch_bytes, operations),)
-    return fit.decide(estimated, limit, beside)

@@ -9,8 +9,9 @@ from torch import nn
 import poptorch
 from abele import arena
 from abele.compile import build
+from abele.fit import process
 from abele.fit.run import STATE
-from poptorch._fit import changes, check, process
+from poptorch._fit import changes, check
 
 
 class Layers(nn.Module):

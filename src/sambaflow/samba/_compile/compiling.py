@@ -22,6 +22,7 @@ from sambaflow.errors import GraphError, UsageError
 from sambaflow.samba._calls import arguments
 from sambaflow.samba._calls import optimizers as _optimizers
 from sambaflow.samba._calls.messages import say, say_traced
+from sambaflow.samba._compile import fitting
 from sambaflow.samba._compile import pef as _pef
 from sambaflow.samba._compile.sections import trace_model
 from sambaflow.samba.sambatensor import SambaTensor
@@ -51,6 +52,7 @@ def compile_model(
     started = time.perf_counter()
     traced = traced_with(model, named, keywords, rule, loss_indices, fused_only=fused_only)
     say_traced(traced, time.perf_counter() - started)
+    fitting.answer_if_asked(traced, model, named)
     with _graph_errors():
         config = StepConfig(training=rule is not None)
         made, record = build(traced.captured.programs, config, log_folder=path.parent)

@@ -1,13 +1,44 @@
 """What the process itself takes of the machine's memory, beside what an estimate counts."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from pathlib import Path
 
-from abele.fit import Interval, Part
+from abele.fit.estimate import Estimate, Interval, Part
+from abele.fit.limits import Limit
+from abele.fit.verdict import Answer, decide
+from abele.program import Program
+from abele.targets import Target
 
 # Python's own memory, threads and libraries may grow by this while programs run.
 _GROWTH = (0.0, 0.05, 0.15)
 # Likewise for each operation: what Python knows of it, and code that libraries write for it.
 _OF_OPERATION = (0, 6 * 2**10, 24 * 2**10)
+
+
+def default_limit(target: Target) -> str:
+    """The memory of the device on which a target runs."""
+    return "cuda:0" if target.device().type == "cuda" else "cpu"
+
+
+def compare(
+    estimated: Estimate, limit: Limit, programs: Sequence[Program], target: Target, *, counted: int
+) -> Answer:
+    """Compare an estimate with a limit, with the process beside it where they share a memory.
+
+    Args:
+        estimated: of the programs.
+        limit: how much memory there is.
+        programs: as captured.
+        target: what would run them.
+        counted: bytes of tensors that this process has, and the estimate counts.
+    """
+    parts = ()
+    if limit.of_process and target.device().type == "cpu":
+        operations = sum(len(each.graph.graph.nodes) for each in programs)
+        parts = (beside(counted, operations),)
+    return decide(estimated, limit, parts)
 
 
 def beside(counted: int, operations: int) -> Part:
