@@ -117,17 +117,18 @@ def test_a_program_that_is_another_at_each_start_gets_a_seed(seed, climbed):
     assert printed.count("passed  ") == 6
 
 
+# What a step keeps is large beside what it multiplies, so that runs are short.
 WIDE = """\
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(0)
 net = torch.nn.Sequential(
-    *(torch.nn.Linear(128, 512), torch.nn.Tanh(), torch.nn.Linear(512, 512), torch.nn.Tanh()),
-    *(torch.nn.Linear(512, 512), torch.nn.Tanh(), torch.nn.Linear(512, 1)),
+    *(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 32), torch.nn.Tanh()),
+    *(torch.nn.Linear(32, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)),
 )
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-for (x,) in DataLoader(TensorDataset(torch.randn(8192, 128)), batch_size=8192):
+for (x,) in DataLoader(TensorDataset(torch.randn(8192, 16, 8)), batch_size=8192):
     optimizer.zero_grad()
     loss = net(x).square().mean()
     loss.backward()
