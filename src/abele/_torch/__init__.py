@@ -143,8 +143,19 @@ def laid_out_like(
     if shared is not None:
         return view_of(shared, mode, shape, stride, like.storage_offset(), like)
     device = like.fake_device if isinstance(like, FakeTensor) else like.device
+    return laid_out(shape, stride, like.dtype, device, mode)
+
+
+def laid_out(
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    mode: FakeTensorMode,
+) -> torch.Tensor:
+    """Return a tensor without data that lies in memory of its own as stated."""
     with in_kernel_invocation_manager(mode):
-        meta = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
+        meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
     return FakeTensor(mode, meta, device)
 
 
@@ -162,6 +173,24 @@ def view_of(
         meta = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
         meta.set_(tensor.untyped_storage(), offset, shape, stride)
     return FakeTensor(mode, meta, device)
+
+
+def viewed(tensor: FakeTensor, view: Callable[..., torch.Tensor], *settings: Any) -> torch.Tensor:
+    """Return a view of a tensor without data, as the kernel lays it out.
+
+    Torch asks a function in Python for most of them, which takes up to a millisecond.
+
+    Args:
+        tensor: is viewed.
+        view: the operator; a kernel decides without looking at values.
+        settings: its other arguments.
+
+    Raises:
+        IndexError, RuntimeError: there is no such view.
+    """
+    with in_kernel_invocation_manager(tensor.fake_mode):
+        meta = view(tensor, *settings)
+    return FakeTensor(tensor.fake_mode, meta, tensor.fake_device)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from abele._torch import OpOverload
 from abele._torch.copies import copied_node
 from abele.containers import is_sequence
 from abele.trace.constants import computed, results
-from abele.trace.known_results import results_of
+from abele.trace.kept_results import results_of
 from abele.trace.layouts import UnknownError, key_of_call, layout_of
 from abele.trace.out_arguments import has_out, write_results
 from abele.trace.overlaps import each_once

@@ -68,27 +68,66 @@ def _asked(function, args):
         return _facts(results_of(function, fakes)), stated is None
 
 
+VIEWS = {
+    aten.detach.default: [()],
+    aten.expand.default: [([3, -1, -1, -1, -1],), ([2, -1, -1, -1],)],
+    aten.permute.default: [([0, 2, 3, 1],), ([-1, 0, 2, 1],)],
+    aten.select.int: [(0, 1), (1, -1), (-1, 3), (2, 0)],
+    aten.slice.Tensor: [(2, 1, 5, 2), (3, -4), (0, 1, None)],
+    aten.squeeze.dim: [(1,), (-2,)],
+    aten.t.default: [()],
+    aten.transpose.int: [(0, 1), (-1, 2)],
+    aten.unsqueeze.default: [(0,), (-1,)],
+    aten.view.default: [([-1, 8],), ([2, 24, 8],), ([2, 4, 48],), ([96, 1, 4],)],
+}
+VIEW_CASES = [(view, settings) for view, all_settings in VIEWS.items() for settings in all_settings]
+
+
 def test_all_are_tested():
-    assert set(CALLS) | {aten.select.int} == set(_KNOWN)
+    assert {*CALLS, *VIEWS} == set(_KNOWN)
 
 
 @pytest.mark.parametrize("layout", ["first", "last", "view", "expanded", "transposed"])
-@pytest.mark.parametrize(("dim", "index"), [(0, 1), (1, -1), (-1, 3), (2, 0)])
-def test_a_selected_row_is_a_view_where_the_kernel_has_it(layout, dim, index):
+@pytest.mark.parametrize(("view", "settings"), VIEW_CASES)
+def test_views_lie_where_the_kernel_puts_them(layout, view, settings):
     x = _images(layout, torch.bfloat16)
-    real = aten.select.int(x, dim, index)
+    x = x[1, 1] if view is aten.t.default else x
     with _torch.static_fakes() as mode:
         fake = mode.from_tensor(x)
-        row = _KNOWN[aten.select.int](fake, dim, index)
-    assert _facts(row) == _facts(real)
-    assert row.storage_offset() == real.storage_offset()
-    assert _torch.memory_of(row) == _torch.memory_of(fake)
+        stated = _KNOWN[view](fake, *settings)
+    if stated is None:
+        with pytest.raises(RuntimeError, match="view size is not compatible"):
+            view(x, *settings)
+        return
+    real = view(x, *settings)
+    assert _facts(stated) == _facts(real)
+    assert stated.storage_offset() == real.storage_offset()
+    assert _torch.memory_of(stated) == _torch.memory_of(fake)
+    assert stated.fake_mode is mode
 
 
-@pytest.mark.parametrize(("dim", "index"), [(2, 0), (0, 2), (0, -3)])
-def test_rows_that_are_not_there_are_refused_by_torch(dim, index):
-    with pytest.raises(IndexError, match="out of range"):
-        _asked(aten.select.int, (torch.ones(2, 3), dim, index))
+def test_views_of_complex_numbers_and_constants_are_left_to_torch():
+    assert _asked(aten.t.default, (torch.ones(2, 3, dtype=torch.complex64),))[1]
+    with _torch.static_fakes() as mode:
+        fake = mode.from_tensor(torch.ones(2))
+        assert _KNOWN[aten.detach.default](fake) is not None
+        fake.constant = torch.ones(2)
+        assert _KNOWN[aten.detach.default](fake) is None
+
+
+REFUSED = [
+    (aten.select.int, (2, 0), IndexError, "out of range"),
+    (aten.select.int, (0, 2), IndexError, "out of range"),
+    (aten.select.int, (0, -3), IndexError, "out of range"),
+    (aten.view.default, ([4, 2],), RuntimeError, "shape '\\[4, 2\\]' is invalid"),
+    (aten.expand.default, ([2, 5],), RuntimeError, "expand"),
+]
+
+
+@pytest.mark.parametrize(("view", "settings", "kind", "words"), REFUSED)
+def test_views_that_are_not_there_are_refused_by_torch(view, settings, kind, words):
+    with pytest.raises(kind, match=words):
+        _asked(view, (torch.ones(2, 3), *settings))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
