@@ -24,6 +24,26 @@ MASK = X > 0.3
 # Nothing stops a division of integers by zero.
 BY_TORCH = ("remainder.Tensor", "fmod.Tensor", "floor_divide.default")
 
+
+def _extremes(dtype: torch.dtype) -> torch.Tensor:
+    limits = torch.iinfo(dtype)
+    near = [limits.min, limits.min + 1, limits.max, limits.max // 2 + 1, -1, 0, 1, 100]
+    return torch.tensor(near, dtype=dtype)
+
+
+def _overflowing(i):
+    """What is never true of integers without end, and so may be lost by a compiler."""
+    return (
+        (
+            *(i + 1 > i, i - 1 < i, i * 2 // 2, i * 4 // 4, 3 * i // 3, i.abs() < 0, -i, -i < 0),
+            *(1 - i > -i, i * i, torch.add(i, i, alpha=3), torch.sub(i, i, alpha=-5)),
+            *(torch.rsub(i, i, alpha=2), torch.addcmul(i, i, i, value=7), i * 1103515245 + 12345),
+        )
+        if i.dtype in (torch.int32, torch.int64)
+        else (i + 1 > i, i * 2 // 2, i.abs(), -i, i * i)
+    )
+
+
 CASES = {
     **{
         f"{name} of {kind}": Case(getattr(torch, name), (values,))
@@ -136,6 +156,10 @@ CASES = {
     "shifts": Case(
         lambda i: (i << 2, i >> 1, i & 3, i | 8, -i, i.abs(), i % 4, i // 4, i.sign()), (INTS,)
     ),
+    **{
+        f"overflow of {dtype}": Case(_overflowing, (_extremes(dtype),))
+        for dtype in (torch.int64, torch.int32, torch.int16, torch.int8)
+    },
     "products": Case(lambda x, y: (torch.addcmul(x, x, y, value=0.5), x.float_power(2)), (X, Y)),
     "doubles": Case(
         lambda x: (x.double().exp(), x.double().tanh(), (x.double() ** 3).float()), (X,)

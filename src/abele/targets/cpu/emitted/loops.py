@@ -30,7 +30,10 @@ _WORK_PER_THREAD = 8192
 _NEAR = 1 << 20
 # A plain loop has so many operations; a function counts as so many, unless it is a comparison.
 _PLAIN, _FUNCTION = 4, 8
-_LIGHT = re.compile(r"abele::(maximum|minimum|relu|magnitude|sign)\b|std::(fabs|numeric_limits)\b")
+_LIGHT = re.compile(
+    r"abele::(maximum|minimum|relu|magnitude|sign|whole_(sum|difference|product))\b"
+    r"|std::(fabs|numeric_limits)\b"
+)
 
 # A loop is compiled once, whoever calls it: in each of its callers a compiler might join other
 # products and sums to one operation, and so round otherwise.

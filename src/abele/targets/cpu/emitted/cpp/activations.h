@@ -63,8 +63,38 @@ ABELE_INLINE float log1p(float x) {
 }
 ABELE_INLINE double log1p(double x) { return std::log1p(x); }
 
+// Integers that leave their type come back at its other end, as in torch. Of types with a sign C++
+// says nothing then, and compilers take it that it never happens.
 template <class T>
-ABELE_INLINE T magnitude(T x) { return x < T(0) ? T(-x) : x; }
+struct Unsigned {
+  using Type = T;
+};
+template <>
+struct Unsigned<int32_t> {
+  using Type = uint32_t;
+};
+template <>
+struct Unsigned<int64_t> {
+  using Type = uint64_t;
+};
+template <class T>
+ABELE_INLINE T whole_sum(T a, T b) {
+  using U = typename Unsigned<T>::Type;
+  return T(U(a) + U(b));
+}
+template <class T>
+ABELE_INLINE T whole_difference(T a, T b) {
+  using U = typename Unsigned<T>::Type;
+  return T(U(a) - U(b));
+}
+template <class T>
+ABELE_INLINE T whole_product(T a, T b) {
+  using U = typename Unsigned<T>::Type;
+  return T(U(a) * U(b));
+}
+
+template <class T>
+ABELE_INLINE T magnitude(T x) { return x < T(0) ? whole_difference(T(0), x) : x; }
 ABELE_INLINE float magnitude(float x) { return std::fabs(x); }
 ABELE_INLINE double magnitude(double x) { return std::fabs(x); }
 template <class T>

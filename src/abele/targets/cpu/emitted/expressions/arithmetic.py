@@ -13,26 +13,53 @@ from abele.targets.cpu.emitted.pointwise import Form, Rule, plain
 aten = torch.ops.aten
 
 
+def is_whole(value: Any) -> bool:
+    """Whether an operand is an integer or a tensor of integers."""
+    if isinstance(value, torch.fx.Node):
+        return not value.meta["val"].dtype.is_floating_point
+    return isinstance(value, int)
+
+
+def _either(real: str, whole: str, operands: int) -> Callable[..., Form]:
+    """The first ``operands`` arguments in one of two texts, by whether all of them are integers."""
+
+    def form(*given: Any) -> Form:
+        used = given[:operands]
+        return used, (whole if all(map(is_whole, used)) else real).format
+
+    return form
+
+
+_PRODUCT = _either("({0} * {1})", "abele::whole_product({0}, {1})", 2)
+
+
 def _sum(sign: str) -> Callable[..., Form]:
+    name = {"+": "abele::whole_sum", "-": "abele::whole_difference"}[sign]
+
     def form(a: Any, b: Any, alpha: Any = 1) -> Form:
         if alpha == 1:
-            return (a, b), f"({{0}} {sign} {{1}})".format
-        return (a, b, alpha), f"({{0}} {sign} {{2}} * {{1}})".format
+            return _either(f"({{0}} {sign} {{1}})", f"{name}({{0}}, {{1}})", 2)(a, b)
+        whole = f"{name}({{0}}, abele::whole_product({{2}}, {{1}}))"
+        return _either(f"({{0}} {sign} {{2}} * {{1}})", whole, 3)(a, b, alpha)
 
     return form
 
 
 def _reversed_difference(a: Any, b: Any, alpha: Any = 1) -> Form:
     if alpha == 1:
-        return (a, b), "({1} - {0})".format
-    return (a, b, alpha), "({1} - {2} * {0})".format
+        return _sum("-")(b, a)
+    whole = "abele::whole_difference({1}, abele::whole_product({2}, {0}))"
+    return _either("({1} - {2} * {0})", whole, 3)(a, b, alpha)
 
 
 def _third(text: str) -> Callable[..., Form]:
+    product = "abele::whole_product({1}, {2})"
+
     def form(x: Any, a: Any, b: Any, value: Any = 1) -> Form:
         if value == 1:
-            return (x, a, b), f"({{0}} + {text})".format
-        return (x, a, b, value), f"({{0}} + {{3}} * {text})".format
+            return _either(f"({{0}} + {text})", f"abele::whole_sum({{0}}, {product})", 3)(x, a, b)
+        whole = f"abele::whole_sum({{0}}, abele::whole_product({{3}}, {product}))"
+        return _either(f"({{0}} + {{3}} * {text})", whole, 4)(x, a, b, value)
 
     return form
 
@@ -58,13 +85,6 @@ def _logit(x: Any, eps: Any = None) -> Form:
         return (x,), text.format
     within = "({0} < {1} ? {1} : {0} > 1 - {1} ? 1 - {1} : {0})"  # NaN stays
     return (x, eps), lambda *texts: text.format(within.format(*texts))
-
-
-def is_whole(value: Any) -> bool:
-    """Whether an operand is an integer or a tensor of integers."""
-    if isinstance(value, torch.fx.Node):
-        return not value.meta["val"].dtype.is_floating_point
-    return isinstance(value, int)
 
 
 def _divided(real: str, whole: str) -> Callable[..., Form]:
@@ -147,9 +167,6 @@ _ANY = {
     aten.abs.default: ("abele::magnitude({0})", 1),
     aten.sign.default: ("abele::sign({0})", 1),
     aten.sgn.default: ("abele::sign({0})", 1),
-    aten.neg.default: ("(-{0})", 1),
-    aten.mul.Tensor: ("({0} * {1})", 2),
-    aten.mul.Scalar: ("({0} * {1})", 2),
     aten.maximum.default: ("abele::maximum({0}, {1})", 2),
     aten.minimum.default: ("abele::minimum({0}, {1})", 2),
     aten.clamp_min.default: ("abele::maximum({0}, {1})", 2),
@@ -175,6 +192,9 @@ RULES: dict[Any, Rule] = {
     **{target: Rule(plain("{0}", 1)) for target in _COPIES},
     **{target: Rule(plain(*form), floating=True) for target, form in _FLOATING.items()},
     **{target: Rule(plain(*form)) for target, form in _ANY.items()},
+    aten.neg.default: Rule(_either("(-{0})", "abele::whole_difference(decltype({0}){{}}, {0})", 1)),
+    aten.mul.Tensor: Rule(_PRODUCT),
+    aten.mul.Scalar: Rule(_PRODUCT),
     aten.add.Tensor: Rule(_sum("+")),
     aten.add.Scalar: Rule(_sum("+")),
     aten.sub.Tensor: Rule(_sum("-")),
