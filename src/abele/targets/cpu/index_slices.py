@@ -125,7 +125,7 @@ class _Slice:
             node = waiting.pop()
             if node in self._copies or node in sources:
                 continue
-            if not _repeatable(node, self._source):
+            if not is_repeatable(node, self._source):
                 return False
             sources.add(node)
             waiting += node.all_input_nodes
@@ -206,12 +206,13 @@ class _Slice:
         self.checks += 1
 
 
-def _repeatable(node: torch.fx.Node, root: torch.fx.GraphModule) -> bool:
+def is_repeatable(node: torch.fx.Node, root: torch.fx.GraphModule) -> bool:
+    """Whether a node of a graph may be computed twice: cheap, not random, and without effects."""
     if node.op == "get_attr":
         value = operator.attrgetter(str(node.target))(root)
         if isinstance(value, torch.fx.GraphModule):
             inner = (each for each in value.graph.nodes if each.op in ("call_function", "get_attr"))
-            return all(_repeatable(each, value) for each in inner)
+            return all(is_repeatable(each, value) for each in inner)
         return isinstance(value, torch.Tensor)
     if is_getitem(node) or node.target in (_WHILE, _COND):
         return True

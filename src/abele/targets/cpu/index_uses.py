@@ -22,9 +22,9 @@ _ALONG = dict.fromkeys(
 _ROWS = dict.fromkeys(
     ("embedding", "_embedding_bag", "_embedding_bag_forward_only"), ("weight", "indices")
 )
-_LISTS = ("index", "index_put")
+_LISTS = ("index", "index_put", "_unsafe_index_put")
 _LOSSES = ("nll_loss_forward", "nll_loss2d_forward")
-_WRAPPING = ("index_fill", "index", "index_put", "take", "put")  # -1 is the last element
+_WRAPPING = ("index_fill", "take", "put", *_LISTS)  # -1 is the last element
 
 #: The smallest index that fits, the largest, and one more that is ignored.
 Bounds = tuple[int, int, int | None]
@@ -48,21 +48,21 @@ def indices(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, Bounds]]:
 
 def _sizes(name: str, node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int, int | None]]:
     if name in _ALONG:
-        tensor, index = (_argument(node, each) for each in _ALONG[name])
-        yield index, _size(tensor, _argument(node, "dim")), None
+        tensor, index = (argument_of(node, each) for each in _ALONG[name])
+        yield index, _size(tensor, argument_of(node, "dim")), None
     elif name in _ROWS:
-        tensor, index = (_argument(node, each) for each in _ROWS[name])
+        tensor, index = (argument_of(node, each) for each in _ROWS[name])
         yield index, _size(tensor, 0), None
     elif name in ("take", "put"):
-        yield _argument(node, "index"), _argument(node, "self").meta["val"].numel(), None
+        yield argument_of(node, "index"), argument_of(node, "self").meta["val"].numel(), None
     elif name in _LOSSES:
-        tensor = _argument(node, "self")
+        tensor = argument_of(node, "self")
         size = _size(tensor, min(1, tensor.meta["val"].dim() - 1))
-        yield _argument(node, "target"), size, _argument(node, "ignore_index")
+        yield argument_of(node, "target"), size, argument_of(node, "ignore_index")
     elif name in _LISTS:
-        for dim, index in enumerate(_argument(node, "indices")):
+        for dim, index in enumerate(argument_of(node, "indices")):
             if index is not None:
-                yield index, _size(_argument(node, "self"), dim), None
+                yield index, _size(argument_of(node, "self"), dim), None
 
 
 def _size(tensor: torch.fx.Node, dim: int) -> int:
@@ -70,7 +70,12 @@ def _size(tensor: torch.fx.Node, dim: int) -> int:
     return shape[dim] if shape else 1
 
 
-def _argument(node: torch.fx.Node, name: str) -> Any:
+def argument_of(node: torch.fx.Node, name: str) -> Any:
+    """What an operator was given as the argument of a name, or its default.
+
+    Raises:
+        KeyError: it has no such argument.
+    """
     called = called_operator(node)
     assert called is not None, node
     for position, argument in enumerate(schema_of(called).arguments):

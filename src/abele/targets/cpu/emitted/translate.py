@@ -24,6 +24,7 @@ from abele.targets.cpu.emitted.operations import (
 from abele.targets.cpu.emitted.places import Buffer, Kind, Place, contiguous_stride, is_dense
 from abele.targets.cpu.emitted.pointwise import TYPES, Rule, literal
 from abele.targets.cpu.emitted.sliced_results import sliced_results
+from abele.targets.cpu.index_bounds import IndexBounds
 
 aten = torch.ops.aten
 
@@ -56,6 +57,7 @@ class Translator:
 
     def __init__(self, program: Program):
         self._program = program
+        self._indices = IndexBounds(program.graph)
         self.places: dict[torch.fx.Node, Any] = {}
         self.operations: list[Operation] = []
         self._made = 0
@@ -163,8 +165,10 @@ class Translator:
         if is_getitem(node):
             self.places[node] = self.places[arguments[0]][arguments[1]]
         elif not (self._view(node) or self._written(node) or self._by_rule(node)):
-            handler = calls.HANDLERS.get(node.target)
-            if handler is None or not self._known(node) or not handler(self, node):
+            handler = calls.HANDLERS.get(node.target, _no_code)
+            # Code does not check indices: those that nobody looks at before are torch's.
+            unsafe = not self._known(node) or self._indices.may_leave(node)
+            if unsafe or not handler(self, node):
                 self._foreign(node)
 
     def _known(self, node: torch.fx.Node) -> bool:
@@ -305,6 +309,11 @@ class Translator:
         result = Place(buffer, shape, contiguous_stride(shape))
         self.pointwise([place], "{0}".format, result)
         return result
+
+
+def _no_code(*_: Any) -> bool:
+    """Of operators without code of ours."""
+    return False
 
 
 def _from_the_start(target: Any, arguments: Any) -> tuple[Any, Any]:
