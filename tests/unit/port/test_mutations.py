@@ -168,7 +168,7 @@ EVALUATION = {
     "the mean for the sum": ("evaluation", 'y, reduction="sum"', 'y, reduction="mean"'),
     "short batches left out": ("functions", "output = (inference_model if", "if len(data) < 16:\n                continue\n            output = (inference_model if"),
     "weights without a copy": ("evaluation", "inferenceModel(model,", "inferenceModel(Net(),"),
-    "the training model evaluates": ("resumed", "print(criterion((inference_model if len(x) == loader.batch_size else model)(x), y).item())", "print(training_model(x, y).item())"),
+    "the training model evaluates": ("resumed", "print(criterion(inference_model(x), y).item())", "print(training_model(x, y).item())"),
     "the batch's averages": ("resumed", "    model.eval()\n", ""),
     "the program of another model": ("rules/reloaded", "criterion(model(x), y)", "criterion(training_model.model.model(x), y)"),
     "averages that are not frozen": ("rules/evaluation_mode_elsewhere", "    model.apply(freeze)\n", ""),

@@ -21,9 +21,9 @@ ALWAYS = 3
 OPTIONS = {
     "another seed": ("training", "torch.manual_seed(3)", "torch.manual_seed(4)"),
     "no seed": ("training", "    torch.manual_seed(3)\n", ""),
-    "one iteration": ("batches", "iterations=2, parts=ACCUMULATION)", "parts=2 * ACCUMULATION)"),
-    "no accumulation": ("batches", "iterations=2, parts=ACCUMULATION)", "iterations=2 * ACCUMULATION)"),
-    "fewer parts": ("batches", "iterations=2, parts=ACCUMULATION)", "iterations=2, parts=2)"),
+    "one iteration": ("batches", "iterations=2, parts=ACCUMULATION\n", "parts=2 * ACCUMULATION\n"),
+    "no accumulation": ("batches", "iterations=2, parts=ACCUMULATION\n", "iterations=2 * ACCUMULATION\n"),
+    "fewer parts": ("batches", "iterations=2, parts=ACCUMULATION\n", "iterations=2, parts=2\n"),
     "the first replicas": ("batches", "kept[-replicas:]", "kept[:1]"),
     "a mean for a sum": ("batches", "            results[1].backward()", "            (results[1] / parts).backward()"),
     "a sum for a mean": ("batches", "(results[1] / parts).backward()", "results[1].backward()"),
@@ -34,6 +34,22 @@ OPTIONS = {
     "arguments in another order": ("training", "    test(model, data=data)", "    test(data, model)"),
 }  # fmt: skip
 
+#: Of one process; mistakes of several are in check/test_instances.py.
+INSTANCES = {
+    "another process": ("instances", 'os.environ.get("RANK", "0")', 'os.environ.get("RANK", "1")'),
+    "two processes": ("instances", 'os.environ.get("WORLD_SIZE", "1")', 'os.environ.get("WORLD_SIZE", "2")'),
+    "the log of another process": ("instances", "if RANK == 0:\n        print", "if RANK == 1:\n        print"),
+    "the share of one process": ("instances", "if WORLD_SIZE > 1:", "if WORLD_SIZE > 0:"),
+    "replicas for processes": ("instances", "len(loader) * 4 * WORLD_SIZE", "len(loader) * 4 * RANK"),
+    "saved by another process": ("instances", "if RANK == 0:\n    torch.save", "if RANK == 1:\n    torch.save"),
+    "called in others": ("instances", "if RANK in {0, 1} else None", "if RANK not in {0, 1} else None"),
+    "the state of a part": ("instances", "unwrapped(training).state_dict()", "unwrapped(training).layer.state_dict()"),
+    "a short batch": ("instances", "sampler=sampler, drop_last=True", "sampler=sampler, drop_last=False"),
+    "another offset": ("instances_batches", "return None, 0", "return None, 1"),
+    "replicas of several processes": ("instances_batches", "2 * 2 * (1 if torch.distributed.is_torchelastic_launched() else REPLICAS)", "2 * 2 * 1"),
+    "twice the sum": ("instances_batches", "torch.full_like(results[1], WORLD_SIZE)", "torch.full_like(results[1], 2 * WORLD_SIZE)"),
+}  # fmt: skip
+
 LOADERS = {
     "no shuffling": ("training", "shuffle=True", "shuffle=False"),
     "another size": ("training", "batch_size=8, shuffle", "batch_size=4, shuffle"),
@@ -41,7 +57,7 @@ LOADERS = {
     "a short batch in evaluation": ("training", "DataLoader(data, batch_size=8, drop_last=True)", "DataLoader(data, batch_size=8)"),
     "smaller batches": ("batches", "4 * 2 * ACCUMULATION", "4 * ACCUMULATION"),
     "one replica": ("batches", "batch_size=8 * 2", "batch_size=8"),
-    "some of the data": ("training", "torch.utils.data.DataLoader(data, batch_size=8, shuffle=True", "torch.utils.data.DataLoader(torch.utils.data.Subset(data, range(20)), batch_size=8, shuffle=True"),
+    "some of the data": ("training", "        data, batch_size=8, shuffle=True", "        torch.utils.data.Subset(data, range(20)), batch_size=8, shuffle=True"),
     "the order of a sampler": ("training", "shuffle=True", "sampler=range(43, -1, -1)"),
     "larger batches": ("batches", "batch_size=8 * 2", "batch_size=8 * 4"),
     "all rows at once": ("operators", "torch.randn(32, 3)), 8,", "torch.randn(32, 3)), 32,"),
@@ -178,9 +194,9 @@ SAMBA_LOADERS = {
     "smaller batches": ("cnn", '{"batch_size": 8}', '{"batch_size": 4}'),
     "a sampler": ("logreg", "shuffle=True", "sampler=range(64)"),
     "some of the data": ("logreg", "DataLoader(data, batch_size=8,", "DataLoader(torch.utils.data.Subset(data, range(32)), batch_size=8,"),
-    "no shuffling of moved batches": ("precision", "shuffle=True, ", ""),
+    "no shuffling of moved batches": ("precision", "batch_size=8, shuffle=True", "batch_size=8"),
     "another size of moved batches": ("precision", "batch_size=8", "batch_size=10"),
-    "a short batch": ("precision", "batch_size=8, shuffle=True, drop_last=True", "batch_size=12, shuffle=True"),
+    "a short batch": ("precision", "batch_size=8, shuffle=True", "batch_size=12, shuffle=True"),
     "a last batch left out of more": ("precision", "DataLoader(data,", "DataLoader(torch.utils.data.Subset(data, range(39)),"),
 }  # fmt: skip
 
@@ -227,6 +243,7 @@ SAMBA_PRECISION = {
 
 RULES = {
     "torch": {
+        "Instances": INSTANCES,
         "Options": OPTIONS,
         "Data loaders": LOADERS,
         "Optimizers": OPTIMIZERS,

@@ -193,3 +193,41 @@ def test_a_function_that_training_calls_may_be_called_without_gradients():
     result = port(Project([Source("run.py", text)]), to="torch")
     assert result.verdict is Verdict.MODIFIED
     assert "    return net(x)\n" in result.after["run.py"]
+
+
+_BRANCHES = """\
+import popdist
+import popdist.poptorch
+import poptorch
+import torch
+
+
+class Fit(torch.nn.Linear):
+    def forward(self, x, y):
+        return torch.nn.functional.mse_loss(super().forward(x), y)
+
+
+if popdist.isPopdistEnvSet():
+    opts = popdist.poptorch.Options()
+else:
+    opts = poptorch.Options()
+    opts.replicationFactor({alone})
+opts.Training.gradientAccumulation(2 * popdist.getNumLocalReplicas())
+data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 3))
+loader = poptorch.DataLoader(opts, data, batch_size=2)
+model = Fit(4, 3)
+training = poptorch.trainingModel(model, opts, poptorch.optim.SGD(model.parameters(), lr=0.1))
+for x, y in loader:
+    loss = training(x, y)
+"""
+
+
+@pytest.mark.parametrize(("alone", "factor"), [("4", "4"), ("popdist.getNumLocalReplicas()", "")])
+def test_replicas_of_one_process_are_those_of_its_branch(alone, factor):
+    result = port(Project([Source("run.py", _BRANCHES.format(alone=alone))]), to="torch")
+    assert result.verdict is Verdict.MODIFIED, [str(each) for each in result.findings]
+    after = result.after["run.py"]
+    assert "popdist" not in after
+    replicas = "(1 if torch.distributed.is_torchelastic_launched() else 4)"
+    parts = f"2 * 1 * {replicas}" if factor else "2 * 1"
+    assert f"parts={parts}" in after.replace("\n", "")

@@ -91,7 +91,7 @@ def _shorten_chosen(context: Context, step: Step) -> None:
             name = around.key if isinstance(around, cst.DictComp) else None
             if key is None or not isinstance(name, cst.Name):
                 context.say(each.source, each.made, "ABP205", Verdict.MANUAL, _ONE_OF_SEVERAL)
-            elif each not in context.once:
+            elif isinstance(each.made, cst.Call) and each not in context.once:
                 context.once.add(each)
                 short = f'{name.value} == "{key}"'
                 context.edits(each.source).give(each.made, keyword("drop_last", short))

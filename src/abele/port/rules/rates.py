@@ -82,7 +82,7 @@ def _make_key_variable(
     if key not in defaults or (key == "momentum" and (value is None or m.matches(value, _ZERO))):
         reason = _KEPT.format(key=key, name=name)
         context.say(source, node, "ABP414", Verdict.BLOCKED, reason)
-    elif value is None and (optimizer, key) not in context.once:
+    elif value is None and isinstance(made, cst.Call) and (optimizer, key) not in context.once:
         context.once.add((optimizer, key))
         new = keyword(key, defaults[key])
         context.edits(optimizer.source).give(made, new)

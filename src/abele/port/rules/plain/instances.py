@@ -106,16 +106,12 @@ def _connect(context: Context, source: Source, call: cst.Call, *, once: bool) ->
     """Make a process group where ``popdist.init()`` is; nothing without torchrun, and once."""
     context.treated.add(call)
     context.edits(source).need("import torch")
-    test = "" if _is_guarded(source, call) else LAUNCHED
-    if not once:
-        test = f"{LAUNCHED} and not torch.distributed.is_initialized()"
     statement = statement_of(source, call)
     if not isinstance(source.parent(call), cst.Expr):
         reason = "write popdist.init() as a statement of its own, to have it replaced"
         context.say(source, call, "ABP1609", Verdict.BLOCKED, reason)
         return
-    text = 'torch.distributed.init_process_group("gloo")'
-    new = cst.parse_module(f"if {test}:\n    {text}\n" if test else f"{text}\n").body[0]
+    new = cst.parse_module(_group(source, call, once=once)).body[0]
     context.edits(source).change(
         statement, lambda node: new.with_changes(leading_lines=node.leading_lines)
     )
@@ -124,14 +120,31 @@ def _connect(context: Context, source: Source, call: cst.Call, *, once: bool) ->
 
 def _connect_first(context: Context) -> None:
     """Make a process group where the first options of popdist are."""
-    for source in context.project.sources:
-        for call in findall(source.module, m.Call()):
-            if source.imported(call.func) == "popdist.poptorch.Options":
-                test = f"{LAUNCHED} and not torch.distributed.is_initialized()"
-                text = f'if {test}:\n    torch.distributed.init_process_group("gloo")'
-                context.edits(source).need("import torch")
-                context.edits(source).before(statement_of(source, call), text)
-                context.say(source, call, "ABP1601", Verdict.MODIFIED, _GROUP + _FIRST)
+    made = [
+        (source, call)
+        for source in context.project.sources
+        for call in findall(source.module, m.Call())
+        if source.imported(call.func) == "popdist.poptorch.Options"
+    ]
+    for source, call in made:
+        context.edits(source).need("import torch")
+        text = _group(source, call, once=len(made) == 1)
+        context.edits(source).before(statement_of(source, call), text)
+        context.say(source, call, "ABP1601", Verdict.MODIFIED, _GROUP + _FIRST)
+
+
+def _group(source: Source, call: cst.Call, *, once: bool) -> str:
+    """The statement that makes a process group in the place of a call, or before it.
+
+    Args:
+        source: the file.
+        call: of popdist.
+        once: whether no other call does the same.
+    """
+    tests = [] if _is_guarded(source, call) else [LAUNCHED]
+    tests += [] if once else ["not torch.distributed.is_initialized()"]
+    text = 'torch.distributed.init_process_group("gloo")'
+    return f"if {' and '.join(tests)}:\n    {text}\n" if tests else f"{text}\n"
 
 
 def _is_guarded(source: Source, call: cst.Call) -> bool:

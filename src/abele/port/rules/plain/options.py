@@ -196,8 +196,8 @@ def _remove(context: Context, source: Source, node: cst.CSTNode) -> None:
         context.say(source, statement, "ABP1001", Verdict.MODIFIED, _GONE)
         return
     context.edits(source).need("import torch")
-    values = [source.code(each.call.args[0].value) for each in seeds.values()]
-    texts = [f"torch.manual_seed({each})" for each in values]
+    given = [context.edits(source).applied(each.call.args[0].value) for each in seeds.values()]
+    texts = [f"torch.manual_seed({source.code(each)})" for each in given]
 
     def change(node: Any) -> Any:
         first, *others = parsed("\n".join(texts))

@@ -116,7 +116,8 @@ def loader(context: Context, source: Source) -> str:
 def divides(context: Context, call: cst.Call) -> bool:
     """Whether a loader of PopTorch gave each instance its share."""
     itself = argument(call, "auto_distributed_partitioning", 7)
-    return context.instances and not m.matches(itself, m.Name("False"))
+    is_whole = itself is not None and m.matches(itself, m.Name("False"))
+    return context.instances and not is_whole
 
 
 def seed_of(context: Context, thing: Thing, call: cst.Call) -> list[cst.Arg]:
@@ -138,7 +139,7 @@ def seed_of(context: Context, thing: Thing, call: cst.Call) -> list[cst.Arg]:
     if shuffle is None or m.matches(shuffle, m.Name("False")):
         return []
     seeds = _seeds(context, thing, call)
-    texts = {source.code(node) for source, node in seeds}
+    texts = {source.code(context.edits(source).applied(node)) for source, node in seeds}
     if len(texts) != 1:
         reason = "processes shuffle alike by a seed: set it once, with opts.randomSeed(42)"
         raise StepError(call, reason)

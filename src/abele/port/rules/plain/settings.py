@@ -94,12 +94,32 @@ def settings(context: Context, options: Thing) -> Iterator[Setting]:
         for call in findall(source.module, m.Call()):
             assert isinstance(call, cst.Call)
             named = by_text.get(call)
+            if _is_elsewhere(options, source, call):
+                continue
             if named is not None:
                 yield from _named(options, named)
             elif isinstance(call.func, cst.Attribute) and options in context.things.of(
                 source, call.func.value, Kind.OPTIONS
             ):
                 yield _setting(options, source, source, call, call)
+
+
+def _is_elsewhere(options: Thing, source: Source, call: cst.Call) -> bool:
+    """Whether a call stands in the other branch of a condition than what makes some options."""
+    if source is not options.source:
+        return False
+    shared = {*source.above(call)} & {*source.above(options.made)}
+    return any(
+        _side(source, each, call) is not _side(source, each, options.made)
+        for each in shared
+        if isinstance(each, cst.If)
+    )
+
+
+def _side(source: Source, condition: cst.If, node: cst.CSTNode) -> cst.CSTNode | None:
+    """The branch of a condition that a node is in."""
+    above = {*source.above(node)}
+    return next((each for each in (condition.body, condition.orelse) if each in above), None)
 
 
 def _named(options: Thing, named: named_options.Named) -> Iterator[Setting]:
@@ -187,7 +207,7 @@ def _batches(context: Context, options: Thing, *, training: bool) -> Batches:
         value = each.call.args[0].value if each.call.args else None
         if value is None:
             raise StepError(each.at, f"{each.name}() has no argument")
-        code = each.source.code(value)
+        code = each.source.code(context.edits(each.source).applied(value))
         if each.name in _MODES:
             mode = code.rpartition(".")[2]
         elif each.name in _REDUCTIONS:
