@@ -12,6 +12,8 @@ from abele.arena.convolution_shapes import Convolution, blocked
 
 _FEW = 3  # channels that convolutions read as they lie
 _SMALL_BLOCK = 8
+#: Bytes that memory of a thread is a multiple of, and what is there beside a result.
+_PIECE, _SCRATCH = 8192, 128
 
 
 def _is_avx2() -> bool:
@@ -37,17 +39,21 @@ def _image(c: Convolution) -> int:
     return blocked(c.x, block()) if c.pointwise or c.x.shape[1] >= block() else 0
 
 
-def _scratch(c: Convolution) -> int:
-    """Bytes that a transposed convolution adds up in, an image for each thread."""
-    if not c.transposed:
-        return 0
+def _transposed(c: Convolution) -> tuple[int, int, int, int]:
+    """Bytes of a transposed convolution's scratch memory, image, weight and result."""
+    if not c.strided:
+        result = blocked(c.y, block())
+        return result + _SCRATCH, blocked(c.x, block()), blocked(c.w, block(), (0, 1)), result
+    # An image for each thread; an odd number of pieces, so that they do not share cache lines.
     threads = min(torch.get_num_threads(), c.x.shape[0])
-    return threads * (c.x[0].nbytes + 8216) + 12416
+    pieces = -(-blocked(c.x[:1], block()) // _PIECE) | 1
+    scratch = threads * (pieces * _PIECE + 24) + 12416
+    return scratch, c.x.nbytes, _weight(c, least=1), c.y.nbytes
 
 
 def _result(c: Convolution) -> int:
-    """Bytes of the result in blocks; a transposed one has none."""
-    return c.y.nbytes if c.transposed else blocked(c.y, block())
+    """Bytes of the result in blocks."""
+    return blocked(c.y, block())
 
 
 def _plain(images: torch.Tensor) -> int:
@@ -75,7 +81,8 @@ def forward(node: torch.fx.Node, channels_last: bool) -> Calls | None:
         if c.transposed and _is_avx2():
             calls.elsewhere.add(inputs[0])  # its size is not known to the byte
         calls.free(*inputs)
-        plain = calls.make(_plain(c.y) if c.transposed and c.strided else 0)
+        turned = c.transposed and c.strided and c.y.shape[1] > 1
+        plain = calls.make(c.y.nbytes if turned else 0)
         calls.result(0)
         calls.free(plain, result)
     calls.free(copied)
@@ -84,9 +91,9 @@ def forward(node: torch.fx.Node, channels_last: bool) -> Calls | None:
 
 def _of_forward(c: Convolution) -> tuple[int, int, int, int]:
     """Bytes of scratch memory, image, weight and result in oneDNN's order."""
-    if c.transposed and _is_avx2():
-        return convolutions_avx2.transposed(c)
-    return _scratch(c), _image(c), _weight(c, least=1), _result(c)
+    if c.transposed:
+        return convolutions_avx2.transposed(c) if _is_avx2() else _transposed(c)
+    return 0, _image(c), _weight(c, least=1), _result(c)
 
 
 def with_activation(node: torch.fx.Node, channels_last: bool) -> Calls | None:
