@@ -18,6 +18,7 @@ body {
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif;
 }
 main { max-width: 72rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
+a { color: var(--right); overflow-wrap: anywhere; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .3rem; }
 h2 { font-size: 1.25rem; margin: 2.4rem 0 .7rem; }
 h3 { font-size: 1rem; margin: 1.8rem 0 .5rem; }
@@ -33,12 +34,12 @@ th { font-weight: 600; color: var(--soft); font-size: .88rem; }
 code { font: .9em ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere; }
 .met { color: var(--met); } .missed { color: var(--missed); }
 .cell { display: block; padding: .3rem .6rem; border-radius: 4px; }
-.cell small { display: block; color: var(--soft); }
+.cell small { display: block; }
 .cell.right {
   background: color-mix(in srgb, var(--right) calc(var(--depth) * .35), transparent);
 }
 .cell.wrong {
-  background: color-mix(in srgb, var(--wrong) calc(var(--depth) * .6), transparent);
+  background: color-mix(in srgb, var(--wrong) calc(var(--depth) * .45), transparent);
 }
 .bar {
   display: block; height: .75rem; width: var(--length); min-width: 1px;
@@ -47,6 +48,11 @@ code { font: .9em ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: an
 img {
   display: block; width: 100%; height: auto; background: #ffffff;
   border: 1px solid var(--line); border-radius: 6px;
+}
+@media (max-width: 40rem) {
+  main { padding: 1.2rem .8rem 3rem; } h1 { font-size: 1.5rem; }
+  th, td { padding: .4rem .6rem; } #events td, .missed, .met { white-space: nowrap; }
+  .wide { width: 5rem; } .picture img { width: 52rem; max-width: none; }
 }
 @media print { main { max-width: none; } section { break-inside: avoid; } }
 """

@@ -195,8 +195,16 @@ def _events(content: Content) -> list[str]:
         name = _event_name(row)
         value = row.metrics.get("Average/mIoU")
         heading = name if value is None else f"{name}: mean IoU {_percent(value)}"
-        parts.append(f"<h3>{escape(heading)}</h3>{_picture(picture, f'Event display of {name}')}")
-    return [_section("Events", "".join(parts))] if parts else []
+        parts.append(f"<h3>{escape(heading)}</h3>{_picture(picture, _described(name))}")
+    return [_section("Events", "".join(parts), name="events")] if parts else []
+
+
+def _described(name: str) -> str:
+    """What the picture of an event shows, for those who cannot see it."""
+    return (
+        f"Event display of {name}: true labels, predicted labels and neutrino score side by side, "
+        "one row for each of three wire planes, wires to the right and drift time upwards"
+    )
 
 
 def _event_table(rows: Sequence[Row]) -> str:
@@ -251,13 +259,15 @@ def _percent(value: float) -> str:
     return "n/a" if math.isnan(value) else f"{100 * value:.2f} %"
 
 
-def _section(title: str, body: str) -> str:
-    return f"<section>\n<h2>{escape(title)}</h2>\n{body}\n</section>"
+def _section(title: str, body: str, name: str = "") -> str:
+    named = f' id="{name}"' if name else ""
+    return f"<section{named}>\n<h2>{escape(title)}</h2>\n{body}\n</section>"
 
 
 def _picture(path: Path, text: str) -> str:
     data = base64.b64encode(path.read_bytes()).decode("ascii")
-    return f'<img alt="{escape(text)}" src="data:image/png;base64,{data}">'
+    image = f'<img alt="{escape(text)}" src="data:image/png;base64,{data}">'
+    return f'<div class="scroll picture" tabindex="0">{image}</div>'
 
 
 def _table(
@@ -279,6 +289,9 @@ def _table(
         "<tr>" + "".join(cell("td", index, text) for index, text in enumerate(row)) + "</tr>"
         for row in rows
     ]
-    top = "".join(cell("th", index, escape(text)) for index, text in enumerate(heads))
+    top = "".join(
+        cell("th" if text else "td", index, escape(text)) for index, text in enumerate(heads)
+    )
     header = f"<thead><tr>{top}</tr></thead>" if head else ""
-    return f'<div class="scroll"><table>{header}<tbody>{"".join(lines)}</tbody></table></div>'
+    body = f"<table>{header}<tbody>{''.join(lines)}</tbody></table>"
+    return f'<div class="scroll" tabindex="0">{body}</div>'
