@@ -6,13 +6,15 @@ python -m benchmarks.starting --rows mlp --cores 2 --record
 Three runs of each row take turns, each a new process with empty caches and so many cores that
 compiling shares: plain PyTorch, abele as it starts by itself, abele that waits for the compiler.
 Abele's own kernels, which are compiled once per machine, are there already, and so are the times of
-earlier compiles. A run ends some steps after compiled programs took over, or after ``--limit-s``;
-what 200 steps take is then the time so far, and the rest at the median of the last steps.
+earlier compiles and the bytecode of abele's modules, which pip makes. A run ends some steps after
+compiled programs took over, or after ``--limit-s``; what 200 steps take is then the time so far,
+and the rest at the median of the last steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import itertools
 import json
 import os
@@ -51,6 +53,7 @@ def main() -> int:
         print(json.dumps(_run(ROWS[row], kind, options.cores[0], options.limit_s)))
         return 0
     torch.set_num_threads(max(options.cores))
+    compileall.compile_dir(ROOT / "src", quiet=2)
     result: dict[str, Any] = {"environment": harness.environment(), "steps": STEPS, "rows": {}}
     path = None
     for name in options.rows:

@@ -17,6 +17,7 @@ from abele.errors import CompilerError
 from abele.kernels import build
 from abele.targets.base import Lowering, Target
 from abele.targets.cpu.compiler import compiler, instruction_set
+from abele.targets.cpu.emitted import headers
 from abele.targets.cpu.emitted.build import fingerprint as emitter_fingerprint
 from abele.targets.cpu.emitted.lowering import Emitted
 from abele.targets.cpu.inductor import Inductor
@@ -69,8 +70,10 @@ class Cpu(Target):
         path = compiler() or "g++"
         with contextlib.suppress(CompilerError), ThreadPoolExecutor(1) as pool:
             memory = pool.submit(arena.made, path)
+            read = pool.submit(headers.make, path, instruction_set())
             build.shared_library(path, instruction_set())
             memory.result()
+            read.result()
 
     def describe(self) -> Mapping[str, Any]:
         """The compiled code uses every instruction this processor has."""

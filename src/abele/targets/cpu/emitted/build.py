@@ -15,8 +15,8 @@ from abele.errors import CompilerError, CorruptExecutable
 from abele.kernels import build as kernels
 from abele.storage import temporary
 from abele.targets.cpu.compiler import compiler, instruction_set
+from abele.targets.cpu.emitted import headers
 
-HEADERS = Path(__file__).parent / "cpp"
 FLAGS = (*kernels.FLAGS, "-shared")
 # What programs that call the kernels have in their text.
 _KERNELS = ("abele::convolve", "abele::pool", "abele::multiply", "abele::attention")
@@ -60,7 +60,8 @@ def command(text: str, source: str, result: str) -> list[str]:
     """
     path, library = _compiler(), _library()
     assert library is not None
-    parts = [path, *FLAGS, f"-I{HEADERS}", f"-I{kernels.FOLDER}", source]
+    read = headers.arguments(path, instruction_set())
+    parts = [path, *FLAGS, *read, f"-I{headers.FOLDER}", f"-I{kernels.FOLDER}", source]
     if any(call in text for call in _KERNELS):
         parts.append(str(kernels.static_library(path, instruction_set())))
     return [*parts, f"-L{library.parent}", "-ltorch_cpu", "-o", result]
@@ -88,6 +89,7 @@ def compiled(name: str, text: str) -> bytes:
     Raises:
         CompilerError: the compiler does not accept it.
     """
+    headers.make(_compiler(), instruction_set())
     with temporary.folder() as folder:
         source, result = os.path.join(folder, "program.cpp"), os.path.join(folder, "program.so")
         Path(source).write_text(text)

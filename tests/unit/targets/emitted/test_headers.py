@@ -1,0 +1,86 @@
+"""Headers that the compiler has read: the same code sooner, and nothing that can go wrong."""
+
+import pytest
+
+from abele.kernels import build as kernels
+from abele.targets.cpu.compiler import compiler, instruction_set
+from abele.targets.cpu.emitted import build, headers
+
+pytestmark = pytest.mark.compiler
+
+TEXT = """#include "math.h"
+#include "sums.h"
+#include "norms.h"
+extern "C" __attribute__((visibility("default"))) float f(float x) { return std::exp(x); }
+"""
+HERE = compiler() or "g++", instruction_set()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "cache_folder", lambda: tmp_path)
+    headers._path.cache_clear()
+    yield tmp_path
+    headers._path.cache_clear()
+
+
+def keeps_nothing():
+    return headers._path(*HERE) is None
+
+
+def test_code_is_the_same_with_headers_that_were_read(folder, monkeypatch):
+    assert headers.arguments(*HERE) == []
+    code = build.compiled("f", TEXT)
+    if keeps_nothing():
+        pytest.skip("this compiler is not GCC")
+    assert headers.arguments(*HERE)[0] == "-include"
+    assert set(headers.arguments(*HERE)) < set(build.command(TEXT, "a.cpp", "a.so"))
+    assert build.compiled("f", TEXT) == code
+    monkeypatch.setattr(headers, "arguments", lambda *here: [])
+    assert build.compiled("f", TEXT) == code
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_damaged_file_costs_only_time(folder, damage):
+    headers.make(*HERE)
+    if keeps_nothing():
+        pytest.skip("this compiler is not GCC")
+    (read,) = folder.glob("*.gch")
+    whole = headers.arguments(*HERE)
+    beginning = read.read_bytes()[:1000]
+    read.unlink()  # not written to: the compiler of the tests keeps it under another name too
+    if damage == "cut":  # the compiler fails on it
+        read.write_bytes(beginning)
+    assert headers.arguments(*HERE) == []
+    assert build.loaded(build.compiled("f", TEXT)).f
+    assert headers.arguments(*HERE) == whole
+
+
+def test_a_file_that_is_deleted_while_it_is_in_use_is_read_again(folder):
+    headers.make(*HERE)
+    if keeps_nothing():
+        pytest.skip("this compiler is not GCC")
+    (folder / "f.cpp").write_text(TEXT)
+    command = build.command(TEXT, str(folder / "f.cpp"), str(folder / "f.so"))
+    next(folder.glob("*.gch")).unlink()
+    kernels.tool_output(command)
+    assert build.loaded((folder / "f.so").read_bytes()).f
+
+
+def test_those_of_other_versions_are_deleted_when_new_ones_are_made(folder):
+    if keeps_nothing():
+        pytest.skip("this compiler is not GCC")
+    old = folder / "abele_headers_old.h.gch"
+    old.write_bytes(b"")
+    headers.make(*HERE)
+    assert not old.exists()
+    assert len(list(folder.iterdir())) == 2  # nothing temporary is left
+
+
+def test_other_compilers_read_them_each_time(folder):
+    other = folder / "clang++"
+    other.write_text("#!/bin/sh\necho clang version 14\n")
+    other.chmod(0o755)
+    headers.make(str(other), "any")
+    assert headers.arguments(str(other), "any") == []
+    assert list(folder.iterdir()) == [other]
