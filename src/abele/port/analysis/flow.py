@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import libcst as cst
 
 from abele.port.analysis.scopes import names_in
+
+_PIECES = 4096  # that are remembered
 
 
 class _Names(cst.CSTVisitor):
@@ -127,9 +130,7 @@ def reads(node: cst.CSTNode) -> list[str]:
 
     Those that only its own functions, comprehensions or earlier statements know are among them.
     """
-    names = _Names()
-    node.visit(names)
-    return list(names.read)
+    return list(_names(node).read)
 
 
 def needs(*nodes: cst.CSTNode) -> list[str]:
@@ -173,13 +174,17 @@ def _note(node: cst.CSTNode, bound: set[str], needed: dict[str, None]) -> None:
 
 def writes(node: cst.CSTNode) -> list[str]:
     """Names that it binds."""
-    names = _Names()
-    node.visit(names)
-    return list(names.written)
+    return list(_names(node).written)
 
 
 def changes(node: cst.CSTNode) -> list[str]:
     """Names of objects of which it writes an attribute or element."""
+    return list(_names(node).changed)
+
+
+@functools.lru_cache(_PIECES)
+def _names(node: cst.CSTNode) -> _Names:
+    """The names of a piece, for which several rules ask again and again; nobody changes them."""
     names = _Names()
     node.visit(names)
-    return list(names.changed)
+    return names

@@ -13,6 +13,7 @@ from abele.port import tree
 #: Nodes by the name of their class, with their positions.
 _Nodes = dict[str, list[tuple[int, cst.CSTNode]]]
 _PIECES = 4096  # that are remembered
+_ANYTHING = m.DoNotCare()
 
 
 def findall(node: cst.CSTNode, matcher: Any) -> list[Any]:
@@ -22,17 +23,29 @@ def findall(node: cst.CSTNode, matcher: Any) -> list[Any]:
         node: the piece, which may be one of the results.
         matcher: what a node has to match, or one of several joined with ``|``.
     """
+    matchers: dict[str, list[Any]] = {}
+    for each in getattr(matcher, "options", (matcher,)):
+        matchers.setdefault(type(each).__name__, []).append(each)
     nodes = _inside(node)
-    names = dict.fromkeys(type(each).__name__ for each in getattr(matcher, "options", (matcher,)))
     matches = [
         (position, each)
-        for name in names
+        for name, options in matchers.items()
         for position, each in nodes.get(name, ())
-        if m.matches(each, matcher)
+        if _matches(each, options)
     ]
-    if m.matches(node, matcher):
+    if _matches(node, matchers.get(type(node).__name__, [])):
         matches.append((-1, node))
     return [each for _, each in sorted(matches, key=lambda pair: pair[0])]
+
+
+def _matches(node: cst.CSTNode, options: list[Any]) -> bool:
+    """Whether a node matches one of some matchers of its class."""
+    return any(_is_any(each) or m.matches(node, each) for each in options)
+
+
+def _is_any(matcher: Any) -> bool:
+    """Whether a matcher takes every node of its class; to ask libcst takes far longer."""
+    return all(each is _ANYTHING for each in vars(matcher).values())
 
 
 @functools.lru_cache(_PIECES)
