@@ -14,6 +14,7 @@ from abele import __main__ as command_line
 from abele.errors import LimitError
 from abele.fit import command as fitting
 from helpers.models import MODELS
+from helpers.warm_python import python
 
 SCRIPT = """
 import sys
@@ -137,6 +138,7 @@ sys.exit("there is no checkpoint")
 }
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("wait", WAITS.values(), ids=list(WAITS))
 def test_a_process_that_the_program_starts_answers(script, tmp_path, monkeypatch, capfd, wait):
     monkeypatch.setenv("ABELE_TARGET", "reference")
@@ -157,6 +159,7 @@ def test_a_process_that_the_program_starts_answers(script, tmp_path, monkeypatch
 
 
 def test_the_table_says_which_process_answered(script, tmp_path, monkeypatch, capsys):
+    """The only one that starts an ordinary Python."""
     monkeypatch.setenv("ABELE_TARGET", "reference")
     parent = tmp_path / "parent.py"
     parent.write_text(f"import subprocess, sys\n{WAITS['for its end']}\n")
@@ -178,7 +181,7 @@ def test_a_process_runs_no_step_when_nobody_asks_any_more(script, tmp_path):
     asked = {"command": "fit", "wanted": "1TiB", "folder": str(tmp_path / "gone")}
     request = json.dumps(asked)
     environment = {**os.environ, "ABELE_TARGET": "reference", "ABELE_REQUEST": request}
-    command = [sys.executable, str(script)]
+    command = [python(), str(script)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "not reached" not in ended.stdout

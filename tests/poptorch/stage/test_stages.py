@@ -249,7 +249,7 @@ child.join()
 
 
 @pytest.fixture(params=STARTS.values(), ids=list(STARTS))
-def parent(request, tmp_path):
+def parent(request, tmp_path, forks):
     path = tmp_path / "parent.py"
     path.write_text(f"import multiprocessing, runpy, subprocess, sys\n{request.param}\n")
     return str(path)
@@ -272,6 +272,7 @@ def test_stages_of_such_a_process_that_cannot_be_say_why(parent, script, capfd):
     assert "losses" not in out + err
 
 
+@pytest.mark.usefixtures("forks")
 def test_such_a_process_runs_in_stages(script, tmp_path, capfd):
     parent = tmp_path / "parent.py"
     twice = "for _ in range(2):\n    subprocess.run([sys.executable, *sys.argv[1:]], check=True)\n"
