@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from abele import arena, passes
 from abele.arena import running
@@ -13,6 +14,7 @@ from abele.errors import CompilerError, CorruptExecutable
 from abele.targets.cpu.compiler import compiler
 from abele.targets.cpu.emitted import build
 from abele.targets.cpu.emitted.lowering import Emitted
+from helpers.emitted_operators import Case, Compiled
 from helpers.emitted_programs import traced
 
 X = torch.linspace(-2, 3, 12).reshape(3, 4)
@@ -204,3 +206,16 @@ def test_what_torch_makes_between_has_its_place_until_nothing_reads_it(monkeypat
     assert Emitted().memory(step).shared is None
     plain = Emitted().compile(step).run(_in_order(step, x, torch.ones(64, 64)))[0]
     assert all(torch.equal(each, plain) for each in results)
+
+
+@pytest.mark.parametrize("weights", [torch.bfloat16, torch.float32])
+def test_torch_may_make_less_than_it_says_for_its_own_gradient(weights):
+    table = torch.arange(24.0, dtype=weights).reshape(6, 4) / 16
+    words, bags = torch.tensor([0, 3, 5, 1, 1]), torch.tensor([0, 2])
+
+    def function(table, words, bags):
+        return F.embedding_bag(words, table, bags, mode="sum")
+
+    compiled = Compiled({"bag": Case(function, (table, words, bags), gradients=True)})
+    for one, other in zip(compiled.run("bag"), compiled.interpreted("bag"), strict=True):
+        assert torch.equal(one, other)

@@ -186,7 +186,9 @@ class Runner:
     def _keep(self, place: Place, tensor: torch.Tensor) -> None:
         """Note where a result of torch lies, in the order that the code expects."""
         lazy = tensor.is_conj() or tensor.is_neg()  # its memory holds other numbers
-        if lazy or not place.stride_is(tensor.stride()):
+        if _is_short(tensor, place):
+            assert place.buffer not in self._entries, "code would read beside it"
+        elif lazy or not place.stride_is(tensor.stride()):
             ordered = torch.empty_strided(place.shape, place.stride, dtype=place.dtype)
             tensor = ordered.copy_(tensor)
         self._memory[place.buffer] = tensor
@@ -204,9 +206,19 @@ class Runner:
             memory = self._constants[place.buffer.index]
         else:
             memory = self._memory[place.buffer]
+            if _is_short(memory, place):
+                return memory
         if memory.shape == place.shape and place.stride_is(memory.stride()) and not place.offset:
             return memory
         return memory.as_strided(place.shape, place.stride, memory.storage_offset() + place.offset)
+
+
+def _is_short(tensor: torch.Tensor, place: Place) -> bool:
+    """Whether torch has made none of what it says that an operator makes.
+
+    So it is of ``embedding_bag`` in half, whose further results only its own gradient reads.
+    """
+    return place.buffer.kind is Kind.FOREIGN and not tensor.numel() and place.buffer.size > 0
 
 
 def _nothing() -> None:
