@@ -184,6 +184,8 @@ _CONNECT = "    popdist.init()\n"
 
 def _asks_popdist(source: Source) -> bool:
     """Whether a file uses popdist."""
+    if "popdist" not in source.text:
+        return False
     nodes = findall(source.module, m.Name() | m.Attribute())
     return any(source.imported(each).split(".")[0] == "popdist" for each in nodes)
 

@@ -66,7 +66,8 @@ def port(project: Project, popdist: bool = False, to: str = "poptorch") -> Port:
     for name, text in after.items():
         compiled(name, text)  # what is written can be read
     findings = sorted(
-        set(context.findings), key=lambda each: (order[each.path], each.line, each.code)
+        set(context.findings),
+        key=lambda each: (order[each.path], each.line, each.code, each.column, each.reason),
     )
     return Port(before=_texts(project), after=after, findings=tuple(findings), switch=switch)
 
