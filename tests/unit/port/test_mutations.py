@@ -171,6 +171,7 @@ EVALUATION = {
     "the training model evaluates": ("resumed", "print(criterion(inference_model(x), y).item())", "print(training_model(x, y).item())"),
     "the batch's averages": ("resumed", "    model.eval()\n", ""),
     "the program of another model": ("rules/reloaded", "criterion(model(x), y)", "criterion(training_model.model.model(x), y)"),
+    "the program where an average is evaluated": ("rules/averaged_evaluation", "(net(x) - y)", "(training_model.model.model(x) - y)"),
     "averages that are not frozen": ("rules/evaluation_mode_elsewhere", "    model.apply(freeze)\n", ""),
     "the program where the plain model trains": ("rules/evaluation_mode_elsewhere", "(inference_model if not model.training else model)", "inference_model"),
     "a mode that is not set in a header": ("rules/evaluation_mode_elsewhere", "3 if model.eval() else 2", "3"),

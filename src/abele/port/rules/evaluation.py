@@ -12,6 +12,7 @@ from abele.port.analysis.order import Order
 from abele.port.analysis.own_results import class_returned
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Statement, block_of
+from abele.port.analysis.strangers import may_be_another
 from abele.port.analysis.things import Home, NoHomeError
 from abele.port.analysis.weightless import is_weightless
 from abele.port.context import Context
@@ -66,6 +67,10 @@ _SEVERAL = (
     "this may be one of several models, and a compiled program has one: the plain model "
     "runs, on the host"
 )
+_ANOTHER = (
+    "this may be another model than the one that is trained, such as a copy of it or an average of "
+    "its weights, and a compiled program has one: the plain model runs, on the host"
+)
 _SHARED = (
     "{function} calls the model itself, and training calls {function}, too: the plain model runs, "
     "on the host, with the weights of the program; an inference model runs where the model is an "
@@ -106,6 +111,8 @@ def apply(context: Context) -> None:
 
 def _why_plain(context: Context, use: Use, rows: evaluation_batches.Rows | None) -> tuple[str, str]:
     """The code and reason for which the plain model runs in a call; ``""`` if a program does."""
+    if use.model is not None and may_be_another(context.things, use.source, use.model):
+        return "ABP509", _ANOTHER
     returned = class_returned(context.project, use.thing)
     if returned:
         return "ABP506", _OBJECT.format(returned=returned)
