@@ -34,6 +34,7 @@ _KNOWN = frozenset(
 _KNOWN_FUNCTIONS = frozenset(("hasattr", "isinstance", "len", "type", "callable"))
 _PYTHON = frozenset(("item", "tolist", "numpy"))
 _NUMBERS = frozenset(("int", "float", "bool"))
+_RANDOM = m.OneOf(*map(m.Name, ("rand", "randn", "randint", "randperm", "bernoulli", "normal")))
 _PLAIN = m.OneOf(*map(m.Name, ("int", "float", "bool", "str")))
 
 
@@ -120,6 +121,7 @@ class _Values(cst.CSTVisitor):
         return False
 
     def visit_Call(self, node: cst.Call) -> bool:
+        self.needed |= m.matches(node.func, m.Attribute(value=m.Name("torch"), attr=_RANDOM))
         return not (isinstance(node.func, cst.Name) and node.func.value in _KNOWN_FUNCTIONS)
 
     def visit_Comparison(self, node: cst.Comparison) -> bool:

@@ -18,6 +18,9 @@ class OfValues(nn.Module):
         while (scores > 1).any():  # ABP605 blocked
             scores = scores / 2
         best = scores.argmax().item()  # ABP605 blocked
+        forced = torch.rand(1).item() < 0.5  # ABP605 blocked
+        if torch.rand(1) < 0.5:  # ABP605 blocked
+            scores = scores + torch.rand(scores.shape) * forced
         return scores * best * count if largest < 3 else scores  # ABP605 blocked
 
 
