@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import platform
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,6 +26,9 @@ from abele.kernels.build import cache_folder
 from abele.storage import atomic, files
 
 _SIDE = 256  # of the matrices: short enough to run through between two other processes
+_WIDE, _FEW_ROWS = 1024, 64  # columns of a wide one, and rows of what it is multiplied with
+#: Types whose products depend on where matrices lie, because libraries have less code for them.
+_NARROW = (torch.bfloat16, torch.float16)
 # Of three vectors together: in the nearest caches, in further ones, and in memory.
 _SIZES = (192 * 2**10, 1536 * 2**10, 12 * 2**20, 96 * 2**20)
 #: Types that are measured beside float32.
@@ -52,11 +56,33 @@ class Rates:
             layers do in forward; libraries that have no code for a type differ there.
         bandwidths: bytes that an operation touches, from few to many, and how many of them go
             through in a second.
+        left_turned_per_s: operations where the first matrix alone lies transposed, as in gradients
+            of weights; 0 if it was not measured.
+        wide_per_s: the same where rows of the second matrix are long; 0 if it was not measured.
     """
 
     operations_per_s: float
     turned_per_s: float
     bandwidths: _Bandwidths
+    left_turned_per_s: float = 0.0
+    wide_per_s: float = 0.0
+
+    def products_per_s(self, *, left_turned: bool, turned: bool, columns: int) -> float:
+        """Operations of a product of matrices in a second.
+
+        Args:
+            left_turned: the first matrix lies transposed.
+            turned: the second one does.
+            columns: of the second one.
+        """
+        if turned != left_turned:
+            return self.turned_per_s if turned else self.left_turned_per_s or self.operations_per_s
+        if turned or not 0 < self.wide_per_s < self.operations_per_s:
+            return self.operations_per_s
+        # Between the rows that were measured, each doubling costs the same share.
+        share = math.log(max(columns, 1) / _SIDE) / math.log(_WIDE / _SIDE)
+        slower = self.wide_per_s / self.operations_per_s
+        return self.operations_per_s * slower ** min(max(share, 0.0), 1.0)
 
     def bytes_per_s(self, touched: int) -> float:
         """How many of the bytes that an operation touches go through in a second.
@@ -83,6 +109,8 @@ class Rates:
             operations_per_s=max(self.operations_per_s, other.operations_per_s),
             turned_per_s=max(self.turned_per_s, other.turned_per_s),
             bandwidths=tuple((size, max(rate, new)) for (size, rate), (_, new) in pairs),
+            left_turned_per_s=max(self.left_turned_per_s, other.left_turned_per_s),
+            wide_per_s=max(self.wide_per_s, other.wide_per_s),
         )
 
     def usable(self) -> bool:
@@ -193,15 +221,29 @@ def _measured(device: torch.device, types: Sequence[torch.dtype]) -> MachineLimi
 def _rates(dtype: torch.dtype, vectors: list[torch.Tensor], spent_s: float) -> Rates:
     device = vectors[0].device
     left, right, product = (torch.ones(_SIDE, _SIDE, dtype=dtype, device=device) for _ in range(3))
-    plain, turned = (
-        _shortest(functools.partial(torch.mm, left, second, out=product), device, spent_s)
-        for second in (right, right.t())
+    pairs = [(left, right), (left, right.t())]
+    if dtype in _NARROW:
+        pairs.append((left.t(), right))
+    plain, turned, *others = (
+        _shortest(functools.partial(torch.mm, *each, out=product), device, spent_s)
+        for each in pairs
     )
     return Rates(
+        left_turned_per_s=2 * _SIDE**3 / others[0] if others else 0.0,
+        wide_per_s=_wide(dtype, device, spent_s) if dtype in _NARROW else 0.0,
         operations_per_s=2 * _SIDE**3 / plain,
         turned_per_s=2 * _SIDE**3 / turned,
         bandwidths=tuple((s, s / _summing(s, dtype, vectors, spent_s)) for s in _SIZES),
     )
+
+
+def _wide(dtype: torch.dtype, device: torch.device, spent_s: float) -> float:
+    """Operations in a second of a product with a wide matrix."""
+    few = torch.ones(_FEW_ROWS, _SIDE, dtype=dtype, device=device)
+    wide = torch.ones(_SIDE, _WIDE, dtype=dtype, device=device)
+    product = few.new_empty(_FEW_ROWS, _WIDE)
+    took = _shortest(functools.partial(torch.mm, few, wide, out=product), device, spent_s)
+    return 2 * _FEW_ROWS * _SIDE * _WIDE / took
 
 
 def _summing(size: int, dtype: torch.dtype, vectors: list[torch.Tensor], spent_s: float) -> float:
@@ -235,7 +277,8 @@ def _wait(device: torch.device) -> None:
 
 
 def _path(device: torch.device, types: Sequence[torch.dtype]) -> Path:
-    measures = (_SIDE, _SIZES, tuple(map(_name_of, types)), _EXPONENTIALS, _CLOCK)
+    sides = (_SIDE, _WIDE, _FEW_ROWS)
+    measures = (sides, _SIZES, tuple(map(_name_of, types)), _EXPONENTIALS, _CLOCK)
     parts = (_name(device), platform.machine(), torch.__version__, torch.get_num_threads())
     key = hashlib.sha256(repr((*parts, *measures)).encode()).hexdigest()[:16]
     return cache_folder() / f"machine_limits_{key}.json"
@@ -268,6 +311,8 @@ def _read(data: dict[str, Any]) -> Rates:
         operations_per_s=data["operations_per_s"],
         turned_per_s=data["turned_per_s"],
         bandwidths=tuple((int(size), float(rate)) for size, rate in data["bandwidths"]),
+        left_turned_per_s=data["left_turned_per_s"],
+        wide_per_s=data["wide_per_s"],
     )
 
 

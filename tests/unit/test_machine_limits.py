@@ -123,6 +123,31 @@ def test_only_types_that_matter_are_measured(folder):
     assert len(list(folder.iterdir())) == 2
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "columns", "rate"),
+    [
+        (False, False, 128, 8.0),
+        (False, False, 512, 4.0),  # halfway, by doublings
+        (False, False, 4096, 2.0),
+        (True, False, 4096, 5.0),
+        (False, True, 4096, 9.0),
+        (True, True, 4096, 8.0),
+    ],
+)
+def test_a_products_rate_depends_on_how_its_matrices_lie(left, right, columns, rate):
+    rates = dataclasses.replace(
+        rates_of(8.0), turned_per_s=9.0, left_turned_per_s=5.0, wide_per_s=2.0
+    )
+    found = rates.products_per_s(left_turned=left, turned=right, columns=columns)
+    assert found == pytest.approx(rate)
+
+
+def test_what_was_not_measured_of_a_product_is_that_of_plain_matrices():
+    rates = rates_of(8.0)
+    assert rates.products_per_s(left_turned=True, turned=False, columns=4096) == 8.0
+    assert rates.products_per_s(left_turned=False, turned=False, columns=4096) == 8.0
+
+
 def in_a_new_process():
     machine_limits._measured_here.clear()
     return of_device()

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 from abele.machine_limits import MachineLimits
+from abele.ops import lstm
 from abele.report.operators import moved_bytes, operations
 from abele.targets.clocked import LOOP
 from abele.targets.kernel_choice import NOBODY, Kernel
@@ -22,7 +23,7 @@ _Node = torch.fx.Node
 
 #: Shares of the limits.
 _PRODUCTS, _ATTENTION, _LIBRARY_CONVOLUTIONS = 0.87, 0.5, 0.75
-_OUR_PRODUCTS, _OUR_ATTENTION = 0.96, 0.7
+_OUR_PRODUCTS, _OUR_ATTENTION, _RECURRENT = 0.96, 0.7, 0.73
 #: Of our convolutions. Winograd's needs fewer operations than are counted.
 _OUR_CONVOLUTIONS = {"winograd": 1.6, "direct": 0.65, "patches": 0.65, "convolve": 1.0}
 #: Of the library's work on elements, what is left in code that is compiled for a program.
@@ -135,16 +136,25 @@ def _computing(node: _Node, limits: MachineLimits, what: str) -> float:
     rates = limits.of_type(_type(node))
     by_library = what == "torch"
     if node.target in _SECOND_MATRIX:
-        second = _value(node.args[_SECOND_MATRIX[node.target]])
-        turned = second.stride(-2) == 1 and second.stride(-1) != 1
-        rate = rates.turned_per_s if turned else rates.operations_per_s
+        index = _SECOND_MATRIX[node.target]
+        first, second = _value(node.args[index - 1]), _value(node.args[index])
+        rate = rates.products_per_s(
+            left_turned=_is_turned(first), turned=_is_turned(second), columns=second.shape[-1]
+        )
         return count / (rate * (_PRODUCTS if by_library else _OUR_PRODUCTS))
     if node.target not in _CONVOLUTIONS:
-        return count / (rates.operations_per_s * (_ATTENTION if by_library else _OUR_ATTENTION))
+        share = _ATTENTION if by_library else _OUR_ATTENTION
+        if node.target in (lstm.forward, lstm.backward):
+            share = _RECURRENT
+        return count / (rates.operations_per_s * share)
     ours = next((share for name, share in _OUR_CONVOLUTIONS.items() if name in what), None)
     if ours is not None:
         return count / (rates.operations_per_s * ours)
     return count * _padding(node) / (_convolution_rate(node, limits) * _LIBRARY_CONVOLUTIONS)
+
+
+def _is_turned(matrix: torch.Tensor) -> bool:
+    return matrix.stride(-2) == 1 and matrix.stride(-1) != 1
 
 
 def _convolution_rate(node: _Node, limits: MachineLimits) -> float:
