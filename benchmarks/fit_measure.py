@@ -3,8 +3,8 @@
 Measured is what the process takes of the machine while steps run, less what it takes without the
 model: memory that no file backs, after three steps and after everything free has been given back,
 minus the tensors that exist at that moment. The results of a call are kept until there are new
-ones, as a loop over batches does with its variables. What our kernels keep for themselves is in
-that share. Time is that of the processor: others work here too.
+ones, as a loop over batches does with its variables. What our kernels and libraries keep for
+themselves is in that share. Time is that of the processor: others work here too.
 
 Before the first step the kernel limits the process to what the estimate calls enough at most
 (RLIMIT_DATA, with the address space that is not memory beside it): whoever asks for more is
@@ -48,7 +48,7 @@ import poptorch  # noqa: E402 - after the path above, so that a checkout needs n
 from abele import fit  # noqa: E402
 from abele.arena import running  # noqa: E402
 from abele.compile import build  # noqa: E402
-from abele.fit.intermediates import SCRATCH  # noqa: E402
+from abele.fit.intermediates import PACKED, SCRATCH  # noqa: E402
 from abele.program import Program  # noqa: E402
 from abele.targets import get_target  # noqa: E402
 from abele.targets.base import Target  # noqa: E402
@@ -306,7 +306,10 @@ def _limited(size: int | None) -> int:
 def _steady(estimate: fit.Estimate) -> dict[str, float]:
     """The estimate of what is measured: steps, not the start, nor what kernels keep."""
     parts = (moment.parts for moment in estimate.moments if moment.name != "start")
-    sizes = [fit.Interval.sum(part.size for part in each if part.role != SCRATCH) for each in parts]
+    kept = (SCRATCH, PACKED)
+    sizes = [
+        fit.Interval.sum(part.size for part in each if part.role not in kept) for each in parts
+    ]
     return {
         "low": max(size.low for size in sizes),
         "expected": max(size.expected for size in sizes),

@@ -9,7 +9,15 @@ import torch
 
 from abele import arena
 from abele.fit.estimate import Interval, Part, Tensor
-from abele.fit.workspaces import PIECES, RESULTS, SETTLED, Allocation, returned, workspace
+from abele.fit.workspaces import (
+    PIECES,
+    RESULTS,
+    SETTLED,
+    Allocation,
+    packed,
+    returned,
+    workspace,
+)
 from abele.program import Program, marks_of
 from abele.program.memory import MemoryUse, Piece
 from abele.program.printing import node_phase, user_line
@@ -18,6 +26,7 @@ from abele.program.printing import node_phase, user_line
 UNUSED = "kept by the program, unused at the peak"
 WORKSPACE = "workspaces of libraries"
 SCRATCH = "kept by kernels for themselves"
+PACKED = "kept by libraries for themselves"
 #: A larger call may come while the memory of smaller ones is kept.
 _SCRATCH_AT_MOST = 2
 _KEPT = "kept for backward"
@@ -74,6 +83,10 @@ def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
     if use.scratch:
         size = Interval(use.scratch, use.scratch, _SCRATCH_AT_MOST * use.scratch)
         parts.append(Part(role=SCRATCH, size=size))
+    several = [node for step, node in enumerate(use.nodes) if node and step not in use.bare]
+    kept = max(map(packed, several), default=0.0)
+    if kept:
+        parts.append(Part(role=PACKED, size=Interval(0, 0, kept)))
     return Need(
         operation=_operation(use.nodes[step], program.name),
         parts=tuple(parts),

@@ -22,17 +22,13 @@ aten = torch.ops.aten
 #: Shares of the bytes that an operator reads and makes: expected, and at most.
 _KNOWN = (0.0, 0.1)
 _CONVOLUTIONS = (0.5, 2.0)
-_PRODUCTS = (0.0, 0.5)
 _OTHERS = (0.0, 0.25)
-#: Bytes that a library packs factors of a product in, at most, for each thread.
-_PACKED = 8 * 2**20
+#: What a library packs factors of a product in, at most: a share of their bytes and those of the
+#: result, and bytes for each thread.
+_PRODUCTS, _PACKED = 0.5, 8 * 2**20
 _SHARES: dict[Any, tuple[float, float]] = {
     aten.convolution.default: _CONVOLUTIONS,
     aten.convolution_backward.default: _CONVOLUTIONS,
-    aten.mm.default: _PRODUCTS,
-    aten.addmm.default: _PRODUCTS,
-    aten.bmm.default: _PRODUCTS,
-    aten.baddbmm.default: _PRODUCTS,
 }
 #: Beside operators on elements: what reads and writes, and makes nothing else.
 _NOTHING: set[Any] = {
@@ -94,12 +90,22 @@ def workspace(node: torch.fx.Node, *, known: bool) -> Interval:
         return Interval.exact(0)
     if node.target in _NOTHING or _is_by_element(node):
         return Interval.exact(0)
+    if node.target in _MATRICES:  # see ``packed``
+        return Interval.exact(0)
     expected, most = _KNOWN if known else _SHARES.get(node.target, _OTHERS)
-    size = sum(_bytes(each.meta.get("val")) for each in (node, *node.all_input_nodes))
-    high = most * size
-    if node.target in _MATRICES:
-        high = min(high, torch.get_num_threads() * _PACKED)
-    return Interval(0, expected * size, high)
+    size = _touched(node)
+    return Interval(0, expected * size, most * size)
+
+
+def packed(node: torch.fx.Node) -> float:
+    """Bytes at most that a library packs factors of a product in, and keeps for the next one."""
+    if node.target not in _MATRICES:
+        return 0.0
+    return min(_PRODUCTS * _touched(node), torch.get_num_threads() * _PACKED)
+
+
+def _touched(node: torch.fx.Node) -> int:
+    return sum(_bytes(each.meta.get("val")) for each in (node, *node.all_input_nodes))
 
 
 def _is_by_element(node: torch.fx.Node) -> bool:

@@ -21,14 +21,19 @@ def program(side):
 
 def test_what_a_product_packs_does_not_grow_with_it():
     (large,) = (
-        {
-            workspaces.workspace(n, known=False).high
-            for n in step.graph.graph.nodes
-            if "mm" in n.name
-        }
+        {workspaces.packed(n) for n in step.graph.graph.nodes if "mm" in n.name}
         for step in (program(4096),)
     )
     assert large == {torch.get_num_threads() * 2**23}
+
+
+def test_what_products_pack_is_kept_and_none_of_their_own():
+    step = program(64)
+    products = [node for node in step.graph.graph.nodes if "mm" in node.name]
+    assert {workspaces.workspace(n, known=False) for n in products} == {Interval.exact(0)}
+    parts = intermediates.need(step, memory.of_graph(step), workspaces.PIECES).parts
+    (kept,) = [part.size for part in parts if part.role == intermediates.PACKED]
+    assert kept == Interval(0, 0, 3 * 64 * 64 * 4 / 2)
 
 
 class Looked(torch.nn.Module):
