@@ -90,8 +90,9 @@ def workspace(node: torch.fx.Node, *, known: bool) -> Interval:
         return Interval.exact(0)
     if node.target in _NOTHING or _is_by_element(node):
         return Interval.exact(0)
-    if node.target in _MATRICES:  # see ``packed``
-        return Interval.exact(0)
+    if _packs(node):
+        # In 16 bits torch multiplies by other code, which gives back what it takes.
+        return Interval(0, 0, _most_packed(node) if _is_narrow(node) else 0)
     expected, most = _KNOWN if known else _SHARES.get(node.target, _OTHERS)
     size = _touched(node)
     return Interval(0, expected * size, most * size)
@@ -99,8 +100,18 @@ def workspace(node: torch.fx.Node, *, known: bool) -> Interval:
 
 def packed(node: torch.fx.Node) -> float:
     """Bytes at most that a library packs factors of a product in, and keeps for the next one."""
-    if node.target not in _MATRICES:
-        return 0.0
+    return _most_packed(node) if _packs(node) and not _is_narrow(node) else 0.0
+
+
+def _packs(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and node.target in _MATRICES
+
+
+def _is_narrow(node: torch.fx.Node) -> bool:
+    return node.meta["val"].dtype in (torch.float16, torch.bfloat16)
+
+
+def _most_packed(node: torch.fx.Node) -> float:
     return min(_PRODUCTS * _touched(node), torch.get_num_threads() * _PACKED)
 
 

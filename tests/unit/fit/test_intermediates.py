@@ -36,6 +36,14 @@ def test_what_products_pack_is_kept_and_none_of_their_own():
     assert kept == Interval(0, 0, 3 * 64 * 64 * 4 / 2)
 
 
+def test_what_products_pack_in_half_is_given_back():
+    (step,) = captured(Twice(), (torch.randn(64, 64).half(),)).programs
+    products = [node for node in step.graph.graph.nodes if "mm" in node.name]
+    most = 3 * 64 * 64 * 2 / 2
+    assert {workspaces.workspace(n, known=False) for n in products} == {Interval(0, 0, most)}
+    assert {workspaces.packed(n) for n in products} == {0.0}
+
+
 class Looked(torch.nn.Module):
     def forward(self, x):
         return torch.nn.functional.relu(x.expand(1000, -1, -1).unsqueeze(1))
