@@ -167,12 +167,11 @@ chosen._Popart.set("dotChecks", {"b", "a", "c", "d"})
 
 
 def test_options_as_text_are_deterministic():
-    texts = set()
-    for seed in ("1", "2"):
-        code = f"import poptorch\n{MADE}\nprint(chosen)"
-        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-        run = [sys.executable, "-c", code]
-        texts.add(subprocess.check_output(run, env=environment, text=True).strip())
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # another than in this process
+    code = f"import poptorch\n{MADE}\nprint(chosen)"
+    environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = [sys.executable, "-c", code]
+    texts = {subprocess.check_output(run, env=environment, text=True).strip()}
     names = {"poptorch": poptorch}
     exec(MADE, names)
     assert texts == {str(names["chosen"])} == {str(copy.deepcopy(names["chosen"]))}

@@ -38,7 +38,6 @@ from torch._subclasses.fake_tensor import (  # noqa: E402 - after the check
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
-    in_kernel_invocation_manager,
 )
 from torch.fx.experimental.proxy_tensor import (  # noqa: E402
     disable_proxy_modes_tracing,
@@ -48,7 +47,14 @@ from torch.fx.experimental.proxy_tensor import (  # noqa: E402
     track_tensor_tree,
 )
 
-from abele._torch.fakes import prepare_control_flow, static_fakes  # noqa: E402
+from abele._torch.fakes import (  # noqa: E402
+    laid_out,
+    laid_out_like,
+    prepare_control_flow,
+    static_fakes,
+    view_of,
+    viewed,
+)
 from abele._torch.graphs import graph_of  # noqa: E402
 from abele._torch.interception import Interception  # noqa: E402
 from abele._torch.onednn import (  # noqa: E402
@@ -80,6 +86,8 @@ __all__ = [
     "graph_of",
     "is_operator",
     "is_profiling",
+    "laid_out",
+    "laid_out_like",
     "make_fx",
     "mark_traced",
     "operator_name",
@@ -90,6 +98,8 @@ __all__ = [
     "traced_nodes",
     "track_tensor_tree",
     "unchecked_distributions",
+    "view_of",
+    "viewed",
     "with_outer_onednn",
     "without_onednn",
 ]
@@ -133,64 +143,6 @@ def traced_nodes() -> Reversible[torch.fx.Node]:
     """Return the nodes of the trace under way, in order; empty when there is none."""
     mode: Any = get_proxy_mode()
     return () if mode is None else mode.tracer.graph.nodes
-
-
-def laid_out_like(
-    like: torch.Tensor, mode: FakeTensorMode, shared: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return a tensor without data, laid out like another one, in memory of its own or shared."""
-    shape, stride = like.shape, like.stride()
-    if shared is not None:
-        return view_of(shared, mode, shape, stride, like.storage_offset(), like)
-    device = like.fake_device if isinstance(like, FakeTensor) else like.device
-    return laid_out(shape, stride, like.dtype, device, mode)
-
-
-def laid_out(
-    shape: Sequence[int],
-    stride: Sequence[int],
-    dtype: torch.dtype,
-    device: torch.device,
-    mode: FakeTensorMode,
-) -> torch.Tensor:
-    """Return a tensor without data that lies in memory of its own as stated."""
-    with in_kernel_invocation_manager(mode):
-        meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-    return FakeTensor(mode, meta, device)
-
-
-def view_of(
-    tensor: torch.Tensor,
-    mode: FakeTensorMode,
-    shape: Sequence[int],
-    stride: Sequence[int],
-    offset: int | torch.SymInt,
-    like: torch.Tensor,
-) -> torch.Tensor:
-    """Return a tensor without data in the memory of another one, of the type of ``like``."""
-    device = like.fake_device if isinstance(like, FakeTensor) else like.device
-    with in_kernel_invocation_manager(mode):
-        meta = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
-        meta.set_(tensor.untyped_storage(), offset, shape, stride)
-    return FakeTensor(mode, meta, device)
-
-
-def viewed(tensor: FakeTensor, view: Callable[..., torch.Tensor], *settings: Any) -> torch.Tensor:
-    """Return a view of a tensor without data, as the kernel lays it out.
-
-    Torch asks a function in Python for most of them, which takes up to a millisecond.
-
-    Args:
-        tensor: is viewed.
-        view: the operator; a kernel decides without looking at values.
-        settings: its other arguments.
-
-    Raises:
-        IndexError, RuntimeError: there is no such view.
-    """
-    with in_kernel_invocation_manager(tensor.fake_mode):
-        meta = view(tensor, *settings)
-    return FakeTensor(tensor.fake_mode, meta, tensor.fake_device)
 
 
 @functools.cache

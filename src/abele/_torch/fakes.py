@@ -1,4 +1,4 @@
-"""The mode of a capture: tensors without data and with fixed shapes."""
+"""The mode of a capture, tensors without data and of fixed shapes, and what makes such tensors."""
 
 # pyright: reportPrivateUsage=false
 
@@ -6,12 +6,18 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch._functorch.config as _config
 import torch.nested._internal.nested_tensor as _nested
-from torch._subclasses.fake_tensor import FakeTensorConverter, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorConverter,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -73,3 +79,61 @@ def prepare_control_flow() -> None:
     mode: FakeTensorMode | None = detect_fake_mode()
     if mode is not None and mode.shape_env is None:
         mode.shape_env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+
+
+def laid_out_like(
+    like: torch.Tensor, mode: FakeTensorMode, shared: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return a tensor without data, laid out like another one, in memory of its own or shared."""
+    shape, stride = like.shape, like.stride()
+    if shared is not None:
+        return view_of(shared, mode, shape, stride, like.storage_offset(), like)
+    device = like.fake_device if isinstance(like, FakeTensor) else like.device
+    return laid_out(shape, stride, like.dtype, device, mode)
+
+
+def laid_out(
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    mode: FakeTensorMode,
+) -> torch.Tensor:
+    """Return a tensor without data that lies in memory of its own as stated."""
+    with in_kernel_invocation_manager(mode):
+        meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    return FakeTensor(mode, meta, device)
+
+
+def view_of(
+    tensor: torch.Tensor,
+    mode: FakeTensorMode,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    offset: int | torch.SymInt,
+    like: torch.Tensor,
+) -> torch.Tensor:
+    """Return a tensor without data in the memory of another one, of the type of ``like``."""
+    device = like.fake_device if isinstance(like, FakeTensor) else like.device
+    with in_kernel_invocation_manager(mode):
+        meta = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
+        meta.set_(tensor.untyped_storage(), offset, shape, stride)
+    return FakeTensor(mode, meta, device)
+
+
+def viewed(tensor: FakeTensor, view: Callable[..., torch.Tensor], *settings: Any) -> torch.Tensor:
+    """Return a view of a tensor without data, as the kernel lays it out.
+
+    Torch asks a function in Python for most of them, which takes up to a millisecond.
+
+    Args:
+        tensor: is viewed.
+        view: the operator; a kernel decides without looking at values.
+        settings: its other arguments.
+
+    Raises:
+        IndexError, RuntimeError: there is no such view.
+    """
+    with in_kernel_invocation_manager(tensor.fake_mode):
+        meta = view(tensor, *settings)
+    return FakeTensor(tensor.fake_mode, meta, tensor.fake_device)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -56,12 +56,9 @@ def results_of(
     if not _keeps[function] or torch.is_inference_mode_enabled():
         return known_results.results_of(function, args, kwargs)
     tensors: list[_torch.FakeTensor] = []
-    try:
-        with _torch.without_torch_function_modes():
-            key = key_of_call(function, args, kwargs or {}, _collecting(tensors)), *_state()
-    except UnknownError:
-        tensors.clear()
-    if not tensors:  # then no argument says which mode makes the results
+    with _torch.without_torch_function_modes():
+        key = _key(function, args, kwargs or {}, tensors)
+    if key is None:
         return known_results.results_of(function, args, kwargs)
     if key in _kept:
         with _torch.without_torch_function_modes():
@@ -78,29 +75,41 @@ def results_of(
     return result
 
 
-def _may_be_kept(function: Callable[..., Any]) -> bool:
+def _may_be_kept(function: Any) -> bool:
     if not isinstance(function, OpOverload) or function.namespace != "aten":
         return False
-    schema = _torch.schema_of(function)
+    operator = cast("Any", function)
+    schema = _torch.schema_of(operator)
     shares = schema.is_mutable or any(each.alias_info is not None for each in schema.returns)
-    stated = known_results.are_stated(function)
-    return not (shares or stated or _OF_VALUES.intersection(function.tags))
+    stated = known_results.are_stated(operator)
+    return not (shares or stated or _OF_VALUES.intersection(operator.tags))
 
 
-def _collecting(tensors: list[_torch.FakeTensor]) -> Callable[[torch.Tensor], Hashable]:
+def _key(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    tensors: list[_torch.FakeTensor],
+) -> Hashable | None:
+    """Return what results depend on, and collect the tensors; None if no key says it."""
+
     def of_tensor(tensor: torch.Tensor) -> Hashable:
         if type(tensor) is not _torch.FakeTensor or tensor.constant is not None:
             raise UnknownError
         tensors.append(tensor)
         return layout_of(tensor, place=False), tensor.requires_grad
 
-    return of_tensor
+    try:
+        key = key_of_call(function, args, kwargs, of_tensor)
+    except UnknownError:
+        return None
+    return (key, *_state()) if tensors else None  # else none says which mode makes the results
 
 
 def _state() -> tuple[torch.dtype, bool, bool, bool]:
     """Return what else an operator may look at."""
     deterministic = torch.are_deterministic_algorithms_enabled()
-    grad, onednn = torch.is_grad_enabled(), torch.backends.mkldnn.enabled
+    grad, onednn = torch.is_grad_enabled(), bool(torch.backends.mkldnn.enabled)
     return torch.get_default_dtype(), grad, deterministic, onednn
 
 

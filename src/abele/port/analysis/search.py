@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import libcst as cst
 from libcst import matchers as m
@@ -45,7 +45,8 @@ def _matches(node: cst.CSTNode, options: list[Any]) -> bool:
 
 def _is_any(matcher: Any) -> bool:
     """Whether a matcher takes every node of its class; to ask libcst takes far longer."""
-    return all(each is _ANYTHING for each in vars(matcher).values())
+    fields = cast("dict[str, Any]", vars(matcher))
+    return all(each is _ANYTHING for each in fields.values())
 
 
 @functools.lru_cache(_PIECES)
