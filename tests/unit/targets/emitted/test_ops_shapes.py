@@ -1,5 +1,7 @@
 """Emitted code moves elements as the interpreter does."""
 
+import operator
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -27,6 +29,11 @@ CASES = {
         ),
         (X, Y),
         gradients=True,
+    ),
+    "pieces of a type without loops": Case(
+        lambda x: (*torch.unsafe_chunk(x, 2), x.unsafe_split(3, 1)[1]),
+        (X.bfloat16(),),
+        calls={str(operator.getitem): 3},  # what is returned is copied
     ),
     "written slices": Case(lambda x, y: _written(x * 2, y), (X, Y), gradients=True),
     # Positions in the memory that a tensor is a part of, which is another one in a program.

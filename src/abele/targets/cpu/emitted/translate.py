@@ -304,6 +304,11 @@ class Translator:
             return place
         if place.buffer.kind is Kind.FOREIGN and (place.whole or place.dtype not in TYPES):
             return place
+        if place.dtype not in TYPES:  # a part of what it was cut from, which only torch can copy
+            copied = self._made_by_torch(node.meta["val"])
+            assert copied is not None
+            self.add(Foreign([place], [copied], aten.clone.default, (place,), {}, [copied], False))
+            return copied
         shape = place.shape
         buffer = Buffer(Kind.OUTPUT, index, place.dtype, math.prod(shape))
         result = Place(buffer, shape, contiguous_stride(shape))
