@@ -10,7 +10,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.calls import SAME, copies
-from abele.port.analysis.scopes import Variable
+from abele.port.analysis.scopes import Variable, parameters
 from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
 from abele.port.source import Source
@@ -36,7 +36,7 @@ def may_be_another(
         arms = node.body, node.orelse
         return any(may_be_another(things, source, each, seen) for each in arms)
     if not things.of(source, node):
-        return True
+        return not _of_nobody(things, things.variable(source, node))
     if m.matches(node, m.Call(func=m.Attribute(attr=m.OneOf(*map(m.Name, sorted(SAME)))))):
         assert isinstance(node, cst.Call)
         assert isinstance(node.func, cst.Attribute)
@@ -48,6 +48,14 @@ def may_be_another(
         may_be_another(things, at, value, seen | {variable})
         for at, value in _values(things, variable)
     )
+
+
+def _of_nobody(things: Things, variable: Variable | None) -> bool:
+    """Whether a variable is a parameter of a function that nothing in the program calls."""
+    if variable is None or not isinstance(variable.owner, cst.FunctionDef):
+        return False
+    function = variable.owner
+    return variable.name in parameters(function) and not things.calls(function)
 
 
 def _values(things: Things, variable: Variable) -> list[tuple[Source, cst.BaseExpression]]:
