@@ -92,9 +92,20 @@ class Things:
 
     def updated(self, optimizer: Thing, kind: Kind | None = None) -> set[Thing]:
         """The models whose parameters an optimizer is given; nothing if no call makes it."""
-        made = optimizer.made
-        models = models_updated(made) if isinstance(made, cst.Call) else []
+        models = models_updated(self.given(optimizer.source, optimizer.made))
         return {each for model in models for each in self.of(optimizer.source, model, kind)}
+
+    def given(self, source: Source, made: cst.BaseExpression) -> cst.Call:
+        """The call that makes an optimizer, with the value of a list of groups that has a name."""
+        args = [*made.args] if isinstance(made, cst.Call) else []
+        named = {self.variable(source, each.value) for each in args} - {None}
+        groups = [
+            assign.value
+            for at, assign in self.assignments()
+            if isinstance(assign.value, cst.List | cst.Tuple | cst.ListComp)
+            and any(self.variable(at, each.target) in named for each in assign.targets)
+        ]
+        return cst.Call(cst.Name("made"), [*map(cst.Arg, groups), *args])
 
     def home(self, thing: Thing) -> Home:
         """Where a thing is first given the name by which the program goes on.
@@ -420,7 +431,7 @@ class Things:
 
     def _updated_by(self, source: Source, node: cst.Call) -> None:
         """What has its parameters updated is a model, wherever it comes from."""
-        for model in models_updated(node):
+        for model in models_updated(self.given(source, node)):
             if not self._evaluate(source, model):
                 self._unknown[model] = source
 

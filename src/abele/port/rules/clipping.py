@@ -17,6 +17,7 @@ from abele.port.context import Context
 from abele.port.edits import keyword
 from abele.port.finding import Verdict
 from abele.port.rules import places
+from abele.port.source import Source
 
 CODES = {
     "ABP431": (
@@ -32,6 +33,11 @@ _LIMIT = frozenset(("SGD", "Adam", "AdamW"))
 _OF_ALL = (
     "these are not the parameters of the optimizer, which limits the norm over all of its own: "
     "give clip_grad_norm_ the parameters that the optimizer has"
+)
+_SOME = (
+    "the groups of the optimizer leave out some parameters of the model by a condition, and the "
+    "optimizer limits the norm over its own: give clip_grad_norm_ the parameters that the "
+    "optimizer has, or the optimizer a group for the others"
 )
 _NOT_KNOWN = (
     "the call that makes the optimizer does not name the parameters, so whether these are all "
@@ -72,10 +78,27 @@ def _limit(context: Context, step: Step, optimizer: Thing, clip: cst.Call) -> No
     updated = context.things.updated(optimizer)
     if not updated:
         raise StepError(clip, _NOT_KNOWN)
+    if _leaves_out(optimizer.source, context.things.given(optimizer.source, made)):
+        raise StepError(clip, _SOME)
     limit = limit_of(context, step, places.home(context, step), updated)
     context.edits(optimizer.source).give(made, keyword("max_grad_norm", limit))
     reason = f"max_grad_norm={limit} limits the norm of all gradients before each update"
     context.say(optimizer.source, made, "ABP431", Verdict.MODIFIED, reason)
+
+
+def _leaves_out(source: Source, given: cst.Call) -> bool:
+    """Whether parameters are taken by a condition, and by its opposite nowhere."""
+    conditions = {
+        source.code(each.test)
+        for comprehension in findall(given, m.ListComp() | m.GeneratorExp())
+        if models_updated(cst.Call(cst.Name("of"), [cst.Arg(comprehension)]))
+        for each in comprehension.for_in.ifs
+        if not m.matches(each.test, m.Attribute(attr=m.Name("requires_grad")))
+    }
+    return any(
+        f"not {each}" not in conditions and each.removeprefix("not ") not in conditions - {each}
+        for each in conditions
+    )
 
 
 def limit_of(context: Context, step: Step, home: Home, updated: set[Thing]) -> str:

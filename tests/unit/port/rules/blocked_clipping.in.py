@@ -26,3 +26,11 @@ for step in range(3):
     loss.backward()
     clip_grad_norm_(third.parameters(), 0.5)  # ABP432 blocked
     third_optimizer.step()
+fourth = torch.nn.Linear(3, 1)
+fourth_optimizer = torch.optim.SGD([p for n, p in fourth.named_parameters() if n != "bias"], lr=0.1)
+for step in range(3):
+    loss = fourth(torch.randn(8, 3)).square().mean()
+    fourth_optimizer.zero_grad()
+    loss.backward()
+    clip_grad_norm_(fourth.parameters(), 0.5)  # ABP432 blocked
+    fourth_optimizer.step()
