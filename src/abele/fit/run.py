@@ -41,7 +41,7 @@ class Calls:
     module: int
     batch: int
     tiered: bool = False
-    handed: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    handed: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     returned: Collection[str] | None = None
 
 
