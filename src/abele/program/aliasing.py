@@ -206,8 +206,8 @@ def _memories(
 def _source(node: torch.fx.Node) -> torch.fx.Node | None:
     """The argument whose memory a result shares, if it does."""
     call, index = (node_argument(node, 0), node.args[1]) if is_getitem(node) else (node, 0)
-    target = call.target
-    if not isinstance(target, OpOverload) or not isinstance(index, int):
+    target = called_operator(call)
+    if target is None or not isinstance(index, int):
         return None
     # By identity: torch hashes an operator in Python, and this is asked of every node.
     known = _SHARED.get((id(target), index))

@@ -223,14 +223,14 @@ def _verify_writes(program: Program) -> None:
 def _writing(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
     """The nodes that change an argument, by operator: there are few, and thousands of nodes."""
     for target in called_targets(graph):
-        if isinstance(target, OpOverload) and schema_of(target).is_mutable:
-            yield from graph.find_nodes(op="call_function", target=target)
+        if isinstance(target, OpOverload) and schema_of(cast("Any", target)).is_mutable:
+            yield from graph.find_nodes(op="call_function", target=cast("Any", target))
 
 
 def writes(node: torch.fx.Node) -> bool:
     """Whether a node changes one of its arguments in place."""
-    target = node.target
-    return isinstance(target, OpOverload) and schema_of(target).is_mutable
+    called = called_operator(node)
+    return called is not None and schema_of(called).is_mutable
 
 
 _EFFECTS: set[OpOverload] = set()
@@ -318,7 +318,7 @@ def operators_called(graph: torch.fx.GraphModule) -> Iterator[OpOverload]:
     for each in all_graphs(graph):
         for target in called_targets(each.graph):
             if isinstance(target, OpOverload):
-                yield target
+                yield cast("Any", target)
 
 
 def ancestors(*nodes: torch.fx.Node) -> set[torch.fx.Node]:
