@@ -60,6 +60,7 @@ class Outcome:
         rounding: what may be off because of it in any tensor of the program.
         rounded: how far each is off if every operation rounds otherwise. That also moves integers:
             the order of numbers that are equal but for that, or their bits.
+        again: runs the emitted code once more, with the same inputs.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Outcome:
     noise: Callable[[], list[float]] = list
     rounding: Callable[[], float] = float
     rounded: Callable[[], list[float]] = list
+    again: Callable[[], Tensors] = list
 
     def difference(self) -> str | None:
         """The first tensor that is not what it should be, or None."""
@@ -204,8 +206,9 @@ def _has_effects_or_branches(program: Program) -> bool:
 def _run(case: Case, program: Program, outcome: Outcome, run: Run) -> None:
     run(_copies(case.inputs))  # leaves what must not matter in the arena
     outcome.names = [slot.name for slot in (*program.outputs, *program.inputs)]
-    outcome.expected = _ran(Interpreter().compile(program).run, case.inputs)
-    outcome.actual = _ran(run, case.inputs)
+    outcome.expected = ran(Interpreter().compile(program).run, case.inputs)
+    outcome.actual = ran(run, case.inputs)
+    outcome.again = lambda: ran(run, case.inputs)
 
     def noise() -> list[float]:
         return _noise(Interpreter().compile(program).run, case.inputs, outcome.expected)
@@ -264,7 +267,8 @@ def _copies(inputs: Tensors) -> Tensors:
     ]
 
 
-def _ran(run: Callable[[Tensors], Tensors], inputs: Tensors) -> Tensors:
+def ran(run: Callable[[Tensors], Tensors], inputs: Tensors) -> Tensors:
+    """The results of a program and then all its slots; ``inputs`` stay as they are."""
     slots = _copies(inputs)
     results = run(list(slots))
     return [*(each.clone() for each in results), *slots]
@@ -280,6 +284,6 @@ def _noise(run: Callable[[Tensors], Tensors], inputs: Tensors, expected: Tensors
             else each
             for each in inputs
         ]
-        moved = [distance(a, b)[0] for a, b in zip(expected, _ran(run, rounded), strict=True)]
+        moved = [distance(a, b)[0] for a, b in zip(expected, ran(run, rounded), strict=True)]
         most = [max(pair) for pair in zip(most, moved, strict=True)]
     return most
