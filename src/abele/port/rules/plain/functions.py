@@ -8,6 +8,7 @@ from abele.port.analysis.parts import StepError
 from abele.port.context import Context
 from abele.port.layout import laid_out
 from abele.port.rules.plain.processes import constant
+from abele.port.rules.plain.settings import Batches
 from abele.port.rules.plain.trainers import Trainer
 from abele.port.source import Source
 
@@ -86,53 +87,67 @@ def call(context: Context, source: Source, node: cst.Call, made: Trainer, optimi
     Raises:
         StepError: what the call returned has no counterpart.
     """
-    name = context.name(source, "training_step")
-    batches = made.batches
-    more: list[str] = []
-    if not batches.one:
-        if any(each.keyword is not None or each.star == "**" for each in node.args):
-            raise StepError(
-                node,
-                "this call takes several batches, which its port cuts from positional "
-                "arguments: pass its tensors by position",
-            )
-        parts = " * ".join(each for each in (batches.accumulation, batches.replicas) if each != "1")
-        if batches.iterations != "1":
-            more.append(f"iterations={batches.iterations}")
-        if parts:
-            more.append(f"parts={parts}")
-        if batches.mode != "All" and batches.replicas != "1":
-            more.append(f"replicas={batches.replicas}")
-    free = f"{detached(context, source)}(results)" if made.loss.count > 1 else "results.detach()"
-    processes = constant(context, source, "WORLD_SIZE") if _is_scaled(context, made) else ""
-    exchanges = context.instances and not batches.one
-    if exchanges:
-        context.edits(source).need("import contextlib")
-
-    def written(name: str) -> str:
-        return _text(node, made, name, free, processes, exchanges=exchanges)
-
-    text = written(name)
-    number = 2
-    wanted = name
-    while context.functions.setdefault((source, name), text) != text:
-        name, number = context.name(source, f"{wanted}_{number}"), number + 1
-        text = written(name)
-    if (source, name) not in context.once:
-        context.once.add((source, name))
-        context.edits(source).define(text)
+    more = _numbers_of_batches(node, made.batches)
+    name = _defined(context, source, node, made)
     model = source.code(node.func)
 
     def change(current: cst.Call) -> cst.Call:
         first = [cst.Arg(cst.parse_expression(each)) for each in (model, optimizer)]
         last = [
             cst.Arg(cst.parse_expression(value), keyword=cst.Name(key), equal=_TIGHT)
-            for key, value in (each.split("=", 1) for each in more)
+            for key, value in more.items()
         ]
         named = current.with_changes(func=cst.Name(name))
         return laid_out(source, node, named, [*first, *current.args, *last])
 
     context.edits(source).change(node, change)
+
+
+def _numbers_of_batches(node: cst.Call, batches: Batches) -> dict[str, str]:
+    """The arguments that say into how many parts a batch is cut, by name.
+
+    Raises:
+        StepError: the call has arguments that cannot be cut.
+    """
+    if batches.one:
+        return {}
+    if any(each.keyword is not None or each.star == "**" for each in node.args):
+        raise StepError(
+            node,
+            "this call takes several batches, which its port cuts from positional "
+            "arguments: pass its tensors by position",
+        )
+    more: dict[str, str] = {}
+    if batches.iterations != "1":
+        more["iterations"] = batches.iterations
+    parts = [each for each in (batches.accumulation, batches.replicas) if each != "1"]
+    if parts:
+        more["parts"] = " * ".join(parts)
+    if batches.mode != "All" and batches.replicas != "1":
+        more["replicas"] = batches.replicas
+    return more
+
+
+def _defined(context: Context, source: Source, node: cst.Call, made: Trainer) -> str:
+    """The name of a function that makes the updates of a call, defined unless it is already."""
+    free = f"{detached(context, source)}(results)" if made.loss.count > 1 else "results.detach()"
+    processes = constant(context, source, "WORLD_SIZE") if _is_scaled(context, made) else ""
+    exchanges = context.instances and not made.batches.one
+    if exchanges:
+        context.edits(source).need("import contextlib")
+
+    def written(name: str) -> str:
+        return _text(node, made, name, free, processes, exchanges=exchanges)
+
+    name = wanted = context.name(source, "training_step")
+    text, number = written(name), 2
+    while context.functions.setdefault((source, name), text) != text:
+        name, number = context.name(source, f"{wanted}_{number}"), number + 1
+        text = written(name)
+    if (source, name) not in context.once:
+        context.once.add((source, name))
+        context.edits(source).define(text)
+    return name
 
 
 def _is_scaled(context: Context, made: Trainer) -> bool:

@@ -58,6 +58,9 @@ def apply(context: Context) -> None:
                 context.say(source, call, "ABP1302", Verdict.MODIFIED, "its workers end with it")
 
 
+_DROP_LAST = m.Arg(keyword=m.Name("drop_last"))
+
+
 @dataclasses.dataclass
 class _Argument:
     """An argument: its name, ``""`` for one with a star."""
@@ -84,7 +87,6 @@ def _replace(context: Context, thing: Thing, call: cst.Call) -> None:
     names = {each.name for each in arguments}
     batches = batches_of(context, thing.source, call, 0)
     require_known(context, batches, thing.source, call)
-    size = next((each.argument.value for each in arguments if each.name == "batch_size"), None)
     if batches.factors and (
         ("batch_size" not in names and "" in names) or "batch_sampler" in names
     ):
@@ -102,22 +104,16 @@ def _replace(context: Context, thing: Thing, call: cst.Call) -> None:
         context.say(thing.source, call, "ABP1604", Verdict.MODIFIED, _SHARE)
     context.edits(thing.source).replace(call.func, made)
     context.treated.add(call.func)
-    drops = not names & {"drop_last", "batch_sampler"} and (
-        size is None or not m.matches(size, m.Name("None"))
-    )
+    new = [keyword("batch_size", factors)] if factors and "batch_size" not in names else []
+    if shared:
+        new += seed
+    elif _drops(arguments):
+        new.append(keyword("drop_last", "True"))
 
     def change(node: cst.Call) -> cst.Call:
         kept = _kept(node, arguments, factors)
-        new: list[cst.Arg] = []
-        if factors and "batch_size" not in names:
-            new.append(keyword("batch_size", factors))
-        if shared:
-            kept = [
-                each for each in kept if not (each.keyword and each.keyword.value == "drop_last")
-            ]
-            new += seed
-        elif drops:
-            new.append(keyword("drop_last", "True"))
+        if shared:  # the loader of the file has no such argument
+            kept = [each for each in kept if not m.matches(each, _DROP_LAST)]
         stars = [each for each in kept if each.star]
         plain = [each for each in kept if not each.star]
         return laid_out(thing.source, call, node, [*plain, *new, *stars])
@@ -127,6 +123,14 @@ def _replace(context: Context, thing: Thing, call: cst.Call) -> None:
     if factors:
         reason += f"; a batch has the rows of {factors} batches, as a call took them"
     context.say(thing.source, call, "ABP1301", Verdict.MODIFIED, reason)
+
+
+def _drops(arguments: list[_Argument]) -> bool:
+    """Whether a loader of PopTorch with these arguments leaves a short batch out by default."""
+    names = {each.name for each in arguments}
+    size = next((each.argument.value for each in arguments if each.name == "batch_size"), None)
+    whole = size is not None and m.matches(size, m.Name("None"))
+    return not whole and not names & {"drop_last", "batch_sampler"}
 
 
 def _kept(node: cst.Call, arguments: list[_Argument], factors: str) -> list[cst.Arg]:
