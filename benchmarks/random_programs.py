@@ -132,7 +132,7 @@ def run(programs: int, folder: Path) -> dict[str, Any]:
     agreement, first, process_s = Agreement(), 0, 0.0
     while (missing := programs - agreement.counts["compared"]) > 0:
         end = first + min(PIECE, missing)
-        data = _kept(folder / f"{first}-{end}.json", "", first, end)
+        data = _kept(folder / f"{first}-{end}.json", first, end)
         agreement.add(data)
         process_s += data["process_s"]
         print(f"{end} programs: {dict(agreement.counts)}", file=sys.stderr, flush=True)
@@ -146,18 +146,18 @@ def run(programs: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def _kept(path: Path, option: str, first: int, end: int) -> dict[str, Any]:
+def _kept(path: Path, first: int, end: int, *options: str) -> dict[str, Any]:
     """A piece, which runs unless it is there already."""
     if not path.exists():
         part = path.with_suffix(".part")
-        part.write_text(json.dumps(_in_new_process(option, first, end)))
+        part.write_text(json.dumps(_in_new_process(first, end, *options)))
         part.rename(path)
     return json.loads(path.read_text())
 
 
-def _in_new_process(option: str, first: int, end: int) -> dict[str, Any]:
-    words = [sys.executable, "-W", "ignore", __file__, "--piece", str(first), str(end)]
-    words += [option] if option else []
+def _in_new_process(first: int, end: int, *options: str) -> dict[str, Any]:
+    piece = ["--piece", str(first), str(end), *options]
+    words = [sys.executable, "-W", "ignore", __file__, *piece]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(

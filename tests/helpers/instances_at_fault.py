@@ -6,6 +6,7 @@ was told in FOLDER; ``die RANK`` has an instance kill itself.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -71,6 +72,7 @@ def other_batches(index):
     loader = poptorch.DataLoader(made, data, 2, auto_distributed_partitioning=False)
     wrapped, _ = trainer(scorer(), made)
     told("batches", lambda: [wrapped(x, y) for x, y in loader])
+    gc.collect()  # the loader, which would count for the next wrappers
 
 
 def other_weights(index):

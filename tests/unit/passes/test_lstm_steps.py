@@ -162,10 +162,10 @@ def test_it_is_known_what_the_library_keeps(steps):
         assert estimated == kept.numel()
 
 
-def test_a_plan_has_what_the_library_takes_from_the_system():
+def test_all_that_the_library_takes_has_a_place_in_the_plan():
     model, data = model_of("plain")
     (program,) = captured(model, data[0], rule=rule_for(model, "sgd")).programs
     pieces = arena.with_inner(of_graph(passes.run(program))).pieces
     inner = [each for each in pieces if each.inner and each.node and each.node.op != "output"]
-    outside = {each.size for each in inner if each.result < 0}
-    assert outside == {4 * 2 * STEPS * 4 * 4, 16 * 3 * 4, 16 * 4 * 4}  # gates, and both weights
+    assert len(inner) > 6  # biases, both weights, and the gates, of both ways
+    assert not [each.size for each in inner if each.result < 0]
