@@ -7,10 +7,9 @@ be mixed with those of the program itself.
 from __future__ import annotations
 
 import dataclasses
-import operator
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -44,38 +43,30 @@ class Clocked:
 class GraphClocks:
     """Clocks around the operators that Python runs.
 
+    Args:
+        nodes: those of the program by name, if the graph that gets clocks is another one.
+
     Attributes:
         look: at the clock, in ns.
         moments: beginning and end of each kernel in the latest run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Mapping[str, torch.fx.Node] | None = None) -> None:
         self.look = time.perf_counter_ns
         self.moments: list[int] = []
+        self._nodes = nodes
         self._kernels: list[Kernel] = []
 
-    def place(self, node: torch.fx.Node, *, of: torch.fx.Node | None = None) -> int:
+    def place(self, node: torch.fx.Node) -> int:
         """Where the beginning of a node goes in ``moments``; its end comes after it.
 
         Args:
             node: that calls something.
-            of: the program's node, if ``node`` is not.
         """
-        self._kernels.append(Kernel(what=_who(node.target), nodes=(of or node,)))
+        of = node if self._nodes is None else self._nodes[node.name]
+        self._kernels.append(Kernel(what=_who(node.target), nodes=(of,)))
         self.moments.extend((0, 0))
         return len(self.moments) - 2
-
-    def inside(self, graph: torch.fx.Graph, nodes: dict[str, torch.fx.Node]) -> None:
-        """Put clocks around what a graph calls; a function has to be made of it afterwards.
-
-        Args:
-            graph: its targets are replaced.
-            nodes: those of the program, by name.
-        """
-        for node in graph.nodes:
-            if node.op == "call_function" and node.target is not operator.getitem:
-                index = self.place(node, of=nodes[node.name])
-                node.target = _timed(cast("Callable[..., Any]", node.target), self.moments, index)
 
     def clocked(self, run: Run) -> Clocked:
         """The program, of which ``run`` calls what has clocks around it."""
@@ -98,19 +89,6 @@ def _who(target: Any) -> str:
     if isinstance(target, OpOverload) and called.namespace != "abele":
         return _TORCH
     return str(getattr(called, "__name__", called)).removesuffix(".default")
-
-
-def _timed(function: Callable[..., Any], moments: list[int], index: int) -> Callable[..., Any]:
-    clock = time.perf_counter_ns
-
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        began = clock()
-        result = function(*args, **kwargs)
-        moments[index + 1] = clock()
-        moments[index] = began
-        return result
-
-    return timed
 
 
 def _look_ns() -> int:

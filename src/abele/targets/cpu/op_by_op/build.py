@@ -57,10 +57,8 @@ def with_kernels(program: Program, library: ctypes.CDLL, arena: Arena | None = N
 
 def with_clocks(program: Program, library: ctypes.CDLL, arena: Arena | None = None) -> Clocked:
     """The same with a look at the clock before and after each call."""
-    graph = _replaced(program, library)
-    clocks = GraphClocks()
-    clocks.inside(graph.graph, {node.name: node for node in program.graph.graph.nodes})
-    return clocks.clocked(_run(graph, arena))
+    clocks = GraphClocks({node.name: node for node in program.graph.graph.nodes})
+    return clocks.clocked(_run(_replaced(program, library), arena, clocks))
 
 
 def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
@@ -87,9 +85,11 @@ def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
     return graph
 
 
-def _run(graph: torch.fx.GraphModule, arena: Arena | None) -> Run:
+def _run(
+    graph: torch.fx.GraphModule, arena: Arena | None, clocks: GraphClocks | None = None
+) -> Run:
     planned = contextlib.nullcontext if arena is None else arena.used
-    function = straight.function_of(graph, frees_inputs=True)
+    function = straight.function_of(graph, clocks, frees_inputs=True)
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad(), memory.kept(), planned():
