@@ -26,6 +26,7 @@ from abele.storage import files, temporary
 from abele.targets import Target
 from abele.warn import warn_user
 
+_NAMED = 4  # parts of a key that a miss names
 _ABANDONED_S = 24 * 3600.0  # no compile takes this long to write its file
 
 
@@ -124,12 +125,14 @@ class ExecutableCache:
         for path in self._listed(SUFFIX):
             with contextlib.suppress(CorruptExecutable, OSError):
                 stored = executable.read_manifest(path)["key_parts"]
-                different = executable.differences(stored, parts)
+                different = executable.why_parts_differ(stored, parts)
                 if nearest is None or len(different) < len(nearest):
                     nearest = different
         if nearest is None:
             return f"{self.folder} holds no executable yet"
-        return f"the nearest of the stored executables differs in {'; '.join(nearest)}"
+        listed = "; ".join(nearest[:_NAMED])
+        more = f"; and in {len(nearest) - _NAMED} more" if len(nearest) > _NAMED else ""
+        return f"the nearest of the stored executables differs in {listed}{more}"
 
     def _listed(self, suffix: str) -> list[Path]:
         try:

@@ -214,6 +214,12 @@ def differences(
     return lines
 
 
+def why_parts_differ(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """As ``differences``, without what follows from others: how programs are lowered, and why."""
+    deciding = differences(_deciding(stored), _deciding(wanted))
+    return deciding or differences(stored, wanted)
+
+
 def why_other(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """Why an executable with the parts ``stored`` is not the wanted one; empty if it is."""
     if stored.get("format") != wanted["format"]:  # what else differs follows from that

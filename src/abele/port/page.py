@@ -88,7 +88,8 @@ def _file(result: Port, name: str) -> Html:
     groups: list[Content] = []
     for rows in _groups(before, after):
         lines = [line for row in rows for line in _lines(row, said)]
-        groups.append(tag("table", tag("tbody", lines), class_="sides"))
+        said_of = "lines of the original with their numbers, then those of the port"
+        groups.append(tag("table", tag("tbody", lines), class_="sides", aria_label=said_of))
     return folded(tag("b", name), *groups, open_=True)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from abele import CacheWarning, ExecutableCache, build
 from abele.compile import executable
+from abele.compile.executable import why_parts_differ
 from abele.step.config import StepConfig
 from helpers import cache_writers
 from helpers.fakes import Keeping
@@ -201,6 +202,25 @@ def test_a_miss_names_the_program_that_differs(programs, isolated_cache):
     built(programs, isolated_cache)
     other = captured(AFFINE.fresh(), AFFINE.batch(rows=9)).programs
     assert "differs in programs.forward: " in why(other, isolated_cache)
+
+
+def test_of_many_differences_the_first_are_named(programs, isolated_cache):
+    stored = {f"part{i}": i for i in range(9)}
+    built(programs, isolated_cache, Keeping(**stored))
+    said = why(programs, isolated_cache, target=Keeping(**dict.fromkeys(stored, "x")))
+    assert "target.part3: 3 there, x here; and in 5 more" in said
+    assert "target.part4" not in said
+
+
+def test_a_miss_names_no_lowerings_where_something_else_differs():
+    stored = {"config": {"replicas": 1}, "lowerings": {"step": "emitted"}, "reasons": {"step": "a"}}
+    wanted = {
+        "config": {"replicas": 2},
+        "lowerings": {"step": "inductor"},
+        "reasons": {"step": "b"},
+    }
+    assert why_parts_differ(stored, wanted) == ["config.replicas: 1 there, 2 here"]
+    assert len(why_parts_differ(stored, {**wanted, "config": stored["config"]})) == 2
 
 
 def test_the_nearest_executable_explains_a_miss(programs, isolated_cache):

@@ -61,6 +61,7 @@ pre { overflow: auto; max-height: 34rem; background: var(--card); padding: .8rem
 .sides code { white-space: pre-wrap; }
 .sides .out { background: color-mix(in srgb, var(--c6) 16%, var(--paper)); }
 .sides .in { background: color-mix(in srgb, var(--c3) 16%, var(--paper)); }
+.sides td:has(+ .out)::after { content: " \\2212"; } .sides td:has(+ .in)::after { content: " +"; }
 .sides td.note { padding: .1rem .5rem .4rem; font-size: .88rem; }
 figure { margin: .6rem 0 .3rem; }
 svg { display: block; width: 100%; background: var(--card); border-radius: 4px; }
@@ -114,6 +115,9 @@ ol.insights { padding-left: 1.3rem; max-width: 52rem; } ol.insights li { margin:
 @media print { main { max-width: none; } section { break-inside: avoid; }
   .hover { display: none; } }
 @media (max-width: 40rem) { .gantt > div { grid-template-columns: 1fr; }
+  .sides tr { display: grid; grid-template-columns: 3.2rem 1fr; }
+  .sides tr:not(:has(> .out, > .note)) > td:nth-child(-n + 2) { display: none; }
+  .sides tr:has(> .out):not(:has(> .in)) > td:nth-child(n + 3) { display: none; }
   .track i span { display: none; } .gantt .axis span:nth-child(even) { display: none; }
   main { padding: 1rem .8rem 3rem; } h1 { font-size: 1.4rem; }
   .at, #memory td { white-space: nowrap; } .why { min-width: 10rem; } .list { min-width: 14rem; }

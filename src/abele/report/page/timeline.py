@@ -68,8 +68,7 @@ def _building(run: Run, journal: Journal) -> Html:
     if run.build is not None:
         seconds = sorted(run.build.seconds.items(), key=lambda each: each[0] != "capture")
         listed = [f"{name} {words.seconds(took)}" for name, took in seconds]
-        why = f", because {run.build.why}" if run.build.why else ""
-        said = f"Cache: {run.build.cache}{why}. As the build counts it: {', '.join(listed)}."
+        said = f"Cache: {run.build.cache}. The executable was made in: {', '.join(listed)}."
         parts.append(tag("p", said))
     parts.append(table(heads, rows, numbers=(1, 3)) if rows else tag("p", "Nothing was built."))
     return tag("div", parts)
