@@ -134,20 +134,21 @@ def test_columns_that_share_a_set_of_the_cache_give_the_same_bits(library, inner
     assert torch.equal(product(library, together, b, threads), product(library, apart, b))
 
 
-def by_rows(library, a, b, threads, packed=None):
-    """The product as its rows came, and how often each of them came."""
+def by_rows(library, a, b, threads, packed=None, apart=0):
+    """The product as its rows came, with elements in between, and how often each of them came."""
     rows, columns = a.shape[1], b.shape[2]
+    step = columns + apart
     result, times = torch.full((rows, columns), math.nan), torch.zeros(rows, dtype=torch.int64)
 
     def take(context, address, first, count):
-        block = (ctypes.c_float * (count * columns)).from_address(address)
+        block = (ctypes.c_float * (count * step - apart)).from_address(address)
         values = torch.frombuffer(block, dtype=torch.float32)
-        result[first : first + count] = values.view(count, columns)
+        result[first : first + count] = values.as_strided((count, columns), (step, 1))
         times[first : first + count] += 1
 
     right = b if packed is None else packed
     sizes = described(a, b, int(packed is not None))
-    sizes.c_next = sizes.c_row = 0  # there is no memory of it
+    sizes.c_next, sizes.c_row = 0, step  # there is no memory of it
     pointers = [each.data_ptr() for each in (a, right)]
     library.abele_product_by_rows(ctypes.byref(sizes), *pointers, binding.Rows(take), None, threads)
     return result, times
@@ -161,8 +162,8 @@ def test_rows_come_once_with_the_bits_of_the_product(library, sizes, turned, thr
     a = factor(1, rows, inner, turned=turned, step=2, seed=5)
     b = factor(1, inner, columns, turned=1 - turned, step=1, seed=6)
     whole = product(library, a, b)[0]
-    for ready in (None, packed(library, b, rows)):
-        result, times = by_rows(library, a, b, threads, ready)
+    for ready, apart in ((None, 0), (packed(library, b, rows), 0), (None, 16)):
+        result, times = by_rows(library, a, b, threads, ready, apart)
         assert torch.equal(result, whole)
         assert torch.equal(times, torch.ones(rows, dtype=torch.int64))
 
@@ -181,7 +182,6 @@ def test_others_take_the_rows_of_a_thread_that_is_held_up(library, threads):
             in_time.append(came.wait(20))
 
     sizes = described(a, b)
-    sizes.c_next = sizes.c_row = 0
     pointers = [each.data_ptr() for each in (a, b)]
     library.abele_product_by_rows(ctypes.byref(sizes), *pointers, binding.Rows(take), None, threads)
     assert in_time == [True]

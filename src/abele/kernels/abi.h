@@ -206,11 +206,11 @@ ABELE_API int abele_product(const AbeleProduct* product, const float* a, const f
                             int threads);
 
 // What happens to rows of a product once they are computed: `count` of them, the first of which is
-// row `first` of c, follow each other at `rows`. Several threads call it at once, for other rows.
+// row `first` of c, lie at `rows`. Several threads call it at once, for other rows.
 typedef void (*AbeleRows)(void* context, const float* rows, int64_t first, int64_t count);
 
 // The same product, of which c has no memory: `then` gets blocks of its rows while they are in the
-// cache, each row once. For one product whose `added` is 0; `c_row` means nothing.
+// cache, each row once; they are `c_row` apart. For one product whose `added` is 0.
 ABELE_API int abele_product_by_rows(const AbeleProduct* product, const float* a, const float* b,
                                     AbeleRows then, void* context, int threads);
 

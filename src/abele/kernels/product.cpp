@@ -20,6 +20,8 @@ constexpr Index KEPT = 1 << 16;
 // Threads take rows one after the other where each can pack all of b, which is no larger than this. So
 // many rows are a block; with fewer, b would be read too often.
 constexpr Index SHARED = 1 << 18, ROWS_AT_ONCE = BLOCK_ROWS / 2;
+// A b of so many elements is packed once, by all threads.
+constexpr Index PACKED_TOGETHER = 1 << 17;
 
 // With more rows, packing b costs little; with a shorter inner dimension, writing c lane by lane
 // costs more.
@@ -75,7 +77,8 @@ void multiply_tile(const Share& share, Part rows, Index column, const Block& blo
     const bool asks = share.packed == nullptr || ASKS_AFTER_PACKING;
     if (share.packed != nullptr) b = share.columns_of(along, column);
     if (width == PRODUCT_COLUMNS)
-      TILES[a.column == 1][add][asks][rows.size - 1](along.size, a, b, c, share.c_row, ahead);
+      TILES[a.column == 1][add][asks][rows.size - 1](along.size, a.data, long_step(a), b, c,
+                                                     share.c_row, ahead.line, ahead.step);
     else
       narrow_tile(rows.size, width, along.size, a, b, c, share.c_row, add, ahead);
     a = a.from(0, along.size), b += along.size * PRODUCT_COLUMNS;
@@ -89,7 +92,7 @@ class Upcoming {
   Upcoming() = default;
   Upcoming(Matrix m, Index rows, Index columns)
       : line_(m.data),
-        step_(m.column == 1 ? m.row : m.column),
+        step_(long_step(m)),
         left_(m.column == 1 ? columns : rows) {}
   bool empty() const { return left_ <= 0; }
   Ahead next() {
@@ -215,7 +218,7 @@ void multiply_small_share(const Share& share, float* work) {
   Matrix b = share.b;
   if (b.column != 1) {
     for (Index i = 0; i < share.columns; i += LANES)
-      pack_turned_lanes(share.inner, b.from(0, i).data, b.column, share.columns, work + i);
+      pack_turned_lanes<false>(share.inner, b.from(0, i).data, b.column, share.columns, work + i);
     b = {work, share.columns, 1};
   }
   multiply_small(share.a, b, share.rows, share.columns, share.inner, share.c, share.c_row,
@@ -347,12 +350,24 @@ Index row_blocks(const AbeleProduct& p, Index rows, int threads) {
   return std::min(ceil_div(p.rows, PRODUCT_ROWS), even);
 }
 
+// Packs all of b; pieces are taken one after the other, so that no thread waits for a slower one.
+void pack_all(const AbeleProduct& p, const float* b, float* packed, int threads) {
+  const FloatMode mode;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic) firstprivate(mode)
+  for (Index i = 0; i < pieces(p); ++i) pack_piece(p, b, packed, i);
+}
+
 // Calls then(c, rows) when c has these rows of a product. If c is null they lie in memory of the thread,
-// of which `kept` floats are for that. Each thread packs b for itself: from the cache of
-// another it would come more slowly.
+// of which `kept` floats are for that. Each thread packs a small b for itself, because meeting takes
+// longer; of a large one each packs a part.
 template <class Then>
 void multiply_rows(AbeleProduct p, const float* a, const float* b, float* c, Index blocks,
                    Index kept, int threads, Scratch& memory, Then then) {
+  if (!p.b_packed && p.inner * p.columns >= PACKED_TOGETHER) {
+    float* packed = memory.take<float>(p.inner * whole_columns(p.columns));
+    pack_all(p, b, packed, threads);
+    b = packed, p.b_packed = 1;
+  }
   const Index unpacked = p.b_packed ? 0 : pieces(p);
   const Index room = A_WORK + kept + (unpacked ? p.inner * whole_columns(p.columns) : 0);
   const Each<float> work = memory.each<float>(room, threads);
@@ -424,18 +439,16 @@ int abele_product_by_rows(const AbeleProduct* product, const float* a, const flo
                           AbeleRows then, void* context, int threads) {
   return guarded([&](Scratch& memory) {
     AbeleProduct p = *product;
-    p.c_row = p.columns, p.added = 0;
+    p.added = 0;
     const Index most = std::max(KEPT / std::max<Index>(p.columns, 1) / Blocks::MOST, PRODUCT_ROWS);
     const Index blocks = row_blocks(p, most, threads);
     const Index tiles = ceil_div(ceil_div(p.rows, PRODUCT_ROWS), blocks) * Blocks::MOST;
-    multiply_rows(p, a, b, nullptr, blocks, tiles * PRODUCT_ROWS * p.columns, threads, memory,
+    multiply_rows(p, a, b, nullptr, blocks, tiles * PRODUCT_ROWS * p.c_row, threads, memory,
                   [&](const float* c, Part rows) { then(context, c, rows.begin, rows.size); });
   });
 }
 
 int abele_product_pack(const AbeleProduct* product, const float* b, float* packed, int threads) {
-  const FloatMode mode;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static) firstprivate(mode)
-  for (Index i = 0; i < pieces(*product); ++i) pack_piece(*product, b, packed, i);
+  pack_all(*product, b, packed, threads);
   return ABELE_OK;
 }

@@ -19,14 +19,15 @@ constexpr int SMALL_ROWS = PRODUCT_ROWS, SMALL_VECTORS = 2;
 
 // c[rows, vectors] (+)= a[rows, inner] b[inner, vectors], with the sums of larger products.
 template <bool in_rows, int rows, int vectors>
-void small_tile(Index inner, Matrix a, Matrix b, float* c, Index c_row, bool add) {
-  std::conditional_t<in_rows, ColumnOfRows<rows>, WholeColumn> column(a);
+void small_tile(Index inner, const float* a, Index a_step, const float* b, Index b_step, float* c,
+                Index c_row, bool add) {
+  std::conditional_t<in_rows, ColumnOfRows<rows>, WholeColumn> column(a, a_step);
   Vec sums[rows][vectors] = {};
   for (Index p = 0; p < inner; ++p) {
     Vec columns[vectors];
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) {
-      columns[v] = load(b.data + v * LANES);
+      columns[v] = load(b + v * LANES);
       keep(columns[v]);
     }
 #pragma GCC unroll 16
@@ -39,7 +40,7 @@ void small_tile(Index inner, Matrix a, Matrix b, float* c, Index c_row, bool add
         sums[i][v] += value * columns[v];
       }
     }
-    column.next(), b.data += b.row;
+    column.next(), b += b_step;
   }
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i)
@@ -50,7 +51,7 @@ void small_tile(Index inner, Matrix a, Matrix b, float* c, Index c_row, bool add
     }
 }
 
-using SmallTile = void (*)(Index, Matrix, Matrix, float*, Index, bool);
+using SmallTile = void (*)(Index, const float*, Index, const float*, Index, float*, Index, bool);
 template <bool in_rows, int vectors, int... rows>
 constexpr std::array<SmallTile, sizeof...(rows)> small_tiles(std::integer_sequence<int, rows...>) {
   return {&small_tile<in_rows, rows + 1, vectors>...};
@@ -64,10 +65,12 @@ constexpr std::array<SmallTile, SMALL_ROWS> SMALL_TILES[][SMALL_VECTORS] = {
 inline void small_block(Index rows, Index columns, Index inner, Matrix a, Matrix b, float* c,
                         Index c_row, bool add) {
   const auto& tiles = SMALL_TILES[a.column == 1];
+  const Index step = long_step(a);
   if (columns % LANES == 0)
-    return tiles[columns / LANES - 1][rows - 1](inner, a, b, c, c_row, add);
+    return tiles[columns / LANES - 1][rows - 1](inner, a.data, step, b.data, b.row, c, c_row, add);
   float sums[SMALL_ROWS * PRODUCT_COLUMNS];
-  tiles[columns / LANES][rows - 1](inner, a, b, sums, PRODUCT_COLUMNS, false);
+  tiles[columns / LANES][rows - 1](inner, a.data, step, b.data, b.row, sums, PRODUCT_COLUMNS,
+                                   false);
   for (Index i = 0; i < rows; ++i)
     for (Index j = 0; j < columns; ++j) {
       const float sum = sums[i * PRODUCT_COLUMNS + j];

@@ -46,7 +46,7 @@ struct Ahead {
 // A column of a tile's rows, whose elements are neighbours.
 class WholeColumn {
  public:
-  explicit WholeColumn(Matrix a) : a_(a.data), step_(a.column) {}
+  WholeColumn(const float* a, Index step) : a_(a), step_(step) {}
   float operator[](int row) const { return a_[row]; }
   void next() { a_ += step_; }
 
@@ -60,9 +60,9 @@ class WholeColumn {
 template <int rows>
 class ColumnOfRows {
  public:
-  explicit ColumnOfRows(Matrix a) : step_(a.row) {
+  ColumnOfRows(const float* a, Index step) : step_(step) {
 #pragma GCC unroll 16
-    for (int i = 0; i < COUNT; ++i) first_[i] = a.data + i * TOGETHER * step_;
+    for (int i = 0; i < COUNT; ++i) first_[i] = a + i * TOGETHER * step_;
   }
   float operator[](int row) const { return first_[row / TOGETHER][row % TOGETHER * step_]; }
   void next() {
@@ -79,11 +79,16 @@ class ColumnOfRows {
   Index step_;
 };
 
-// c[rows, vectors] (+)= a[rows, k] b[k, vectors]; b is packed. `asks` for what is ahead.
+// Of a tile's two steps through a, the one that is not 1.
+inline Index long_step(Matrix a) { return a.column == 1 ? a.row : a.column; }
+
+// c[rows, vectors] (+)= a[rows, k] b[k, vectors]; b is packed. `asks` for what is ahead. Arguments are
+// numbers: structures would be copied on the stack, in larger pieces than they were written there, for which
+// a processor waits until all stores before are done, those of the tile before, too.
 template <bool in_rows, int rows, int vectors, bool add, bool asks>
-void tile(Index k, Matrix a, const float* __restrict b, float* __restrict c, Index c_row,
-          Ahead ahead) {
-  std::conditional_t<in_rows, ColumnOfRows<rows>, WholeColumn> column(a);
+void tile(Index k, const float* a, Index a_step, const float* __restrict b, float* __restrict c,
+          Index c_row, const float* ahead, Index ahead_step) {
+  std::conditional_t<in_rows, ColumnOfRows<rows>, WholeColumn> column(a, a_step);
   Vec sums[rows][vectors] = {};
   // Rows that lie far apart come from memory one by one, unless they are asked for before; where they
   // are only written, too.
@@ -97,8 +102,8 @@ void tile(Index k, Matrix a, const float* __restrict b, float* __restrict c, Ind
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) columns[v] = load(b + v * LANES);
     if (asks) {
-      __builtin_prefetch(ahead.line, 0, LATER);
-      ahead.line += ahead.step;
+      __builtin_prefetch(ahead, 0, LATER);
+      ahead += ahead_step;
     }
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i) {
@@ -127,7 +132,7 @@ void tile(Index k, Matrix a, const float* __restrict b, float* __restrict c, Ind
     }
 }
 
-using Tile = void (*)(Index, Matrix, const float*, float*, Index, Ahead);
+using Tile = void (*)(Index, const float*, Index, const float*, float*, Index, const float*, Index);
 template <bool in_rows, int vectors, bool add, bool asks, int... rows>
 constexpr std::array<Tile, sizeof...(rows)> tiles(std::integer_sequence<int, rows...>) {
   return {&tile<in_rows, rows + 1, vectors, add, asks>...};
@@ -148,7 +153,7 @@ inline void narrow_tile(Index rows, Index width, Index k, Matrix a, const float*
   float sums[PRODUCT_ROWS * PRODUCT_COLUMNS];
   const bool in_rows = a.column == 1;
   const auto& tiles = width <= LANES ? HALF_TILES[in_rows] : TILES[in_rows][0][1];
-  tiles[rows - 1](k, a, b, sums, PRODUCT_COLUMNS, ahead);
+  tiles[rows - 1](k, a.data, long_step(a), b, sums, PRODUCT_COLUMNS, ahead.line, ahead.step);
   for (Index i = 0; i < rows; ++i)
     for (Index j = 0; j < width; ++j) {
       const float sum = sums[i * PRODUCT_COLUMNS + j];
@@ -197,12 +202,17 @@ inline void pack_turned(Index count, Index k, const float* from, Index step, Ind
 }
 
 // The same of LANES rows.
+template <bool fetch>
 inline void pack_turned_lanes(Index k, const float* from, Index step, Index width, float* to) {
   Index p = 0;
 #if defined(__AVX512F__)
-  for (; p + LANES <= k; p += LANES) turn_lanes(from + p, step, to + p * width, width);
+  for (; p + LANES <= k; p += LANES) {
+    for (Index r = LANES; fetch && r < 2 * LANES; ++r)
+      __builtin_prefetch(from + r * step + p, 0, LATER);
+    turn_lanes(from + p, step, to + p * width, width);
+  }
 #endif
-  pack_turned<false>(LANES, k - p, from + p, step, width, to + p * width);
+  pack_turned<fetch>(LANES, k - p, from + p, step, width, to + p * width);
 }
 
 // to[p][i] = from[p][i] for i < count, p < k; elements of `from` are neighbours along i.
@@ -229,9 +239,9 @@ template <bool fetch>
 inline void pack_columns(Matrix b, Index inner, Index columns, float* to) {
   if (b.row != 1)
     pack_straight<fetch>(columns, inner, b.data, b.row, PRODUCT_COLUMNS, to);
-  else if (!fetch && columns == PRODUCT_COLUMNS)
+  else if (columns == PRODUCT_COLUMNS)
     for (Index i = 0; i < PRODUCT_COLUMNS; i += LANES)
-      pack_turned_lanes(inner, b.data + i * b.column, b.column, PRODUCT_COLUMNS, to + i);
+      pack_turned_lanes<fetch>(inner, b.data + i * b.column, b.column, PRODUCT_COLUMNS, to + i);
   else
     pack_turned<fetch>(columns, inner, b.data, b.column, PRODUCT_COLUMNS, to);
   for (Index p = 0; columns < PRODUCT_COLUMNS && p < inner; ++p)
@@ -260,7 +270,7 @@ inline void pack_rows(Matrix a, Index rows, Index inner, float* to) {
       if (a.column != 1)
         pack_straight<false>(tile.size, along, from, a.column, PACKED_ROWS, packed);
       else if (PACKED_ROWS == LANES && tile.begin + LANES <= rows)  // with rows of the next tile
-        pack_turned_lanes(along, from, a.row, PACKED_ROWS, packed);
+        pack_turned_lanes<false>(along, from, a.row, PACKED_ROWS, packed);
       else
         pack_turned<false>(tile.size, along, from, a.row, PACKED_ROWS, packed);
     }

@@ -29,6 +29,7 @@ from abele.targets.cpu.emitted.order import lifetimes, ordered
 from abele.targets.cpu.emitted.places import Buffer, Kind
 from abele.targets.cpu.emitted.regions import with_regions
 from abele.targets.cpu.emitted.repeated import RepeatedRunner
+from abele.targets.cpu.emitted.rows_apart import rows_apart
 from abele.targets.cpu.emitted.source import Segment
 from abele.targets.cpu.emitted.translate import translate
 from abele.targets.cpu.index_checks import checked
@@ -210,7 +211,9 @@ def _plan(program: Program, plan: Placed, *, clocked: bool) -> Plan:
 def placed(program: Program) -> Placed:
     """Translate, group and order a program, and place it in memory."""
     translation = translate(program)
-    units = ordered(by_rows(grouped(translation.operations)))
+    units = by_rows(grouped(translation.operations))
+    rows_apart(units, {place.buffer for place in translation.outputs})
+    units = ordered(units)
     kept = _kept(units, translation)
     units = with_regions(units, kept)
     lives = {buffer: life for buffer, life in lifetimes(units).items() if buffer in kept}

@@ -51,17 +51,29 @@ class Product(Call):
 
     count: int
     sizes: tuple[int, int, int]
-    steps: tuple[str, str]
+    steps: tuple[str, ...]
     packed: bool = False
     halves: bool = False
 
     def described(self) -> str:
         """What ``abi.h`` calls ``AbeleProduct``, in C++ between the braces of a format."""
         rows, columns, _ = self.sizes
-        result = rows * columns, columns
+        result = rows * columns, self.writes[0].stride[-2]
         flags = int(self.packed), 0, int(self.halves)
         numbers = (self.count, *self.sizes, *self.steps, *result, *flags)
         return f"AbeleProduct{{{{{', '.join(map(str, numbers))}}}}}"
+
+    def move(self, change: Callable[[Place], Place]) -> None:
+        """Also what the text says of steps from row to row."""
+        factors, (result,) = self.reads, self.writes
+        super().move(change)
+        pairs = zip(factors, self.reads, self.steps, strict=True)
+        self.steps = tuple(
+            steps if old.stride == new.stride else f"0, {new.stride[0]}, {new.stride[1]}"
+            for old, new, steps in pairs
+        )
+        if (*factors, result) != (*self.reads, *self.writes):
+            self.text = _multiplied(self)
 
     @property
     def adds(self) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from abele.targets.cpu.emitted.calls.arguments import arguments
-from abele.targets.cpu.emitted.operations import Call
+from abele.targets.cpu.emitted.operations import StridedCall
 from abele.targets.cpu.emitted.places import Place, contiguous_stride
 
 aten = torch.ops.aten
@@ -40,15 +41,28 @@ def _reduced(translator: Any, node: torch.fx.Node, *, mean: bool) -> bool:
     reduced = dims_of(node, len(place.shape))
     count = math.prod(place.shape[d] for d in reduced)
     scale = 1 / count if mean else 1
-    text = sum_text(place, result, reduced, scale)
-    if text is None:
+    if sum_text(place, result, reduced, scale) is None:
         place = translator.contiguous(moved_last(place, reduced))
-        trailing = set(range(len(place.shape) - len(reduced), len(place.shape)))
-        text = sum_text(place, result, trailing, scale)
-        assert text is not None, "a contiguous tensor has two groups of dimensions"
-    translator.add(Call([place], [result], text))
+        reduced = set(range(len(place.shape) - len(reduced), len(place.shape)))
+    translator.add(_sum(place, result, reduced, scale))
     translator.places[node] = result
     return True
+
+
+def _sum(place: Place, result: Place, reduced: set[int], scale: float) -> StridedCall:
+    """The call, of a tensor that may lie elsewhere where it is summed in the same order."""
+    order = _order(_groups(place, reduced))
+
+    def form(reads: Sequence[Place], writes: Sequence[Place]) -> str:
+        text = sum_text(reads[0], writes[0], reduced, scale)
+        assert text is not None, "a contiguous tensor has two groups of dimensions"
+        return text
+
+    def accepts(there: Place) -> bool:
+        return _order(_groups(there, reduced)) == order
+
+    text = form([place], [result])
+    return StridedCall([place], [result], text, form, frozenset((0,)), accepts)
 
 
 def dims_of(node: torch.fx.Node, rank: int) -> set[int]:
@@ -75,6 +89,23 @@ def sum_text(place: Place, result: Place, reduced: set[int], scale: float) -> st
         reduced: dimensions of ``place``.
         scale: factor of each sum.
     """
+    groups = _groups(place, reduced)
+    if groups is None:
+        return None
+    outer, inner, far, near = groups
+    columns = _is_of_columns(inner)
+    parts = outer[0] * -(-inner[0] // 64) if columns else outer[0] * inner[0]
+    share = place.size // max(parts, 1) // _FLOATS_PER_THREAD
+    split = share > 1 and parts < _FEW and (columns or far[0] == 1)
+    most = max(1, min(share if split else parts, place.size // _FLOATS_PER_THREAD))
+    dims = ", ".join(f"abele::Dim{{{{{a}, {b}, {c}}}}}" for a, b, c in (outer, inner, far, near))
+    name = "sum_columns" if columns else "sum_rows"
+    flag = "true" if split else "false"
+    return f"abele::{name}<{most}, {flag}>({dims}, {float(scale)!r}, {{0}}, {{1}}, threads)"
+
+
+def _groups(place: Place, reduced: set[int]) -> tuple[_Dim, _Dim, _Dim, _Dim] | None:
+    """Two groups of dimensions that stay and two that are summed, or None if there are more."""
     kept = [d for d in range(len(place.shape)) if d not in reduced]
     steps = contiguous_stride(tuple(place.shape[d] for d in kept))
     result_stride = dict(zip(kept, steps, strict=True))
@@ -89,15 +120,19 @@ def sum_text(place: Place, result: Place, reduced: set[int], scale: float) -> st
     away.sort(key=lambda dim: -dim[1])
     outer, inner = [_ONE] * (2 - len(stay)) + stay
     far, near = [_ONE] * (2 - len(away)) + away
-    columns = inner[1] == 1 and inner[2] == 1
-    parts = outer[0] * -(-inner[0] // 64) if columns else outer[0] * inner[0]
-    share = place.size // max(parts, 1) // _FLOATS_PER_THREAD
-    split = share > 1 and parts < _FEW and (columns or far[0] == 1)
-    most = max(1, min(share if split else parts, place.size // _FLOATS_PER_THREAD))
-    dims = ", ".join(f"abele::Dim{{{{{a}, {b}, {c}}}}}" for a, b, c in (outer, inner, far, near))
-    name = "sum_columns" if columns else "sum_rows"
-    flag = "true" if split else "false"
-    return f"abele::{name}<{most}, {flag}>({dims}, {float(scale)!r}, {{0}}, {{1}}, threads)"
+    return outer, inner, far, near
+
+
+def _is_of_columns(inner: _Dim) -> bool:
+    """Whether sums that are neighbours are those of neighbours."""
+    return inner[1] == 1 and inner[2] == 1
+
+
+def _order(groups: tuple[_Dim, _Dim, _Dim, _Dim] | None) -> tuple[object, ...] | None:
+    """What decides in which order elements are added."""
+    if groups is None:
+        return None
+    return *((size, result) for size, _, result in groups), _is_of_columns(groups[1])
 
 
 def _merged(dims: list[_Dim]) -> list[_Dim]:

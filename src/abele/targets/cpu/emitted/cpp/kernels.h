@@ -41,11 +41,11 @@ inline int multiply_by_rows(AbeleProduct product, const float* a, const float* b
                             Loop loop) {
   struct Rows {
     Loop& loop;
-    Index columns;
-  } rows{loop, product.columns};
+    Index step;
+  } rows{loop, product.c_row};
   const auto then = [](void* context, const float* c, int64_t first, int64_t count) {
-    const auto& [loop, columns] = *static_cast<Rows*>(context);
-    const auto address = reinterpret_cast<uintptr_t>(c) - first * columns * sizeof(float);
+    const auto& [loop, step] = *static_cast<Rows*>(context);
+    const auto address = reinterpret_cast<uintptr_t>(c) - first * step * sizeof(float);
     loop(reinterpret_cast<const float*>(address), first * turns, (first + count) * turns);
   };
   return abele_product_by_rows(&product, a, b, then, &rows, threads);

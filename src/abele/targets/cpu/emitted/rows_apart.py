@@ -1,0 +1,122 @@
+"""Rows of matrices that lie a line further apart than their elements take.
+
+Lines of memory that are a multiple of 2 KiB apart share one or two sets of the first-level cache,
+each of which holds eight lines or so. A tile of a product touches the same column of more rows than
+that, and so loses lines that it still needs. With a line between rows, each has a set of its own:
+
+    hidden[1024][1024] = relu(product)                hidden[1024][1024 + 16] = relu(product)
+    result = multiply(hidden, weight)          ->     result = multiply(hidden, weight)
+
+Only memory of the program's own can lie so, and only what loops, products and calls that are told
+strides read and write.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import torch
+
+from abele.targets.cpu.emitted.by_rows import ByRows
+from abele.targets.cpu.emitted.calls.products import Product
+from abele.targets.cpu.emitted.groups import Unit, tensors
+from abele.targets.cpu.emitted.operations import Operation, Pointwise, StridedCall
+from abele.targets.cpu.emitted.places import Buffer, Kind, Place, contiguous_stride
+
+# Floats of a line; rows of a multiple of so many share sets. Few rows stay in the cache anyway.
+_LINE, _SAME_SETS, _LEAST_ROWS = 16, 512, 64
+
+# Who uses a buffer, with the unit whose loop an elementwise operation is part of.
+_Users = dict[Operation, Unit]
+
+
+def rows_apart(units: Sequence[Unit], returned: Collection[Buffer]) -> None:
+    """Let rows of matrices that products read or write lie apart where they would share sets.
+
+    Args:
+        units: products and loops have become one where they do.
+        returned: memory of the program's results, which others read.
+    """
+    users: dict[Buffer, _Users] = {}
+    for unit in units:
+        for operation in unit.operations:
+            loop = unit.loop if isinstance(unit, ByRows) else unit
+            for place in tensors(operation):
+                users.setdefault(place.buffer, {})[operation] = loop
+    for buffer, using in users.items():
+        length = _row_length(buffer, using)
+        if length and buffer.kind is Kind.ARENA and buffer not in returned:
+            _part(buffer, length, using)
+
+
+def _row_length(buffer: Buffer, users: _Users) -> int:
+    """Elements of a row of a matrix whose rows share sets; 0 if it is none."""
+    if buffer.dtype is not torch.float32 or buffer.inside is not None:
+        return 0
+    for each in users:
+        if isinstance(each, Product):
+            for place in tensors(each):
+                row = max(place.stride)
+                if place.buffer is buffer and row and row % _SAME_SETS == 0:
+                    rows, rest = divmod(buffer.size, row)
+                    return row if rows >= _LEAST_ROWS and not rest else 0
+    return 0
+
+
+def _part(buffer: Buffer, length: int, users: _Users) -> None:
+    """Move the rows of a buffer apart, if all that use it can be told."""
+    moves: list[tuple[Operation, dict[Place, Place]]] = []
+    for operation, unit in users.items():
+        moved: dict[Place, Place] = {}
+        for index, place in enumerate((*operation.reads, *operation.writes)):
+            if place.buffer is not buffer:
+                continue
+            shape = _shape_of_loop(unit, length) if isinstance(operation, Pointwise) else None
+            there = _with_rows_apart(place, length, shape)
+            if there is None or not _may_lie(operation, index, there):
+                return
+            moved[place] = there
+        moves.append((operation, moved))
+    for operation, moved in moves:
+        if isinstance(operation, Pointwise):
+            users[operation].shape = _shape_of_loop(users[operation], length)
+        operation.move(lambda place, moved=moved: moved.get(place, place))
+    buffer.size = buffer.size // length * (length + _LINE)
+
+
+def _shape_of_loop(unit: Unit, length: int) -> tuple[int, ...]:
+    """The shape of a loop; one that goes through memory in order goes through it in rows."""
+    return (unit.size // length, length) if unit.shape is None else unit.shape
+
+
+def _with_rows_apart(place: Place, length: int, shape: tuple[int, ...] | None) -> Place | None:
+    """Where elements lie once rows are apart; None if strides cannot say that.
+
+    Args:
+        place: in memory whose rows are not.
+        length: of a row.
+        shape: of the loop that reads or writes it, if one does.
+    """
+    sizes, strides = place.shape, place.stride
+    in_order = place.contiguous and place.size > 1
+    if shape is not None and sizes != shape and in_order and math.prod(shape) == place.size:
+        sizes, strides = shape, contiguous_stride(shape)
+    last = place.offset % length  # of the elements of the first row, which one is the last
+    for size, stride in zip(sizes, strides, strict=True):
+        if size > 1 and stride % length:
+            last += (size - 1) * stride
+    if last >= length:
+        return None
+    further = [stride + stride // length * _LINE for stride in strides]
+    offset = place.offset + place.offset // length * _LINE
+    return Place(place.buffer, sizes, tuple(further), offset)
+
+
+def _may_lie(operation: Operation, index: int, there: Place) -> bool:
+    """Whether an operation reads or writes the tensor of a number at a place."""
+    if isinstance(operation, Product):
+        return operation.count == 1 and not operation.packed
+    if isinstance(operation, StridedCall):
+        return index in operation.free and operation.accepts(there)
+    return isinstance(operation, Pointwise)
