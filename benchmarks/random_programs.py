@@ -95,7 +95,7 @@ def run_types(programs: int, folder: Path) -> dict[str, Any]:
     agreement, process_s = TypedAgreement(), 0.0
     for first in range(0, programs, PIECE):
         end = min(first + PIECE, programs)
-        data = _kept(folder / f"types-{first}-{end}.json", "--types", first, end)
+        data = _kept(folder / f"types-{first}-{end}.json", first, end, "--types")
         agreement.add(data)
         process_s += data["process_s"]
         print(f"{end} programs: {dict(agreement.counts)}", file=sys.stderr, flush=True)
