@@ -22,7 +22,7 @@ from abele.compile.executable import Executable, lowerings_of
 from abele.compile.jobs import Job
 from abele.compile.later import Announce, Failure, Running
 from abele.compile.measuring import Way
-from abele.compile.process import FromProcess
+from abele.compile.process import FromProcess, failure_of
 from abele.errors import CompilerError
 from abele.program import Program
 from abele.targets.base import Written
@@ -70,20 +70,21 @@ class FromCompiler(FromProcess):
         try:
             self._begin()
         except Exception as error:  # noqa: BLE001 - whatever it is, steps go on as they are
-            self._outcome = _failure(error)
+            self._outcome = failure_of(error)
 
     @frames.with_room
     def _command(self, folder: Path) -> list[str]:
-        job = self._job
+        job, files = self._job, list[_File]()
         with garbage.uncollected(), passes.one_after_the_other():
             for program in job.programs:
                 names = lowerings_of(job.parts, program.name)
                 for name in (each for each in names if job.target.lowering(each).compiles):
                     lowered = lowered_by(job.target, program, name)
                     written = job.target.lowering(name).written(lowered)
-                    self._files.append(_File(folder, len(self._files), name, lowered, written))
-        commands = [each.command() for each in self._files]
+                    files.append(_File(folder, len(files), name, lowered, written))
+        commands = [each.command() for each in files]
         (folder / native.COMMANDS).write_text(json.dumps(commands))
+        self._files = files  # all of this folder, also where the user has interrupted it once
         # Isolated, and without packages: it is the standard library's alone.
         return [sys.executable, "-I", "-S", native.__file__]
 
@@ -100,10 +101,7 @@ class FromCompiler(FromProcess):
                 machine = job.parts["target"]
                 estimates.note(file.program, file.lowering, machine, result["cpu_s"])
         ready = {file.key: functools.partial(file.way, result) for file, result in pairs}
-        try:
-            made = compile_programs(job.target, job.programs, job.parts, ready=ready)
-        except Exception as error:  # noqa: BLE001 - whatever it is, steps go on as they are
-            return _failure(error)
+        made = compile_programs(job.target, job.programs, job.parts, ready=ready)
         if job.cache is not None:
             ExecutableCache(job.cache).store(made)
         return made
@@ -145,8 +143,3 @@ class _File:
             )
         compiled = self._written.loaded(self._code.read_bytes())
         return Way(name=self.lowering, program=self.program, compiled=compiled)
-
-
-def _failure(error: Exception) -> Failure:
-    log = error.log if isinstance(error, CompilerError) else ""
-    return Failure(f"{error} ({type(error).__name__})", log)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from abele.compile.executable import Executable
 from abele.compile.later import Announce, Failure, Later, Running
+from abele.errors import CompilerError
 from abele.storage import temporary
 
 _LOOK_EVERY_S = 0.05
@@ -145,9 +146,11 @@ class FromProcess(Later):
 
     def _collected(self, process: subprocess.Popen[bytes]) -> Executable | Failure:
         try:
-            return self._read(self._folder) or self._ended(process.returncode)
-        finally:
-            self._end()
+            outcome = self._read(self._folder) or self._ended(process.returncode)
+        except Exception as error:  # noqa: BLE001 - whatever it is, steps go on as they are
+            outcome = failure_of(error)
+        self._end()  # not where the user has interrupted this: the next look reads it again
+        return outcome
 
     def _ended(self, code: int) -> Failure:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"returned {code}"
@@ -155,6 +158,12 @@ class FromProcess(Later):
         with contextlib.suppress(OSError):
             said = (self._folder / _LOG).read_text(errors="replace")[-_LOG_BYTES:]
         return Failure(f"the process that compiled {how}", said)
+
+
+def failure_of(error: Exception) -> Failure:
+    """What an error of compiled programs means for those who wait for them."""
+    log = error.log if isinstance(error, CompilerError) else ""
+    return Failure(f"{error} ({type(error).__name__})", log)
 
 
 def _started(command: list[str], folder: Path) -> subprocess.Popen[bytes]:

@@ -251,6 +251,7 @@ class Session(DeviceState):
         if take_over.over:
             self._take_over = None
             take_over.announce()
+        take_over.count()
 
     def _give_up(self, error: BaseException) -> None:
         if self.exchange is not None and isinstance(error, Exception):

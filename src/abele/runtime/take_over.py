@@ -47,7 +47,7 @@ class TakeOver:
         state: of the session.
 
     Attributes:
-        updates: made by calls so far.
+        updates: made by calls that have begun.
         over: nothing will change any more.
         news: what is to be announced, once it is so.
         clock: the time in seconds, by which both are compared.
@@ -72,7 +72,9 @@ class TakeOver:
         """
         if self._missed is not None:
             raise self._insisted(self._missed)
-        before, self.updates = self.updates, self.updates + self._state.config.device_iterations
+        if self.over and self._later.running.interpreted:
+            return None  # the warning that said so was made an error, which ended the call before
+        before = self.updates
         if self._outcome is None:
             self._outcome = self._compared(self._arrived(before), rows)
             self._vote()
@@ -184,6 +186,10 @@ class TakeOver:
             f"compiler's whole output.{end}",
             TakeOverWarning,
         )
+
+    def count(self) -> None:
+        """Counts the updates of the call that now makes them; not where the user interrupts it."""
+        self.updates += self._state.config.device_iterations
 
     def announce(self) -> None:
         """Says what has become of the compiled programs."""

@@ -119,6 +119,28 @@ def test_a_look_finds_them_too(begin):
     assert eventually(lambda: isinstance(later.look(), Executable))
 
 
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "abele.compile.compiler_process.lowered_by",
+        "abele.compile.process._started",
+        "abele.compile.compiler_process.compile_programs",
+    ],
+)
+def test_who_interrupts_a_step_gets_the_programs_later(moment, begin, monkeypatch):
+    later = begin(job_of(COPIES))
+    later.look()
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(moment, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            later.wait()
+    assert isinstance(later.wait(), Executable)
+
+
 def test_what_compiling_took_is_noted(begin, monkeypatch):
     noted = []
     monkeypatch.setattr(estimates, "note", lambda *what: noted.append(what))

@@ -117,6 +117,36 @@ def test_the_clock_does_not_decide_where_the_update_is_named(monkeypatch):
     assert session.executable is compiled
 
 
+@pytest.mark.parametrize(
+    "moment", ["abele.runtime.agreement.first_problem", "abele.runtime.session.sequential"]
+)
+def test_a_call_that_is_interrupted_as_they_take_over_is_no_update(moment, monkeypatch):
+    session, script, compiled = case()
+    steps(session, DENSE.batches(3))
+    script.outcome = compiled
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(moment, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            steps(session, DENSE.batches(1))
+    steps(session, DENSE.batches(1))
+    assert session.executable is compiled
+    assert script.running.since == 3
+
+
+@pytest.mark.filterwarnings("error::abele.compile.later.TakeOverWarning")
+def test_a_warning_that_is_an_error_ends_one_call():
+    session, script, _ = case()
+    script.outcome = Failure("no space left")
+    with pytest.raises(TakeOverWarning, match="do not take over: no space left"):
+        steps(session, DENSE.batches(1))
+    steps(session, DENSE.batches(2))
+    assert script.running.sentence() == "programs are interpreted: no space left"
+
+
 def test_inference_counts_batches():
     session, script, compiled = case(training=False)
     steps(session, DENSE.batches(2))
