@@ -141,7 +141,7 @@ def decided(wanted: Wanted, lowered: Lowered) -> Running:
     why = "steps run while another process compiles"
     running = Running(start=Start.TIERED, why=why, manner=manner, interpreted=True)
     seconds = None if lowered.stored is not None else lowered.expected_s
-    if seconds is not None:
+    if seconds:
         seconds += 0.0 if _alone(lowered) else LOADING_S
         running.expected_s, running.began = wall_s(seconds), time.monotonic()
     return running
@@ -160,7 +160,7 @@ def _why_wait(wanted: Wanted, lowered: Lowered) -> str | None:
     if wanted.start is Start.WAIT:
         return "as asked"
     compiles = any(target.lowering(name).compiles for name in lowered.names)
-    if not compiles and not target.unprepared_s():
+    if not compiles and not target.unprepared_s() and not _change_is_asked_for(target):
         return "nothing is compiled for these programs"
     if target.device() != get_target(INTERPRETING).device():
         return f"only the host interprets, and these programs run on {target.device()}"
@@ -174,6 +174,11 @@ def _why_wait(wanted: Wanted, lowered: Lowered) -> str | None:
         may_have_to_wait = start.swap_at() is not None or exchanges(lowered.config)
         return None if may_have_to_wait else COMPILED_BEFORE
     return _why_no_worker(lowered) or (None if wanted.at_once else _why_not_worth_it(lowered))
+
+
+def _change_is_asked_for(target: Target) -> bool:
+    """Whether the environment names the update before which programs are interpreted."""
+    return start.swap_at() is not None and target.name != INTERPRETING
 
 
 def _why_not_worth_it(lowered: Lowered) -> str | None:

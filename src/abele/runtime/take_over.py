@@ -87,7 +87,8 @@ class TakeOver:
             self._later.running.interpreted, self._later.running.since = False, before
             self._later.running.lowerings.update(outcome.chosen)
             self.over = True
-            self.news = f"compiled programs took over at {self._unit()} {before}"
+            where = f"at {self._unit()} {before}{_measured(outcome)}"
+            self.news = f"compiled programs took over {where}"
             return outcome
         return None
 
@@ -204,3 +205,9 @@ class TakeOver:
         self._later.close()
         if self._later.running.interpreted:
             self._later.running.problem = "the session was closed before compiled ones were ready"
+
+
+def _measured(made: Executable) -> str:
+    """The lowerings that a clock has chosen, in words: who repeats a run asks for the same."""
+    names = sorted({each.name for each in made.chosen.values()})
+    return f" ({' and '.join(names)}, measured)" if names else ""

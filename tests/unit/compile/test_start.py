@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from abele import ExecutableCache, StepConfig, build
+from abele import ExecutableCache, StepConfig, build, get_target
 from abele.compile import start
 from abele.compile.build import FallbackWarning
 from abele.compile.later import Running
@@ -121,6 +121,16 @@ def test_where_nothing_is_compiled_nothing_is_waited_for():
     _, record = built(Keeping())
     assert record.running.why == "nothing is compiled for these programs"
     assert record.running.sentence() == "programs are interpreted; nothing is compiled for them"
+
+
+def test_an_update_that_is_named_counts_where_nothing_is_compiled(monkeypatch):
+    """Else a run in which such programs took over, because they measured faster, has no repeat."""
+    monkeypatch.setenv("ABELE_SWAP_AT", "2")
+    made, record = built(Keeping())
+    assert made.later.at == 2
+    assert record.running.sentence() == "programs are interpreted until compiled ones are ready"
+    _, record = built(get_target("reference"))
+    assert record.running.why == "nothing is compiled for these programs"
 
 
 # -- processes that train together ---------------------------------------------------------

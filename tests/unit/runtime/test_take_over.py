@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from abele.compile.executable import ChosenLowering
 from abele.compile.later import Failure, TakeOverWarning
 from abele.errors import CompilerError, TrappedError
 from abele.ops.print_tensor import Layout, print_tensor
@@ -71,6 +72,14 @@ def test_they_take_over_at_the_next_call():
     assert (script.running.interpreted, script.running.since) == (False, 6)
     assert script.running.sentence() == "compiled programs run since update 6, interpreted before"
     assert script.said == ["compiled programs took over at update 6"]
+
+
+def test_a_lowering_that_was_measured_is_named():
+    session, script, compiled = case()
+    measured = ChosenLowering(name="emitted", reason="measured: 1 ms emitted, 2 ms op_by_op")
+    script.outcome = dataclasses.replace(compiled, chosen={"step": measured})
+    steps(session, DENSE.batches(1))
+    assert script.said == ["compiled programs took over at update 0 (emitted, measured)"]
 
 
 class Clock:
