@@ -1,20 +1,23 @@
 """A Python for tests that has loaded torch already: programs are forked, not started.
 
 Loading torch takes seconds of processor time, most programs of the tests less than one. `python()`
-names a command that is called like `sys.executable`. It passes its streams, folder, arguments and
-environment to a server, which forks a program for them; then it ends as the program ends, and ends
-it if it is killed itself. The engine is loaded before the fork, which a program does not notice:
-its modules read nothing of the process. Front-ends do, so each program loads them itself. A program
-has one thread of torch's unless OMP_NUM_THREADS says otherwise.
+names a command that is called like `sys.executable`; `spawning()` has `multiprocessing` call it,
+too. It passes its open files, folder, arguments and environment to a server, which forks a program
+for them; then it ends as the program ends, and ends it if it is killed itself. The engine is loaded
+before the fork, which a program does not notice: its modules read nothing of the process.
+Front-ends do, so each program loads them itself. A program has one thread of torch's unless
+OMP_NUM_THREADS says otherwise.
 
-Not for tests of the start of Python itself: of options besides -W, -c and -m, of `PYTHONHASHSEED`,
-or of what an import loads. The process that the caller sees has another number than the program.
+Not for tests of the start of Python itself: of options besides -B, -W, -c and -m, of
+`PYTHONHASHSEED`, or of what an import loads. The process that the caller sees has another number
+than the program.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import gc
 import importlib
@@ -34,10 +37,12 @@ import tempfile
 import threading
 import types
 import warnings
+from collections.abc import Iterator
 
 # What importing poptorch loads from elsewhere.
 PRELOADED = ("numpy", "torch", "torch.onnx", "torch._dynamo", "torch._inductor", "filelock")
 SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "src")
+MOST_FILES = 64
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -67,12 +72,26 @@ def python() -> str:
     return path
 
 
+@contextlib.contextmanager
+def spawning() -> Iterator[None]:
+    """Has the processes that `multiprocessing` starts in this one forked, too."""
+    from multiprocessing import spawn  # not for each program that is asked for
+
+    before = spawn.get_executable()
+    spawn.set_executable(python())
+    try:
+        yield
+    finally:
+        spawn.set_executable(before)
+
+
 def _ask(address: str, arguments: list[str]) -> int:
     """The client: passes everything on and ends as the program did."""
+    files = [0, 1, 2, *_inherited()]
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
-    request = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
-    socket.send_fds(connection, [struct.pack("!I", len(request))], [0, 1, 2])
+    request = json.dumps([files, arguments, os.getcwd(), dict(os.environ)]).encode()
+    socket.send_fds(connection, [struct.pack("!I", len(request))], files)
     connection.sendall(request)
     for number in PASSED_ON:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -83,6 +102,18 @@ def _ask(address: str, arguments: list[str]) -> int:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status
+
+
+def _inherited() -> list[int]:
+    """The files that this process was given beside its streams."""
+    listing = os.open("/proc/self/fd", os.O_RDONLY)
+    numbers = sorted({int(name) for name in os.listdir(listing)} - {0, 1, 2, listing})
+    os.close(listing)
+    given = []
+    for number in numbers:
+        with contextlib.suppress(OSError):  # the one that listed them is closed again
+            given += [number] if os.get_inheritable(number) else []
+    return given
 
 
 def _serve(listener: socket.socket) -> list[str]:
@@ -119,13 +150,13 @@ def _load_engine() -> None:
 
 def _keep(connection: socket.socket) -> list[str]:
     """A process for each program: passes signals in and the status out."""
-    head, streams, _, _ = socket.recv_fds(connection, 4, 3)
+    head, files, _, _ = socket.recv_fds(connection, 4, MOST_FILES)
     request = connection.recv(struct.unpack("!I", head)[0], socket.MSG_WAITALL)
     pid = os.fork()
     if pid == 0:
         connection.close()
-        return _become(streams, *json.loads(request))
-    for number in (*streams, 0):
+        return _become(files, *json.loads(request))
+    for number in (*files, 0):
         os.close(number)
     ended = os.pidfd_open(pid)
     while ended not in select.select([ended, connection], [], [])[0]:
@@ -138,16 +169,34 @@ def _keep(connection: socket.socket) -> list[str]:
 
 
 def _become(
-    streams: list[int], arguments: list[str], folder: str, variables: dict[str, str]
+    files: list[int],
+    numbers: list[int],
+    arguments: list[str],
+    folder: str,
+    variables: dict[str, str],
 ) -> list[str]:
-    """Makes this process what a new one would be."""
+    """Makes this process what a new one would be.
+
+    Args:
+        files: open ones of the new process.
+        numbers: by which it knows each of them.
+        arguments: of the command line.
+        folder: it runs in.
+        variables: its environment.
+    """
     import numpy as np
     import torch
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    # First out of the way of each other.
+    copies = [fcntl.fcntl(file, fcntl.F_DUPFD, max(numbers) + 1) for file in files]
+    for file in files:
+        os.close(file)
+    for number, copy in zip(numbers, copies, strict=True):
+        if number > 2 and os.path.exists(f"/proc/self/fd/{number}"):
+            raise RuntimeError(f"file {number} is one that the server has open itself")
+        os.dup2(copy, number)
+        os.close(copy)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
@@ -158,14 +207,22 @@ def _become(
     return arguments
 
 
+def _warn(option: str) -> None:
+    """What -W asks for."""
+    action, *category = option.split(":")[::2]
+    warned = getattr(__import__("builtins"), *category or ["Warning"])
+    warnings.simplefilter(action, category=warned)  # type: ignore[reportArgumentType]
+    sys.warnoptions.append(option)
+
+
 def _run(arguments: list[str]) -> None:
     """Runs a program as the interpreter would."""
-    while arguments[0] == "-W":
-        action, *category = arguments[1].split(":")[::2]
-        warned = getattr(__import__("builtins"), *category or ["Warning"])
-        warnings.simplefilter(action, category=warned)  # type: ignore[reportArgumentType]
-        sys.warnoptions.append(arguments[1])
-        del arguments[:2]
+    while arguments[0].startswith(("-B", "-W")):
+        option = arguments.pop(0)
+        if option == "-B":
+            sys.dont_write_bytecode = True
+        else:
+            _warn(option[2:] or arguments.pop(0))
     first, *rest = arguments
     if first == "-m":
         sys.path.insert(0, os.getcwd())

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from helpers.warm_python import python
+from helpers.warm_python import python, spawning
 
 
 @pytest.fixture(autouse=True)
@@ -16,3 +16,10 @@ def _target(monkeypatch):
 def forks(monkeypatch):
     """Programs that run in this process start others from the Python that has loaded torch."""
     monkeypatch.setattr(sys, "executable", python())
+
+
+@pytest.fixture(scope="module")
+def _spawns():
+    """Processes of `multiprocessing` start from the Python that has loaded torch."""
+    with spawning():
+        yield

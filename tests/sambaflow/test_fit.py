@@ -10,6 +10,7 @@ import torch
 
 from abele import __main__ as command_line
 from helpers.samba_models import Net, NetWithLoss, batch, named
+from helpers.warm_python import python
 from sambaflow.errors import UsageError
 from sambaflow.samba._calls import arguments
 from sambaflow.samba._compile import fitting
@@ -55,7 +56,8 @@ def test_the_command_answers_instead_of_compiling(script, capsys, limit, status)
     assert not list(script.parent.glob("**/*.pef"))
 
 
-def test_a_program_that_another_one_starts_answers(script, tmp_path, capfd):
+def test_a_program_that_another_one_starts_answers(script, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(sys, "executable", python())
     parent = tmp_path / "parent.py"
     parent.write_text("import subprocess, sys; subprocess.run([sys.executable, sys.argv[1]])")
     arguments = ["fit", str(parent), "--limit", "1TiB", "--json", "--", str(script)]
@@ -112,5 +114,5 @@ def test_stages_are_refused_in_a_line(script, capsys):
 
 
 def test_a_program_that_nobody_asks_compiles(script):
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    done = subprocess.run([python(), str(script)], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("not reached\n")

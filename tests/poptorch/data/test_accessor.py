@@ -19,9 +19,10 @@ from helpers.warm_python import python
 from poptorch._data.accessor import AsynchronousDataAccessor
 from poptorch._data.dataloader import DataLoader
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning"
-)
+pytestmark = [
+    pytest.mark.usefixtures("_spawns"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 Strategy = poptorch.SharingStrategy
 LIMIT_S = 120
 

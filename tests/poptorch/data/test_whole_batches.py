@@ -305,6 +305,7 @@ def test_an_error_of_an_item_comes_where_it_belongs():
         list(of_poptorch(dataset, batch_size=4))
 
 
+@pytest.mark.usefixtures("_spawns")
 def test_micro_batches_of_a_sampler_and_the_process_that_reads_ahead():
     dataset = Indexing()
     pairs = [[0, 1], [7, 5], [2, 2], [9, 8]]
