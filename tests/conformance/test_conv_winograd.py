@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import platform
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +16,9 @@ import torch
 from abele.errors import CorruptExecutable
 from abele.kernels import binding, build
 from abele.kernels.binding import Conv
+from helpers import winograd_memory
 from helpers.kernel_library import COMPILER, NEEDS_COMPILER, kernels
+from helpers.warm_python import python
 
 aten = torch.ops.aten
 pytestmark = NEEDS_COMPILER
@@ -182,6 +187,20 @@ def test_no_images_have_no_weight_gradient(own):
     of_x, *others = gradients(own, case, x, weight, grad)
     assert of_x.numel() == 0
     assert all(torch.equal(each, torch.zeros_like(each)) for each in others)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks need Linux")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_both_gradients_take_the_memory_of_one(threads):
+    program = str(Path(winograd_memory.__file__))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [python(), "-W", "ignore", program, "512", "4", str(threads)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    taken, planned = map(int, done.stdout.split())
+    weights = 16 * 512 * 512 * 4  # transformed, or the sums of their gradients
+    assert weights < planned < 1.6 * weights
+    assert 0.9 * planned < taken < 1.2 * planned
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

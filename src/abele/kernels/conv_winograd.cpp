@@ -219,7 +219,11 @@ struct Cuts {
     chunk = std::clamp(floats / (POINTS * (pitch(in) + pitch(out))), LEAST_CHUNK, MOST_CHUNK);
     parts = std::clamp<Index>(PARTS_FLOATS / size(), 1, MOST_PARTS);
     parts = std::min(parts, ceil_div(grads.count(), chunk));
+    // A chunk has no more tiles than a part: no memory is taken for others.
+    chunk = std::min(chunk, std::max<Index>(ceil_div(grads.count(), parts), 1));
   }
+  // Of transformed tiles: threads that share a part share these, too.
+  Index rooms(int threads) const { return blocks_per_thread(parts, threads) ? threads : 1; }
   // Of the sums of a part, and of the transformed tiles of a chunk.
   Index size() const { return POINTS * in * padded(out); }
   Index input_matrix() const { return matrix_size(chunk, in); }
@@ -261,7 +265,7 @@ const float* summed_products(const Cuts& cuts, const float* grad, const float* x
                              Scratch& scratch) {
   const Index parts = cuts.parts, size = cuts.size();
   float* sums = scratch.take<float>(parts * size);
-  float* rooms = scratch.take<float>(threads * cuts.room());
+  float* rooms = scratch.take<float>(cuts.rooms(threads) * cuts.room());
   const float* zeros = scratch.zeros<float>(std::max(padded(cuts.in), padded(cuts.out)));
   with_teams(parts, threads, [&](const Team& team, Index thread) {
     for (Index i = team.blocks.begin; i < team.end(); ++i) {
@@ -332,14 +336,18 @@ int abele_winograd_backward(const AbeleConv* description, const float* grad, con
                             float* grad_bias, int threads) {
   const Conv conv(*description);
   if (!winograd::has_code(conv)) return ABELE_NO_CODE;
-  return guarded([&](Scratch& scratch) {
-    if (grad_x != nullptr) {
+  // The gradients follow each other in the same memory.
+  int code = ABELE_OK;
+  if (grad_x != nullptr)
+    code = guarded([&](Scratch& scratch) {
       const auto weights = winograd::pack({weight, conv.out_channels, conv.in_channels, true},
                                           threads, scratch);
       const float* start = scratch.zeros<float>(winograd::padded(conv.in_channels));
       winograd::convolve(winograd::inputs_of(conv, true), winograd::outputs_of(conv, true), grad,
                          weights, {start, 1.0f}, grad_x, threads, scratch);
-    }
+    });
+  if (code != ABELE_OK) return code;
+  return guarded([&](Scratch& scratch) {
     if (grad_weight != nullptr)
       winograd::weight_gradient(conv, grad, x, grad_weight, threads, scratch);
     if (grad_bias != nullptr)

@@ -21,19 +21,36 @@ def bytes_of(convolution: Convolution) -> int:
     """Bytes that a convolution, or its backward, takes and touches; 0 if not Winograd's way."""
     if way_of(convolution) is not Way.WINOGRAD:
         return 0
-    outputs, inputs = convolution.weight.shape[:2]
-    threads, tiles = torch.get_num_threads(), _tiles(convolution)
-    rows = _pitch(inputs) + _pitch(outputs)
-    blocks = threads * _POINTS * (min(tiles, _BLOCK) * rows + 2 * _LANES)
     if not convolution.backward:
-        return _FLOAT * (_POINTS * _padded(outputs) * inputs + blocks)
+        return _of_pass(convolution, *convolution.weight.shape[:2])
+    inputs, outputs = convolution.weight.shape[1::-1]
+    return max(_of_pass(convolution, inputs, outputs), _of_weight_gradient(convolution))
+
+
+def _of_pass(convolution: Convolution, outputs: int, inputs: int) -> int:
+    """Bytes of forward, or of the image's gradient: weights, and a block of tiles per thread."""
+    threads, tiles = torch.get_num_threads(), _tiles(convolution)
+    blocks = min(-(-tiles // _BLOCK // threads) * threads, tiles)
+    of_block = _POINTS * (-(-tiles // max(blocks, 1)) * _rows(convolution) + 2 * _LANES)
+    return _FLOAT * (_POINTS * _padded(outputs) * inputs + threads * of_block)
+
+
+def _of_weight_gradient(convolution: Convolution) -> int:
+    """Bytes of all sums, and of a chunk of tiles for the threads that share some."""
+    outputs, inputs = convolution.weight.shape[:2]
+    threads, tiles, rows = torch.get_num_threads(), _tiles(convolution), _rows(convolution)
     size = _POINTS * inputs * _padded(outputs)
     chunk = max(_CHUNK_FLOATS, size) // (_POINTS * rows)
-    chunk = min(max(chunk, _LEAST_CHUNK), _MOST_CHUNK, tiles)
+    chunk = min(max(chunk, _LEAST_CHUNK), _MOST_CHUNK)
     parts = min(max(_PARTS_FLOATS // size, 1), _MOST_PARTS, -(-tiles // chunk))
-    chunks = threads * _POINTS * (chunk * rows + 2 * _LANES)
-    packed = _POINTS * _padded(inputs) * outputs
-    return _FLOAT * (packed + blocks + parts * size + chunks)
+    chunk = min(chunk, -(-tiles // max(parts, 1)))
+    rooms = threads if parts % threads == 0 or parts >= 4 * threads else 1
+    return _FLOAT * (parts * size + rooms * _POINTS * (chunk * rows + 2 * _LANES))
+
+
+def _rows(convolution: Convolution) -> int:
+    """Numbers of a tile's row of inputs and its row of results."""
+    return sum(_pitch(channels) for channels in convolution.weight.shape[:2])
 
 
 def _tiles(convolution: Convolution) -> int:

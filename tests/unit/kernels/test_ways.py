@@ -107,12 +107,12 @@ def test_other_operators_are_no_convolutions():
     assert not suits_winograd(other)
 
 
-def test_winograds_way_keeps_its_weights_and_sums():
-    """Sixteen numbers for each kernel of 3x3, and as many for the sums of their gradients."""
+def test_winograds_way_keeps_its_weights_or_sums():
+    """Sixteen numbers for each kernel of 3x3, or as many for the sums of their gradients."""
     forward, back = (
         convolution_of(node((4, 512, 4, 4), 512, 1, backward=each)) for each in (False, True)
     )
     weights = 16 * 512 * 512 * 4
     assert weights < scratch.bytes_of(forward) < 1.1 * weights
-    assert 2 * weights < scratch.bytes_of(back) < 2.2 * weights
+    assert weights < scratch.bytes_of(back) < 1.1 * weights
     assert scratch.bytes_of(convolution_of(node((1, 8, 64, 64), 8, 1, backward=True))) == 0
