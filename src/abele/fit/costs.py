@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 
+from abele.kernels.convolution import Convolution, convolution_of
 from abele.machine_limits import MachineLimits
 from abele.ops import lstm
 from abele.report.operators import moved_bytes, operations
@@ -23,6 +24,8 @@ _Node = torch.fx.Node
 
 #: Shares of the limits.
 _PRODUCTS, _ATTENTION, _LIBRARY_CONVOLUTIONS = 0.87, 0.5, 0.75
+#: Of the library's convolutions of each channel alone: vectors wait for the images.
+_EACH_CHANNEL_ALONE = 0.45
 _OUR_PRODUCTS, _OUR_ATTENTION, _RECURRENT = 0.96, 0.7, 0.73
 #: Of our convolutions. Winograd's needs fewer operations than are counted.
 _OUR_CONVOLUTIONS = {"winograd": 1.6, "direct": 0.65, "patches": 0.65, "convolve": 1.0}
@@ -65,15 +68,14 @@ _ELEMENTS: dict[Any, float] = {
 }
 # Of images with channels last, in which they compute many elements at a time.
 _CHANNELS_LAST: dict[Any, float] = {aten.max_pool2d_with_indices.default: 1.0}
+#: Of our kernels. A pool reads so many channels at once; of other images it reads one by one.
+_OURS = {"max_pool": 0.15, "upsample": 0.25, "upsample_backward": 0.5}
+_POOLED, _ONE_BY_ONE = 8, 3.0
 _SECOND_MATRIX: dict[Any, int] = {
     aten.mm.default: 1,
     aten.bmm.default: 1,
     aten.addmm.default: 2,
     aten.baddbmm.default: 2,
-}
-_CONVOLUTIONS: dict[Any, int] = {
-    aten.convolution.default: 0,
-    aten.convolution_backward.default: 1,
 }
 
 
@@ -103,8 +105,10 @@ def of_kernel(
     # A loop beside a product adds a bias or copies an operand; another kernel multiplies.
     products = () if kernel.what == LOOP else kernel.nodes
     computing = sum(_computing(node, limits, kernel.what) for node in products)
-    elements = sum(_elements(node, by_library) for node in kernel.nodes) / limits.exponentials_per_s
-    if by_library and kernel.nodes[0].target not in _CONVOLUTIONS:
+    elements = (
+        sum(_elements(node, kernel.what) for node in kernel.nodes) / limits.exponentials_per_s
+    )
+    if by_library and convolution_of(kernel.nodes[0]) is None:
         return seconds + max(computing, moving) + elements
     # Operands are reordered or packed before they are multiplied, and what follows comes after.
     return seconds + computing + moving + elements
@@ -124,7 +128,7 @@ def _writes_state(node: _Node) -> bool:
 def _call_s(kernel: Kernel, limits: MachineLimits) -> float:
     if kernel.what not in ("torch", NOBODY):
         return _OUR_CALL * limits.call_s
-    convolves = any(node.target in _CONVOLUTIONS for node in kernel.nodes)
+    convolves = any(convolution_of(node) for node in kernel.nodes)
     return (_CONVOLUTION_CALL if convolves else _CALL) * limits.call_s
 
 
@@ -142,7 +146,8 @@ def _computing(node: _Node, limits: MachineLimits, what: str) -> float:
             left_turned=_is_turned(first), turned=_is_turned(second), columns=second.shape[-1]
         )
         return count / (rate * (_PRODUCTS if by_library else _OUR_PRODUCTS))
-    if node.target not in _CONVOLUTIONS:
+    convolution = convolution_of(node)
+    if convolution is None:
         share = _ATTENTION if by_library else _OUR_ATTENTION
         if node.target in (lstm.forward, lstm.backward):
             share = _RECURRENT
@@ -150,29 +155,36 @@ def _computing(node: _Node, limits: MachineLimits, what: str) -> float:
     ours = next((share for name, share in _OUR_CONVOLUTIONS.items() if name in what), None)
     if ours is not None:
         return count / (rates.operations_per_s * ours)
-    return count * _padding(node) / (_convolution_rate(node, limits) * _LIBRARY_CONVOLUTIONS)
+    share = _EACH_CHANNEL_ALONE if _is_each_alone(convolution) else _LIBRARY_CONVOLUTIONS
+    return count * _padding(convolution) / (_convolution_rate(convolution, limits) * share)
 
 
 def _is_turned(matrix: torch.Tensor) -> bool:
     return matrix.stride(-2) == 1 and matrix.stride(-1) != 1
 
 
-def _convolution_rate(node: _Node, limits: MachineLimits) -> float:
+def _convolution_rate(convolution: Convolution, limits: MachineLimits) -> float:
     """Operations in a second; of half numbers torch makes products of patches."""
-    rates = limits.of_type(_type(node))
-    if _type(node) is not torch.float16 or node.target is aten.convolution.default:
+    type_ = convolution.image.dtype
+    rates = limits.of_type(type_)
+    if type_ is not torch.float16 or not convolution.backward:
         return rates.operations_per_s
     return math.sqrt(rates.operations_per_s * rates.turned_per_s)
 
 
-def _padding(node: _Node) -> float:
+def _is_each_alone(convolution: Convolution) -> bool:
+    return 1 < convolution.groups == convolution.image.shape[1]
+
+
+def _padding(convolution: Convolution) -> float:
     """How many times as many channels the library computes as there are."""
-    if _type(node) is torch.float16 or _groups(node) > 1:
+    if convolution.image.dtype is torch.float16 or convolution.groups > 1:
         return 1.0
-    weight = _weight(node).shape
-    outputs, inputs = weight[1 if _transposed(node) else 0], weight[0 if _transposed(node) else 1]
+    outputs, inputs = convolution.weight.shape[:2]
+    if convolution.transposed:
+        outputs, inputs = inputs, outputs
     filled = _filled(outputs)
-    if node.target is aten.convolution_backward.default and inputs > _FEW:
+    if convolution.backward and inputs > _FEW:
         filled *= _filled(inputs)
     return filled
 
@@ -181,34 +193,26 @@ def _filled(channels: int) -> float:
     return math.ceil(channels / _BLOCK) * _BLOCK / channels
 
 
-def _weight(node: _Node) -> torch.Tensor:
-    return _value(node.args[1 + _CONVOLUTIONS[node.target]])
-
-
 def _weight_bytes(node: _Node) -> int:
-    if node.target not in _CONVOLUTIONS:
+    convolution = convolution_of(node)
+    if convolution is None:
         return 0
-    gradients = 2 if node.target is aten.convolution_backward.default else 1
-    return gradients * _weight(node).nbytes
+    return (2 if convolution.backward else 1) * convolution.weight.nbytes
 
 
-def _transposed(node: _Node) -> bool:
-    return bool(node.args[6 + _CONVOLUTIONS[node.target]])
-
-
-def _groups(node: _Node) -> int:
-    return cast("int", node.args[8 + _CONVOLUTIONS[node.target]])
-
-
-def _elements(node: _Node, by_library: bool) -> float:
-    """The operator's own work on elements, in exponentials."""
+def _elements(node: _Node, what: str) -> float:
+    """The operator's own work on elements, in exponentials, by who computes it."""
     weight = _ELEMENTS.get(node.target, 0.0)
     if not weight:
         return 0.0
     largest = max(_tensors(node), key=torch.Tensor.numel)
+    if what in _OURS:
+        channels = largest.shape[1]
+        several = what != "max_pool" or channels % _POOLED == 0
+        return largest.numel() * (_OURS[what] if several else _ONE_BY_ONE)
     if node.target in _CHANNELS_LAST and _lies_channels_last(largest):
         weight = _CHANNELS_LAST[node.target]
-    return weight * largest.numel() * (1.0 if by_library else _OUR_ELEMENTS)
+    return weight * largest.numel() * (1.0 if what == "torch" else _OUR_ELEMENTS)
 
 
 def _lies_channels_last(image: torch.Tensor) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch.utils import flop_counter
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
+from abele import _torch
 from abele.containers import is_sequence
 from abele.ops import few_channel_conv, lstm
 from abele.program import Program, Role, is_getitem, is_view, marks_of, node_argument
@@ -128,6 +129,10 @@ def operations(node: torch.fx.Node) -> int:
         grad, x, weight, stride, padding, mask = arguments
         target = aten.convolution_backward.default
         arguments = (grad, x, weight, [0], stride, padding, *_REST, mask)
+    elif target is not None and target is _torch.convolution_with_activation():
+        x, weight, bias, padding, stride, dilation, groups, *_ = arguments
+        target = aten.convolution.default
+        arguments = (x, weight, bias, stride, padding, dilation, False, [0, 0], groups)
     elif target is _ATTENTION:  # those of GPUs are in the registry
         return _sdpa(*(each.shape for each in arguments[:3]))
     elif target is _ATTENTION_BACKWARD:

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from abele import _torch
 from abele.fit import costs, duration
 from abele.machine_limits import MachineLimits, Rates
 from abele.ops import lstm
@@ -69,6 +70,20 @@ def backward(channels, outputs, mask, groups=1):
     weight = image(outputs, channels // groups, 3, 3)
     rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], groups, mask)
     return node(aten.convolution_backward.default, grad, x, weight, [0], *rest)
+
+
+def with_activation(channels, outputs, groups=1):
+    """A convolution and its activation in one call, as programs of inference have them."""
+    target = _torch.convolution_with_activation()
+    if target is None:
+        pytest.skip("this torch has no convolution with an activation")
+    alone = convolution(channels, outputs, groups)
+    x, weight = alone.all_input_nodes
+    rest = ([1, 1], [1, 1], [1, 1], groups, "leaky_relu", [0.0], "")
+    with alone.graph.inserting_after(alone):
+        call = alone.graph.call_function(target, (x, weight, None, *rest))
+    call.meta["val"] = alone.meta["val"]
+    return call
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -143,6 +158,22 @@ def test_groups_compute_no_more_than_their_channels():
         assert operations(alone) * 32 == operations(together)
 
 
+def test_a_convolution_with_an_activation_computes_what_it_does_alone():
+    for groups in (1, 32):
+        together, alone = with_activation(32, 32, groups), convolution(32, 32, groups)
+        assert operations(together) == operations(alone) > 0
+        for what in ("torch", "winograd_convolution", "direct_convolution"):
+            assert seconds(together, what) == pytest.approx(seconds(alone, what))
+
+
+def test_channels_that_are_convolved_alone_take_longer_than_their_operations():
+    alone, pairs = convolution(32, 32, groups=32), convolution(32, 32, groups=16)
+    share = costs._LIBRARY_CONVOLUTIONS / costs._EACH_CHANNEL_ALONE
+    assert seconds(alone) == pytest.approx(seconds(pairs) * share / 2)
+    half = convolution(32, 32, groups=32, dtype=torch.float16)
+    assert operations(half) == operations(alone)
+
+
 def test_attention_of_the_host_has_operations():
     query = image(2, 4, 16, 8)
     forward = node(
@@ -170,6 +201,17 @@ def test_work_on_elements_counts_in_exponentials_and_less_in_compiled_code():
     pool = aten.max_pool2d_with_indices.default
     rows = image(1, 16, 8, 8).contiguous(memory_format=torch.channels_last)
     assert seconds(node(pool, rows, [2, 2])) < seconds(node(pool, image(1, 16, 8, 8), [2, 2]))
+
+
+def test_our_pool_reads_several_channels_at_once():
+    pool = aten.max_pool2d_with_indices.default
+    eight, five = (node(pool, image(1, channels, 8, 8), [2, 2]) for channels in (8, 5))
+    assert seconds(eight, "max_pool") < seconds(five, "max_pool") < seconds(five)
+
+
+def test_our_upsampling_is_faster_than_that_of_the_library():
+    upsample = node(aten.upsample_bilinear2d.default, image(1, 8, 4, 4), [8, 8], False)
+    assert 0 < seconds(upsample, "upsample") < seconds(upsample)
 
 
 def test_nothing_is_faster_than_its_operations():

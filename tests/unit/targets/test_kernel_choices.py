@@ -96,6 +96,23 @@ def test_what_torch_computes_has_a_reason_of_its_own():
     )
 
 
+class Doubled(torch.nn.Module):
+    """Images twice as large, by a kernel of ours, and larger yet, by the library's."""
+
+    def forward(self, x):
+        larger = torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear")
+        return torch.nn.functional.interpolate(larger, scale_factor=3, mode="bilinear").sum()
+
+
+def test_upsampling_is_said_to_be_ours_where_it_is():
+    session, _ = started(Doubled(), (torch.ones(2, 8, 4, 4),), None)
+    lowering = CPU.lowering("op_by_op")
+    program = passes.run_only(session.executable.programs[0], lowering.passes)
+    chosen = lowering.kernel_choices(program).items()
+    by = [each.by for node, each in chosen if node.target is aten.upsample_bilinear2d.default]
+    assert by == ["upsample", "torch"]
+
+
 def test_what_one_kernel_does_of_several_operators_is_said_of_all_of_them():
     model = MODELS["introduction"]
     module = model.fresh()

@@ -9,7 +9,7 @@ from abele.kernels.ways import way_of, why
 from abele.ops import adam
 from abele.ops.memory_layout import in_layout
 from abele.program import Program, is_view
-from abele.targets.cpu.op_by_op import build, pools
+from abele.targets.cpu.op_by_op import build, pools, upsampling
 from abele.targets.cpu.op_by_op.convolutions import name_of
 from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
 from abele.targets.kernel_choice import NOBODY, VIEW, KernelChoice, operators_of
@@ -18,6 +18,7 @@ _NORM = "our kernel: a normalisation with its activation"
 _ADAM = "our kernel: all tensors in one call, each read and written once"
 _POOL = "our kernel: windows of 2 x 2 side by side, in channels last"
 _POOL_BACKWARD = "our kernel, where the pool was ours; else torch's call"
+_UPSAMPLING = "our kernel: images twice as large, in channels last"
 _LAYOUT = "brings an image into the layout of our kernels, where it is not in it already"
 _SPARED = KernelChoice(NOBODY, "the update writes over its arguments, so there is nothing to copy")
 _OVER = "torch's call, written over an argument that nobody needs any more"
@@ -48,6 +49,9 @@ def _choice(node: torch.fx.Node, lifetimes: Lifetimes) -> KernelChoice:
         forward = node.target is torch.ops.aten.max_pool2d_with_indices.default
         name = "max_pool" if forward else "max_pool_backward"
         return KernelChoice(name, _POOL if forward else _POOL_BACKWARD)
+    if upsampling.is_ours(node):
+        forward = node.target is torch.ops.aten.upsample_bilinear2d.default
+        return KernelChoice("upsample" if forward else "upsample_backward", _UPSAMPLING)
     if node.target in build.OURS:
         make, _ = build.OURS[node.target]
         return KernelChoice(make.__name__, _NORM)

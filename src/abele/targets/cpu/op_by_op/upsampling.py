@@ -25,17 +25,25 @@ def own_upsampling(node: _Node, library: ctypes.CDLL) -> Callable[..., torch.Ten
         node: any node of a graph.
         library: the kernels.
     """
+    if not is_ours(node):
+        return None
+    doubles = node.target is aten.upsample_bilinear2d.default
+    return _forward(library) if doubles else _backward(library)
+
+
+def is_ours(node: _Node) -> bool:
+    """Whether a node doubles images, or is the gradient of that, as our kernels do."""
     arguments: tuple[Any, ...] = node.args
     if node.target is aten.upsample_bilinear2d.default and not node.kwargs:
         x, size, *settings = arguments
-        return _forward(library) if _is_ours(x, x.meta["val"].shape, size, *settings) else None
+        return _is_doubled(x, x.meta["val"].shape, size, *settings)
     if node.target is aten.upsample_bilinear2d_backward.default and not node.kwargs:
         grad, size, shape, *settings = arguments
-        return _backward(library) if _is_ours(grad, shape, size, *settings) else None
-    return None
+        return _is_doubled(grad, shape, size, *settings)
+    return False
 
 
-def _is_ours(
+def _is_doubled(
     tensor: _Node,
     shape: Sequence[int],
     size: Sequence[int],
