@@ -1,11 +1,16 @@
 // Memory of torch's tensors at planned places, while a program runs.
 //
-// torch asks one allocator for the memory of every tensor. This one stands before it and answers
-// in a thread only while a program with a plan runs there: each goes to the place that
-// the plan has for the next one of its size. Whatever was not planned takes a gap, or goes to the
-// allocator behind, so a plan that does not hold costs memory and nothing else.
+// torch asks one allocator for the memory of every tensor. This one stands before it. In a thread
+// in which a program with a plan runs, each tensor goes to the place that the plan has for the next
+// one of its size. Whatever was not planned takes a gap, or memory elsewhere, so a plan that does
+// not hold costs memory and nothing else.
 //
 // A slab is one piece of memory of the system; programs that run one after the other use the same.
+//
+// Large tensors that have no place, as results of calls, come from malloc in all threads, small ones
+// from the allocator behind. That one calls posix_memalign, which before glibc 2.38 asks for more
+// than it keeps: the hole that a tensor leaves does not fit the next one of its size, and a loop
+// that keeps a result until it has a new one takes memory for three to seven of them, not two.
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -15,6 +20,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <map>
@@ -27,6 +33,7 @@ namespace {
 constexpr size_t kAlignment = 64;
 constexpr size_t kOff = 4;  // tensors
 constexpr size_t kSmall = size_t{1} << 20;  // up to here unplanned tensors take no gap
+constexpr size_t kLarge = 4096;  // smaller tensors come from the C library, as torch asks it
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePages = size_t{32} << 20;  // from here on large pages are asked for
 
@@ -67,6 +74,7 @@ struct State {
   std::mutex mutex;
   std::map<char*, Slab*> slabs;  // by address
   std::vector<Plan*> plans;
+  std::unordered_map<void*, void*> loose;  // large tensors without a place -> what malloc gave
   int64_t counts[3] = {0, 0, 0};  // at their place, in a gap, elsewhere
 };
 
@@ -99,14 +107,39 @@ Slab* slab_of(void* pointer) {
   return pointer < slab->base + slab->size ? slab : nullptr;
 }
 
+// Aligned memory that leaves a hole of the size that the next such tensor asks for; null if there is
+// none.
+void* take_loose(size_t bytes) {
+  void* given = std::malloc(bytes + kAlignment);
+  if (given == nullptr) return nullptr;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(given) + kAlignment - 1;
+  void* pointer = reinterpret_cast<void*>(end / kAlignment * kAlignment);
+  c10::profiledCPUMemoryReporter().New(pointer, bytes);
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  state().loose.emplace(pointer, given);
+  return pointer;
+}
+
 void release(void* pointer) {
+  void* given = nullptr;
   {
     const std::lock_guard<std::mutex> lock(state().mutex);
-    if (Slab* slab = slab_of(pointer)) {
+    auto loose = state().loose.find(pointer);
+    if (loose != state().loose.end()) {
+      given = loose->second;
+      state().loose.erase(loose);
+    }
+    Slab* slab = given == nullptr ? slab_of(pointer) : nullptr;
+    if (slab != nullptr) {
       slab->live.erase(static_cast<char*>(pointer) - slab->base);
       unmap_if_unused(slab);
       return;
     }
+  }
+  if (given != nullptr) {
+    c10::profiledCPUMemoryReporter().Delete(pointer);
+    std::free(given);
+    return;
   }
   behind->raw_deleter()(pointer);
 }
@@ -176,7 +209,8 @@ class Planned final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     Run* run = running;
     void* pointer = run != nullptr && bytes >= run->plan->least ? take(*run, bytes) : nullptr;
-    if (pointer == nullptr) return behind->allocate(bytes);
+    if (pointer == nullptr && bytes >= kLarge) pointer = take_loose(bytes);
+    if (pointer == nullptr) return behind->allocate(bytes);  // says so where there is none
     return {pointer, pointer, &release, c10::Device(c10::DeviceType::CPU)};
   }
 
@@ -240,10 +274,12 @@ Slab* slab_for(size_t total) {
 
 #define ABELE_API extern "C" __attribute__((visibility("default")))
 
+// From now on torch asks this allocator, whether or not a program runs.
+ABELE_API void abele_arena_install() { install(); }
+
 // A plan of `count` tensors in the order in which they are made, and the bytes it needs.
 ABELE_API void* abele_arena_plan(
     int64_t count, const int64_t* sizes, const int64_t* offsets, int64_t least, int64_t total) {
-  install();
   Plan* plan = new Plan;
   plan->least = least;
   plan->total = total;

@@ -71,6 +71,7 @@ def _library(path: Path) -> ctypes.CDLL | None:
     numbers = ctypes.POINTER(ctypes.c_int64)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "install": (None, ()),
         "plan": (pointer, (number, numbers, numbers, number, number)),
         "drop": (None, (pointer,)),
         "begin": (pointer, (pointer,)),
@@ -80,6 +81,7 @@ def _library(path: Path) -> ctypes.CDLL | None:
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"abele_arena_{name}")
         function.restype, function.argtypes = result, arguments
+    library.abele_arena_install()
     return library
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from abele import arena
 from abele.containers import is_sequence
 from abele.fit.estimate import Interval
 from abele.ops import adam, norm_activation
@@ -38,6 +39,14 @@ _NOTHING: set[Any] = {
     adam.update,
     norm_activation.forward,
     norm_activation.backward,
+    norm_activation.evaluation,
+    # Copies straight into the result, and sums for each channel.
+    aten.cat.default,
+    aten.stack.default,
+    aten._native_batch_norm_legit_no_training.default,
+    # Views by another name.
+    aten._unsafe_view.default,
+    aten.unsafe_split.Tensor,
 }
 
 _MATRICES = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
@@ -66,8 +75,11 @@ PIECES = Allocation(1.45, 2.2)
 SETTLED = Allocation(1.0, 1.3)
 #: Results that torch makes for a compiled program, and what it makes inside: large ones, too.
 RESULTS = Allocation(1.15, 1.4)
-#: Results of calls, whose memory the caller gives back at any time.
-_RETURNED = Allocation(1.25, 1.8)
+#: Results of calls, whose memory the caller gives back at any time: the next ones fit into it.
+_RETURNED = Allocation(1.0, 1.25)
+#: The same from torch's own allocator: a hole does not fit the next result of its size, so three
+#: to five of them are there where two are in use.
+_LEAVING_HOLES = Allocation(1.5, 2.5)
 #: From so many bytes on a piece has pages of its own, which go back to the system.
 _MAPPED = 32 * 2**20
 #: One piece, or memory of a device whose allocator was asked for as much.
@@ -76,7 +88,9 @@ WHOLE = Allocation(1.0, 1.0)
 
 def returned(size: float) -> Interval:
     """Bytes of the process for a result of so many bytes that lies on the host."""
-    return (WHOLE if size >= _MAPPED else _RETURNED).of(size)
+    if size >= _MAPPED:
+        return WHOLE.of(size)
+    return (_RETURNED if arena.available() else _LEAVING_HOLES).of(size)
 
 
 def workspace(node: torch.fx.Node, *, known: bool) -> Interval:
@@ -88,7 +102,7 @@ def workspace(node: torch.fx.Node, *, known: bool) -> Interval:
     """
     if node.op != "call_function" or is_view(node) or is_getitem(node):
         return Interval.exact(0)
-    if node.target in _NOTHING or _is_by_element(node):
+    if node.target in _NOTHING or _is_by_element(node) or _pools_dense(node):
         return Interval.exact(0)
     if _packs(node):
         # In 16 bits torch multiplies by other code, which gives back what it takes.
@@ -126,6 +140,14 @@ def _is_by_element(node: torch.fx.Node) -> bool:
     values = (each.meta.get("val") for each in (node, *node.all_input_nodes))
     large = [each for each in values if isinstance(each, torch.Tensor) and each.dim()]
     return len({each.dtype for each in large} - {torch.bool}) <= 1
+
+
+def _pools_dense(node: torch.fx.Node) -> bool:
+    """A max pool of an image between whose elements nothing lies: others are copied first."""
+    if node.target is not aten.max_pool2d_with_indices.default:
+        return False
+    image = node.all_input_nodes[0].meta["val"]
+    return image.is_contiguous() or image.is_contiguous(memory_format=torch.channels_last)
 
 
 def _bytes(value: object) -> int:

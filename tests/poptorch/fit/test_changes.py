@@ -150,7 +150,7 @@ def test_a_forward_that_cannot_do_it_says_so():
 
 
 def test_inference_has_nothing_to_recompute():
-    model = poptorch.inferenceModel(nn.Sequential(nn.Linear(32, 32), nn.Tanh()))
+    model = poptorch.inferenceModel(nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 1)))
     rows = batch()
     ladder = model.fit(rows, limit=limit_below_all(model, rows)).ladder
     assert any("inference keeps nothing" in reason for reason in ladder.left_out)

@@ -1,6 +1,8 @@
 """Tensors of a program at planned places in one piece of memory."""
 
 import gc
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -133,6 +135,43 @@ def test_a_tensor_that_outlives_its_program_keeps_its_memory(library):
     others = [torch.zeros(64, 128) for _ in range(50)]
     assert (outlives == 3).all()
     assert not any(each.any() for each in others)
+
+
+_LOOP = """
+import re, sys, torch
+from abele.arena import running
+assert running.available()
+def anonymous(name):
+    (size,) = re.findall(rf"^{name}:\\s*(\\d+)", open("/proc/self/status").read(), re.M)
+    return int(size) * 1024
+sizes = [int(each) for each in sys.argv[1:]]
+before = anonymous("RssAnon")
+for _ in range(30):
+    kept = [torch.zeros(size // 4) for size in sizes]
+print((anonymous("RssAnon") - before) / sum(sizes))
+"""
+
+
+@pytest.mark.parametrize("sizes", [("1024000",), ("20480000",), ("2048000", "51200", "8192")])
+def test_a_loop_that_keeps_results_until_there_are_new_ones_takes_memory_for_two(sizes, library):
+    command = [sys.executable, "-c", _LOOP, *sizes]
+    times = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert 1 <= times < 2.3  # torch's own allocator: 3 to 7
+
+
+def test_large_tensors_without_a_place_are_aligned_and_seen_by_the_profiler(library):
+    with torch.profiler.profile(profile_memory=True) as profile:
+        tensors = [torch.empty(size, dtype=torch.uint8) for size in (4097, 70001, 2**20 + 3)]
+        assert all(each.data_ptr() % places.ALIGNMENT == 0 for each in tensors)
+        del tensors
+    sizes = [each.self_cpu_memory_usage for each in profile.events()]
+    assert {4097, 70001, 2**20 + 3} <= set(sizes)
+    assert sum(sizes) == 0
+
+
+def test_a_tensor_that_a_process_cannot_have_is_refused_as_ever(library):
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        torch.empty(2**60, dtype=torch.uint8)
 
 
 def test_other_threads_are_none_of_its_business(library):

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from abele.fit import Interval
+from abele.fit import Interval, workspaces
 from abele.fit.results import of_calls
 from abele.runtime.session import assemble
 from abele.step import batching
@@ -31,9 +31,16 @@ def results(*, on_host=True, **settings):
     return of_calls(forward(), StepConfig(training=False, **settings), on_host=on_host)
 
 
+@pytest.fixture(params=[True, False], ids=["kept apart", "leaving holes"], autouse=True)
+def kind(request, monkeypatch):
+    """With the library that keeps results apart, and without it."""
+    monkeypatch.setattr(workspaces.arena, "available", lambda: request.param)
+
+
 def in_ones(interval):
     """At least, and the numbers of results whose gaps are counted above that."""
-    expected, most = interval.expected / ONE / 1.25, interval.high / ONE / 1.8
+    one = workspaces.returned(ONE)
+    expected, most = interval.expected / one.expected, interval.high / one.high
     assert expected == pytest.approx(most)
     return [interval.low / ONE, pytest.approx(expected)]
 
@@ -78,8 +85,11 @@ def test_on_another_device_results_have_no_gaps_and_the_caller_has_them_elsewher
 
 def test_large_results_go_back_to_the_system():
     side = 2**25 // 32
+    small = workspaces.returned(4 * side)
     before = of_calls(forward(side), StepConfig(training=False), on_host=True).before
-    assert before == Interval(0, 2**25 + 1.25 * 4 * side, 2**25 + 1.8 * 4 * side)
+    assert before == Interval.sum(
+        [Interval(0, 2**25, 2**25), Interval(0, small.expected, small.high)]
+    )
 
 
 def most_at_once(profile):
@@ -106,4 +116,14 @@ def test_joining_takes_what_the_session_takes(settings):
     assert of.joining is not None
     most = count * ONE + most_at_once(profile)
     assert of.joining.low <= most <= of.joining.high
-    assert of.before.expected == pytest.approx(1.25 * sum(each.nbytes for each in joined))
+    returned = workspaces.returned(sum(each.nbytes for each in joined))
+    assert of.before.expected == pytest.approx(returned.expected)
+
+
+def test_holes_are_counted_only_where_torch_leaves_them(monkeypatch):
+    monkeypatch.setattr(workspaces.arena, "available", lambda: True)
+    apart = workspaces.returned(2**20)
+    monkeypatch.setattr(workspaces.arena, "available", lambda: False)
+    holes = workspaces.returned(2**20)
+    assert apart.low == apart.expected == holes.low == 2**20
+    assert holes.expected > apart.high > 2**20
