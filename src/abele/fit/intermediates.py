@@ -10,7 +10,7 @@ import torch
 from abele import arena
 from abele.fit.estimate import Interval, Part, Tensor
 from abele.fit.workspaces import (
-    PIECES,
+    LOOSE,
     RESULTS,
     SETTLED,
     Allocation,
@@ -79,7 +79,10 @@ def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
     unused = needed[step] - sum(tensor.size for tensor in tensors)
     if unused:
         parts.append(Part(role=UNUSED, size=Interval.exact(unused)))
-    parts.append(Part(role=WORKSPACE, size=_above(needed, inside, needed[step])))
+    spaces = _above(needed, inside, needed[step])
+    if use.shared is not None:
+        spaces = Interval.sum((spaces, _gaps(use)))
+    parts.append(Part(role=WORKSPACE, size=spaces))
     if use.scratch:
         size = Interval(use.scratch, use.scratch, _SCRATCH_AT_MOST * use.scratch)
         parts.append(Part(role=SCRATCH, size=size))
@@ -108,19 +111,23 @@ def _alive(
     tensors: list[Tensor] = []
     for piece in use.at(step):
         role = _role(use, piece)
-        way = allocation
-        if planned and piece.inner:  # a library takes it piece by piece
-            way = PIECES
-        if id(piece) in kept:
+        if id(piece) in kept or (planned and piece.inner):
             size = Interval.exact(piece.size)
         elif known and role == _RESULTS:
             size = returned(piece.size)
         else:
-            size = way.of(piece.size)
+            size = allocation.of(piece.size)
         sizes.setdefault(role, []).append(size)
         tensors.append(_tensor(piece, role))
     parts = [Part(role=role, size=Interval.sum(each)) for role, each in sizes.items()]
     return sorted(parts, key=lambda part: -part.size.expected), tensors
+
+
+def _gaps(use: MemoryUse) -> Interval:
+    """What the C library keeps beside the largest pieces that libraries take of it."""
+    loose = tuple(each for each in use.pieces if each.inner)
+    most = max(dataclasses.replace(use, pieces=loose, inside=()).alive(), default=0)
+    return Interval(0, LOOSE.expected * most - most, LOOSE.most * most - most)
 
 
 def _above(needed: list[int], inside: list[Interval], counted: int) -> Interval:

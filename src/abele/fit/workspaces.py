@@ -71,6 +71,8 @@ class Allocation:
 
 #: Piece by piece from the C library, which keeps the gaps that pieces of other sizes leave.
 PIECES = Allocation(1.45, 2.2)
+#: What libraries take so inside of operators whose tensors have planned places: a few large pieces.
+LOOSE = Allocation(1.2, 1.75)
 #: What is left of these beside tensors at planned places: small ones, and results.
 SETTLED = Allocation(1.0, 1.3)
 #: Results that torch makes for a compiled program, and what it makes inside: large ones, too.
