@@ -9,22 +9,31 @@
 namespace abele {
 
 // The mode of the calling thread. A thread that copies it (`firstprivate`) has the same mode for as
-// long as the copy lives, and then its own again: a team computes as the thread that started it.
+// long as the copy lives: a team computes as the thread that started it. After that each has the
+// mode that the starter has outside: a thread that is made while its starter flushes is born so.
 class FloatMode {
  public:
-  FloatMode() : mode_(current()), before_(mode_) {}
-  FloatMode(const FloatMode& other) : FloatMode(other.mode_) {}
+  FloatMode() : FloatMode(current(), current(), outside_ == NONE ? current() : outside_) {}
+  FloatMode(const FloatMode& other)
+      : FloatMode(other.mode_, outside_ == NONE ? other.outer_ : current(), other.outer_) {}
   FloatMode& operator=(const FloatMode&) = delete;
   ~FloatMode() {
-    if (mode_ != before_) set(before_);
+    if (mode_ != after_) set(after_);
+    if (begins_) outside_ = NONE;
   }
 
   // Subnormal operands and results are zero in the calling thread while this lives.
-  static FloatMode flushed() { return FloatMode(current() | FLUSHED); }
+  static FloatMode flushed() {
+    const FloatMode before;
+    const bool begins = outside_ == NONE;
+    outside_ = before.outer_;
+    return FloatMode(before.mode_ | FLUSHED, before.mode_, before.outer_, begins);
+  }
 
  private:
-  explicit FloatMode(unsigned mode) : mode_(mode), before_(current()) {
-    if (mode_ != before_) set(mode_);
+  FloatMode(unsigned mode, unsigned after, unsigned outer, bool begins = false)
+      : mode_(mode), after_(after), outer_(outer), begins_(begins) {
+    if (mode_ != current()) set(mode_);
   }
 
 #if defined(__SSE__)
@@ -38,7 +47,12 @@ class FloatMode {
   static void set(unsigned) {}
 #endif
 
-  const unsigned mode_, before_;
+  static constexpr unsigned NONE = ~0u;
+  // The mode that a thread that flushes had before.
+  static inline thread_local unsigned outside_ = NONE;
+
+  const unsigned mode_, after_, outer_;
+  const bool begins_;
 };
 
 }  // namespace abele

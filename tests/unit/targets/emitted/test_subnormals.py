@@ -1,5 +1,7 @@
 """Numbers below 1.2e-38 are zero in emitted code, and nowhere else."""
 
+import threading
+
 import pytest
 import torch
 
@@ -55,6 +57,24 @@ def test_plain_pytorch_computes_with_them_afterwards(threads):
     x = torch.full((MANY,), SMALL)
     run(scaled, x)
     assert (x * 1.0000001).all()
+
+
+@needs_compiler
+def test_threads_that_emitted_code_starts_compute_with_them_afterwards():
+    x, made = torch.full((MANY,), SMALL), program(scaled, torch.ones(MANY))
+    compiled, later = Emitted().compile(made), list[torch.Tensor]()
+    inputs = [x if slot.name == "input0" else torch.zeros_like(x) for slot in made.inputs]
+
+    def call():  # a thread that has started no other one yet
+        torch.set_num_threads(2)
+        compiled.run(inputs)
+        later.append(x * 1.0000001)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    (result,) = later
+    assert result.all()
 
 
 @needs_compiler
