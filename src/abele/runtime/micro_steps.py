@@ -156,6 +156,7 @@ class Sequential:
         # Built once; a step only fills in the batch.
         self._arguments = [state.arguments(model, r) for r in range(state.config.replicas)]
         self._inputs = [i for i, slot in enumerate(model.inputs) if slot.role is Role.INPUT]
+        self._bound = compiled.bound(self._arguments[0], self._inputs) if repeats else None
         self._mark = clock(state.device)
 
     def groups(self, steps: Iterable[Step], watched: bool) -> Iterator[Sequence[Step]]:
@@ -211,7 +212,9 @@ class Sequential:
 
     def alone(self) -> Alone | None:
         """Where one replica draws no random numbers and its program is the whole step."""
-        return self._run_alone if self._is_single and not self._update.is_apart else None
+        if not self._is_single or self._update.is_apart:
+            return None
+        return self._run_alone if self._bound is None else self._run_bound
 
     def _run_alone(self, rows: Sequence[torch.Tensor], marks: list[Any]) -> list[torch.Tensor]:
         # After each long step this code comes out of memory again, so what counts is how little
@@ -222,6 +225,14 @@ class Sequential:
         mark = self._mark
         marks.append(mark())
         outputs = self._program(arguments)
+        marks.append(mark())
+        return outputs
+
+    def _run_bound(self, rows: Sequence[torch.Tensor], marks: list[Any]) -> list[torch.Tensor]:
+        mark, bound = self._mark, self._bound
+        assert bound is not None
+        marks.append(mark())
+        outputs = bound(rows)
         marks.append(mark())
         return outputs
 

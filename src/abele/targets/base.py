@@ -25,6 +25,9 @@ COMPILED = "are compiled"
 # the outputs. The list is the callee's to clear.
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
+# The same for a program that has its state: takes the tensors of the slots that are the batch.
+OfBatch = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+
 
 class Repeated(Protocol):
     """Runs a program for one micro-batch after the other, with no Python between them."""
@@ -71,6 +74,16 @@ class Compiled:
 
     def repeated(self) -> Repeated | None:
         """Several calls as one; None where each has to be made from Python."""
+        return None
+
+    def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
+        """The same call for state that is the same each time; None where that saves nothing.
+
+        Args:
+            arguments: one tensor for each slot, as for ``Run``; those of the batch are ignored.
+            batch: positions of the slots that are the batch.
+        """
+        del arguments, batch
         return None
 
 

@@ -14,7 +14,7 @@ import torch
 
 from abele.errors import IndexCheckError
 from abele.program import Program, Role
-from abele.targets.base import Compiled, Repeated, Run
+from abele.targets.base import Compiled, OfBatch, Repeated, Run
 from abele.targets.cpu import index_slices
 from abele.targets.reference import Interpreter
 
@@ -22,13 +22,13 @@ from abele.targets.reference import Interpreter
 _FEW = 64
 
 Check = Callable[[list[torch.Tensor]], Any]
-_OfBatch = Callable[[Sequence[torch.Tensor]], None]
+_CheckOfBatch = Callable[[Sequence[torch.Tensor]], None]
 
 
 class Checked(Compiled):
     """A compiled program that raises ``IndexCheckError`` instead of ending the process."""
 
-    def __init__(self, compiled: Compiled, check: Check, of_batch: _OfBatch | None = None):
+    def __init__(self, compiled: Compiled, check: Check, of_batch: _CheckOfBatch | None = None):
         super().__init__(_after(check, compiled.run), compiled.payload, compiled.plan)
         self._compiled, self._check, self._of_batch = compiled, check, of_batch
 
@@ -42,6 +42,18 @@ class Checked(Compiled):
         if self._of_batch is None or repeated is None:
             return None
         return _each_checked(self._of_batch, repeated)
+
+    def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
+        """The same check before each call, where it looks at nothing but the batch."""
+        check, run = self._of_batch, self._compiled.bound(arguments, batch)
+        if check is None or run is None:
+            return None
+
+        def checked(rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            check(rows)
+            return run(rows)
+
+        return checked
 
 
 def checked(program: Program, compiled: Compiled) -> Compiled:
@@ -61,7 +73,7 @@ def checked(program: Program, compiled: Compiled) -> Compiled:
     return Checked(compiled, _refusing(inputs), of_batch)
 
 
-def _refusing(positions: Sequence[tuple[int, index_slices.Arguments]]) -> _OfBatch:
+def _refusing(positions: Sequence[tuple[int, index_slices.Arguments]]) -> _CheckOfBatch:
     def check(values: Sequence[torch.Tensor]) -> None:
         for position, bounds in positions:
             refuse(values[position], *bounds)
@@ -91,7 +103,8 @@ def refuse(index: torch.Tensor, low: int, high: int, ignored: int | None, messag
 
 def _extremes(index: torch.Tensor) -> tuple[int, int]:
     if index.numel() <= _FEW:
-        values: list[int] = cast("Any", index.flatten()).tolist()
+        rows = index if index.dim() == 1 else index.flatten()
+        values: list[int] = cast("Any", rows).tolist()
         return min(values), max(values)
     least, largest = torch.aminmax(index)
     return int(least.item()), int(largest.item())
@@ -105,7 +118,7 @@ def _after(check: Check, run: Run) -> Run:
     return checked
 
 
-def _each_checked(check: _OfBatch, repeated: Repeated) -> Repeated:
+def _each_checked(check: _CheckOfBatch, repeated: Repeated) -> Repeated:
     def checked(
         inputs: list[torch.Tensor],
         batches: Sequence[Sequence[torch.Tensor]],

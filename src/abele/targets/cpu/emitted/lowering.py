@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import torch
 
@@ -15,9 +16,10 @@ from abele.passes.of_lowerings.stacked_gradients import stacked_gradients
 from abele.passes.of_lowerings.summed_products import summed_products
 from abele.program import Program
 from abele.program.memory import MemoryUse
-from abele.targets.base import Compiled, Lowering, Repeated, Written, require_code
+from abele.targets.base import Compiled, Lowering, OfBatch, Repeated, Written, require_code
 from abele.targets.clocked import Clocked
 from abele.targets.cpu.emitted import build, choice, reasons, source, subnormals
+from abele.targets.cpu.emitted.bound import BoundRunner
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.calling import Calling, constants_of, from_text, to_text
 from abele.targets.cpu.emitted.clocked import kernel_of, with_clocks
@@ -28,7 +30,6 @@ from abele.targets.cpu.emitted.operations import Foreign, Translation
 from abele.targets.cpu.emitted.order import lifetimes, ordered
 from abele.targets.cpu.emitted.places import Buffer, Kind
 from abele.targets.cpu.emitted.regions import with_regions
-from abele.targets.cpu.emitted.repeated import RepeatedRunner
 from abele.targets.cpu.emitted.rows_apart import rows_apart
 from abele.targets.cpu.emitted.source import Segment
 from abele.targets.cpu.emitted.translate import translate
@@ -251,15 +252,19 @@ def _kept(units: list[Unit], translation: Translation) -> set[Buffer]:
 
 
 def _runnable(program: Program, calling: Calling, payload: bytes) -> Compiled:
-    runner = RepeatedRunner(program, calling, build.loaded(payload))
+    runner = BoundRunner(program, calling, build.loaded(payload))
     return checked(program, _Emitted(runner, payload, to_text(calling)))
 
 
 class _Emitted(Compiled):
-    def __init__(self, runner: RepeatedRunner, payload: bytes, plan: str | None):
+    def __init__(self, runner: BoundRunner, payload: bytes, plan: str | None):
         super().__init__(runner.run, payload, plan)
         self._runner = runner
 
     def repeated(self) -> Repeated | None:
         """Where torch computes nothing between."""
         return self._runner.repeated if self._runner.repeats else None
+
+    def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
+        """Where torch computes nothing between."""
+        return self._runner.bound(arguments, batch)

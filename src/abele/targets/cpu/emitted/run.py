@@ -60,6 +60,7 @@ class Runner:
         self._addresses = [0] * len(self._inputs)
         self._known: list[Callable[[], torch.Tensor | None]] = [_nothing] * len(self._inputs)
         self._outputs = calling.outputs
+        self._state: object = None  # whose addresses the table has; see ``BoundRunner``
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """Update state in place and return the results.
@@ -111,6 +112,7 @@ class Runner:
         """Note where all inputs lie, and return copies of those that lie in another order."""
         if len(inputs) != len(self._inputs):  # a missing one would be read at an old address
             raise ValueError(f"the program has {len(self._inputs)} inputs, not {len(inputs)}")
+        self._state = None
         copies: list[_Copy] = []
         addresses, looked_at, known = self._addresses, self._looked_at, self._known
         for index, tensor in enumerate(inputs):
