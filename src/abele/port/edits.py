@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 import libcst as cst
@@ -108,7 +109,7 @@ class Edits:
 
     def applied(self, node: _Node) -> _Node:
         """A piece of the file, such as an expression that moves, with its changes made."""
-        return cast("_Node", node.visit(_Transformer(self._changes, self._around)))
+        return changed(self._source, node, self._changes, self._around)
 
     def pieces(self, statement: cst.CSTNode) -> list[cst.CSTNode]:
         """What becomes of a statement that moves: itself, and what is added to it."""
@@ -206,22 +207,55 @@ def parsed(text: str, blank: int = 0) -> list[_Statement]:
     return statements
 
 
-def changed(node: _Node, changes: dict[cst.CSTNode, list[Change]]) -> _Node:
-    """A piece of a file with some changes made, and nothing added."""
-    return cast("_Node", node.visit(_Transformer(changes, {})))
+def changed(
+    source: Source,
+    node: _Node,
+    changes: Mapping[cst.CSTNode, Sequence[Change]],
+    around: Mapping[cst.CSTNode, _Around] | None = None,
+) -> _Node:
+    """A piece of a file with some changes made.
+
+    Args:
+        source: the file.
+        node: the piece.
+        changes: of nodes of the file.
+        around: what is added to statements of it.
+    """
+    around = around or {}
+    is_of_file = node is source.module or source.parent(node) is not None
+    touched = _touched(source, (*changes, *around)) if is_of_file else None
+    return cast("_Node", node.visit(_Transformer(changes, around, touched)))
+
+
+def _touched(source: Source, nodes: Iterable[cst.CSTNode]) -> set[cst.CSTNode]:
+    """Some nodes of a file and those that contain one of them."""
+    touched: set[cst.CSTNode] = set()
+    for node in nodes:
+        for each in (
+            node,
+            *itertools.takewhile(lambda outer: outer not in touched, source.above(node)),
+        ):
+            touched.add(each)
+    return touched
 
 
 class _Transformer(cst.CSTTransformer):
-    """Makes changes, inner ones first."""
+    """Makes changes, inner ones first; what has none inside stays as it is."""
 
     def __init__(
-        self, changes: dict[cst.CSTNode, list[Change]], around: dict[cst.CSTNode, _Around]
+        self,
+        changes: Mapping[cst.CSTNode, Sequence[Change]],
+        around: Mapping[cst.CSTNode, _Around],
+        touched: set[cst.CSTNode] | None,
     ):
         super().__init__()
-        self._changes, self._around = changes, around
+        self._changes, self._around, self._touched = changes, around, touched
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        return self._touched is None or node in self._touched
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
-        node = super().on_leave(original_node, updated_node)
+        node = updated_node
         for change in self._changes.get(original_node, ()):
             node = change(node)
         around = self._around.get(original_node)

@@ -7,6 +7,7 @@ from typing import TypeAlias, TypeVar
 
 import libcst as cst
 
+from abele.port import tree
 from abele.port.source import Source
 
 Owner: TypeAlias = cst.FunctionDef | cst.ClassDef | cst.Module
@@ -51,7 +52,7 @@ class Project:
 
     def _add(self, source: Source) -> None:
         definitions = _Definitions()
-        source.module.visit(definitions)
+        tree.visit(source.module, definitions)
         module = source.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         for node in (*definitions.functions, *definitions.classes):
             self._source_of[node] = source

@@ -59,6 +59,17 @@ def parents(root: cst.CSTNode) -> dict[cst.CSTNode, cst.CSTNode]:
     return above
 
 
+def visit(node: cst.CSTNode, visitor: cst.CSTVisitor) -> None:
+    """What ``node.visit(visitor)`` does, without the copies that libcst makes of what it visits.
+
+    Methods of the visitor that are called for attributes of nodes are left out.
+    """
+    if visitor.on_visit(node):
+        for each in children(node):
+            visit(each, visitor)
+    visitor.on_leave(node)
+
+
 def walk(root: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """A node and all below it, in the order of the text."""
     yield root

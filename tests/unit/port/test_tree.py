@@ -59,3 +59,34 @@ def test_the_parent_of_each_node_has_it_among_its_children():
     assert module not in parents
     assert len(parents) > 300
     assert all(any(each is node for each in above.children) for node, above in parents.items())
+
+
+class Visits(cst.CSTVisitor):
+    """Notes each node that is visited or left, and goes into no call and no assignment."""
+
+    def __init__(self):
+        super().__init__()
+        self.order = []
+
+    def on_visit(self, node):
+        self.order.append((True, node))
+        return super().on_visit(node)
+
+    def on_leave(self, original_node):
+        self.order.append((False, original_node))
+        super().on_leave(original_node)
+
+    def visit_Call(self, node):
+        return False
+
+    def visit_Assign(self, node):
+        return False
+
+
+def test_visitors_see_what_libcst_shows_them():
+    module = Source("a.py", EVERYTHING).module
+    ours, theirs = Visits(), Visits()
+    tree.visit(module, ours)
+    module.visit(theirs)
+    assert len(ours.order) > 300
+    assert ours.order == theirs.order

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import libcst as cst
 
+from abele.port import tree
 from abele.port.analysis.scopes import names_in
 
 _PIECES = 4096  # that are remembered
@@ -24,11 +25,11 @@ class _Names(cst.CSTVisitor):
         self.read[node.value] = None
 
     def visit_Attribute(self, node: cst.Attribute) -> bool:
-        node.value.visit(self)
+        tree.visit(node.value, self)
         return False
 
     def visit_Arg(self, node: cst.Arg) -> bool:
-        node.value.visit(self)
+        tree.visit(node.value, self)
         return False
 
     def visit_Annotation(self, node: cst.Annotation) -> bool:
@@ -36,14 +37,14 @@ class _Names(cst.CSTVisitor):
 
     def visit_Lambda(self, node: cst.Lambda) -> bool:
         inner = _Names()
-        node.body.visit(inner)
+        tree.visit(node.body, inner)
         arguments = {each.name.value for each in node.params.params}
         self.read |= {name: None for name in inner.read if name not in arguments}
         return False
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
         inner = _Names()
-        node.body.visit(inner)
+        tree.visit(node.body, inner)
         local = {*inner.written, *(each.name.value for each in node.params.params)}
         self.read |= {name: None for name in inner.read if name not in local}
         self.written[node.name.value] = None
@@ -55,22 +56,22 @@ class _Names(cst.CSTVisitor):
 
     def visit_AnnAssign(self, node: cst.AnnAssign) -> bool:
         if node.value is not None:
-            node.value.visit(self)
+            tree.visit(node.value, self)
             self._target(node.target)
         return False
 
     def visit_AugAssign(self, node: cst.AugAssign) -> bool:
-        node.value.visit(self)
-        node.target.visit(self)
+        tree.visit(node.value, self)
+        tree.visit(node.target, self)
         self._target(node.target)
         return False
 
     def visit_For(self, node: cst.For) -> bool:
-        node.iter.visit(self)
+        tree.visit(node.iter, self)
         self._target(node.target)
-        node.body.visit(self)
+        tree.visit(node.body, self)
         if node.orelse is not None:
-            node.orelse.visit(self)
+            tree.visit(node.orelse, self)
         return False
 
     def visit_ListComp(self, node: cst.ListComp) -> bool:
@@ -92,15 +93,15 @@ class _Names(cst.CSTVisitor):
         inner, targets = _Names(), set[str]()
         elements = (node.key, node.value) if isinstance(node, cst.DictComp) else (node.elt,)
         for each in elements:
-            each.visit(inner)
+            tree.visit(each, inner)
         level: cst.CompFor | None = node.for_in
         while level is not None:
             for each in (level.iter, *(condition.test for condition in level.ifs)):
-                each.visit(inner)
+                tree.visit(each, inner)
             targets |= set(names_in(level.target))
             level = level.inner_for_in
         first = _Names()
-        node.for_in.iter.visit(first)
+        tree.visit(node.for_in.iter, first)
         self.read |= {
             name: None for name in inner.read if name not in targets or name in first.read
         }
@@ -115,7 +116,7 @@ class _Names(cst.CSTVisitor):
             for element in target.elements:
                 self._target(element.value)
         elif isinstance(target, cst.Attribute | cst.Subscript):
-            target.visit(self)
+            tree.visit(target, self)
             base = target
             while isinstance(base, cst.Attribute | cst.Subscript):
                 base = base.value
@@ -186,5 +187,5 @@ def changes(node: cst.CSTNode) -> list[str]:
 def _names(node: cst.CSTNode) -> _Names:
     """The names of a piece, for which several rules ask again and again; nobody changes them."""
     names = _Names()
-    node.visit(names)
+    tree.visit(node, names)
     return names

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import libcst as cst
 
+from abele.port import tree
 from abele.port.project import Owner
 
 
@@ -21,7 +22,7 @@ class Variable:
 def local_names(function: cst.FunctionDef) -> set[str]:
     """The names that are local to a function, its parameters among them."""
     bound = _Bound()
-    function.body.visit(bound)
+    tree.visit(function.body, bound)
     return {*parameters(function), *bound.names} - bound.outside
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port import tree
 from abele.port.analysis.flow import writes
 from abele.port.analysis.scopes import parameters
 from abele.port.analysis.search import findall
@@ -101,7 +102,7 @@ def _plain(forward: cst.FunctionDef) -> Iterator[str]:
 def _depends(node: cst.CSTNode, tensors: set[str]) -> bool:
     """Whether the value of an expression follows from values of tensors."""
     visitor = _Values(tensors)
-    node.visit(visitor)
+    tree.visit(node, visitor)
     return visitor.needed
 
 
@@ -117,7 +118,7 @@ class _Values(cst.CSTVisitor):
 
     def visit_Attribute(self, node: cst.Attribute) -> bool:
         if node.attr.value not in _KNOWN:
-            node.value.visit(self)
+            tree.visit(node.value, self)
         return False
 
     def visit_Call(self, node: cst.Call) -> bool:
@@ -131,7 +132,7 @@ class _Values(cst.CSTVisitor):
         )
 
     def visit_Arg(self, node: cst.Arg) -> bool:
-        node.value.visit(self)
+        tree.visit(node.value, self)
         return False
 
     def visit_Lambda(self, node: cst.Lambda) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import libcst as cst
 
+from abele.port import tree
 from abele.port.edits import parsed, statements_of
 from abele.port.modes.specialised import Specialised
 from abele.port.modes.switch import Switch
@@ -120,7 +121,7 @@ class Branches:
     def _nodes(self, node: cst.CSTNode, header: bool = False) -> set[cst.CSTNode]:
         """The nodes of a piece of the file; of its header, those in none of its blocks."""
         visitor = _Nodes(header)
-        node.visit(visitor)
+        tree.visit(node, visitor)
         return visitor.nodes
 
 

@@ -78,7 +78,7 @@ class ModeEdits(Edits):
             first=self._first,
             methods=self._methods,
             new=self.applied,
-            old=lambda node: changed(node, self._everywhere),
+            old=lambda node: changed(self._source, node, self._everywhere),
         )
         module = with_siblings(branches.module(), self._switch, self._source.whole)
         plain = {line: None for line in self._imports if not line.startswith(_GUARDED)}

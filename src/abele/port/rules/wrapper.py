@@ -11,6 +11,7 @@ from typing import Any
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port import tree
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.search import findall
 from abele.port.analysis.slow_values import is_changed
@@ -132,7 +133,7 @@ def _constants(context: Context, step: Step) -> Sequence[cst.BaseExpression]:
     needed: dict[str, cst.BaseExpression] = {}
     collect = _Constants(set(step.constants))
     for statement in step.forward:
-        statement.visit(collect)
+        tree.visit(statement, collect)
     for node in collect.nodes:
         code = step.source.code(node)
         things = context.things.of(step.source, node)
