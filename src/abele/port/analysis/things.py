@@ -18,12 +18,12 @@ from abele.port.analysis.calls import (
     elements_of,
     goes_through,
     goes_through_all,
-    innermost,
     models_updated,
     yields,
 )
 from abele.port.analysis.homes import Home, NoHomeError, home_of
 from abele.port.analysis.kinds import Kind, Thing, is_scheduler, kind_of_class
+from abele.port.analysis.origins import origins
 from abele.port.analysis.scopes import Variable, is_method, local_names
 from abele.port.analysis.search import findall
 from abele.port.analysis.turns import items, turns
@@ -353,6 +353,8 @@ class Things:
             return set()
         if isinstance(node, cst.IfExp):
             return self._evaluate(source, node.body) | self._evaluate(source, node.orelse)
+        if isinstance(node, cst.BooleanOperation):
+            return self._evaluate(source, node.left) | self._evaluate(source, node.right)
         if isinstance(node, cst.Subscript):
             return self._elements(source, node.value)
         if isinstance(node, cst.Call):
@@ -431,45 +433,21 @@ class Things:
 
     def _updated_by(self, source: Source, node: cst.Call) -> None:
         """What has its parameters updated is a model, wherever it comes from."""
-        for model in models_updated(self.given(source, node)):
-            if not self._evaluate(source, model):
-                self._unknown[model] = source
+        self._unknown.update(dict.fromkeys(models_updated(self.given(source, node)), source))
 
     def _guess(self) -> bool:
         """Take what has its parameters updated for models; whether there was any."""
         unknown = [
-            (source, model)
+            origin
             for model, source in self._unknown.items()
-            if not self._evaluate(source, model)
+            for origin in origins(self, source, model)
         ]
         self._unknown.clear()
-        for source, model in unknown:
-            for at, made in self._origins(source, model, set()):
-                name = at.imported(made.func) if isinstance(made, cst.Call) else ""
-                self._new(Kind.MODEL, at, made, name)
-                self._add(at, made, {self._made[made]})
+        for at, made in unknown:
+            name = at.imported(made.func) if isinstance(made, cst.Call) else ""
+            self._new(Kind.MODEL, at, made, name)
+            self._add(at, made, {self._made[made]})
         return bool(unknown)
-
-    def _origins(
-        self, source: Source, node: cst.BaseExpression, seen: set[Variable]
-    ) -> list[tuple[Source, cst.BaseExpression]]:
-        """The calls that make what a name stands for; the name itself where none is known."""
-        variable = self.variable(source, node)
-        if variable is None or variable in seen:
-            return [(source, node)]
-        seen.add(variable)
-        origins: list[tuple[Source, cst.BaseExpression]] = []
-        if isinstance(variable.owner, cst.FunctionDef):
-            for call, caller in self.calls(variable.owner).items():
-                value = self.arguments(variable.owner, call).get(variable.name)
-                if value is not None:
-                    origins += self._origins(caller, value, seen)
-        for at, event in self._events:
-            if isinstance(event, cst.Assign) and isinstance(event.value, cst.Call):
-                targets = [self.variable(at, each.target) for each in event.targets]
-                if variable in targets and not self._evaluate(at, event.value):
-                    origins.append((at, innermost(event.value)))
-        return origins or [(source, node)]
 
 
 def _interesting(source: Source) -> list[cst.CSTNode]:
