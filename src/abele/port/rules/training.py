@@ -24,13 +24,14 @@ from abele.port.modes import lazily
 from abele.port.modes.through import call_program, split_of
 from abele.port.routes import NoRouteError, Wrapped
 from abele.port.rules import accumulation, hand_written, places
+from abele.port.rules.endings import endings
 from abele.port.rules.wrapper import Wrapper, wrapper_of
 from abele.port.source import Source
 
 CODES = {
     "ABP301": (
         "The training model is made where its optimizer gets its name: model, loss, gradients "
-        "and update are one program."
+        "and update are one program. Others that trained the same weights before are ended there."
     ),
     "ABP302": "The call of the training model does what zero_grad(), backward() and step() did.",
     "ABP303": (
@@ -224,9 +225,10 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
             _say_end(context, step, each, name, first=number == 0)
             parts = _parts(context, step, each, wrapper)
             names = places.needed(f"[{parts}, {rate}]")
+            ended = endings(context, step, each) if number == 0 else ""
             context.edits(source).after(
                 places.after_all(context, step, each, names),
-                f"{made}{name} = poptorch.trainingModel(\n"
+                f"{made}{ended}{name} = poptorch.trainingModel(\n"
                 f"    {cls}({parts}), options={options}, optimizer={optimizer}\n)",
             )
             _say_made(context, step, each, name)
