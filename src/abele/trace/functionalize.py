@@ -30,6 +30,7 @@ from abele.program.printing import user_line
 from abele.trace.control_flow import restore_views
 from abele.trace.layouts import Results
 from abele.trace.lifting import lift, lower
+from abele.trace.overlaps import refusal
 from abele.trace.result_layouts import correcting
 
 aten = torch.ops.aten
@@ -79,11 +80,7 @@ def _retraced(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> tor
         except RuntimeError as error:
             if "internal overlap" not in str(error):
                 raise
-            raise CaptureError(
-                f"forward writes into elements that share their memory{interpreter.place()}, as "
-                "those of expand and unfold do; which value remains is not defined. Write into a "
-                "clone."
-            ) from error
+            raise CaptureError(refusal(interpreter.place())) from error
 
 
 class _Interpreter(torch.fx.Interpreter):

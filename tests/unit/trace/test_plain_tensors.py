@@ -224,10 +224,20 @@ def test_setting_an_expanded_tensor_sets_it_once():
     assert torch.equal(results[0], X / 4)
 
 
-def test_other_writes_into_overlapping_elements_are_refused_by_line():
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda made: made.unfold(0, 2, 1).add_(1),
+        lambda made: made[:1].expand(3, -1).add_(1),
+        lambda made: made[:1].expand(3, -1).relu_(),
+        lambda made: made[:1].expand(3, -1).copy_(torch.ones(3, 1)),
+    ],
+    ids=["unfold", "expand", "relu", "copy"],
+)
+def test_other_writes_into_overlapping_elements_are_refused_by_line(write):
     def forward(m, x):
         made = x * 2
-        made.unfold(0, 2, 1).add_(1)
+        write(made)
         return made
 
     with pytest.raises(CaptureError, match=r"elements that share their memory, at .*\.py:\d+"):
