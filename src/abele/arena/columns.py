@@ -28,7 +28,7 @@ def forward(c: Convolution, calls: Calls) -> None:
         patches = _columns(c.w, c.x[0])
         made = (
             calls.make(c.x.shape[0] * patches),
-            _outside(calls, 0 if c.channels_last else 2 * patches),
+            _outside(calls, 2 * patches if is_narrow(c.y) and not c.channels_last else 0),
         )
         calls.free(*made, weight)
         return
@@ -85,7 +85,7 @@ def _gradients(
         copied = calls.make(c.copied(c.y) if c.transposed else 0)
         make(0)
         if c.transposed:
-            calls.free(_part(calls, _columns(c.w, c.x[0])), copied)
+            calls.free(_part(calls, _patches_of_one(c)), copied)
         else:  # of one image for each thread
             times = 3 if wide and not c.channels_last else 1
             calls.free(_outside(calls, times * threads * _columns(c.w, c.y[0])))
@@ -94,7 +94,7 @@ def _gradients(
     if wanted[1]:
         make(1)
         copied = calls.make(c.copied(c.y) if c.transposed else 0)
-        patches = _part(calls, _columns(c.w, c.x[0]) if c.transposed else _patches(c))
+        patches = _part(calls, _patches_of_one(c) if c.transposed else _patches(c))
         summed = _outside(calls, 2 * widened(c.w) if wide and c.channels_last else 0)
         calls.free(patches, summed, copied)
 
@@ -151,9 +151,17 @@ def _outside(calls: Calls, size: int) -> int:
 
 def _patches(c: Convolution) -> int:
     """Bytes of the patches of all images; 0 where an image is its own."""
-    if c.pointwise and not c.strided and not max(c.padding):
-        return 0
-    return c.x.shape[0] * _columns(c.w, c.y[0])
+    return 0 if _is_its_own(c) else c.x.shape[0] * _columns(c.w, c.y[0])
+
+
+def _patches_of_one(c: Convolution) -> int:
+    """Bytes of the patches of one result of a transposed convolution, on the way back."""
+    return 0 if _is_its_own(c) else _columns(c.w, c.x[0])
+
+
+def _is_its_own(c: Convolution) -> bool:
+    """The patches of an image are the image."""
+    return c.pointwise and not c.strided and not max(c.padding)
 
 
 def _columns(weight: torch.Tensor, image: torch.Tensor) -> int:

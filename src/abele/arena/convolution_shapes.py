@@ -12,12 +12,21 @@ import torch
 _MANY = 16
 #: Elements up to which torch itself convolves a single image.
 _SMALL_IMAGE = 20480
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+_OF_IMAGES = 4  # dimensions
+_CHANNELS_LAST = {_OF_IMAGES: torch.channels_last, 5: torch.channels_last_3d}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Convolution:
-    """The tensors of a convolution: image, weight and result, each ``[N, C, H, W]``; no data."""
+    """The tensors of a convolution: image, weight and result, each ``[N, C, H, W]``; no data.
+
+    Attributes:
+        x, w, y: image, weight and result.
+        stride, padding: of the window, for each axis of an image.
+        transposed: from the result of a plain one back to its image.
+        channels_last: the library computes with channels that lie last.
+        bias: there is one; said of forward alone.
+    """
 
     x: torch.Tensor
     w: torch.Tensor
@@ -26,6 +35,7 @@ class Convolution:
     padding: list[int]
     transposed: bool
     channels_last: bool
+    bias: bool = False
 
     @property
     def strided(self) -> bool:
@@ -50,7 +60,12 @@ class Convolution:
         if self.x.dtype is torch.float16:
             return True
         large = self.x.shape[0] > 1 or self.x.numel() > _SMALL_IMAGE or min(self.w.shape[2:]) > 3
-        return not large and not self.grouped and not self.transposed and not self.strided
+        few = self.x.shape[0] < _MANY and torch.get_num_threads() == 1
+        if few and self.transposed and self.pointwise and not self.strided:
+            return True
+        if large or self.grouped:
+            return False
+        return self.x.dim() == _OF_IMAGES or not (self.transposed or self.strided)
 
     @property
     def grouped(self) -> bool:
@@ -77,18 +92,27 @@ class Convolution:
 
 
 def of(
-    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, rest: Any, channels_last: bool
+    x: torch.Tensor,
+    w: torch.Tensor,
+    y: torch.Tensor,
+    rest: Any,
+    channels_last: bool,
+    *,
+    bias: bool = False,
 ) -> Convolution:
     """A convolution; ``rest`` are a node's arguments from its stride on."""
     last = channels_last or _lies_channels_last(x) or _lies_channels_last(w)
+    axes = x.dim() - 2
+    stride, padding = ([*each] * (axes if len(each) == 1 else 1) for each in rest[:2])
     return Convolution(
         x=x,
         w=w,
         y=y,
-        stride=list(rest[0]),
-        padding=list(rest[1]),
+        stride=stride,
+        padding=padding,
         transposed=rest[3],
         channels_last=last,
+        bias=bias,
     )
 
 

@@ -6,14 +6,12 @@ from typing import cast
 
 import torch
 
-from abele.arena import columns, convolution_shapes, convolutions_avx2
+from abele.arena import columns, convolution_shapes, convolutions_avx2, transposed
 from abele.arena.calls import Calls, value
 from abele.arena.convolution_shapes import Convolution, blocked
 
 _FEW = 3  # channels that convolutions read as they lie
 _SMALL_BLOCK = 8
-#: Bytes that memory of a thread is a multiple of, and what is there beside a result.
-_PIECE, _SCRATCH = 8192, 128
 
 
 def _is_avx2() -> bool:
@@ -26,11 +24,10 @@ def block() -> int:
 
 
 def _weight(c: Convolution, *, least: int) -> int:
-    """Bytes of the weight in blocks; input channels have some of ``least``, 1 for none."""
-    outputs, inputs = (1, 0) if c.transposed else (0, 1)
-    together = block() if c.w.shape[inputs] >= block() else least
-    size = blocked(c.w, block(), (outputs,))
-    count = c.w.shape[inputs]
+    """Bytes of a plain weight in blocks; input channels have some of ``least``, 1 for none."""
+    together = block() if c.w.shape[1] >= block() else least
+    size = blocked(c.w, block(), (0,))
+    count = c.w.shape[1]
     return size // count * (-(-count // together) * together) if count else 0
 
 
@@ -41,14 +38,10 @@ def _image(c: Convolution) -> int:
 
 def _transposed(c: Convolution) -> tuple[int, int, int, int]:
     """Bytes of a transposed convolution's scratch memory, image, weight and result."""
-    if not c.strided:
-        result = blocked(c.y, block())
-        return result + _SCRATCH, blocked(c.x, block()), blocked(c.w, block(), (0, 1)), result
-    # An image for each thread; an odd number of pieces, so that they do not share cache lines.
-    threads = min(torch.get_num_threads(), c.x.shape[0])
-    pieces = -(-blocked(c.x[:1], block()) // _PIECE) | 1
-    scratch = threads * (pieces * _PIECE + 24) + 12416
-    return scratch, c.x.nbytes, _weight(c, least=1), c.y.nbytes
+    scratch = transposed.scratch(c, block())
+    if c.strided:
+        return scratch, c.x.nbytes, blocked(c.w, block()), c.y.nbytes
+    return scratch, blocked(c.x, block()), blocked(c.w, block(), (0, 1)), blocked(c.y, block())
 
 
 def _result(c: Convolution) -> int:
@@ -63,8 +56,9 @@ def _plain(images: torch.Tensor) -> int:
 
 def forward(node: torch.fx.Node, channels_last: bool) -> Calls | None:
     """What a convolution makes; None if nothing."""
-    x, w = value(node, 0), value(node, 1)
-    c, calls = convolution_shapes.of(x, w, node.meta["val"], node.args[3:], channels_last), Calls()
+    x, w, y, bias = value(node, 0), value(node, 1), node.meta["val"], node.args[2] is not None
+    c = convolution_shapes.of(x, w, y, node.args[3:], channels_last, bias=bias)
+    calls = Calls()
     if not (x.numel() and torch.backends.mkldnn.is_available()):
         return None
     copied = calls.make(c.copied(x))
@@ -73,13 +67,9 @@ def forward(node: torch.fx.Node, channels_last: bool) -> Calls | None:
     elif c.by_columns:
         columns.forward(c, calls)
     elif c.channels_last:
-        weight = calls.make(_turned_weight(c))
-        calls.result(0)
-        calls.free(calls.make(w.nbytes), weight)
+        _forward_in_place(c, calls)
     else:
         *inputs, result = map(calls.make, _of_forward(c))
-        if c.transposed and _is_avx2():
-            calls.elsewhere.add(inputs[0])  # its size is not known to the byte
         calls.free(*inputs)
         turned = c.transposed and c.strided and c.y.shape[1] > 1
         plain = calls.make(c.y.nbytes if turned else 0)
@@ -87,6 +77,15 @@ def forward(node: torch.fx.Node, channels_last: bool) -> Calls | None:
         calls.free(plain, result)
     calls.free(copied)
     return calls
+
+
+def _forward_in_place(c: Convolution, calls: Calls) -> None:
+    """Of images that lie with channels last: only the weight is brought into another order."""
+    turned = calls.make(_turned_weight(c))
+    calls.result(0)
+    scratch = calls.make(transposed.scratch(c, block()) if c.transposed and c.strided else 0)
+    weight = calls.make(blocked(c.w, block()) if c.transposed else c.w.nbytes)
+    calls.free(turned, scratch, weight)
 
 
 def _of_forward(c: Convolution) -> tuple[int, int, int, int]:
@@ -144,7 +143,7 @@ def _backward_in_place(c: Convolution, calls: Calls, wanted: list[bool]) -> None
     weight = calls.make(_turned_weight(c))
     if wanted[0]:
         calls.result(0)
-        calls.free(calls.make(c.w.nbytes))
+        calls.free(calls.make(c.w.nbytes), calls.make(transposed.scratch_of_gradient(c)))
     if wanted[1]:
         made = [calls.make(c.w.nbytes) for _ in range(2)]
         calls.result(1)
@@ -155,7 +154,7 @@ def _backward_in_place(c: Convolution, calls: Calls, wanted: list[bool]) -> None
 def _input_gradient(c: Convolution, calls: Calls) -> None:
     turned = c.strided and not c.transposed
     gradient, weight, result = map(calls.make, _of_input_gradient(c))
-    calls.free(gradient, weight)
+    calls.free(gradient, weight, calls.make(transposed.scratch_of_gradient(c)))
     plain = calls.make(_plain(c.x) if turned else 0)
     calls.result(0)
     calls.free(plain, result)
@@ -165,25 +164,34 @@ def _of_input_gradient(c: Convolution) -> tuple[int, int, int]:
     """Bytes of the result's gradient, the weight and the image's gradient in oneDNN's order."""
     if _is_avx2():
         return convolutions_avx2.input_gradient(c)
-    few = c.transposed and c.y.shape[1] < block()
-    gradient = 0 if few else blocked(c.y, block())
-    turned = c.strided and not c.transposed
-    result = c.x.nbytes if turned else blocked(c.x, block())
-    return gradient, _weight(c, least=block()), result
+    if c.transposed:
+        few = c.y.shape[1] < block()
+        weight = blocked(c.w, block(), (0,) if few else (0, 1))
+        return 0 if few else blocked(c.y, block()), weight, blocked(c.x, block())
+    result = c.x.nbytes if c.strided else blocked(c.x, block())
+    return blocked(c.y, block()), _weight(c, least=block()), result
 
 
 def _weight_gradient(c: Convolution, calls: Calls) -> None:
     if _is_avx2():
         convolutions_avx2.weight_gradient(c, calls)
         return
-    channels, results = c.x.shape[1], c.y.shape[1]
-    small = results <= _SMALL_BLOCK and (c.transposed or _FEW < channels < block())
-    small = small and not c.pointwise
-    few = c.transposed and results <= _FEW
-    gradient = calls.make(0 if few else blocked(c.y, _SMALL_BLOCK if small else block()))
-    together = _SMALL_BLOCK if channels < block() and not c.pointwise else block()
-    image = calls.make(blocked(c.x, together) if channels > _FEW else 0)
-    weight = calls.make(_weight(c, least=_SMALL_BLOCK if channels > _FEW else 1))
+    gradient, image, weight = map(calls.make, _of_weight_gradient(c))
     calls.free(gradient, image)
     calls.result(1)
     calls.free(weight)
+
+
+def _of_weight_gradient(c: Convolution) -> tuple[int, int, int]:
+    """Bytes of the result's gradient, the image and the weight's gradient in oneDNN's order."""
+    channels, results = c.x.shape[1], c.y.shape[1]
+    if c.transposed:
+        few = results <= _FEW
+        together = _SMALL_BLOCK if _FEW < results < block() else block()
+        weight = blocked(c.w, together, (0,) if few else (0, 1))
+        return 0 if few else blocked(c.y, together), blocked(c.x, together), weight
+    small = results <= _SMALL_BLOCK and _FEW < channels < block() and not c.pointwise
+    gradient = blocked(c.y, _SMALL_BLOCK if small else block())
+    together = _SMALL_BLOCK if channels < block() and not c.pointwise else block()
+    image = blocked(c.x, together) if channels > _FEW else 0
+    return gradient, image, _weight(c, least=_SMALL_BLOCK if channels > _FEW else 1)

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from abele.arena.calls import Calls
 from abele.arena.convolution_shapes import Convolution, blocked
+from abele.arena.transposed import scratch
 
 BLOCK = 8
 _AS_THEY_LIE = 3  # channels of an image, no more and no fewer
-# Of a transposed convolution: beside what its code adds up in.
-_SCRATCH = 128
 
 
 def transposed(c: Convolution) -> tuple[int, int, int, int]:
     """Bytes of a transposed convolution's scratch memory, image, weight and result."""
-    if not c.strided:
-        result = blocked(c.y, BLOCK)
-        return result + _SCRATCH, blocked(c.x, BLOCK), blocked(c.w, BLOCK, (0, 1)), result
-    sides = zip(c.y.shape[2:], c.stride, strict=True)
-    odd = any(side % stride for side, stride in sides)
-    return c.y.nbytes if odd else 0, c.x.nbytes, blocked(c.w, BLOCK), c.y.nbytes
+    made = scratch(c, BLOCK)
+    if c.strided:
+        return made, c.x.nbytes, blocked(c.w, BLOCK), c.y.nbytes
+    return made, blocked(c.x, BLOCK), blocked(c.w, BLOCK, (0, 1)), blocked(c.y, BLOCK)
 
 
 def input_gradient(c: Convolution) -> tuple[int, int, int]:

@@ -1,5 +1,6 @@
 """Tensors of a program at planned places in one piece of memory."""
 
+import functools
 import gc
 import subprocess
 import sys
@@ -215,6 +216,33 @@ class Images(nn.Module):
         return plain_loss(self.turned(y), "mean")
 
 
+class Back(nn.Module):
+    """Two transposed convolutions; windows overlap, or leave an edge that they do not reach."""
+
+    def __init__(self, window, stride, *, padding=0, further=0, bias=True):
+        super().__init__()
+        self.wide = nn.Conv2d(3, 40, 3, padding=1)
+        self.back = nn.ConvTranspose2d(40, 24, window, stride, padding, further, bias=bias)
+        self.again = nn.ConvTranspose2d(24, 5, window, stride, padding, further, bias=bias)
+
+    def forward(self, x):
+        return plain_loss(self.again(self.back(self.wide(x).relu()).relu()), "mean")
+
+
+class Small(nn.Module):
+    """Convolutions of single images that are so small that torch computes them itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.strided = nn.Conv2d(3, 16, 3, 2, padding=1)
+        self.back = nn.ConvTranspose2d(16, 12, 3, 2)
+        self.step, self.place = nn.ConvTranspose2d(12, 6, 2), nn.ConvTranspose2d(6, 8, 1)
+
+    def forward(self, x):
+        y = self.back(self.strided(x).relu()).relu()
+        return plain_loss(self.place(self.step(y).relu()), "mean")
+
+
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
@@ -320,11 +348,25 @@ CASES = {
     "attention": (Attention, (8, 64, 32)),
     "lstm": (lambda: Sequences(), (64, 16, 32)),
 }
+BACK = {
+    "overlapping": {"window": 4, "stride": 2, "padding": 1},
+    "by three": {"window": 7, "stride": 3, "padding": 2},
+    "to odd sides": {"window": 3, "stride": 2, "padding": 1},
+    "to odd sides without bias": {"window": 3, "stride": 2, "padding": 1, "bias": False},
+    "to one more": {"window": 3, "stride": 2, "padding": 1, "further": 1},
+    "apart": {"window": 2, "stride": 3, "further": 1},
+    "of another width": {"window": (3, 5), "stride": (3, 2), "padding": (0, 1)},
+}
 TRAINED = {
     "few channels": (lambda: FewChannels(back=False), torch.float32, (16, 1, 34, 34)),
     "few channels and back": (FewChannels, torch.float32, (16, 1, 34, 34)),
     "back step by step": (lambda: FewChannels(stride=1), torch.float32, (16, 1, 34, 34)),
     "strided": (lambda: Images(2), torch.float32, (4, 3, 32, 32)),
+    **{
+        f"back, {name}": (functools.partial(Back, **arguments), torch.float32, (4, 3, 16, 20))
+        for name, arguments in BACK.items()
+    },
+    "small": (Small, torch.float32, (1, 3, 32, 32)),
     "pointwise": (Pointwise, torch.float32, (16, 2, 32, 32)),
     "half": (Half, torch.float16, (4, 3, 32, 32)),
     "half by groups": (HalfByGroups, torch.float16, (4, 3, 64, 64)),
@@ -336,6 +378,7 @@ OTHER_CODE = {
     "few channels",
     "few channels and back",
     "back step by step",
+    *(f"back, {name}" for name in BACK),
     *(name for name in TRAINED if "half" in name),
 }
 
