@@ -8,6 +8,11 @@ Each cell is a process of its own, forked from one that has loaded torch; see ``
 ``--pieces FOLDER`` keeps a file for each, and what is there is not run again; ``--estimate``
 estimates it anew, where nothing has changed but the estimate. ``--earlier RECORD`` takes the cells
 that the folder has not from a record of before; each says of which commit it is.
+
+A run that is cut off keeps its cells: the same command goes on. On two cores, two commands with the
+same folder and different ``--models`` take half as long; 24 cells had the same memory within 1 %
+then, and the same times within 7 %, 1 % in the median. The same command without ``--models`` reads
+what both have measured.
 """
 
 from __future__ import annotations
