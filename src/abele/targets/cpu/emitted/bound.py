@@ -31,14 +31,7 @@ class BoundRunner(RepeatedRunner):
         made = [(p.shape, p.stride, p.dtype, entries.get(p.buffer)) for p in self._outputs]
 
         def first(rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            """Looks at all tensors, and copies those that lie in another order."""
-            inputs = list(arguments)
-            for position, tensor in zip(batch, rows, strict=True):
-                inputs[position] = tensor
-            try:
-                results = self._run(inputs)
-            finally:
-                self._memory.clear()
+            results = self._looked_at_all(arguments, batch, rows)
             addresses[:] = map(_address, state)
             if all(self._inputs[i].stride_is(arguments[i].stride()) for i in positions):
                 self._state = mark
@@ -64,3 +57,18 @@ class BoundRunner(RepeatedRunner):
                 return results
 
         return run
+
+    def _looked_at_all(
+        self,
+        arguments: Sequence[torch.Tensor],
+        batch: Sequence[int],
+        rows: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """Runs the program where anything may lie elsewhere, or in another order."""
+        inputs = list(arguments)
+        for position, tensor in zip(batch, rows, strict=True):
+            inputs[position] = tensor
+        try:
+            return self._run(inputs)
+        finally:
+            self._memory.clear()
