@@ -1,6 +1,7 @@
 """What this machine does at best: measured by few processes, and the best of what they measured."""
 
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -104,6 +105,20 @@ def test_what_interrupts_the_only_thread_does_not_count(monkeypatch, threads, sh
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     took = machine_limits._shortest(run, torch.device("cpu"), 0.05)
     assert took == pytest.approx(shortest)
+
+
+def test_times_of_a_thread_that_a_host_has_shortened_do_not_count(monkeypatch):
+    now, times = [0.0, 0.0], itertools.cycle([0.003, 0.0, 0.003, 0.003, 0.003])
+    monkeypatch.setattr(machine_limits.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(machine_limits.time, "thread_time", lambda: now[1])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+
+    def run():
+        now[0] += 0.004
+        now[1] += next(times)
+
+    took = machine_limits._shortest(run, torch.device("cpu"), 0.05)
+    assert took == pytest.approx(0.003)
 
 
 def test_every_type_is_measured_and_others_count_as_float32():
