@@ -35,7 +35,6 @@ constexpr size_t kOff = 4;  // tensors
 constexpr size_t kSmall = size_t{1} << 20;  // up to here unplanned tensors take no gap
 constexpr size_t kLarge = 4096;  // smaller tensors come from the C library, as torch asks it
 constexpr size_t kPage = 4096;
-constexpr size_t kHugePages = size_t{32} << 20;  // from here on large pages are asked for
 
 struct Slab {
   char* base;
@@ -264,7 +263,6 @@ Slab* slab_for(size_t total) {
   const size_t size = most();
   void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base == MAP_FAILED) return nullptr;
-  if (size >= kHugePages) madvise(base, size, MADV_HUGEPAGE);
   Slab* slab = new Slab{static_cast<char*>(base), size};
   state().slabs.emplace(slab->base, slab);
   return slab;
