@@ -12,7 +12,9 @@ from poptorch._fit.changes import Change, NotOffered, Ways
 from poptorch._fit.rungs import Ladder, Outcome, Rung, Stays
 from poptorch._fit.trial import Trial
 
-_LEAST = 0.01  # share of what the programs need that a change has to save
+#: Shares of what the programs need that a change has to save: in any case, and where it does not
+#: suffice and a step takes so many times as long.
+_LEAST, _LITTLE, _SLOW = 0.01, 0.1, 2.0
 
 #: What capturing raises of a forward that was not made for a change.
 FAILURES = (AbeleError, RuntimeError, TypeError, ValueError)
@@ -121,33 +123,48 @@ def _best(
     Raises:
         NotOffered: what was tried saves nothing.
     """
-    best, tried = None, ""
+    best, why = None, ""
     for change in [each for each in several if judge.may_fit(each, now)] or several[-1:]:
         if change.estimated is None:
             say(f"trying {change.name}")
-            tried = change.name
         try:
             after = _after(change, opened, now, judge)
         except FAILURES:
             if best is None:
                 raise
             break  # what is left goes further than what failed
-        saved = now.size.expected - after.size.expected
-        if saved > _LEAST * judge.needed(now):
-            rung = Rung(
-                name=change.name,
-                lines=judge.lines(change, after),
-                warning=change.warning,
-                saved=saved,
-                slowdown=judge.slowdown(now, after) if change.timed else None,
-                answer=after,
-            )
+        rung = Rung(
+            name=change.name,
+            lines=judge.lines(change, after),
+            warning=change.warning,
+            saved=now.size.expected - after.size.expected,
+            slowdown=judge.slowdown(now, after) if change.timed else None,
+            answer=after,
+        )
+        why = not_worth_it(rung, judge.needed(now))
+        if not why:
             best = change, rung, after
         if after.verdict is Verdict.FITS:
             break
-    if best is None and tried:
-        raise NotOffered(f"{tried}: saves less than {100 * _LEAST:.0f} %")
+    if best is None and why and change.estimated is None:
+        raise NotOffered(why)
     return best
+
+
+def not_worth_it(rung: Rung, needed: float) -> str:
+    """Why a change is not offered; empty if it is.
+
+    Args:
+        rung: the change.
+        needed: bytes without it.
+    """
+    if rung.saved <= _LEAST * needed:
+        return f"{rung.name}: saves less than {100 * _LEAST:.0f} %"
+    slow = rung.slowdown is not None and rung.slowdown >= _SLOW
+    if slow and rung.saved < _LITTLE * needed and rung.answer.verdict is not Verdict.FITS:
+        saved = 100 * rung.saved / needed
+        return f"{rung.name}: saves {saved:.0f} %, and a step takes {rung.slowdown:.2f} times"
+    return ""
 
 
 def _after(change: Change, opened: list[Change], now: _O, judge: Judge[_O]) -> _O:
