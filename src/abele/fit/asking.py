@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable, Generator
 
 from abele.fit import children
-from abele.fit.answers import Answered, Report
+from abele.fit.answers import Answered, Kept, Report
 
 #: Limits that somebody asks for, each with the process that does: a fork has them, too.
-_asked: list[tuple[int, str | None]] = []
+_asked: list[tuple[int, str | None, Kept]] = []
 
 
 @contextlib.contextmanager
@@ -23,11 +23,12 @@ def instead_of_compiling(limit: str | None) -> Generator[None]:
         limit: as for ``limits.of_machine``; None for the device that would be used.
 
     Raises:
-        Answered: another process has answered; at the end at the latest.
+        Answered: there is an answer; at the end at the latest.
     """
-    _asked.append((os.getpid(), limit))
+    kept = Kept()
+    _asked.append((os.getpid(), limit, kept))
     try:
-        with children.asked("fit", limit):
+        with kept.in_any_case(), children.asked("fit", limit):
             yield
     finally:
         _asked.pop()
@@ -44,7 +45,8 @@ def answer(of: Callable[[str | None], Report]) -> None:
         SystemExit: a process that this one descends from asks, and has the answer now.
     """
     if _asked and _asked[-1][0] == os.getpid():
-        raise Answered(of(_asked[-1][1]))
+        _, limit, kept = _asked[-1]
+        kept.end(kept.told or Answered(of(limit)))
     request = children.of_ancestor("fit")
     if request is None:
         return

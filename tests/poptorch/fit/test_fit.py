@@ -115,6 +115,35 @@ def test_the_command_stops_a_program_at_its_first_compile(script, monkeypatch, c
     assert "not reached" not in err
 
 
+CATCHES_ALL = """
+import sys, torch, poptorch
+model = torch.nn.Linear(4, 4)
+wrapped = poptorch.inferenceModel(model)
+for _ in range(3):
+    try:
+        result = wrapped(torch.ones(2, 4))
+    except:
+        print("caught", sys.exc_info()[0].__name__)
+"""
+
+
+@pytest.mark.parametrize("end", ["", "print(result)\n", "sys.exit(1)\n"])
+def test_a_program_that_catches_everything_is_answered_all_the_same(
+    tmp_path, monkeypatch, capsys, end
+):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    path = tmp_path / "catches.py"
+    path.write_text(CATCHES_ALL + end)
+    assert command_line.main(["fit", str(path), "--limit", "1TiB"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("It fits into 1TiB")
+    assert err.count("caught Answered") == 3
+    assert command_line.main(["stage", str(path), "--ipus", "1"]) == 0
+    assert "It fits into mk2" in capsys.readouterr().out
+    assert command_line.main(["stage", str(path), "--ipus", "7"]) == 1
+    assert "There are 7 devices, and 1 of them can get" in capsys.readouterr().err
+
+
 def test_the_command_prints_json_alone(script, monkeypatch, capsys):
     monkeypatch.setenv("ABELE_TARGET", "reference")
     assert command_line.main(["fit", str(script), "--limit", "1KiB", "--json"]) == 3
