@@ -16,9 +16,9 @@ def run():
     return run_of("introduction")
 
 
-def calls(waited=0.0, inputs=0.0, computed=0.02, count=100, loading=0.0):
+def calls(waited=0.0, inputs=0.0, computed=0.02, count=100, **of_parts):
     parts = (waited, inputs, computed, 0.0)
-    windows = (window_of(i, parts, first=i, loading=loading) for i in range(count))
+    windows = (window_of(i, parts, first=i, **of_parts) for i in range(count))
     return Journal(windows=tuple(windows))
 
 
@@ -56,6 +56,15 @@ def test_small_calls_are_told_of_device_iterations(run):
     (only,) = insights(run, calls(inputs=0.02))
     assert "50.0 % of a call" in only.what
     assert "device_iterations" in only.advice
+
+
+@pytest.mark.parametrize(("cache", "count"), [("off", 1), ("hit", 0), ("miss", 0)])
+def test_what_is_left_to_a_compiler_is_no_handing_over(cache, count, run):
+    build = dataclasses.replace(run.build, cache=cache)
+    advice = insights(dataclasses.replace(run, build=build), calls(inputs=0.02, compiling=0.02))
+    assert [each.seconds for each in advice] == [pytest.approx(2.0)] * count
+    assert all("left to a process that compiled meanwhile" in each.what for each in advice)
+    assert all("Keep executables" in each.advice for each in advice)
 
 
 @pytest.mark.parametrize(("cache", "count"), [("off", 1), ("hit", 0), ("miss", 0)])

@@ -302,6 +302,16 @@ def test_the_loader_is_a_part_of_the_time_where_one_was_seen(introduction):
     )
 
 
+def test_what_is_left_to_a_compiler_is_a_part_where_one_ran(introduction):
+    assert "left to a process that compiles" not in read(introduction, journal_of(END))
+    windows = tuple(
+        dataclasses.replace(e, inputs=6e-3, compiling=4e-3) for e in journal_of().windows
+    )
+    text = read(introduction, Journal(windows=windows))
+    assert "left to a process that compiles, and comparing what it has made 4.00 ms" in text
+    assert "inputs: from the call to its first micro-step 2.00 ms" in text
+
+
 def test_calls_that_scatter_are_said_in_the_first_sentence(introduction):
     assert "some took far longer" not in read(introduction, journal_of(END))
     windows = list(journal_of(END).windows)
