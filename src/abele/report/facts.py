@@ -27,7 +27,7 @@ POINTS = 600
 TEXT_BYTES = 400_000
 TASKS = 2_000
 #: What memory is for that is not always there.
-KINDS = ("activations for backward", "gradients", "new values", "while operators run")
+KINDS = (record.ACTIVATIONS, "gradients", "new values", "while operators run")
 
 
 def process(began_ns: int) -> record.Process:

@@ -215,7 +215,7 @@ def _of_memory(run: Run) -> Iterator[Insight]:
         backward = use.phases.get("backward")
         if backward is None or use.peak_step < backward:
             continue
-        waiting = sum(each.bytes for each in use.largest if each.phase == "forward")
+        waiting = use.waiting
         if waiting >= max(_LEAST_BYTES, _ACTIVATIONS * use.peak):
             yield Insight(
                 what=f"{words.size(waiting)} of the peak of {program.name} are activations that "

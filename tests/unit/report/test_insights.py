@@ -76,9 +76,13 @@ def test_compiling_without_a_cache_is_told_once_it_takes_long(cache, count, run)
 
 def test_activations_at_the_peak_are_told_with_their_bytes(run):
     (program,) = run.programs
-    kept = dataclasses.replace(program.memory.largest[0], phase="forward", bytes=2**23)
+    at = program.memory.phases["backward"]
     memory = dataclasses.replace(
-        program.memory, largest=(kept,), peak=2**24, peak_step=program.memory.phases["backward"]
+        program.memory,
+        curve=((0, 5, "a"), (at, 2**24, "b")),
+        kinds={"activations for backward": (5, 2**23), "gradients": (0, 2**23)},
+        peak=2**24,
+        peak_step=at,
     )
     changed = dataclasses.replace(program, memory=memory)
     (only,) = insights(dataclasses.replace(run, programs=(changed,)), calls())
@@ -86,10 +90,20 @@ def test_activations_at_the_peak_are_told_with_their_bytes(run):
     assert "computed again" in only.advice
 
 
+def test_all_activations_at_the_peak_count_and_not_the_largest_alone():
+    (program,) = run_of("introduction").programs
+    memory = program.memory
+    assert len(memory.largest) > 2
+    few = dataclasses.replace(memory, largest=memory.largest[:1])
+    assert few.waiting == memory.waiting > 0
+    older = dataclasses.replace(few, kinds={})
+    assert older.waiting == (memory.largest[0].bytes if memory.largest[0].phase == "forward" else 0)
+
+
 def test_there_are_never_more_than_seven_and_the_largest_comes_first(run):
     (program,) = run.programs
     kept = dataclasses.replace(program.memory.largest[0], phase="forward", bytes=2**23)
-    memory = dataclasses.replace(program.memory, largest=(kept,), peak=2**23)
+    memory = dataclasses.replace(program.memory, largest=(kept,), peak=2**23, kinds={})
     many = tuple(dataclasses.replace(program, memory=memory) for _ in range(9))
     advice = insights(dataclasses.replace(run, programs=many), calls(waited=0.01))
     assert len(advice) == MOST
