@@ -21,6 +21,7 @@ from abele.program.memory import MemoryUse, Piece
 from abele.program.printing import node_phase, type_text, user_line
 from abele.report import operators, record
 from abele.storage import temporary
+from abele.targets.base import COMPILED
 
 LARGEST = 20
 POINTS = 600
@@ -75,6 +76,7 @@ def build(made: BuildRecord) -> record.Build:
         running=made.running.sentence(),
         interpreted=made.running.interpreted,
         log=made.log,
+        compiled=made.running.manner == COMPILED,
     )
 
 

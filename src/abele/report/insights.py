@@ -120,7 +120,7 @@ def _before_calls(run: Run, later: Steady, calls: int) -> Iterator[Insight]:
 
 def _of_building(run: Run) -> Iterator[Insight]:
     build = run.build
-    if build is None or build.cache == "hit":
+    if build is None or build.cache == "hit" or not build.compiled:
         return
     compiling = build.seconds.get("compile", 0.0)
     if compiling < 1:

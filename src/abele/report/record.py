@@ -68,7 +68,11 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Build:
-    """How the executable was made; see ``abele.compile.build.BuildRecord``."""
+    """How the executable was made; see ``abele.compile.build.BuildRecord``.
+
+    Attributes:
+        compiled: code was made for a program; else a cache saves no time.
+    """
 
     target: str
     forced: bool
@@ -80,6 +84,7 @@ class Build:
     running: str
     interpreted: bool
     log: str | None
+    compiled: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -67,9 +67,14 @@ def test_what_is_left_to_a_compiler_is_no_handing_over(cache, count, run):
     assert all("Keep executables" in each.advice for each in advice)
 
 
-@pytest.mark.parametrize(("cache", "count"), [("off", 1), ("hit", 0), ("miss", 0)])
-def test_compiling_without_a_cache_is_told_once_it_takes_long(cache, count, run):
-    build = dataclasses.replace(run.build, seconds={"compile": 30.0}, cache=cache)
+@pytest.mark.parametrize(
+    ("cache", "compiled", "count"),
+    [("off", True, 1), ("off", False, 0), ("hit", True, 0), ("miss", True, 0)],
+)
+def test_compiling_without_a_cache_is_told_once_it_takes_long(cache, compiled, count, run):
+    """Programs for which nothing is compiled are as long in loading as in making."""
+    parts = {"cache": cache, "compiled": compiled}
+    build = dataclasses.replace(run.build, seconds={"compile": 30.0}, **parts)
     advice = insights(dataclasses.replace(run, build=build), calls())
     assert [each.seconds for each in advice] == [30.0] * count
 
