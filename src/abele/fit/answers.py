@@ -47,10 +47,13 @@ class Kept:
 
     Attributes:
         told: the first that was; None before.
+        is_sought: somebody is about to tell.
+        problem: why that failed, which the program may have caught, too.
     """
 
     def __init__(self) -> None:
         self.told: Answered | Refused | None = None
+        self.is_sought, self.problem = False, ""
 
     def end(self, told: Answered | Refused) -> NoReturn:
         """End the program.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Generator
 
@@ -13,8 +14,25 @@ from abele.fit.answers import Answered, Kept, Report
 _asked: list[tuple[int, str | None, Kept]] = []
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sought:
+    """What has become of a question so far.
+
+    Attributes:
+        kept: what this process has answered.
+        of_others: who of the processes that it starts has taken the question.
+    """
+
+    kept: Kept
+    of_others: children.Request
+
+    def is_taken(self) -> bool:
+        """Whether a model has come, for which the answer is sought."""
+        return self.kept.is_sought or self.of_others.is_claimed()
+
+
 @contextlib.contextmanager
-def instead_of_compiling(limit: str | None) -> Generator[None]:
+def instead_of_compiling(limit: str | None) -> Generator[Sought]:
     """While open, the first model that would be compiled raises ``Answered``.
 
     That model may be one of a process that starts meanwhile.
@@ -22,14 +40,17 @@ def instead_of_compiling(limit: str | None) -> Generator[None]:
     Args:
         limit: as for ``limits.of_machine``; None for the device that would be used.
 
+    Yields:
+        What has become of it.
+
     Raises:
         Answered: there is an answer; at the end at the latest.
     """
     kept = Kept()
     _asked.append((os.getpid(), limit, kept))
     try:
-        with kept.in_any_case(), children.asked("fit", limit):
-            yield
+        with kept.in_any_case(), children.asked("fit", limit) as of_others:
+            yield Sought(kept=kept, of_others=of_others)
     finally:
         _asked.pop()
 
@@ -46,7 +67,15 @@ def answer(of: Callable[[str | None], Report]) -> None:
     """
     if _asked and _asked[-1][0] == os.getpid():
         _, limit, kept = _asked[-1]
-        kept.end(kept.told or Answered(of(limit)))
+        if kept.told is not None:
+            raise kept.told
+        kept.is_sought = True
+        try:
+            report = of(limit)
+        except Exception as error:
+            kept.problem = f"{type(error).__name__}: {error}"
+            raise
+        kept.end(Answered(report))
     request = children.of_ancestor("fit")
     if request is None:
         return

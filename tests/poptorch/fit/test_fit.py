@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -244,6 +245,34 @@ def test_a_program_that_runs_on_for_long_is_explained(tmp_path, capsys, monkeypa
     assert command_line.main(["fit", str(path), "--limit", "1GiB"]) == 1
     err = capsys.readouterr().err
     assert err.count("abele: no answer after 0 s. Answers are for models that a") == times
+
+
+def test_an_error_that_the_program_catches_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    path = tmp_path / "program.py"
+    path.write_text(SCRIPT.replace("self.fc(x)", "self.fc(x[:, :3])"))
+    assert command_line.main(["fit", str(path)]) == 1
+    said = rf"abele fit: {path} caught an error of its first call\. RuntimeError: .*dim"
+    assert re.search(said, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("command", ["fit", "stage"])
+def test_a_model_that_takes_long_to_look_at_is_there(script, monkeypatch, capsys, command):
+    """Compiling stages to measure them takes minutes: the program is not the matter."""
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    monkeypatch.setattr(fitting, "_LONG_S", 0.5)
+
+    def slow(*arguments, **named):
+        time.sleep(1)
+        raise poptorch.Error("it was looked at")
+
+    monkeypatch.setattr("poptorch._wrapper.fitting.check", slow)
+    monkeypatch.setattr("poptorch._stage.reading.plan_of", slow)
+    ipus = ["--ipus", "1"] if command == "stage" else []
+    assert command_line.main([command, *ipus, str(script)]) == 1
+    err = capsys.readouterr().err
+    assert "it was looked at" in err
+    assert "no answer after" not in err
 
 
 @pytest.mark.parametrize("hook", [sys.excepthook, sys.__excepthook__], ids=["set", "python's"])
