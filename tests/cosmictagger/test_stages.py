@@ -15,8 +15,9 @@ TRAINING = (
 
 
 @pytest.fixture
-def whole(run):
+def whole(run, monkeypatch):
     """The output folder of a training whose network is one stage."""
+    monkeypatch.setenv("ABELE_PIPELINE", "workers")  # also on one core
     status, folder = run(*TRAINING, name="whole")
     assert status == 0
     return folder

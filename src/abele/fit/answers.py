@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+import contextlib
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, NoReturn, Protocol
 
 #: Told in words what takes time.
 Say = Callable[[str], None]
@@ -39,3 +40,42 @@ class Answered(BaseException):
 
 class Refused(BaseException):
     """There is no answer, and why; no ``except Exception`` of the program catches it."""
+
+
+class Kept:
+    """What a command was told: a program with a bare ``except`` may catch what should end it.
+
+    Attributes:
+        told: the first that was; None before.
+        is_sought: somebody is about to tell.
+        problem: why that failed, which the program may have caught, too.
+    """
+
+    def __init__(self) -> None:
+        self.told: Answered | Refused | None = None
+        self.is_sought, self.problem = False, ""
+
+    def end(self, told: Answered | Refused) -> NoReturn:
+        """End the program.
+
+        Raises:
+            Answered, Refused: ``told``.
+        """
+        self.told = told
+        raise told
+
+    @contextlib.contextmanager
+    def in_any_case(self) -> Generator[None]:
+        """A program that runs inside and catches what should end it ends with that all the same.
+
+        Raises:
+            Answered, Refused: what was told, at the end at the latest.
+        """
+        try:
+            yield
+        except BaseException:  # what came of what was caught
+            if self.told is not None:
+                raise self.told from None
+            raise
+        if self.told is not None:
+            raise self.told

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Generator
 
 from abele.fit import children
-from abele.fit.answers import Answered, Report
+from abele.fit.answers import Answered, Kept, Report
 
 #: Limits that somebody asks for, each with the process that does: a fork has them, too.
-_asked: list[tuple[int, str | None]] = []
+_asked: list[tuple[int, str | None, Kept]] = []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sought:
+    """What has become of a question so far.
+
+    Attributes:
+        kept: what this process has answered.
+        of_others: who of the processes that it starts has taken the question.
+    """
+
+    kept: Kept
+    of_others: children.Request
+
+    def is_taken(self) -> bool:
+        """Whether a model has come, for which the answer is sought."""
+        return self.kept.is_sought or self.of_others.is_claimed()
 
 
 @contextlib.contextmanager
-def instead_of_compiling(limit: str | None) -> Generator[None]:
+def instead_of_compiling(limit: str | None) -> Generator[Sought]:
     """While open, the first model that would be compiled raises ``Answered``.
 
     That model may be one of a process that starts meanwhile.
@@ -22,13 +40,17 @@ def instead_of_compiling(limit: str | None) -> Generator[None]:
     Args:
         limit: as for ``limits.of_machine``; None for the device that would be used.
 
+    Yields:
+        What has become of it.
+
     Raises:
-        Answered: another process has answered; at the end at the latest.
+        Answered: there is an answer; at the end at the latest.
     """
-    _asked.append((os.getpid(), limit))
+    kept = Kept()
+    _asked.append((os.getpid(), limit, kept))
     try:
-        with children.asked("fit", limit):
-            yield
+        with kept.in_any_case(), children.asked("fit", limit) as of_others:
+            yield Sought(kept=kept, of_others=of_others)
     finally:
         _asked.pop()
 
@@ -44,7 +66,16 @@ def answer(of: Callable[[str | None], Report]) -> None:
         SystemExit: a process that this one descends from asks, and has the answer now.
     """
     if _asked and _asked[-1][0] == os.getpid():
-        raise Answered(of(_asked[-1][1]))
+        _, limit, kept = _asked[-1]
+        if kept.told is not None:
+            raise kept.told
+        kept.is_sought = True
+        try:
+            report = of(limit)
+        except Exception as error:
+            kept.problem = f"{type(error).__name__}: {error}"
+            raise
+        kept.end(Answered(report))
     request = children.of_ancestor("fit")
     if request is None:
         return

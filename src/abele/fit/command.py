@@ -10,7 +10,7 @@ import runpy
 import signal
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -118,15 +118,21 @@ def answer_of(script: Path, limit: str | None, arguments: list[str]) -> Report:
     Raises:
         FitError: there is no such script, or it fails or compiles nothing.
     """
+    problem = ""
     try:
-        with asking.instead_of_compiling(limit):
-            running(script, arguments, quiet=True)
+        with asking.instead_of_compiling(limit) as sought:
+            try:
+                running(script, arguments, quiet=True, is_sought=sought.is_taken)
+            finally:
+                problem = sought.kept.problem
     except Answered as answered:
         return answered.report
     except SystemExit as ended:  # its status is no answer: 3 would say that it does not fit
         how = f"with status {ended.code!r} before it compiled a model"
     else:
         how = "without compiling a model"
+    if problem:
+        raise FitError(f"{script} caught an error of its first call. {problem}")
     raise FitError(
         f"{script} ended {how}, so there is nothing to say. {hints(script, f'fit {script}')}"
     )
@@ -146,13 +152,20 @@ def hints(script: Path, command: str) -> str:
     )
 
 
-def running(script: Path, arguments: list[str], *, quiet: bool) -> None:
+def running(
+    script: Path,
+    arguments: list[str],
+    *,
+    quiet: bool,
+    is_sought: Callable[[], bool] = lambda: False,
+) -> None:
     """Run a script as Python would.
 
     Args:
         script: runs as ``__main__``.
         arguments: of the script.
         quiet: what it prints goes to stderr, because it is not the answer.
+        is_sought: whether a model has come, for which the answer is sought.
 
     Raises:
         FitError: there is no such script, or it failed; its traceback has been printed.
@@ -165,7 +178,7 @@ def running(script: Path, arguments: list[str], *, quiet: bool) -> None:
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     output = _on_stderr() if quiet else contextlib.nullcontext()
-    waiting = _waiting(script) if quiet else contextlib.nullcontext()
+    waiting = _waiting(script, is_sought) if quiet else contextlib.nullcontext()
     try:
         with output, waiting:
             runpy.run_path(str(script), run_name="__main__")
@@ -187,14 +200,19 @@ def running(script: Path, arguments: list[str], *, quiet: bool) -> None:
 
 
 @contextlib.contextmanager
-def _waiting(script: Path) -> Generator[None]:
-    """Says what may be the matter where the program runs on for long."""
+def _waiting(script: Path, is_sought: Callable[[], bool]) -> Generator[None]:
+    """Says what may be the matter where the program runs on for long and no model comes."""
     said = (
         f"abele: no answer after {_LONG_S:.0f} s. {_ANSWERED_FOR} If {script} has none, it runs to "
         f"its end; Ctrl-C ends it. A plain PyTorch program has to be ported first: abele port "
         f"{script} -o FOLDER"
     )
-    timer = threading.Timer(_LONG_S, print, (said,), {"file": sys.stderr, "flush": True})
+
+    def look() -> None:
+        if not is_sought():
+            print(said, file=sys.stderr, flush=True)
+
+    timer = threading.Timer(_LONG_S, look)
     timer.daemon = True
     timer.start()
     try:

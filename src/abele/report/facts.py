@@ -21,13 +21,14 @@ from abele.program.memory import MemoryUse, Piece
 from abele.program.printing import node_phase, type_text, user_line
 from abele.report import operators, record
 from abele.storage import temporary
+from abele.targets.base import COMPILED
 
 LARGEST = 20
 POINTS = 600
 TEXT_BYTES = 400_000
 TASKS = 2_000
 #: What memory is for that is not always there.
-KINDS = ("activations for backward", "gradients", "new values", "while operators run")
+KINDS = (record.ACTIVATIONS, "gradients", "new values", "while operators run")
 
 
 def process(began_ns: int) -> record.Process:
@@ -75,6 +76,7 @@ def build(made: BuildRecord) -> record.Build:
         running=made.running.sentence(),
         interpreted=made.running.interpreted,
         log=made.log,
+        compiled=made.running.manner == COMPILED,
     )
 
 

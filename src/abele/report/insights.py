@@ -64,6 +64,7 @@ def insights(run: Run, journal: Journal) -> list[Insight]:
     insights: list[Insight] = [
         *_of_calls(run, later, journal.calls),
         *_of_building(run),
+        *_of_compiling_beside(run, journal),
         *_of_exchanges(run, later, journal.calls),
         *(_of_kernels(run, later, journal.calls) if slower(run, journal) < DISTURBED else ()),
         *_of_memory(run),
@@ -79,7 +80,7 @@ def _of_calls(run: Run, later: Steady | None, calls: int) -> Iterator[Insight]:
     if later is None:
         return
     yield from _before_calls(run, later, calls)
-    around = later.inputs + later.outputs
+    around = later.handed + later.outputs
     if around > _HANDLING * later.in_calls:
         yield Insight(
             what=f"{words.share(around, later.in_calls)} of a call hands inputs and results over.",
@@ -119,7 +120,7 @@ def _before_calls(run: Run, later: Steady, calls: int) -> Iterator[Insight]:
 
 def _of_building(run: Run) -> Iterator[Insight]:
     build = run.build
-    if build is None or build.cache == "hit":
+    if build is None or build.cache == "hit" or not build.compiled:
         return
     compiling = build.seconds.get("compile", 0.0)
     if compiling < 1:
@@ -135,6 +136,19 @@ def _of_building(run: Run) -> Iterator[Insight]:
             what=f"Compiling took {words.seconds(compiling)}, because {build.why}.",
             advice="The file was replaced; if this happens again, look at the folder's disk.",
             seconds=compiling,
+        )
+
+
+def _of_compiling_beside(run: Run, journal: Journal) -> Iterator[Insight]:
+    """What calls have left to another process, which need not compile with a cache."""
+    left = sum(each.compiling for each in journal.windows)
+    in_calls = sum(each.in_calls for each in journal.windows)
+    if run.build is not None and run.build.cache == "off" and left > _HANDLING * in_calls:
+        yield Insight(
+            what=f"{words.share(left, in_calls)} of the time of calls was left to a process that "
+            "compiled meanwhile, which is done again in the next run.",
+            advice=_advice(run, "compiling"),
+            seconds=left,
         )
 
 
@@ -201,7 +215,7 @@ def _of_memory(run: Run) -> Iterator[Insight]:
         backward = use.phases.get("backward")
         if backward is None or use.peak_step < backward:
             continue
-        waiting = sum(each.bytes for each in use.largest if each.phase == "forward")
+        waiting = use.waiting
         if waiting >= max(_LEAST_BYTES, _ACTIVATIONS * use.peak):
             yield Insight(
                 what=f"{words.size(waiting)} of the peak of {program.name} are activations that "

@@ -51,6 +51,8 @@ class Window:
         waited: before calls, since the call before: loading data, and whatever else the user does.
         loading: seconds of that until a batch was there; 0 where nobody could tell.
         inputs: from a call's beginning to its first micro-step.
+        compiling: seconds of that which were left to a process that compiles, or compared what that
+            has made.
         computed: from the first micro-step's beginning to the last one's end.
         outputs: from there to the end of the call.
         quarters: of single calls: shortest, quartiles and longest.
@@ -70,9 +72,15 @@ class Window:
     outputs: float
     quarters: tuple[float, float, float, float, float]
     loading: float = 0.0
+    compiling: float = 0.0
     loss: float | None = None
     not_finite: int = 0
     instead: str = ""
+
+    @property
+    def handed(self) -> float:
+        """Seconds in which inputs were handed over."""
+        return max(0.0, self.inputs - self.compiling)
 
     @property
     def other(self) -> float:
@@ -186,6 +194,7 @@ class Calls:
         parts: of all together: waited before them, for inputs, computing, and for outputs.
         losses: of those that have one.
         loading: of the first part, until batches were there.
+        compiling: of the second part, left to a process that compiles.
     """
 
     at: float
@@ -194,6 +203,7 @@ class Calls:
     parts: Sequence[float]
     losses: Sequence[float]
     loading: float = 0.0
+    compiling: float = 0.0
 
 
 @dataclasses.dataclass
@@ -205,6 +215,7 @@ class _Open:
     times: list[float] = dataclasses.field(default_factory=list[float])
     parts: list[float] = dataclasses.field(default_factory=lambda: [0.0] * 4)
     loading: float = 0.0
+    compiling: float = 0.0
     loss: float | None = None
     not_finite: int = 0
     instead: str = ""
@@ -283,6 +294,7 @@ class JournalWriter:
             window.until = calls.until
             window.parts = [a + b for a, b in zip(window.parts, calls.parts, strict=True)]
             window.loading += calls.loading
+            window.compiling += calls.compiling
             if calls.losses:
                 last = calls.losses[-1]
                 window.loss, window.instead = _of_loss(last)
@@ -372,8 +384,9 @@ def window_of(
     loss: float | None = None,
     first: int = 0,
     loading: float = 0.0,
+    compiling: float = 0.0,
 ) -> Window:
-    """One call; arguments are those of ``JournalWriter.call``, its number, and for its batch."""
+    """One call; arguments are those of ``JournalWriter.call``, its number, and parts of those."""
     took = sum(parts[1:])
     number, instead = (None, "") if loss is None else _of_loss(loss)
     names = ("waited", "inputs", "computed", "outputs")
@@ -385,6 +398,7 @@ def window_of(
         **dict(zip(names, parts, strict=True)),
         quarters=(took, took, took, took, took),
         loading=loading,
+        compiling=compiling,
         loss=number,
         not_finite=int(bool(instead)),
         instead=instead,
@@ -399,6 +413,7 @@ def _of_loss(loss: float) -> tuple[float | None, str]:
 def _line(window: _Open) -> dict[str, Any]:
     names = ("waited", "inputs", "computed", "outputs")
     parts = {name: round(each, 7) for name, each in zip(names, window.parts, strict=True)}
+    of_parts = {"loading": window.loading, "compiling": window.compiling}
     return {
         "e": "calls",
         "at": round(window.at, 6),
@@ -406,7 +421,7 @@ def _line(window: _Open) -> dict[str, Any]:
         "first": window.first,
         "count": len(window.times),
         **parts,
-        **({"loading": round(window.loading, 7)} if window.loading else {}),
+        **{name: round(each, 7) for name, each in of_parts.items() if each},
         "quarters": [round(each, 7) for each in quarters_of(window.times)],
         "loss": window.loss,
         "not_finite": window.not_finite,
@@ -443,6 +458,7 @@ def joined(windows: Iterable[Window]) -> Window:
         outputs=sum(each.outputs for each in parts),
         quarters=(lowest, middle[0], middle[1], middle[2], highest),
         loading=sum(each.loading for each in parts),
+        compiling=sum(each.compiling for each in parts),
         loss=last[0].loss if last else None,
         not_finite=sum(each.not_finite for each in parts),
         instead=last[0].instead if last else "",

@@ -68,7 +68,11 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Build:
-    """How the executable was made; see ``abele.compile.build.BuildRecord``."""
+    """How the executable was made; see ``abele.compile.build.BuildRecord``.
+
+    Attributes:
+        compiled: code was made for a program; else a cache saves no time.
+    """
 
     target: str
     forced: bool
@@ -80,6 +84,7 @@ class Build:
     running: str
     interpreted: bool
     log: str | None
+    compiled: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,6 +161,10 @@ class Tensor:
     last: int
 
 
+#: The kind of what forward makes and backward reads, in ``Memory.kinds``.
+ACTIVATIONS = "activations for backward"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
     """What a program needs beside its state and inputs.
@@ -186,6 +195,15 @@ class Memory:
     kinds: dict[str, tuple[int, ...]] = dataclasses.field(
         default_factory=dict[str, tuple[int, ...]]
     )
+
+    @property
+    def waiting(self) -> int:
+        """Bytes at the peak that forward has made for backward; in older files of the largest."""
+        sizes = self.kinds.get(ACTIVATIONS, ())
+        for (step, _, _), size in zip(self.curve, sizes, strict=False):
+            if step == self.peak_step:
+                return size
+        return sum(each.bytes for each in self.largest if each.phase == "forward")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -364,10 +382,28 @@ def only_run(path: Path) -> Path:
     Returns:
         ``path`` where that is a run, or where there is none or more than one inside.
     """
-    if not path.is_dir() or (path / FILE).exists():
+    if not path.is_dir() or _is_record(path / FILE):
         return path
-    inside = [each.parent for each in path.glob(f"*/{FILE}")]
+    inside = _inside(path)
     return inside[0] if len(inside) == 1 else path
+
+
+def _is_record(file: Path) -> bool:
+    """Whether a file may be a record: other programs have files of this name, too."""
+    try:
+        return "schema" in json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, TypeError):
+        return True  # reading it says what is the matter
+
+
+def _inside(path: Path) -> list[Path]:
+    """Folders of runs in a folder, or else in those that it has."""
+    for pattern in (f"*/{FILE}", f"*/*/{FILE}"):
+        if found := sorted(each for each in path.glob(pattern) if _is_record(each)):
+            return [each.parent for each in found]
+    return []
 
 
 def read_run(path: Path) -> Run:
@@ -390,17 +426,21 @@ def read_run(path: Path) -> Run:
             )
         return cast("Run", _decoded(Run, data))
     except OSError as error:
-        inside = sorted(str(each.parent) for each in path.glob(f"*/{FILE}"))
-        hint = f" There are runs in {', '.join(inside)}." if inside else ""
         raise ReportError(
             f"There is no run in {path}: {file.name}: {error.strerror}. Give the folder of a run "
-            f"that was recorded.{hint}"
+            f"that was recorded.{_hint(path)}"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ReportError(
             f"{file} is no record of a run, or damaged: {type(error).__name__}: {error}. Give the "
-            f"folder of a run, or its {FILE}."  # not repr, which may have the whole file in it
+            # Not repr, which may have the whole file in it.
+            f"folder of a run, or its {FILE}.{_hint(file.parent)}"
         ) from None
+
+
+def _hint(folder: Path) -> str:
+    inside = ", ".join(map(str, _inside(folder)))
+    return f" There are runs in {inside}." if inside else ""
 
 
 def _decoded(kind: Any, value: Any) -> Any:

@@ -188,7 +188,7 @@ class Recorder(Observer):
     def _together(self, calls: Sequence[_Ended]) -> Calls:
         """One line for calls; there may be thousands of them in a second."""
         start, before = self.run.process.clock_ns, self._ended_ns
-        waited = inputs = computed = outputs = 0
+        waited = inputs = computed = outputs = compiling = 0
         times: list[float] = []
         for call, _, _ in calls:
             began, ended, marks = call.began_ns, call.ended_ns, call.marks
@@ -202,6 +202,7 @@ class Recorder(Observer):
             inputs += first - began
             computed += last - first
             outputs += ended - last
+            compiling += call.following_ns
             times.append((ended - began) / 1e9)
             before = ended
         # Batches are waited for between calls, and nowhere else.
@@ -214,6 +215,7 @@ class Recorder(Observer):
             parts=[each / 1e9 for each in (waited, inputs, computed, outputs)],
             losses=[loss for _, loss, _ in calls if loss is not None],
             loading=loading / 1e9,
+            compiling=compiling / 1e9,
         )
 
     def failed(self, where: str, error: BaseException) -> None:

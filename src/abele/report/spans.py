@@ -13,7 +13,12 @@ from abele.report.journal import Journal, Window
 from abele.report.kernel_times import Kernel
 from abele.report.record import Program, Run
 
-_PARTS = ("inputs", "computed", "outputs")
+_PARTS = {
+    "compiling": "left to the compiler",
+    "handed": "inputs",
+    "computed": "computed",
+    "outputs": "outputs",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,10 +141,10 @@ def _call(window: Window, before: float) -> Iterator[Span]:
     end = max(begin, window.until)  # calls do not overlap, whatever rounding says
     name = f"call {window.first + 1}"
     yield Span(name=name, kind="call", begin=begin, end=end, details=details)
-    for part in _PARTS:
+    for part, name in _PARTS.items():
         took = getattr(window, part)
         if took > 0:
-            yield Span(name=part, kind="call", begin=begin, end=min(end, begin + took))
+            yield Span(name=name, kind="call", begin=begin, end=min(end, begin + took))
         begin = min(end, begin + took)
 
 

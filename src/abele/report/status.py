@@ -134,7 +134,8 @@ class Steady:
         waits: quartiles of that.
         loading: seconds of that until a batch was there; 0 where nobody could tell.
         loads: quartiles of that.
-        inputs: for inputs.
+        inputs: for inputs, and what is left to a process that compiles.
+        compiling: seconds of that for the latter.
         computed: in micro-steps.
         outputs: for outputs.
     """
@@ -149,6 +150,12 @@ class Steady:
     outputs: float
     loading: float = 0.0
     loads: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    compiling: float = 0.0
+
+    @property
+    def handed(self) -> float:
+        """Seconds in which inputs were handed over, on average."""
+        return max(0.0, self.inputs - self.compiling)
 
     @property
     def other(self) -> float:
@@ -176,6 +183,7 @@ def steady(journal: Journal) -> Steady | None:
         whole=sum(parts.values()),
         waits=_of_many([each.waited / each.count for each in windows for _ in range(each.count)]),
         loading=total.loading / total.count,
+        compiling=total.compiling / total.count,
         loads=_of_many([each.loading / each.count for each in windows for _ in range(each.count)]),
         **parts,
     )

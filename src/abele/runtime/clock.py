@@ -30,12 +30,15 @@ class CallRecord(NamedTuple):  # made at every call that is observed: a dataclas
         marks: before and after each micro-step, opaque; see ``micro_steps``.
         ended_ns: when its results were where the caller wanted them, or it came to an error.
         error: what it came to, if it did not end well.
+        following_ns: of the time before the first mark, what was left to a process that compiles,
+            and comparing what that has made.
     """
 
     began_ns: int
     marks: Sequence[Any]
     ended_ns: int
     error: BaseException | None = None
+    following_ns: int = 0
 
     def micro_steps(self) -> list[tuple[int, int]]:
         """Beginning and end of each micro-step that has ended, in ns; waits for a GPU."""

@@ -94,7 +94,7 @@ class Session(DeviceState):
         self._alone: Alone | None = None
         self.prepare()
         self.marks: list[Any] = []
-        self._last: tuple[int, list[Any], int] | None = None
+        self._last: tuple[int, list[Any], int, None, int] | None = None
         later = executable.later
         self._take_over = None if later is None else TakeOver(executable, later, self)
 
@@ -179,11 +179,14 @@ class Session(DeviceState):
         Raises:
             Exception: as from ``step``, or what ``deliver`` or an observer raised.
         """
+        following_ns = 0
         if self._take_over is not None:
+            before_ns = time.perf_counter_ns()
             self._follow(self._take_over, batch)
+            following_ns = time.perf_counter_ns() - before_ns
         hooks, alone = self._hooks, self._alone
         if hooks is not None or alone is None:
-            return self._call(batch, began_ns, deliver, hooks or _UNOBSERVED)
+            return self._call(batch, began_ns, deliver, hooks or _UNOBSERVED, following_ns)
         marks: list[Any] = []
         self.marks = marks
         try:
@@ -192,7 +195,7 @@ class Session(DeviceState):
             self._give_up(error)
             raise
         result = deliver(outputs)
-        self._last = (began_ns, marks, time.perf_counter_ns())
+        self._last = (began_ns, marks, time.perf_counter_ns(), None, following_ns)
         return result
 
     def _call(
@@ -201,6 +204,7 @@ class Session(DeviceState):
         began_ns: int,
         deliver: Callable[[list[torch.Tensor]], _Result],
         hooks: Hooks,
+        following_ns: int,
     ) -> _Result:
         """Runs a call with whatever it needs; ``call`` has a shorter way for the plainest."""
         marks: list[Any] = []
@@ -227,17 +231,17 @@ class Session(DeviceState):
                 tell(outputs)
             result = deliver(outputs)
         except BaseException as error:
-            call = CallRecord(began_ns, marks, time.perf_counter_ns(), error)
+            call = CallRecord(began_ns, marks, time.perf_counter_ns(), error, following_ns)
             for tell in hooks.end:
                 tell(call)
             raise
-        ended_ns = time.perf_counter_ns()
+        last = (began_ns, marks, time.perf_counter_ns(), None, following_ns)
         if hooks.end:
-            call = CallRecord(began_ns, marks, ended_ns)
+            call = CallRecord(*last)
             for tell in hooks.end:
                 tell(call)
         # Not before: where an observer ends the call with an error, it did not end well.
-        self._last = (began_ns, marks, ended_ns)
+        self._last = last
         return result
 
     def _follow(self, take_over: TakeOver, batch: Sequence[torch.Tensor]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from typing import NoReturn
 
 from abele.fit import children
-from abele.fit.answers import Answered, Refused, Report
+from abele.fit.answers import Answered, Kept, Refused, Report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,12 @@ class Taken:
 
     Attributes:
         request: what is wanted.
+        kept: what this process has said, if it asks itself.
         of_ancestor: who asks, if it is another process.
     """
 
     request: Request
+    kept: Kept = dataclasses.field(default_factory=Kept)
     of_ancestor: children.Request | None = None
 
     def answer(self, report: Report) -> NoReturn:
@@ -54,7 +56,7 @@ class Taken:
             SystemExit: another one did, and has the answer now.
         """
         if self.of_ancestor is None:
-            raise Answered(report)
+            self.kept.end(Answered(report))
         self.of_ancestor.answer(report)
 
     def refuse(self, why: str) -> NoReturn:
@@ -65,12 +67,12 @@ class Taken:
             SystemExit: another one did.
         """
         if self.of_ancestor is None:
-            raise Refused(why)
+            self.kept.end(Refused(why))
         self.of_ancestor.refuse(why)
 
 
 #: What is asked for, each with the process that does: a fork has it, too.
-_asked: list[tuple[int, Request, children.Request]] = []
+_asked: list[tuple[int, Request, children.Request, Kept]] = []
 
 
 @contextlib.contextmanager
@@ -81,10 +83,11 @@ def before_compiling(request: Request) -> Generator[children.Request]:
         Who takes the request claims this.
 
     Raises:
-        Answered, Refused: another process has taken it.
+        Answered, Refused: somebody has taken it; at the end at the latest.
     """
-    with children.asked("stage", dataclasses.asdict(request)) as of_others:
-        _asked.append((os.getpid(), request, of_others))
+    kept, wanted = Kept(), dataclasses.asdict(request)
+    with kept.in_any_case(), children.asked("stage", wanted) as of_others:
+        _asked.append((os.getpid(), request, of_others, kept))
         try:
             yield of_others
         finally:
@@ -96,11 +99,14 @@ def taken() -> Taken | None:
 
     Raises:
         SystemExit: another process has taken the request, and no step is to run.
+        Answered, Refused: this one has, and the program goes on nevertheless.
     """
     if _asked and _asked[-1][0] == os.getpid():
-        _, request, of_others = _asked[-1]
+        _, request, of_others, kept = _asked[-1]
+        if kept.told is not None:
+            raise kept.told
         first = of_others.claim()
-        return Taken(request=request) if first or not request.run else None
+        return Taken(request=request, kept=kept) if first or not request.run else None
     of_ancestor = children.of_ancestor("stage")
     if of_ancestor is None:
         return None

@@ -60,7 +60,12 @@ def command(parsed: argparse.Namespace) -> int:
     try:
         with asking.before_compiling(request) as of_others:
             try:
-                running(parsed.script, parsed.rest, quiet=not parsed.run)
+                running(
+                    parsed.script,
+                    parsed.rest,
+                    quiet=not parsed.run,
+                    is_sought=of_others.is_claimed,
+                )
             except SystemExit as ended:
                 if of_others.is_claimed() and parsed.run:
                     raise

@@ -95,9 +95,7 @@ class Plan:
 
     def _load(self, memory: Memory, device: int) -> Load:
         spans = [span for span in self.spans if self.homes[span.stage] == device]
-        # A pipeline of less than one round is filled for the estimate.
-        count = max(self.micro_batches, self.needed_micro_batches)
-        parts = memory.parts(spans, self.stages, count)
+        parts = memory.parts(spans, self.stages, self._filled)
         times = [self.times[span.stage] for span in spans]
         return Load(
             device=device,
@@ -112,12 +110,38 @@ class Plan:
         """That of the device with the worst one."""
         return max((load.verdict for load in self.loads), key=list(Verdict).index)
 
+    @property
+    def fullest(self) -> Load:
+        """The device whose memory is expected to be the fullest."""
+        return max(self.loads, key=lambda load: load.size.expected)
+
+    @property
+    def computes_again(self) -> bool:
+        """Backward computes activations again instead of keeping them."""
+        marked = self.device.heeds_marks and any(value.marked for value in self.chain.values)
+        return self.chain.training and (marked or (self.device.recomputes and self.stages > 1))
+
+    @property
+    def update_time(self) -> float:
+        """Of one update, or one call without training, in the unit of the chain's times.
+
+        Of a pipeline that is full; what is computed again is counted as another forward.
+        """
+        one = self.pace.whole / self._filled * self.micro_batches
+        forward = sum(time.forward for time in self.times)
+        work = forward + sum(time.backward for time in self.times)
+        return one * (work + forward) / work if self.computes_again and work else one
+
+    @property
+    def _filled(self) -> int:
+        """A pipeline of less than one round is filled for the estimate."""
+        return max(self.micro_batches, self.needed_micro_batches)
+
     @functools.cached_property
     def pace(self) -> Pace:
         """How the stages work together."""
-        count = max(self.micro_batches, self.needed_micro_batches)
         homes = [sorted(set(self.homes)).index(home) for home in self.homes]
-        return pace(self.times, homes, count, training=self.chain.training)
+        return pace(self.times, homes, self._filled, training=self.chain.training)
 
     def data(self) -> dict[str, Any]:
         """Everything as JSON values; bytes, shares from 0 to 1, measured times in seconds."""

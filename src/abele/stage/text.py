@@ -18,7 +18,7 @@ def sentence(plan: Plan) -> str:
     count = len(plan.loads)
     memory = shown(plan.limit.name, plan.device.size)
     place = memory if count == 1 else f"{count} times {memory}"
-    fullest = max(plan.loads, key=lambda load: load.size.expected)
+    fullest = plan.fullest
     size = f"{bytes_text(fullest.size.low)} to {bytes_text(fullest.size.high)}"
     where = "it" if count == 1 else f"device {fullest.device}, the fullest,"
     return f"{_ANSWERS[plan.verdict]} {place}: {where} needs {size}."
@@ -43,7 +43,7 @@ def table(plan: Plan) -> str:
 
 def memory_table(plan: Plan) -> str:
     """What is in the memory of the fullest device."""
-    fullest = max(plan.loads, key=lambda load: load.size.expected)
+    fullest = plan.fullest
     rows: list[tuple[str, ...]] = [
         (f"device {fullest.device}", "at least", "expected", "at most", "")
     ]

@@ -14,7 +14,9 @@ from abele.fit.limits import of_machine
 from abele.fit.text import table
 from abele.targets import Target
 from poptorch._fit import text
-from poptorch._fit.ladder import Ladder, Search
+from poptorch._fit.ladder import Search
+from poptorch._fit.memory import OfMemory
+from poptorch._fit.rungs import Ladder
 from poptorch._fit.trial import Trial
 from poptorch._forward.placement import PlacementTable
 
@@ -77,7 +79,7 @@ def check(trial: Trial, limit: str | None) -> FitReport:
     estimated = estimate(trial, target)
     programs, counted = trial.captured.programs, trial.module_bytes + trial.batch_bytes
     answer = process.compare(estimated, known, programs, target, counted=counted)
-    search = Search(trial, answer, functools.partial(estimate, target=target))
+    search = Search(trial, answer, OfMemory(functools.partial(estimate, target=target)))
     return FitReport(answer=answer, placement=trial.placement, _search=search)
 
 

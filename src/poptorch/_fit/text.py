@@ -1,7 +1,7 @@
 """Changes that make a model fit, as lines."""
 
 from abele.fit import bytes_text
-from poptorch._fit.ladder import Ladder, Stays
+from poptorch._fit.rungs import Ladder, Stays
 
 
 def changes(ladder: Ladder) -> list[str]:

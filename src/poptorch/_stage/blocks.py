@@ -13,7 +13,10 @@ from poptorch.options import Options, PipelinedExecution, ShardedExecution
 
 
 def lines(plan: Plan, model: torch.nn.Module) -> list[str]:
-    """The lines that a program needs for the stages of a plan; the model is called ``model``."""
+    """The lines that a program needs for the stages of a plan; the model is called ``model``.
+
+    None of them lowers a number of micro-batches: the rows of a call depend on it.
+    """
     begins = [
         f'poptorch.BeginBlock({expression(model, path)}, "{name}", ipu_id={home})'
         for path, name, home in _begins(plan)
@@ -21,14 +24,10 @@ def lines(plan: Plan, model: torch.nn.Module) -> list[str]:
     devices = max(plan.homes) + 1
     if devices & (devices - 1):
         begins.append(f"options.autoRoundNumIPUs(True)  # {devices} is no power of two")
-    if plan.chain.training and plan.stages > 1:
+    if plan.stages > 1 and plan.micro_batches < plan.needed_micro_batches:
+        setter = "Training.gradientAccumulation" if plan.chain.training else "deviceIterations"
         begins.append(
-            f"options.Training.gradientAccumulation({plan.needed_micro_batches})  "
-            f"# or more; {plan.micro_batches} now"
-        )
-    elif plan.stages > 1:
-        begins.append(
-            f"options.deviceIterations({plan.stages})  # or more; {plan.micro_batches} now"
+            f"options.{setter}({plan.needed_micro_batches})  # or more; {plan.micro_batches} now"
         )
     return begins
 

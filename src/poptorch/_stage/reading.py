@@ -33,14 +33,14 @@ def plan_of(trial: Trial, devices: int, limit: Limit, say: Say = silent) -> Plan
         StageError: there are not as many parts.
     """
     say("capturing the model")
-    chain = _chain(trial, accumulates=devices > 1, widest=_widest(limit))
+    chain = chain_of(trial, limit, accumulates=devices > 1)
     say(f"dividing it (parts: {len(chain.units)}, devices: {devices})")
     return divide(chain, devices, limit, trial)
 
 
 def divide(chain: Chain, devices: int, limit: Limit, trial: Trial) -> Plan:
     """The plan for a chain that is known."""
-    device, count = _device(limit, trial), micro_batches(trial)
+    device, count = device_of(limit, trial), micro_batches(trial)
     # A pipeline that is not filled is refused; the estimate is of one that is.
     filled = max(count, 2 * devices + 1)
     made = partition(chain, devices, device, filled)
@@ -75,7 +75,7 @@ def plan_as_placed(trial: Trial, limit: Limit) -> Plan:
         spans=tuple(Span(stage=i, begin=i, end=i + 1) for i in range(len(begins))),
         homes=tuple(homes.get(index, 0) for index in range(len(begins))),
         limit=limit,
-        device=_device(limit, trial),
+        device=device_of(limit, trial),
         micro_batches=micro_batches(trial),
     )
 
@@ -86,7 +86,17 @@ def micro_batches(trial: Trial) -> int:
     return config.gradient_accumulation if config.training else config.device_iterations
 
 
-def _chain(trial: Trial, *, accumulates: bool, widest: int | None) -> Chain:
+def chain_of(trial: Trial, limit: Limit, *, accumulates: bool) -> Chain:
+    """The chain of a model, whose blocks do not count.
+
+    Args:
+        trial: of the model, not captured yet.
+        limit: the memory of each device.
+        accumulates: gradients are summed up even if the options do not say so.
+
+    Raises:
+        CaptureError: forward cannot be captured.
+    """
     with without_blocks(trial.module), recorded(trial.module) as entries:
         captured = trial.captured
     program = captured.programs[0]
@@ -97,14 +107,15 @@ def _chain(trial: Trial, *, accumulates: bool, widest: int | None) -> Chain:
                 "replace. Use poptorch.BeginBlock on modules, or take the blocks out."
             )
     begins = divided(program, entries)
-    return read(captured.programs, begins, accumulates=accumulates, widest=widest)
+    return read(captured.programs, begins, accumulates=accumulates, widest=_widest(limit))
 
 
 def _widest(limit: Limit) -> int | None:
     return None if limit.ipus is None else mk2.WIDEST
 
 
-def _device(limit: Limit, trial: Trial) -> Device:
+def device_of(limit: Limit, trial: Trial) -> Device:
+    """The memory of a device, and what the options of a model do with it."""
     options, is_mk2 = trial.options, limit.ipus is not None
     mode = options._Popart.options.get("autoRecomputation")
     device = Device(

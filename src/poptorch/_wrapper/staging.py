@@ -10,7 +10,9 @@ from abele.stage import asking
 from abele.stage.command import of_device, shown
 from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import Error
+from poptorch._fit.ladder import Search
 from poptorch._stage import blocks, measuring, reading
+from poptorch._stage.changes import OfStages, Placed, planned
 from poptorch._stage.report import PlacedReport, StageReport
 from poptorch._values.arguments import Bound
 from poptorch._wrapper.compiling import Compiling
@@ -63,9 +65,12 @@ class Staging:
     def as_placed(self, bound: Bound, limit: Limit) -> PlacedReport:
         """The stages that blocks make, or as many as ``limit`` has devices."""
         with self._translated:
+            trial = self._compiling.trial(bound)
+            plan = planned(trial, limit)
+            search = Search(trial, Placed(plan=plan), OfStages(limit, plan))
             if limit.ipus:
-                return self._divided(bound, limit.ipus, limit, measure=False)
-            return PlacedReport(plan=reading.plan_as_placed(self._compiling.trial(bound), limit))
+                return StageReport(plan=plan, model=self._model.user_module, _search=search)
+            return PlacedReport(plan=plan, _search=search)
 
     def _divided(
         self, bound: Bound, ipus: int, limit: Limit, *, measure: bool, say: Say = silent

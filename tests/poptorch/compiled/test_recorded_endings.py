@@ -94,7 +94,9 @@ def test_a_corrupt_cache_is_replaced_and_the_page_says_so(tmp_path, monkeypatch)
     assert "cache hit" in text
 
 
-def test_a_pipeline_has_its_stages_on_the_page(tmp_path):
+def test_a_pipeline_has_its_stages_on_the_page(tmp_path, monkeypatch):
+    monkeypatch.setenv("ABELE_PIPELINE", "workers")  # also on one core
+
     class Stages(torch.nn.Module):
         def __init__(self):
             super().__init__()

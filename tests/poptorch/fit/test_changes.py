@@ -1,6 +1,7 @@
 """The changes that make a model fit, each captured with the change."""
 
 import re
+import types
 
 import pytest
 import torch
@@ -9,9 +10,11 @@ from torch import nn
 import poptorch
 from abele import arena
 from abele.compile import build
-from abele.fit import process
+from abele.fit import Verdict, process
 from abele.fit.run import STATE
 from poptorch._fit import changes, check
+from poptorch._fit.ladder import not_worth_it
+from poptorch._fit.rungs import Rung
 
 
 class Layers(nn.Module):
@@ -84,6 +87,26 @@ def test_smaller_micro_batches_come_first_and_are_estimated_with_the_change():
     assert rung.saved > 0
     assert rung.slowdown > 0
     assert rung.lines[0] in str(report)
+
+
+@pytest.mark.parametrize(
+    ("saved", "slowdown", "verdict", "why"),
+    [
+        (0.5, 12.4, Verdict.UNCERTAIN, ""),
+        (0.05, 1.1, Verdict.UNCERTAIN, ""),
+        (0.05, None, Verdict.UNCERTAIN, ""),
+        (0.05, 12.4, Verdict.FITS, ""),
+        (0.05, 12.4, Verdict.UNCERTAIN, "change: saves 5 %, and a step takes 12.40 times"),
+        (0.001, None, Verdict.UNCERTAIN, "change: saves less than 1 %"),
+    ],
+)
+def test_what_saves_little_and_costs_much_is_offered_only_where_it_suffices(
+    saved, slowdown, verdict, why
+):
+    outcome = types.SimpleNamespace(verdict=verdict)
+    parts = {"name": "change", "lines": (), "warning": ""}
+    rung = Rung(saved=1000 * saved, slowdown=slowdown, answer=outcome, **parts)
+    assert not_worth_it(rung, 1000) == why
 
 
 def test_batch_norms_are_warned_of():

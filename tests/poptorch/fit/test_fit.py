@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -115,6 +116,35 @@ def test_the_command_stops_a_program_at_its_first_compile(script, monkeypatch, c
     assert "not reached" not in err
 
 
+CATCHES_ALL = """
+import sys, torch, poptorch
+model = torch.nn.Linear(4, 4)
+wrapped = poptorch.inferenceModel(model)
+for _ in range(3):
+    try:
+        result = wrapped(torch.ones(2, 4))
+    except:
+        print("caught", sys.exc_info()[0].__name__)
+"""
+
+
+@pytest.mark.parametrize("end", ["", "print(result)\n", "sys.exit(1)\n"])
+def test_a_program_that_catches_everything_is_answered_all_the_same(
+    tmp_path, monkeypatch, capsys, end
+):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    path = tmp_path / "catches.py"
+    path.write_text(CATCHES_ALL + end)
+    assert command_line.main(["fit", str(path), "--limit", "1TiB"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("It fits into 1TiB")
+    assert err.count("caught Answered") == 3
+    assert command_line.main(["stage", str(path), "--ipus", "1"]) == 0
+    assert "It fits into mk2" in capsys.readouterr().out
+    assert command_line.main(["stage", str(path), "--ipus", "7"]) == 1
+    assert "There are 7 devices, and 1 of them can get" in capsys.readouterr().err
+
+
 def test_the_command_prints_json_alone(script, monkeypatch, capsys):
     monkeypatch.setenv("ABELE_TARGET", "reference")
     assert command_line.main(["fit", str(script), "--limit", "1KiB", "--json"]) == 3
@@ -215,6 +245,34 @@ def test_a_program_that_runs_on_for_long_is_explained(tmp_path, capsys, monkeypa
     assert command_line.main(["fit", str(path), "--limit", "1GiB"]) == 1
     err = capsys.readouterr().err
     assert err.count("abele: no answer after 0 s. Answers are for models that a") == times
+
+
+def test_an_error_that_the_program_catches_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    path = tmp_path / "program.py"
+    path.write_text(SCRIPT.replace("self.fc(x)", "self.fc(x[:, :3])"))
+    assert command_line.main(["fit", str(path)]) == 1
+    said = rf"abele fit: {path} caught an error of its first call\. RuntimeError: .*dim"
+    assert re.search(said, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("command", ["fit", "stage"])
+def test_a_model_that_takes_long_to_look_at_is_there(script, monkeypatch, capsys, command):
+    """Compiling stages to measure them takes minutes: the program is not the matter."""
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    monkeypatch.setattr(fitting, "_LONG_S", 0.5)
+
+    def slow(*arguments, **named):
+        time.sleep(1)
+        raise poptorch.Error("it was looked at")
+
+    monkeypatch.setattr("poptorch._wrapper.fitting.check", slow)
+    monkeypatch.setattr("poptorch._stage.reading.plan_of", slow)
+    ipus = ["--ipus", "1"] if command == "stage" else []
+    assert command_line.main([command, *ipus, str(script)]) == 1
+    err = capsys.readouterr().err
+    assert "it was looked at" in err
+    assert "no answer after" not in err
 
 
 @pytest.mark.parametrize("hook", [sys.excepthook, sys.__excepthook__], ids=["set", "python's"])

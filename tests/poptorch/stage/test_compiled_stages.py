@@ -30,6 +30,7 @@ def script(tmp_path, monkeypatch):
     monkeypatch.setenv("ABELE_TARGET", "cpu")
     monkeypatch.setenv("ABELE_START", "wait")
     monkeypatch.setenv("ABELE_LOWERING", "emitted")
+    monkeypatch.setenv("ABELE_PIPELINE", "workers")  # also on one core
     path = tmp_path / "program.py"
     path.write_text(SCRIPT)
     return path

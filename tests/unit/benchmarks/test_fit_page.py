@@ -65,8 +65,11 @@ def test_a_cell_without_a_number_says_why():
     assert fit_page.errors([REFUSED]) == {}
 
 
-def test_cells_of_several_commits_say_so(tmp_path):
-    import fit  # it sets the environment of a measurement
+def test_cells_of_several_commits_say_so(tmp_path, monkeypatch):
+    # Importing it sets these for a measurement; now they are put back.
+    monkeypatch.setenv("ABELE_START", "wait")
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    import fit
 
     record, folder = tmp_path / "record.json", tmp_path / "pieces"
     before = {"environment": {"commit": "aaa"}, "cells": [cell(), cell("compiled")]}

@@ -91,6 +91,21 @@ def test_of_a_folder_with_one_run_inside_that_is_the_run(folder, tmp_path, capsy
     assert capsys.readouterr().out == f"{around / 'net' / 'report.html'}\n"
 
 
+def test_a_file_of_the_same_name_that_is_no_record_does_not_hide_runs_inside(tmp_path, capsys):
+    """As in the folder of a run of CosmicTagger, whose pages are two folders further in."""
+    (tmp_path / "run.json").write_text('{"steps": 12}')
+    (tmp_path / "compute" / "training").mkdir(parents=True)
+    run_of("dense").write(tmp_path / "compute" / "training")
+    assert main(["report", str(tmp_path)]) == 0
+    page = tmp_path / "compute" / "training" / "report.html"
+    assert capsys.readouterr().out == f"{page}\n"
+    (tmp_path / "compute" / "inference").mkdir()
+    run_of("dense").write(tmp_path / "compute" / "inference")
+    assert main(["report", str(tmp_path)]) == 1
+    inside = [tmp_path / "compute" / name for name in ("inference", "training")]
+    assert f"There are runs in {inside[0]}, {inside[1]}." in capsys.readouterr().err
+
+
 def test_of_a_folder_with_several_the_runs_are_named(tmp_path, capsys):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -16,9 +16,9 @@ def run():
     return run_of("introduction")
 
 
-def calls(waited=0.0, inputs=0.0, computed=0.02, count=100, loading=0.0):
+def calls(waited=0.0, inputs=0.0, computed=0.02, count=100, **of_parts):
     parts = (waited, inputs, computed, 0.0)
-    windows = (window_of(i, parts, first=i, loading=loading) for i in range(count))
+    windows = (window_of(i, parts, first=i, **of_parts) for i in range(count))
     return Journal(windows=tuple(windows))
 
 
@@ -59,17 +59,35 @@ def test_small_calls_are_told_of_device_iterations(run):
 
 
 @pytest.mark.parametrize(("cache", "count"), [("off", 1), ("hit", 0), ("miss", 0)])
-def test_compiling_without_a_cache_is_told_once_it_takes_long(cache, count, run):
-    build = dataclasses.replace(run.build, seconds={"compile": 30.0}, cache=cache)
+def test_what_is_left_to_a_compiler_is_no_handing_over(cache, count, run):
+    build = dataclasses.replace(run.build, cache=cache)
+    advice = insights(dataclasses.replace(run, build=build), calls(inputs=0.02, compiling=0.02))
+    assert [each.seconds for each in advice] == [pytest.approx(2.0)] * count
+    assert all("left to a process that compiled meanwhile" in each.what for each in advice)
+    assert all("Keep executables" in each.advice for each in advice)
+
+
+@pytest.mark.parametrize(
+    ("cache", "compiled", "count"),
+    [("off", True, 1), ("off", False, 0), ("hit", True, 0), ("miss", True, 0)],
+)
+def test_compiling_without_a_cache_is_told_once_it_takes_long(cache, compiled, count, run):
+    """Programs for which nothing is compiled are as long in loading as in making."""
+    parts = {"cache": cache, "compiled": compiled}
+    build = dataclasses.replace(run.build, seconds={"compile": 30.0}, **parts)
     advice = insights(dataclasses.replace(run, build=build), calls())
     assert [each.seconds for each in advice] == [30.0] * count
 
 
 def test_activations_at_the_peak_are_told_with_their_bytes(run):
     (program,) = run.programs
-    kept = dataclasses.replace(program.memory.largest[0], phase="forward", bytes=2**23)
+    at = program.memory.phases["backward"]
     memory = dataclasses.replace(
-        program.memory, largest=(kept,), peak=2**24, peak_step=program.memory.phases["backward"]
+        program.memory,
+        curve=((0, 5, "a"), (at, 2**24, "b")),
+        kinds={"activations for backward": (5, 2**23), "gradients": (0, 2**23)},
+        peak=2**24,
+        peak_step=at,
     )
     changed = dataclasses.replace(program, memory=memory)
     (only,) = insights(dataclasses.replace(run, programs=(changed,)), calls())
@@ -77,10 +95,20 @@ def test_activations_at_the_peak_are_told_with_their_bytes(run):
     assert "computed again" in only.advice
 
 
+def test_all_activations_at_the_peak_count_and_not_the_largest_alone():
+    (program,) = run_of("introduction").programs
+    memory = program.memory
+    assert len(memory.largest) > 2
+    few = dataclasses.replace(memory, largest=memory.largest[:1])
+    assert few.waiting == memory.waiting > 0
+    older = dataclasses.replace(few, kinds={})
+    assert older.waiting == (memory.largest[0].bytes if memory.largest[0].phase == "forward" else 0)
+
+
 def test_there_are_never_more_than_seven_and_the_largest_comes_first(run):
     (program,) = run.programs
     kept = dataclasses.replace(program.memory.largest[0], phase="forward", bytes=2**23)
-    memory = dataclasses.replace(program.memory, largest=(kept,), peak=2**23)
+    memory = dataclasses.replace(program.memory, largest=(kept,), peak=2**23, kinds={})
     many = tuple(dataclasses.replace(program, memory=memory) for _ in range(9))
     advice = insights(dataclasses.replace(run, programs=many), calls(waited=0.01))
     assert len(advice) == MOST

@@ -80,19 +80,20 @@ def test_what_waits_for_its_line_is_written_by_itself(tmp_path):
     writer.close()
 
 
-def test_waiting_for_batches_is_kept_however_lines_are_joined(tmp_path, monkeypatch):
+def test_parts_of_parts_are_kept_however_lines_are_joined(tmp_path, monkeypatch):
     monkeypatch.setattr("abele.report.journal.LARGEST", 20_000)
     writer = JournalWriter(tmp_path)
-    parts = (0.01, 0.0, 0.001, 0.0)
+    parts, of_parts = (0.01, 0.003, 0.001, 0.0), {"loading": 0.004, "compiling": 0.002}
     for index in range(2000):
         at = 0.1 * index
-        one = Calls(at=at, until=at, times=[0.001], parts=parts, losses=[], loading=0.004)
-        writer.calls(one)
+        writer.calls(Calls(at=at, until=at, times=[0.001], parts=parts, losses=[], **of_parts))
     writer.close()
     windows = read_journal(tmp_path).windows
     assert max(each.count for each in windows) > 1
     assert sum(each.loading for each in windows) == pytest.approx(8.0)
     assert sum(each.other for each in windows) == pytest.approx(12.0)
+    assert sum(each.compiling for each in windows) == pytest.approx(4.0)
+    assert sum(each.handed for each in windows) == pytest.approx(2.0)
 
 
 def test_a_journal_is_bounded_and_keeps_the_sums(tmp_path, monkeypatch):

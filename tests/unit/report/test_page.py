@@ -302,6 +302,25 @@ def test_the_loader_is_a_part_of_the_time_where_one_was_seen(introduction):
     )
 
 
+def test_where_operators_were_not_timed_the_page_says_how_they_can_be(introduction):
+    said = "How long each takes was not measured: abele report RUN --measure does so"
+    assert said in read(introduction, journal_of(END))
+    assert said not in read(introduction, journal_of())  # it goes on, and may be timed at its end
+    (program,) = introduction.programs
+    untimed = (dataclasses.replace(program, untimed="it prints"),)
+    assert said not in read(dataclasses.replace(introduction, programs=untimed), journal_of(END))
+
+
+def test_what_is_left_to_a_compiler_is_a_part_where_one_ran(introduction):
+    assert "left to a process that compiles" not in read(introduction, journal_of(END))
+    windows = tuple(
+        dataclasses.replace(e, inputs=6e-3, compiling=4e-3) for e in journal_of().windows
+    )
+    text = read(introduction, Journal(windows=windows))
+    assert "left to a process that compiles, and comparing what it has made 4.00 ms" in text
+    assert "inputs: from the call to its first micro-step 2.00 ms" in text
+
+
 def test_calls_that_scatter_are_said_in_the_first_sentence(introduction):
     assert "some took far longer" not in read(introduction, journal_of(END))
     windows = list(journal_of(END).windows)

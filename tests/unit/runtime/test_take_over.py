@@ -1,6 +1,7 @@
 """Compiled programs take over between two calls, after a comparison, and are never waited for."""
 
 import dataclasses
+import time
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from abele.compile.later import Failure, TakeOverWarning
 from abele.errors import CompilerError, TrappedError
 from abele.ops.print_tensor import Layout, print_tensor
 from abele.runtime import agreement, state
+from abele.runtime.observers import Observer
 from abele.runtime.take_over import TakeOver
 from abele.step.config import OutputMode, StepConfig
 from helpers.models import MODELS
@@ -72,6 +74,31 @@ def test_they_take_over_at_the_next_call():
     assert (script.running.interpreted, script.running.since) == (False, 6)
     assert script.running.sentence() == "compiled programs run since update 6, interpreted before"
     assert script.said == ["compiled programs took over at update 6"]
+
+
+class Recording(Observer):
+    """Keeps what calls took."""
+
+    def __init__(self):
+        self.calls = []
+
+    def on_call_end(self, call):
+        self.calls.append(call)
+
+
+def test_what_is_left_to_the_compiler_is_told_apart_from_inputs(monkeypatch):
+    session, script, compiled = case()
+    recording = Recording()
+    session.add_observer(recording)
+    look = script.look
+    monkeypatch.setattr(script, "look", lambda: (time.sleep(0.01), look())[1])
+    steps(session, DENSE.batches(1))
+    script.outcome = compiled
+    steps(session, DENSE.batches(2))
+    waiting, taking_over, after = recording.calls
+    for call in (waiting, taking_over):
+        assert 10_000_000 <= call.following_ns <= call.marks[0] - call.began_ns
+    assert after.following_ns == 0
 
 
 def test_a_lowering_that_was_measured_is_named():

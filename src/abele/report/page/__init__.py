@@ -68,7 +68,7 @@ def page(
         "memory": memory(run) if has else None,
         "modules": modules(run) if has else None,
         "kernels": kernels(run, journal) if has else None,
-        "operators": operators(run) if has else None,
+        "operators": operators(run, journal) if has else None,
         "lowerings": programs.lowerings(run) if has else None,
         "time": timeline.timeline(run, journal),
         "pipeline": pipeline(run),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from abele.report import record, words
+from abele.report.journal import Journal
 from abele.report.page import charts
 from abele.report.page.markup import Content, Html, by_program, long_table, section, tag
 
 _MOST = 30
 
 
-def operators(run: record.Run) -> Html:
+def operators(run: record.Run, journal: Journal) -> Html:
     """A table of each program's operators, those that move most bytes first."""
     parts: list[tuple[str, str, float, Content]] = []
     for program in run.programs:
@@ -24,6 +25,11 @@ def operators(run: record.Run) -> Html:
         "tensors that an operator reads and makes, the least that it could move if nothing were "
         "joined; views move none. The next section has the reasons for who computes each."
     )
+    if journal.end is not None and not any(each.timing or each.untimed for each in run.programs):
+        note += (
+            " How long each takes was not measured: abele report RUN --measure does so, on the "
+            "same kind of machine."
+        )
     return section(
         "What operators need", tag("p", note, class_="soft"), by_program(parts), name="operators"
     )

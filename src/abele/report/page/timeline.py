@@ -14,19 +14,20 @@ from abele.report.status import steady
 _POINTS = 240
 #: Colour, name and words of each part of the time from call to call.
 Parts = tuple[tuple[str, str, str], ...]
+_COMPILING: Parts = (
+    ("c3", "compiling", "left to a process that compiles, and comparing what it has made"),
+)
 _IN_CALL: Parts = (
-    ("c6", "inputs", "inputs: from the call to its first micro-step"),
+    ("c6", "handed", "inputs: from the call to its first micro-step"),
     ("c1", "computed", "computing: micro-steps and updates"),
     ("c2", "outputs", "outputs: until the results are where the program wants them"),
 )
-_PARTS: Parts = (
+_BEFORE: Parts = (
     ("wait", "waited", "before the call: loading data, and what else the program does"),
-    *_IN_CALL,
 )
-_PARTS_AND_LOADER: Parts = (
+_BEFORE_WITH_LOADER: Parts = (
     ("c4", "loading", "waiting for a batch of the loader"),
     ("wait", "other", "what else the program does between calls"),
-    *_IN_CALL,
 )
 
 
@@ -40,8 +41,11 @@ def timeline(run: Run, journal: Journal) -> Html:
 
 
 def parts_of(journal: Journal) -> Parts:
-    """Of what the time from call to call consists; the loader is a part where one was seen."""
-    return _PARTS_AND_LOADER if any(each.loading for each in journal.windows) else _PARTS
+    """Of what the time from call to call consists; loader and compiler where they took some."""
+    has_loader = any(each.loading for each in journal.windows)
+    compiles = any(each.compiling for each in journal.windows)
+    before = _BEFORE_WITH_LOADER if has_loader else _BEFORE
+    return (*before, *(_COMPILING if compiles else ()), *_IN_CALL)
 
 
 def _building(run: Run, journal: Journal) -> Html:
