@@ -63,6 +63,7 @@ class FromProcess(Later):
         self.running, self.at, self.announce = running, at, announce
         self._owner, self._look_at = os.getpid(), 0.0
         self._computed_s, self._started = 0.0, 0.0
+        self._left_s = 0.0  # of this process's time for the other one, ahead of its share
         self._process: subprocess.Popen[bytes] | None = None
         self._outcome: Executable | Failure | None = None
         self._end = lambda: None
@@ -83,11 +84,13 @@ class FromProcess(Later):
         """
         temporary.sweep()
         folder = Path(tempfile.mkdtemp(prefix=temporary.prefix()))
+        began = time.thread_time()
         try:
             process = _started(self._command(folder), folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+        self._left_s = time.thread_time() - began
         self._folder, self._process, self._computed_s = folder, process, time.thread_time()
         self._started = time.monotonic()
         self._end = weakref.finalize(self, _end, process, folder, self._owner)
@@ -112,13 +115,18 @@ class FromProcess(Later):
         return self._outcome
 
     def _leave_it_a_share(self) -> None:
-        """Sleeps, so that the cores are the other one's; not where this one has slept anyway."""
+        """Sleeps, so that the cores are the other one's; not where this one has slept anyway.
+
+        What it took to write the programs counts as part of that: steps had to wait for it.
+        """
         computed = time.thread_time() - self._computed_s
         share = self._share()
         pause = computed * share / (1 - share)
-        if pause >= _PIECE_S:
-            time.sleep(min(pause, 1.0))
-            self._computed_s = time.thread_time()
+        if pause < _PIECE_S:
+            return
+        due, self._left_s = max(0.0, pause - self._left_s), max(0.0, self._left_s - pause)
+        time.sleep(min(due, 1.0))
+        self._computed_s = time.thread_time()
 
     def _share(self) -> float:
         """Of the time in which this process computes, what is left to the other one now."""

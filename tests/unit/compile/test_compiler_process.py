@@ -325,6 +325,14 @@ def test_where_nobody_knows_how_long_it_takes_the_share_stays_small(begin, clock
     assert clock.paused(later, after_s=1000.0, computed_s=0.9) == pytest.approx(0.1)
 
 
+def test_what_steps_wait_for_while_programs_are_written_counts_as_a_pause(begin, clock):
+    clock.cores(2)
+    later = clock.begun(begin, expected_cpu_s=None, written_s=0.15)
+    assert clock.paused(later, after_s=1.0, computed_s=0.9) == 0  # 0.1 s of it
+    assert clock.paused(later, after_s=1.0, computed_s=0.9) == pytest.approx(0.05)
+    assert clock.paused(later, after_s=1.0, computed_s=0.9) == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize(("cores", "seconds"), [(1, 1 / 0.3), (2, 6 + 0.4 / 0.5)])
 def test_what_is_expected_follows_from_the_shares(clock, cores, seconds):
     clock.cores(cores)
@@ -345,8 +353,15 @@ class Clock:
     def cores(self, count):
         self._monkeypatch.setattr(process.os, "sched_getaffinity", lambda _: range(count))
 
-    def begun(self, begin, expected_cpu_s):
+    def begun(self, begin, expected_cpu_s, written_s=0.0):
         later = begin(job_of(SLEEPS))
+        command = later._command
+
+        def written(folder):
+            self.computed += written_s
+            return command(folder)
+
+        self._monkeypatch.setattr(later, "_command", written)
         if expected_cpu_s is not None:
             later.running.expected_s = process.wall_s(expected_cpu_s)
         later.look()
