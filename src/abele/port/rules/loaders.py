@@ -47,6 +47,11 @@ _COUNTED = (
 )
 _SIZES = "batches of several sizes ({sizes}) come to one program, which has one shape: use one size"
 _GROWS = "the size of batches changes while a program trains, which has one shape: use one size"
+_PADDED = (
+    "rows are padded to the longest of their batch here, and a program has one shape: pad all "
+    "batches to one length"
+)
+_PADS = ("pad_sequence", "pack_sequence", "DataCollatorWithPadding")
 _BY_HAND = "the loop ends before a last, shorter batch, because a program has one shape"
 _ELSEWHERE = (
     "where these batches come from is not known: each has to have as many rows as the first, so "
@@ -142,8 +147,23 @@ def _check_sizes(context: Context, step: Step) -> None:
     for loader, node in sizes.items():
         if node is not None and varies(loader.source, node, step.gradients.optimizers):
             context.say(loader.source, loader.made, "ABP206", Verdict.BLOCKED, _GROWS)
+        _check_padding(context, loader)
     if not loaders and step.loop is not None:
         _check_by_hand(context, step, step.loop)
+
+
+def _check_padding(context: Context, loader: Thing) -> None:
+    """Name where a loader's collate_fn gives each batch a length of its own."""
+    made = loader.made
+    collate = batches.argument(made, "collate_fn") if isinstance(made, cst.Call) else None
+    if collate is None:
+        return
+    function = context.project.function(loader.source, collate)
+    source = loader.source if function is None else context.project.source(function)
+    for call in findall(collate if function is None else function.body, m.Call()):
+        assert isinstance(call, cst.Call)
+        if source.imported(call.func).rpartition(".")[2] in _PADS:
+            context.say(source, call, "ABP206", Verdict.MANUAL, _PADDED)
 
 
 def _check_by_hand(context: Context, step: Step, loop: Loop) -> None:
