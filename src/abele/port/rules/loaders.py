@@ -45,6 +45,10 @@ _COUNTED = (
     "them is smaller than it was, unless drop_last=True was meant before; nothing is left out if "
     "batch_size divides the number of rows"
 )
+_BATCHES_COUNTED = (
+    "this is one batch fewer for each epoch than it was if a last, shorter batch is left out: what "
+    "is planned by it, such as a learning rate, reaches its end earlier"
+)
 _SIZES = "batches of several sizes ({sizes}) come to one program, which has one shape: use one size"
 _GROWS = "the size of batches changes while a program trains, which has one shape: use one size"
 _PADDED = (
@@ -120,6 +124,14 @@ def _say_counted(context: Context, trained: set[Thing]) -> None:
             things = context.things.of(source, loader.value, Kind.LOADER)
             if any(each in trained and _leaves_rows_out(context, each) for each in things):
                 context.say(source, call, "ABP203", Verdict.MODIFIED, _COUNTED)
+        for call in findall(source.module, _BATCHES):
+            things = context.things.of(source, call.args[0].value, Kind.LOADER)
+            used = source.parent(call)
+            planned = m.matches(used, m.Arg() | m.BinaryOperation(operator=m.Multiply()))
+            if planned and any(
+                each in trained and _leaves_rows_out(context, each) for each in things
+            ):
+                context.say(source, call, "ABP203", Verdict.MODIFIED, _BATCHES_COUNTED)
 
 
 def _leaves_rows_out(context: Context, loader: Thing) -> bool:
@@ -128,6 +140,7 @@ def _leaves_rows_out(context: Context, loader: Thing) -> bool:
     return leaves_rows_out(context.project, context.things, loader, every)
 
 
+_BATCHES = m.Call(func=m.Name("len"), args=[m.Arg(m.Name() | m.Attribute(value=m.Name("self")))])
 _ROWS = m.Call(func=m.Name("len"), args=[m.Arg(m.Attribute(attr=m.Name("dataset")))])
 
 
