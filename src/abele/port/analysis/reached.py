@@ -1,4 +1,4 @@
-"""Finds the functions that a piece of a compiled program calls, and which parameters are tensors."""
+"""Finds functions that a piece of a program calls, and which of their parameters are tensors."""
 
 from __future__ import annotations
 

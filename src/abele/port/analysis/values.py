@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import libcst as cst
 from libcst import matchers as m
@@ -85,7 +85,7 @@ def needed(
 
 
 def _read(call: cst.Call, tensors: set[str]) -> str:
-    """By which method or function a call makes a Python number of a tensor; ``""`` if it does not."""
+    """What makes a Python number of a tensor in a call; ``""`` if nothing does."""
     if m.matches(call.func, m.Attribute(attr=m.OneOf(*map(m.Name, sorted(_PYTHON))))):
         assert isinstance(call.func, cst.Attribute)
         return call.func.attr.value if depends(call.func.value, tensors) else ""
@@ -137,7 +137,7 @@ def _value(node: cst.CSTNode) -> cst.CSTNode:
     return node.iter if isinstance(node, cst.For | cst.CompFor) else node.value
 
 
-def _bound(node: cst.CSTNode) -> list[str]:
+def _bound(node: cst.CSTNode) -> Iterable[str]:
     """Names that a node binds or adds to, without those that count or are keys."""
     if isinstance(node, cst.Call):
         return names_in(cst.ensure_type(node.func, cst.Attribute).value)
@@ -188,8 +188,9 @@ class _Values(cst.CSTVisitor):
 
     def visit_Call(self, node: cst.Call) -> bool:
         self.needed |= m.matches(node.func, m.Attribute(value=m.Name("torch"), attr=_RANDOM))
-        of_torch = m.matches(node.func, m.Attribute(value=m.Name("torch")))
-        name = node.func.attr if of_torch else node.func
+        name = node.func
+        if isinstance(name, cst.Attribute) and m.matches(name.value, m.Name("torch")):
+            name = name.attr
         return not (isinstance(name, cst.Name) and name.value in _KNOWN_FUNCTIONS)
 
     def visit_Comparison(self, node: cst.Comparison) -> bool:

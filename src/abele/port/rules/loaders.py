@@ -127,7 +127,9 @@ def _say_counted(context: Context, trained: set[Thing]) -> None:
         for call in findall(source.module, _BATCHES):
             things = context.things.of(source, call.args[0].value, Kind.LOADER)
             used = source.parent(call)
-            planned = m.matches(used, m.Arg() | m.BinaryOperation(operator=m.Multiply()))
+            planned = isinstance(used, cst.Arg) or (
+                isinstance(used, cst.BinaryOperation) and isinstance(used.operator, cst.Multiply)
+            )
             if planned and any(
                 each in trained and _leaves_rows_out(context, each) for each in things
             ):

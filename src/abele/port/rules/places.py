@@ -71,6 +71,8 @@ def homes(context: Context, step: Step, first: Home) -> list[Home]:
     Raises:
         StepError: the optimizers have different names, or one of them has none.
     """
+    if first != home(context, step):
+        return [first]  # its object keeps it
     every = [first]
     for thing in step.gradients.optimizers:
         try:

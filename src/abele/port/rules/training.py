@@ -221,9 +221,7 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
         )
         _say_made(context, step, home, name)
     else:
-        own = home == places.home(context, step)
-        homes = places.homes(context, step, home) if own else [home]
-        for number, each in enumerate(homes):
+        for number, each in enumerate(places.homes(context, step, home)):
             _say_end(context, step, each, name, first=number == 0)
             parts = _parts(context, step, each, wrapper)
             names = places.needed(f"[{parts}, {rate}]")

@@ -61,7 +61,8 @@ def test_the_ratio_of_losses_tells_a_sum_from_a_mean():
 
 
 @pytest.mark.parametrize(
-    ("far", "meaning"), [(3e-9, "differs in last bits"), (1e-3, "the update is not"), (None, "not:")]
+    ("far", "meaning"),
+    [(3e-9, "differs in last bits"), (1e-3, "the update is not"), (None, "not:")],
 )
 def test_a_difference_of_last_bits_names_what_rounds(far, meaning):
     tensors = {"w": {"kind": "parameter", "line": ""}}
