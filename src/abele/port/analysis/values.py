@@ -118,35 +118,44 @@ def followed(body: cst.CSTNode, given: Collection[str]) -> set[str]:
     """
     tensors = {*given}
     while True:
-        more = {
-            name
-            for node in findall(body, _BINDS)
-            if depends(_value(node), tensors)
-            for name in _bound(node)
-        }
+        more = {name for node in findall(body, _BINDS) for name in _bound(node, tensors)}
         if more <= tensors:
             return tensors
         tensors |= more
 
 
-def _value(node: cst.CSTNode) -> cst.CSTNode:
-    """The expression of which an assignment, a loop or append() binds the value."""
+def _bound(node: cst.CSTNode, tensors: set[str]) -> Iterable[str]:
+    """Names to which an assignment, a loop or append() gives tensors."""
     if isinstance(node, cst.Call):
-        return node.args[0].value
-    assert isinstance(node, cst.Assign | cst.AugAssign | cst.For | cst.CompFor)
-    return node.iter if isinstance(node, cst.For | cst.CompFor) else node.value
+        kept = cst.ensure_type(node.func, cst.Attribute).value
+        return names_in(kept) if depends(node.args[0].value, tensors) else ()
+    if isinstance(node, cst.For | cst.CompFor):
+        return _unpacked(node.target, node.iter, tensors)
+    assert isinstance(node, cst.Assign | cst.AugAssign)
+    if isinstance(node, cst.Assign) and isinstance(node.value, cst.Tuple):
+        return [n for each in node.targets for n in _unpacked(each.target, node.value, tensors)]
+    return [*writes(node), *changes(node)] if depends(node.value, tensors) else ()
 
 
-def _bound(node: cst.CSTNode) -> Iterable[str]:
-    """Names that a node binds or adds to, without those that count or are keys."""
-    if isinstance(node, cst.Call):
-        return names_in(cst.ensure_type(node.func, cst.Attribute).value)
-    if not isinstance(node, cst.For | cst.CompFor):
-        return [*writes(node), *changes(node)]
-    counted = m.Call(func=m.Name("enumerate") | m.Attribute(attr=m.Name("items")))
-    if m.matches(node.iter, counted) and isinstance(node.target, cst.Tuple):
-        return [name for each in node.target.elements[1:] for name in names_in(each.value)]
-    return names_in(node.target)
+def _unpacked(
+    target: cst.BaseExpression, value: cst.BaseExpression, tensors: set[str]
+) -> Iterable[str]:
+    """Names of a target that are given tensors: none that count, are keys, or are other parts."""
+    names = [each.value for each in target.elements] if isinstance(target, cst.Tuple) else []
+    parts: list[cst.BaseExpression] = []
+    if isinstance(value, cst.Call):
+        if m.matches(value.func, m.Name("enumerate")) and len(names) == 2:
+            return _unpacked(names[1], value.args[0].value, tensors)
+        if m.matches(value.func, m.Attribute(attr=m.Name("items"))) and len(names) == 2:
+            return names_in(names[1]) if depends(value, tensors) else ()
+        if m.matches(value.func, m.Name("zip")):
+            parts = [each.value for each in value.args]
+    elif isinstance(value, cst.Tuple):
+        parts = [each.value for each in value.elements]
+    if names and len(parts) == len(names):
+        pairs = zip(names, parts, strict=True)
+        return [name for each, part in pairs for name in _unpacked(each, part, tensors)]
+    return names_in(target) if depends(value, tensors) else ()
 
 
 def _plain(forward: cst.FunctionDef) -> Iterator[str]:

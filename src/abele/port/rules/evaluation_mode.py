@@ -72,7 +72,8 @@ def say_averages(
 def _trains(context: Context, source: Source, call: cst.Call) -> bool:
     """Whether a call is of a training step that is refused: its loop has what says why."""
     loop = source.enclosing(call, cst.For, cst.While, cst.FunctionDef)
-    return any(at is source and loop in source.above(each.node) for at, each in context.refused)
+    inside = [each.node for at, each in context.refused if at is source]
+    return any(loop is around for each in inside for around in source.above(each))
 
 
 def wrapped(context: Context, thing: Thing, source: Source, call: cst.Call, model: str) -> str:

@@ -38,7 +38,12 @@ def losses_of(out, goal, first=2):
     for i, value in enumerate(out.values()):
         if i < first:
             terms[i] = value.abs().mean()
-    total = sum(terms.values())
+    for weight, (i, term) in zip((1.0, 0.5, 0.0), terms.items()):
+        if weight > 0:
+            terms[i] = weight * term
+    total, small = sum(terms.values()), first
+    if small > 3:
+        total = total / small
     return total, {key: term.item() for key, term in terms.items()}  # ABP605 blocked
 
 
