@@ -228,7 +228,9 @@ def apply(
     A group with ``maximize`` among its values ascends. ``write`` rounds results that are wider than
     their tensor. ``done`` is told the name of each parameter that was updated.
     """
-    names = [name for group in rule.groups for name in group.params if name in grads]
+    grouped = {name for group in rule.groups for name in group.params}
+    # In the order of the model, as clip_grad_norm_(model.parameters()) adds up their norms.
+    names = [name for name in params if name in grouped and name in grads]
     scale: Number = hyper["loss_scaling"] if rule.loss_scaling_variable else rule.loss_scaling
     # Widened first: a half gradient divided by its scale may no longer be one.
     values = [_row(grads[name].to(_widened(params[name]).dtype)) for name in names]

@@ -96,6 +96,9 @@ LIMITS = {
     "a limit of each": ("chosen_model", ", max_grad_norm=0.5", ""),
     "a limit of the other": ("by_hand", "second.parameters(), lr=rate", "second.parameters(), lr=rate, max_grad_norm=0.25"),
     "a squared limit": ("chosen_model", "max_grad_norm=0.5", "max_grad_norm=0.5**2"),
+    "no limit of sorted groups": ("rules/sorted_groups", ", max_grad_norm=0.1", ""),
+    "a group is lost": ("rules/sorted_groups", ', {"params": others, "weight_decay": 0.0}]', "]"),
+    "another limit of groups that are not known": ("rules/unknown_groups", "max_grad_norm=0.1", "max_grad_norm=0.11"),
     "the loss is limited": ("branches", "loss = criterion(out, y)\n        return out, loss", "loss = criterion(out, y).clamp(max=args.clip)\n        return out, poptorch.identity_loss(loss, reduction='none')"),
 }  # fmt: skip
 
@@ -121,6 +124,10 @@ TRAINING = {
     "a criterion made anew": ("training", "ModelWithLoss(model, nn.CrossEntropyLoss())", "ModelWithLoss(model, nn.CrossEntropyLoss(label_smoothing=0.1))"),
     "a state that is not carried": ("carried", "state, loss = training_model(", "_, loss = training_model("),
     "a state from before": ("carried", "scores, state = self.model", "scores, _ = self.model"),
+    "the rate of a plan that ends later": ("rules/planned", "steps = 2 * len(loader)", "steps = 3 * len(loader)"),
+    "a method of another strength": ("rules/kept_optimizer", "strength=0.1", "strength=0.2"),
+    "a size of another batch": ("rules/sizes_of_batches", "loss = training_model(x, n, torch.as_tensor(m))", "loss = training_model(x, n, torch.as_tensor(0))"),
+    "a size is lost": ("rules/sizes_of_batches", "square().sum() / n *", "square().sum() / 1 *"),
     "a method of another object": ("rules/trainer", "logits, labels = self.forward_pass(batch)", "logits, labels = self.forward_pass({'image': batch['image'], 'label': 1 - batch['label']})"),
 }  # fmt: skip
 

@@ -62,6 +62,8 @@ def modes(text, head=HEAD, name="torch.nn.Linear"):
     ("text", "expected"),
     [
         ("model(here)", [True]),
+        ("import copy\nshadow = copy.deepcopy(model).eval()\nmodel(here)", [True]),
+        ("import copy\nmodel.eval()\nshadow = copy.deepcopy(model).train()\nmodel(here)", [False]),
         # modes that are put back
         (RESTORED.format(back="net.train(was)") + "model(here)", [True]),
         ("model.eval()\n" + RESTORED.format(back="net.train(was)") + "model(here)", [False]),

@@ -147,3 +147,16 @@ def test_no_gradients_are_no_error(norm):
     rule = UpdateRule(kind="sgd", groups=(), max_grad_norm=norm)
     update_rules.apply(rule, {}, {}, {}, {})
     assert rule.initial_state({}) == {}
+
+
+def test_the_norm_of_groups_is_added_up_in_the_order_of_the_model():
+    torch.manual_seed(7)
+    params = {f"p{number}": torch.zeros(5) for number in range(40)}
+    grads = {name: torch.randn(5) for name in params}
+    clipped = dict(zip(params, clip_by_global_norm([*grads.values()], 0.1), strict=True))
+    values = {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
+    groups = tuple(Group(params=(name,), values=values) for name in reversed(params))
+    rule = UpdateRule(kind="sgd", groups=groups, max_grad_norm=0.1)
+    update_rules.apply(rule, params, grads, {name: {} for name in params}, {})
+    assert not torch.equal(clip_by_global_norm([*grads.values()][::-1], 0.1)[-1], clipped["p0"])
+    assert all(torch.equal(params[name], -clipped[name]) for name in params)

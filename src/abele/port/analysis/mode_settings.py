@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port.analysis.calls import copies, innermost
 from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
 from abele.port.source import Source
@@ -106,6 +107,8 @@ def _by_call(source: Source, things: Things, call: cst.Call) -> Setting | None:
         if unbound in _UNBOUND and call.args:
             modes = _UNBOUND[unbound] if len(call.args) == 1 else _truth(call.args[1].value)
             return Setting(call, call.args[0].value, modes)
+        if m.matches(func, _METHOD) and _is_new_copy(source, func.value):
+            return None  # the mode of another object, which has no name yet
         if m.matches(func, _METHOD):
             condition = call.args[0].value if func.attr.value == "train" and call.args else None
             return Setting(
@@ -126,6 +129,11 @@ def _by_call(source: Source, things: Things, call: cst.Call) -> Setting | None:
         if isinstance(name, cst.SimpleString) and name.evaluated_value == "training":
             return Setting(call, call.args[0].value, _truth(call.args[2].value), whole=False)
     return None
+
+
+def _is_new_copy(source: Source, value: cst.BaseExpression) -> bool:
+    """Whether an expression is a copy that is made in it."""
+    return isinstance(value, cst.Call) and copies(source, innermost(value))
 
 
 def _applied(

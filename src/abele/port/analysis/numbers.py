@@ -38,6 +38,26 @@ def is_number(source: Source, things: Things, node: cst.BaseExpression) -> bool:
     return _Numbers(things).of(source, node) is True
 
 
+def is_size(source: Source, around: cst.CSTNode, name: str) -> bool:
+    """Whether a name is how many rows a batch has: a size, of which a program has one.
+
+    Args:
+        source: the file.
+        around: the loop or function in which it gets its values.
+        name: of a number.
+    """
+    assigns = findall(around, m.Assign(targets=[m.AssignTarget(m.Name(name))]))
+    given = parameters(around) if isinstance(around, cst.FunctionDef) else ()
+    longer = m.Attribute(value=m.Name(), attr=m.OneOf(*map(m.Name, ("append", "extend"))))
+    grow = {each.value.value for each in findall(source.module, longer)}
+    batches = {*writes(around), *given} - grow
+    return bool(assigns) and all(
+        m.matches(each.value, m.Call(func=m.Name("len"), args=[m.Arg(m.Name())]))
+        and each.value.args[0].value.value in batches
+        for each in assigns
+    )
+
+
 class _Numbers:
     """Answers True for a number, False for something else, None for what is not known."""
 

@@ -12,7 +12,7 @@ from abele.port.analysis.forgetting import is_forgotten
 from abele.port.analysis.helpers import Helpers
 from abele.port.analysis.keys import read_by_key
 from abele.port.analysis.kinds import Kind, Thing
-from abele.port.analysis.numbers import is_number
+from abele.port.analysis.numbers import is_number, is_size
 from abele.port.analysis.parts import (
     Loop,
     Statement,
@@ -418,7 +418,12 @@ class _Reader:
         passed = name not in fresh and self._loop is None
         if inside or passed:
             node = self._named(forward, name)
-            return node is not None and is_number(self._source, self._things, node)
+            around = self._loop or self._owner
+            return (
+                node is not None
+                and is_number(self._source, self._things, node)
+                and not is_size(self._source, around, name)
+            )
         return name in slow - fresh and not is_display(self._source, name)
 
     def _named(self, forward: Sequence[Statement], name: str) -> cst.Name | None:

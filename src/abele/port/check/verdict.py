@@ -21,6 +21,13 @@ _OTHER_UPDATE = (
     "Loss and weights before it are the same, the update is not: compare the optimizer's class and "
     "settings, zero_grad, clipping, accumulation and schedulers, and what is detached."
 )
+#: A difference of a tensor, as a part of it, that may be of rounding alone.
+_SMALL = 1e-6
+_OTHER_ROUNDING = (
+    "The update differs in last bits: sums may be added up in another order (memory_format), or a "
+    "number may be rounded to float32 that Python has as float64 (ABP314). If neither is there, "
+    "compare the optimizer's settings, clipping and schedulers."
+)
 _OTHER_BUFFER = (
     "Parameters are the same, what forward writes is not: compare train() and eval(), and how "
     "often forward runs."
@@ -87,7 +94,8 @@ def first_difference(
         if pair.differing:
             first = pair.differing[0]
             is_buffer = model.tensors[first]["kind"] == "buffer"
-            meaning = _OTHER_BUFFER if is_buffer else _OTHER_UPDATE
+            small = 0 < model.far.get(first, 1.0) < _SMALL
+            meaning = _OTHER_BUFFER if is_buffer else _OTHER_ROUNDING if small else _OTHER_UPDATE
             return _of_tensor(model, pair.step, first, pair.lines, meaning)
     if ends.turn is not None:
         return _of_turn(*ends.turn)

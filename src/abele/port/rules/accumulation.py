@@ -27,6 +27,10 @@ _HOW = (
     "a poptorch.DataLoader with these options, which gives k batches at once, and a loop without "
     "a condition"
 )
+_NO_NUMBER = (
+    "how many batches are added up, {number}, is no number in the text of the program, and its "
+    "options are made before there is another: write a constant for it"
+)
 
 
 def options(context: Context, loader: Thing) -> str:
@@ -151,11 +155,11 @@ def call(context: Context, step: Step, name: str, divided: str) -> None:
     assert every is not None
     edits = context.edits(step.source)
     loader, number = _loader(context, step), _number(context, step)
-    if loader is None or number is None or not options_of(context, step):
+    if number is None:
+        raise StepError(every, _NO_NUMBER.format(number=step.source.code(every)) + _HOW)
+    if loader is None or not options_of(context, step):
         raise StepError(
-            every,
-            "this loop does not go through enumerate(loader), or how many batches are added up "
-            "is no constant" + _HOW,
+            every, "which loader this loop goes through with enumerate() is not known" + _HOW
         )
     gone = {*step.forward, *step.zero, step.place, step.backward, step.update}
     gone |= {each.statement for each in gradients.removed}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import libcst as cst
@@ -12,8 +12,9 @@ from abele.port.analysis import once, values
 from abele.port.analysis.batches import argument
 from abele.port.analysis.flow import reads
 from abele.port.analysis.kinds import Kind
+from abele.port.analysis.reached import Reached, reached
 from abele.port.analysis.search import findall
-from abele.port.analysis.steps import calls_of
+from abele.port.analysis.steps import Statement, Step, calls_of
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.source import Source
@@ -44,12 +45,6 @@ def apply(context: Context) -> None:
             for node in reason.find(context, source):
                 context.say(source, node, reason.code, reason.verdict, reason.text)
         for forward in _forwards(context, source):
-            for node, text in values.needed(forward):
-                text += (
-                    "; a program is compiled before there are values: compute both ways, and "
-                    "choose with torch.where"
-                )
-                context.say(source, node, "ABP605", Verdict.BLOCKED, text)
             for node, text in once.random_numbers(source, forward):
                 context.say(source, node, "ABP609", Verdict.BLOCKED, text)
             for node, text in once.own_state(context.project, source, forward):
@@ -58,13 +53,63 @@ def apply(context: Context) -> None:
             for statement in step.forward if step.source is source else ():
                 for node, text in once.random_numbers(source, statement):
                     context.say(source, node, "ABP609", Verdict.BLOCKED, text)
-                for node in findall(statement, m.If() | m.While() | m.IfExp()):
-                    changing = [name for name in reads(node.test) if name in step.slow]
-                    if changing:
-                        text = _CHOICE.format(names=", ".join(changing))
-                        context.say(source, node, "ABP605", Verdict.BLOCKED, text)
+                _refuse_changing(context, step, statement)
+    _refuse_values(context)
 
 
+def _refuse_values(context: Context) -> None:
+    """Name where what a program runs needs values of tensors."""
+    said: set[cst.CSTNode] = set()
+    for source, body, tensors in _compiled(context):
+        for node, text in values.needed(source, body, tensors):
+            if node not in said:
+                said.add(node)
+                context.say(source, node, "ABP605", Verdict.BLOCKED, text)
+
+
+def _compiled(context: Context) -> Iterator[tuple[Source, cst.CSTNode, Collection[str]]]:
+    """What programs run: each piece with its file, and the names in it that are tensors."""
+    pieces: list[tuple[Source, cst.CSTNode, Collection[str]]] = [
+        (source, forward.body, values.of_parameters(forward))
+        for source in context.project.sources
+        for forward in _forwards(context, source)
+    ]
+    for step in context.steps:
+        tensors = {*step.inputs} - {*step.slow}
+        real = [each for each in step.forward if each in step.block]
+        pieces.append((step.source, cst.IndentedBlock(real), tensors))
+    seen: set[Reached] = set()
+    for source, body, tensors in pieces:
+        yield source, body, tensors
+        for each in reached(context.things, source, body, tensors, seen):
+            yield each.source, each.function.body, each.tensors
+
+
+def _refuse_changing(context: Context, step: Step, statement: Statement) -> None:
+    """Name what a number that changes decides in a program: what is computed, and shapes."""
+    slow = {*step.slow}
+    for node in findall(statement, m.If() | m.While() | m.IfExp()):
+        names = [name for name in reads(node.test) if name in slow]
+        if names:
+            text = _CHOICE.format(names=", ".join(names))
+            context.say(step.source, node, "ABP605", Verdict.BLOCKED, text)
+    for node in findall(statement, m.Slice() | m.Call(func=m.Name("range"))):
+        names = [name for name in reads(node) if name in slow]
+        if names and not _moves(node, names):
+            text = _SHAPE.format(names=", ".join(names))
+            context.say(step.source, node, "ABP605", Verdict.BLOCKED, text)
+
+
+def _moves(node: cst.CSTNode, names: Sequence[str]) -> bool:
+    """Whether both ends of a slice move with numbers: then its length may stay the same."""
+    ends = (node.lower, node.upper) if isinstance(node, cst.Slice) else (None,)
+    return all(end is not None and {*names} <= {*reads(end)} for end in ends)
+
+
+_SHAPE = (
+    "a size here depends on {names}, which changes during training, and a compiled program has one "
+    "shape: compute with the largest size, and multiply what does not count by 0"
+)
 _CHOICE = (
     "what is computed here depends on {names}, which changes during training, and a compiled "
     "program computes one way: compute both, and multiply each by a weight of 0 or 1"
@@ -229,8 +274,8 @@ REASONS: tuple[Reason, ...] = (
 CODES = {
     **{each.code: f"{each.text[0].upper()}{each.text[1:]}." for each in REASONS},
     "ABP605": (
-        "The forward pass decides by the values of tensors; a program is compiled before there "
-        "are values."
+        "The forward pass needs the values of tensors, or of numbers that change; a program is "
+        "compiled before there are values."
     ),
     "ABP609": "A random number of Python or numpy in forward is drawn once, for all calls.",
     "ABP614": "A compiled program keeps one value of a number that forward changes in each call.",

@@ -8,6 +8,7 @@ from libcst import matchers as m
 from abele.port.analysis.batches import argument
 from abele.port.analysis.calls import models_updated, targets_of
 from abele.port.analysis.flow import reads, writes
+from abele.port.analysis.groups import sorted_models
 from abele.port.analysis.homes import Home
 from abele.port.analysis.kinds import Thing
 from abele.port.analysis.search import findall
@@ -40,8 +41,8 @@ _SOME = (
     "optimizer has, or the optimizer a group for the others"
 )
 _NOT_KNOWN = (
-    "the call that makes the optimizer does not name the parameters, so whether these are all "
-    "of them is not known: write model.parameters(), or the groups, in that call"
+    "whether the optimizer has all of these parameters cannot be read from the text, and it limits "
+    "the norm over its own: check that its groups have all that have gradients"
 )
 _NO_LIMIT = "this call does not name its limit: write it as max_norm=..."
 _CHANGES = (
@@ -75,9 +76,10 @@ def _limit(context: Context, step: Step, optimizer: Thing, clip: cst.Call) -> No
         )
     made = optimizer.made
     assert isinstance(made, cst.Call)
-    updated = context.things.updated(optimizer)
+    updated = context.things.updated(optimizer) or sorted_models(context.things, optimizer)
     if not updated:
-        raise StepError(clip, _NOT_KNOWN)
+        updated = limited_models(context, step, clip) & {*step.models}
+        context.say(step.source, clip, "ABP432", Verdict.MANUAL, _NOT_KNOWN)
     if _leaves_out(optimizer.source, context.things.given(optimizer.source, made)):
         raise StepError(clip, _SOME)
     limit = limit_of(context, step, places.home(context, step), updated)

@@ -29,6 +29,10 @@ CODES = {
 
 _MOVES = frozenset(("to", "cuda", "cpu", "xpu"))
 _MODIFIED = "a program takes tensors of the host and returns them there; nothing is moved by hand"
+_LAYOUT = (
+    "; how tensors lie in memory is the program's own, so sums may be added up in another order "
+    "than with memory_format, and differ in their last bits"
+)
 _STAYS = (
     "the mode's device is the host; its programs are kept beside the model, where no move can "
     "replace them"
@@ -96,7 +100,9 @@ def _is_device(context: Context, source: Source, argument: cst.Arg) -> bool:
 
 
 def _take_out(context: Context, source: Source, call: cst.Call) -> None:
-    context.say(source, call, "ABP101", Verdict.MODIFIED, _MODIFIED)
+    layout = any(m.matches(each, m.Arg(keyword=m.Name("memory_format"))) for each in call.args)
+    reason = _MODIFIED + _LAYOUT if layout else _MODIFIED
+    context.say(source, call, "ABP101", Verdict.MODIFIED, reason)
     rest = [
         argument
         for argument in call.args

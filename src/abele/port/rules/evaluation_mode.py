@@ -59,12 +59,21 @@ def say_averages(
     context: Context, thing: Thing, source: Source, call: cst.Call, modes: Modes
 ) -> None:
     """Name a call that may renew averages, which the training model does not see."""
+    if _trains(context, source, call):
+        return
     if True in modes.here and keeps_averages(context.project, context.things, thing):
         reason = (
             "the model may be in training mode here, where batch norm changes its running "
             "averages on the host, which the training program does not see: call eval() before"
         )
         context.say(source, call, "ABP504", Verdict.MANUAL, reason)
+
+
+def _trains(context: Context, source: Source, call: cst.Call) -> bool:
+    """Whether a call is of a training step that is refused: its loop has what says why."""
+    loop = source.enclosing(call, cst.For, cst.While, cst.FunctionDef)
+    inside = [each.node for at, each in context.refused if at is source]
+    return any(loop is around for each in inside for around in source.above(each))
 
 
 def wrapped(context: Context, thing: Thing, source: Source, call: cst.Call, model: str) -> str:

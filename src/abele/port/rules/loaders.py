@@ -45,8 +45,17 @@ _COUNTED = (
     "them is smaller than it was, unless drop_last=True was meant before; nothing is left out if "
     "batch_size divides the number of rows"
 )
+_BATCHES_COUNTED = (
+    "this is one batch fewer for each epoch than it was if a last, shorter batch is left out: what "
+    "is planned by it, such as a learning rate, reaches its end earlier"
+)
 _SIZES = "batches of several sizes ({sizes}) come to one program, which has one shape: use one size"
 _GROWS = "the size of batches changes while a program trains, which has one shape: use one size"
+_PADDED = (
+    "rows are padded to the longest of their batch here, and a program has one shape: pad all "
+    "batches to one length"
+)
+_PADS = ("pad_sequence", "pack_sequence", "DataCollatorWithPadding")
 _BY_HAND = "the loop ends before a last, shorter batch, because a program has one shape"
 _ELSEWHERE = (
     "where these batches come from is not known: each has to have as many rows as the first, so "
@@ -115,6 +124,16 @@ def _say_counted(context: Context, trained: set[Thing]) -> None:
             things = context.things.of(source, loader.value, Kind.LOADER)
             if any(each in trained and _leaves_rows_out(context, each) for each in things):
                 context.say(source, call, "ABP203", Verdict.MODIFIED, _COUNTED)
+        for call in findall(source.module, _BATCHES):
+            things = context.things.of(source, call.args[0].value, Kind.LOADER)
+            used = source.parent(call)
+            planned = isinstance(used, cst.Arg) or (
+                isinstance(used, cst.BinaryOperation) and isinstance(used.operator, cst.Multiply)
+            )
+            if planned and any(
+                each in trained and _leaves_rows_out(context, each) for each in things
+            ):
+                context.say(source, call, "ABP203", Verdict.MODIFIED, _BATCHES_COUNTED)
 
 
 def _leaves_rows_out(context: Context, loader: Thing) -> bool:
@@ -123,6 +142,7 @@ def _leaves_rows_out(context: Context, loader: Thing) -> bool:
     return leaves_rows_out(context.project, context.things, loader, every)
 
 
+_BATCHES = m.Call(func=m.Name("len"), args=[m.Arg(m.Name() | m.Attribute(value=m.Name("self")))])
 _ROWS = m.Call(func=m.Name("len"), args=[m.Arg(m.Attribute(attr=m.Name("dataset")))])
 
 
@@ -142,8 +162,23 @@ def _check_sizes(context: Context, step: Step) -> None:
     for loader, node in sizes.items():
         if node is not None and varies(loader.source, node, step.gradients.optimizers):
             context.say(loader.source, loader.made, "ABP206", Verdict.BLOCKED, _GROWS)
+        _check_padding(context, loader)
     if not loaders and step.loop is not None:
         _check_by_hand(context, step, step.loop)
+
+
+def _check_padding(context: Context, loader: Thing) -> None:
+    """Name where a loader's collate_fn gives each batch a length of its own."""
+    made = loader.made
+    collate = batches.argument(made, "collate_fn") if isinstance(made, cst.Call) else None
+    if collate is None:
+        return
+    function = context.project.function(loader.source, collate)
+    source = loader.source if function is None else context.project.source(function)
+    for call in findall(collate if function is None else function.body, m.Call()):
+        assert isinstance(call, cst.Call)
+        if source.imported(call.func).rpartition(".")[2] in _PADS:
+            context.say(source, call, "ABP206", Verdict.MANUAL, _PADDED)
 
 
 def _check_by_hand(context: Context, step: Step, loop: Loop) -> None:

@@ -36,6 +36,33 @@ def home(context: Context, step: Step) -> Home:
         raise StepError(step.update, f"the optimizer is not made in one place: {error}") from error
 
 
+def kept_by_constructor(context: Context, step: Step) -> Home | None:
+    """Where the constructor of a step's object keeps its one optimizer, which others have made.
+
+    What a step needs of its object is known there, and not where the optimizer is made.
+    """
+    cls = step.source.enclosing(step.backward, cst.ClassDef)
+    made = None if cls is None else context.project.method(cls, "__init__")
+    if cls is None or made is None or context.project.source(made) is not step.source:
+        return None
+    if len(context.things.calls(made)) != 1 or len(step.gradients.optimizers) != 1:
+        return None
+    kept = [
+        (each, target.target)
+        for each in findall(cls, m.Assign())
+        for target in each.targets
+        if step.optimizer in context.things.of(step.source, target.target)
+    ]
+    if len(kept) != 1 or len(kept[0][0].targets) != 1:
+        return None
+    ((assign, target),) = kept
+    statement = step.source.enclosing(assign, cst.SimpleStatementLine)
+    variable = context.things.variable(step.source, target)
+    if statement is None or variable is None or statement not in made.body.body:
+        return None
+    return Home(step.source, statement, variable)
+
+
 def homes(context: Context, step: Step, first: Home) -> list[Home]:
     """Where a training model has to be made: where one of its optimizers gets their name.
 
@@ -44,6 +71,8 @@ def homes(context: Context, step: Step, first: Home) -> list[Home]:
     Raises:
         StepError: the optimizers have different names, or one of them has none.
     """
+    if first != home(context, step):
+        return [first]  # its object keeps it
     every = [first]
     for thing in step.gradients.optimizers:
         try:
@@ -110,7 +139,7 @@ def _chosen(source: Source, one: cst.CSTNode, other: cst.CSTNode) -> bool:
     if one is other:
         return True
     inner = {one, *source.above(one)}
-    shared = next(each for each in source.above(other) if each in inner)
+    shared = next((each for each in source.above(other) if each in inner), None)
     return isinstance(shared, cst.If | cst.Try)
 
 

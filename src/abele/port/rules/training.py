@@ -196,7 +196,7 @@ def _say_modes(context: Context, step: Step) -> None:
 
 def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     """Make the training model, where its optimizer is made."""
-    home = places.home(context, step)
+    home = _home(context, step, wrapper)
     source, kept = home.source, home.variable
     prefix = "self." if kept.name.startswith("self.") else ""
     count = len(set(context.training.values()))
@@ -236,6 +236,23 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     hand_written.follow(context, step, model, optimizer)
     context.training |= dict.fromkeys(step.gradients.optimizers, model)
     return model
+
+
+def _home(context: Context, step: Step, wrapper: Wrapper) -> Home:
+    """Where the optimizer is made, or where the object that trains keeps it, if only that will do.
+
+    Raises:
+        StepError: the module of the step needs what is known in neither place.
+    """
+    home = places.home(context, step)
+    try:
+        _parts(context, step, home, wrapper)
+    except StepError:
+        kept = places.kept_by_constructor(context, step)
+        if kept is None or step.gradients.by_hand is not None:
+            raise
+        return kept
+    return home
 
 
 def _say_end(context: Context, step: Step, home: Home, name: str, *, first: bool) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from abele.port.check.comparison import Comparison, Difference, StepPair, same_losses
 from abele.port.check.pairing import pairs
-from abele.port.check.verdict import meaning_of_loss
+from abele.port.check.verdict import Ends, ModelPair, first_difference, meaning_of_loss
 
 
 def step(number, original, port, **more):
@@ -58,6 +58,20 @@ def test_the_ratio_of_losses_tells_a_sum_from_a_mean():
     assert "original's loss is 4 times" in meaning_of_loss(step(1, (2.0,), (0.5,)))
     assert "drop_last" in meaning_of_loss(step(1, (0.7,), (0.75,)))
     assert "dropout" in meaning_of_loss(step(1, (0.7,), (0.75,), same_batch=True))
+
+
+@pytest.mark.parametrize(
+    ("far", "meaning"),
+    [(3e-9, "differs in last bits"), (1e-3, "the update is not"), (None, "not:")],
+)
+def test_a_difference_of_last_bits_names_what_rounds(far, meaning):
+    tensors = {"w": {"kind": "parameter", "line": ""}}
+    far_apart = {} if far is None else {"w": far}
+    model = ModelPair(name="", tensors=tensors, at_start=(), far=far_apart)
+    pair = step(1, (0.5,), (0.5,), differing=("w",))
+    found = first_difference([model], [pair], Ends(steps=1, original=False, port=False))
+    assert found is not None
+    assert meaning in found.meaning
 
 
 def test_the_table_shows_the_first_and_the_last_steps():

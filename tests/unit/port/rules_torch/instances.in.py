@@ -31,7 +31,7 @@ def log(*values):
         print(*values)
 
 
-data = TensorDataset(torch.randn(100, 4), torch.randn(100, 3))
+data = TensorDataset(torch.randn(102, 4), torch.randn(102, 3))
 loader = poptorch.DataLoader(opts, data, 4, True, num_workers=0, drop_last=True)  # ABP1604 modified, ABP1301 modified
 model = Fit()
 optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

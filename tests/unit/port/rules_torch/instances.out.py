@@ -77,7 +77,7 @@ def log(*values):
         print(*values)
 
 
-data = TensorDataset(torch.randn(100, 4), torch.randn(100, 3))
+data = TensorDataset(torch.randn(102, 4), torch.randn(102, 3))
 loader = loader_of_process(data, 4, True, num_workers=0, seed=42)
 model = Fit()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -10,6 +10,7 @@ from libcst import matchers as m
 
 from abele.port.analysis.batches import argument
 from abele.port.analysis.calls import models_updated
+from abele.port.analysis.groups import sorted_models
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import StepError, statement_of
 from abele.port.analysis.search import findall
@@ -202,6 +203,8 @@ def _is_whole(
     """Whether an optimizer is given all parameters of one model, which is all that is trained."""
     made = optimizer.made
     assert isinstance(made, cst.Call)
+    if sorted_models(context.things, optimizer) & bases(context, source, model):
+        return True
     updated = models_updated(made)
     if len(updated) != 1 or not m.matches(made.args[0].value, m.Call(m.Attribute())):
         return False

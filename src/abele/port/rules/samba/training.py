@@ -10,6 +10,7 @@ from libcst import matchers as m
 from abele.port.analysis.calls import models_updated
 from abele.port.analysis.flow import writes
 from abele.port.analysis.kinds import Kind
+from abele.port.analysis.numbers import is_size
 from abele.port.analysis.parts import statement_of
 from abele.port.analysis.scopes import parameters
 from abele.port.analysis.search import findall
@@ -101,6 +102,13 @@ def _require(context: Context, step: Step) -> None:
             "this step uses no tensor of the loop, and a compiled program needs an input",
         )
     _require_tensors(context, step)
+    for name in {*step.inputs} - {*step.slow}:
+        if is_size(step.source, step.loop or step.owner, name):
+            raise StepError(
+                step.place,
+                f"{name} is how many rows a batch has, and a session takes tensors: write it as a "
+                "size of a tensor where it is used, such as x.size(0)",
+            )
     clip = step.gradients.clip
     if clip is not None:
         for each in step.gradients.optimizers:
@@ -182,9 +190,7 @@ def _run(context: Context, step: Step, name: str, optimizer: str) -> str:
     file = PurePosixPath(source.name).stem
     text = _TRACED.format(name=traced, file=file, losses=losses)
     context.edits(source).define(text)
-    named = "\n".join(
-        f'    samba.from_torch_tensor({each}, name="{each}", batch_dim=0),' for each in step.inputs
-    )
+    named = "\n".join(f"    samba.from_torch_tensor({_named(step, e)})," for e in step.inputs)
     results = (*step.outputs, step.loss)
     return _RUN.format(
         tensors=tensors,
@@ -195,6 +201,13 @@ def _run(context: Context, step: Step, name: str, optimizer: str) -> str:
         optimizer=optimizer,
         hyper=_rate(context, step, optimizer),
     )
+
+
+def _named(step: Step, name: str) -> str:
+    """The arguments that give an input its name: a number that changes has no rows."""
+    if name in step.slow:
+        return f'torch.as_tensor({name}), name="{name}"'
+    return f'{name}, name="{name}", batch_dim=0'
 
 
 def _rate(context: Context, step: Step, optimizer: str) -> str:
