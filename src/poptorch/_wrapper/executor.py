@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 
+from abele import garbage
 from abele.collectives import Counts
 from abele.compile.build import BuildRecord
 from abele.step.update_rules import UpdateRule
@@ -228,28 +229,36 @@ class PoplarExecutor:
             wrapped = self._wrapped
             compiled = wrapped.compiled if wrapped.attachment is not None else None
             # The plain case is checked first and costs least: see benchmarks of the call overhead.
-            plain = compiled is not None and not kwargs and compiled.inputs.matches(args)
-            if compiled is None or not plain:
-                tracing.refuse_nested_call()
-                bound = wrapped.binder.bind(args, kwargs)
-                compiled = compiled or self._made_ready(bound)
-            if not wrapped.training:
-                self._weights.refresh()
-            else:
-                if self._optimizer.state.pending or self._optimizer.state.reread:
-                    self._optimizer.send_loaded_state()
-                self._optimizer.warn_of_unsent_rate()
-            # No context around the call, which would cost at each of them.
-            try:
-                result = compiled.run_plain(args) if plain else compiled.run(bound)
-            except BaseException:
-                if wrapped.training and compiled.was_stopped:  # after some updates, perhaps
-                    self._weights.mark_changed()
-                with self._translated:
-                    raise
-            if wrapped.training:
+            if compiled is not None and not kwargs and compiled.inputs.matches(args):
+                return self._run(compiled, args)
+            tracing.refuse_nested_call()
+            bound = wrapped.binder.bind(args, kwargs)
+            if compiled is not None:
+                return self._run(compiled, bound)
+            # The first step does not wait for what a capture leaves behind to be collected.
+            with garbage.uncollected():
+                return self._run(self._made_ready(bound), bound)
+
+    def _run(self, compiled: CompiledModel, given: Bound | tuple[Any, ...]) -> Any:
+        """Runs the program on bound arguments, or on plain ones like those of the first call."""
+        training = self._wrapped.training
+        if not training:
+            self._weights.refresh()
+        else:
+            if self._optimizer.state.pending or self._optimizer.state.reread:
+                self._optimizer.send_loaded_state()
+            self._optimizer.warn_of_unsent_rate()
+        # No context around the call, which would cost at each of them.
+        try:
+            result = compiled.run(given) if isinstance(given, Bound) else compiled.run_plain(given)
+        except BaseException:
+            if training and compiled.was_stopped:  # after some updates, perhaps
                 self._weights.mark_changed()
-            return result
+            with self._translated:
+                raise
+        if training:
+            self._weights.mark_changed()
+        return result
 
     def _made_ready(self, bound: Bound) -> CompiledModel:
         """Compiles if that has not been done, and takes the device."""
