@@ -5,7 +5,9 @@ numbers are afterwards as before. A tensor may differ by the tolerance of compil
 tensors are nothing but rounding: a gradient that is zero in exact arithmetic, which Adam turns into
 a step, or the loss of a batch that is learnt by heart. They move as far when the weights are
 rounded otherwise, so that is tried, several times where once is not enough, and such a tensor may
-differ by ten times as much as it moved. That compiled programs take longer is found the same way.
+differ by ten times as much as it moved. Numbers below the smallest normal one, where momentum of a
+gradient that stays zero ends, are zero in compiled code: they may differ by ten times that number.
+That compiled programs take longer is found the same way.
 """
 
 from __future__ import annotations
@@ -194,9 +196,19 @@ def _difference(
         finite = finite & each.isfinite()
     norm, far = _norm(wanted[finite]), _norm((got - wanted)[finite])
     farthest = max(_norm((each - wanted)[finite]) for each in others)
-    if far <= tolerance * norm + _MARGIN * farthest:
+    if far <= tolerance * norm + _MARGIN * (farthest + _flushed(expected.dtype, wanted.numel())):
         return None
     return f"differs by {far / norm if norm else far:.1e} of its norm, {tolerance:.0e} are allowed"
+
+
+def _flushed(dtype: torch.dtype, count: int) -> float:
+    """The norm of so many numbers that are just too small to be normal ones of float32 or wider.
+
+    Compiled code computes with float32 where a type is narrower, and flushes nothing else.
+    """
+    wide = dtype in (torch.float64, torch.complex128)
+    smallest = torch.finfo(torch.float64 if wide else torch.float32).tiny
+    return smallest * count**0.5
 
 
 def _norm(tensor: torch.Tensor) -> float:
