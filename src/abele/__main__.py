@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -65,6 +66,9 @@ _COMMANDS = {
 }
 
 
+_BELOW_ZERO = re.compile(r"-\.?\d")
+
+
 class _Formatter(argparse.HelpFormatter):
     """Wraps descriptions, and leaves lines of examples as they are."""
 
@@ -93,7 +97,7 @@ def _run(words: list[str]) -> int:
     if not words:
         parser.print_help(sys.stderr)
         return 2
-    parsed, unknown = parser.parse_known_args(words[:end])
+    parsed, unknown = parser.parse_known_args(_with_values(words[:end]))
     if unknown:
         hint = "; those of SCRIPT come behind --" if hasattr(parsed, "script") else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
@@ -103,6 +107,18 @@ def _run(words: list[str]) -> int:
     except AbeleError as error:
         print(f"abele {parsed.name}: {error}", file=sys.stderr)
     return getattr(parsed, "cannot", 1)
+
+
+def _with_values(words: Sequence[str]) -> list[str]:
+    """Words, with a number below zero joined to its option: it is no option of its own."""
+    result: list[str] = []
+    for word in words:
+        before = result[-1] if result else ""
+        if _BELOW_ZERO.match(word) and before.startswith("--") and "=" not in before:
+            result[-1] = f"{before}={word}"
+        else:
+            result.append(word)
+    return result
 
 
 def _parser(first: Sequence[str]) -> argparse.ArgumentParser:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from abele import __main__ as command_line
+from abele.errors import LimitError
 from helpers.samba_models import Net, NetWithLoss, batch, named
 from helpers.warm_python import python
-from sambaflow.errors import UsageError
 from sambaflow.samba._calls import arguments
 from sambaflow.samba._compile import fitting
 from sambaflow.samba._compile.compiling import rule_of, traced_with
@@ -100,9 +100,30 @@ def test_inference_is_forward_alone():
 
 def test_the_memory_of_ipus_is_none_of_these_programs():
     with pytest.raises(
-        UsageError, match="--limit mk2 was asked for a SambaFlow program, but is that of IPUs"
+        LimitError, match="--limit mk2x4 is the memory of IPUs, on which no SambaFlow program runs"
     ):
-        report_of(Net(), batch(0)[:1], training=True, limit="mk2")
+        report_of(Net(), batch(0)[:1], training=True, limit="mk2x4")
+
+
+def test_the_memory_of_ipus_is_refused_in_a_line(script, capsys):
+    assert command_line.main(["fit", str(script), "--limit", "mk2"]) == 1
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("abele fit: --limit mk2 is the memory of IPUs")
+
+
+def test_it_is_refused_in_a_line_where_another_process_was_to_answer(
+    script, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr(sys, "executable", python())
+    parent = tmp_path / "parent.py"
+    parent.write_text(
+        f"import subprocess, sys\nsubprocess.run([sys.executable, {str(script)!r}])\n"
+    )
+    assert command_line.main(["fit", str(parent), "--limit", "mk2"]) == 1
+    err = capfd.readouterr().err
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("abele fit: --limit mk2 is the memory of IPUs")
 
 
 def test_stages_are_refused_in_a_line(script, capsys):

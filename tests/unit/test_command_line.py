@@ -62,6 +62,15 @@ def test_wrong_commands_are_refused_with_what_there_is(arguments, message, capsy
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("limit", [["--limit", "-5GiB"], ["--limit=-5GiB"], ["--limit", "0"]])
+@pytest.mark.parametrize("command", [["fit"], ["stage", "--ipus", "2"]])
+def test_a_limit_below_zero_is_refused_with_what_it_must_be(command, limit, capsys):
+    assert __main__.main([*command, "train.py", *limit]) == 1
+    size = limit[-1].removeprefix("--limit=")
+    said = f"abele {command[0]}: A limit of {size!r} leaves no memory. Give a size above zero."
+    assert capsys.readouterr().err.startswith(said)
+
+
 @pytest.mark.parametrize("command", [["fit"], ["stage", "--ipus", "2"]])
 def test_arguments_of_a_script_belong_behind_two_dashes(command, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -14,7 +14,6 @@ import torch
 
 from abele import passes
 from abele.differences.answer import Blamed, Result, operation, result
-from abele.differences.interpret import all_values, measured
 from abele.differences.lockstep import results_of
 from abele.differences.prefix import operations, prefix
 from abele.differences.settings import PLAIN, TRUTH, Setting
@@ -24,6 +23,7 @@ from abele.errors import DifferenceError
 from abele.program import Program, Role
 from abele.targets import Lowering, Target
 from abele.targets.candidates import candidates, considered
+from abele.targets.interpretation import all_values, measured
 
 Say = Callable[[str], None]
 Values = Mapping[str, torch.Tensor]

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from abele.differences import interpret
 from abele.differences.answer import Blamed, Result, Worst, operation, result
-from abele.differences.interpret import Interpretation, Node
 from abele.differences.settings import PLAIN, TRUTH, Setting
 from abele.differences.spread import Spread, error, spread
 from abele.differences.subject import Subject
 from abele.program import Program, is_view, node_argument, returned_nodes, writes
 from abele.program.cut import draws
+from abele.targets import interpretation
+from abele.targets.interpretation import Interpretation, Node
 
 _WORST = 8
 aten = torch.ops.aten
@@ -59,12 +59,12 @@ class Lockstep:
         self.rounded = sorted({each for run in self._runs[1:] for each in run.rounded})
 
     def _run(self) -> None:
-        nodes = interpret.calls(self._program)
-        last = interpret.last_uses(nodes)
+        nodes = interpretation.calls(self._program)
+        last = interpretation.last_uses(nodes)
         kept = set(results_of(self._program).values())
         for node in nodes:
             alone = self._compute(node)
-            if interpret.measured(node):
+            if interpretation.measured(node):
                 self._measure(node, alone, keep=node in kept)
             for value in last[node]:
                 if value not in kept:
@@ -89,7 +89,7 @@ class Lockstep:
     def _alone(self, node: Node) -> list[Any]:
         """What both settings make of float64's operands; nothing of what only moves or rounds."""
         moves = is_view(node) or node.target in _MOVES or not node.all_input_nodes
-        if not interpret.measured(node) or moves or draws(node):
+        if not interpretation.measured(node) or moves or draws(node):
             return []
         values = self._runs[0].values
         return [run.computed(node, values) for run in self._runs[1:3]]
@@ -136,7 +136,7 @@ class Lockstep:
         if draws(node):
             return 0.0
         rounded = {
-            each: interpret.rounded(truth.values[each], each, setting)
+            each: interpretation.rounded(truth.values[each], each, setting)
             for each in node.all_input_nodes
         }
         return error(truth.values[node], truth.computed(node, rounded))

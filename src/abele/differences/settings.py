@@ -9,6 +9,7 @@ import torch
 from abele.compile import tolerances
 from abele.errors import DifferenceError
 from abele.targets import NAMES, Lowering, Target, get_target
+from abele.targets.interpretation import Types
 
 _TYPES = {
     "float32": None,  # as it was captured
@@ -21,7 +22,7 @@ _TYPES = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Setting:
+class Setting(Types):
     """One way to run a program.
 
     Attributes:
@@ -32,7 +33,6 @@ class Setting:
     """
 
     name: str
-    dtype: torch.dtype | None = None
     target: Target | None = None
     lowering: Lowering | None = None
 
@@ -40,14 +40,6 @@ class Setting:
     def tolerance(self) -> float:
         """How far a tensor may be off, relative to its norm."""
         return tolerances.compiled(self.dtype or torch.float32)
-
-    def of(self, dtype: torch.dtype) -> torch.dtype:
-        """What a type of the captured program becomes."""
-        if self.dtype is torch.float64:
-            if dtype.is_complex:
-                return torch.complex128
-            return torch.float64 if dtype.is_floating_point else dtype
-        return self.dtype if self.dtype is not None and dtype is torch.float32 else dtype
 
 
 TRUTH = Setting(name="float64", dtype=torch.float64)

@@ -7,8 +7,9 @@ import dataclasses
 import os
 from collections.abc import Callable, Generator
 
+from abele.errors import FitError
 from abele.fit import children
-from abele.fit.answers import Answered, Kept, Report
+from abele.fit.answers import Answered, Kept, Refused, Report
 
 #: Limits that somebody asks for, each with the process that does: a fork has them, too.
 _asked: list[tuple[int, str | None, Kept]] = []
@@ -44,7 +45,7 @@ def instead_of_compiling(limit: str | None) -> Generator[Sought]:
         What has become of it.
 
     Raises:
-        Answered: there is an answer; at the end at the latest.
+        Answered, Refused: there is an answer, or none for this model; at the end at the latest.
     """
     kept = Kept()
     _asked.append((os.getpid(), limit, kept))
@@ -59,10 +60,10 @@ def answer(of: Callable[[str | None], Report]) -> None:
     """Where somebody asks, answer; front-ends call this before they compile.
 
     Args:
-        of: the answer for a limit.
+        of: the answer for a limit; raises ``FitError`` if there is none, which ends the program.
 
     Raises:
-        Answered: this process asks.
+        Answered, Refused: this process asks.
         SystemExit: a process that this one descends from asks, and has the answer now.
     """
     if _asked and _asked[-1][0] == os.getpid():
@@ -72,6 +73,8 @@ def answer(of: Callable[[str | None], Report]) -> None:
         kept.is_sought = True
         try:
             report = of(limit)
+        except FitError as error:
+            kept.end(Refused(str(error)))
         except Exception as error:
             kept.problem = f"{type(error).__name__}: {error}"
             raise
@@ -81,4 +84,8 @@ def answer(of: Callable[[str | None], Report]) -> None:
         return
     if not request.claim():  # another process answers, or nobody waits any more
         raise SystemExit(0)
-    request.answer(of(request.wanted))
+    try:
+        report = of(request.wanted)
+    except FitError as error:
+        request.refuse(str(error))
+    request.answer(report)

@@ -17,7 +17,7 @@ from typing import Any
 
 from abele.errors import FitError
 from abele.fit import asking, limits
-from abele.fit.answers import Answered, Report
+from abele.fit.answers import Answered, Refused, Report
 
 _ANSWERED_FOR = "Answers are for models that a wrapper compiles."
 _LONG_S = 30.0
@@ -116,7 +116,8 @@ def answer_of(script: Path, limit: str | None, arguments: list[str]) -> Report:
         arguments: of the script.
 
     Raises:
-        FitError: there is no such script, or it fails or compiles nothing.
+        FitError: there is no such script, or it fails or compiles nothing, or nothing for which
+            there is an answer.
     """
     problem = ""
     try:
@@ -127,6 +128,8 @@ def answer_of(script: Path, limit: str | None, arguments: list[str]) -> Report:
                 problem = sought.kept.problem
     except Answered as answered:
         return answered.report
+    except Refused as refused:
+        raise FitError(str(refused)) from refused
     except SystemExit as ended:  # its status is no answer: 3 would say that it does not fit
         how = f"with status {ended.code!r} before it compiled a model"
     else:

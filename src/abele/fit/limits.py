@@ -63,14 +63,15 @@ def parse_bytes(text: str) -> int:
     Raises:
         LimitError: it is no size, or not above zero.
     """
-    match = _SIZE.fullmatch(text)
+    without_sign = text.strip().removeprefix("-")
+    match = _SIZE.fullmatch(without_sign)
     unit = None if match is None else _UNITS.get(match[2].lower())
     if match is None or unit is None:
         raise LimitError(
             f"{text!r} is no size. Write a number and a unit, such as 8GiB, 500MB or 123456."
         )
     size = int(float(match[1]) * unit)
-    if size <= 0:
+    if size <= 0 or without_sign != text.strip():
         raise LimitError(f"A limit of {text!r} leaves no memory. Give a size above zero.")
     return size
 

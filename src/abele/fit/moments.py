@@ -9,8 +9,9 @@ from abele.fit.intermediates import Need
 from abele.fit.results import Results
 
 #: Weights, optimizer state and inputs are copied for each of these runs while compiled programs
-#: are compared with interpreted ones: three at least, and one more for each further trial.
-_COPIES = Interval(3, 3, 10)
+#: are compared with interpreted ones: three at least, one more for each further trial, and two in
+#: float64.
+_COPIES = Interval(3, 3, 12)
 _COPIED = ("parameters", "buffers", "optimizer state", "gradient sums", "inputs of a call")
 
 

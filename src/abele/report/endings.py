@@ -1,4 +1,4 @@
-"""How runs end: by themselves, by an error that nobody caught, or by a signal.
+"""How runs end: by themselves, with a status, by an error that nobody caught, or by a signal.
 
 Watched from the first run on that is recorded. What was there before stays: the hook of errors is
 called after ours, and a signal that somebody else handles is left to him. A process that is killed
@@ -19,6 +19,7 @@ from types import FrameType, TracebackType
 from typing import Protocol
 
 from abele import libraries
+from abele.report import exit_status
 
 
 class Ending(Protocol):
@@ -76,6 +77,7 @@ def leave(run: Ending) -> None:
 @functools.cache
 def _begin() -> None:
     atexit.register(_at_exit)
+    exit_status.watch()
     sys.excepthook = functools.partial(_uncaught, sys.excepthook)
     if threading.current_thread() is threading.main_thread():
         _watch_signal(signal.SIGTERM)
@@ -98,8 +100,9 @@ def _here() -> list[Ending]:
 
 
 def _at_exit() -> None:
+    status = exit_status.words()
     for each in _here():
-        each.ended("finished")
+        each.ended(f"ended {status}" if status else "finished")
 
 
 def _uncaught(

@@ -70,6 +70,8 @@ def status_of(journal: Journal, alive: bool | None) -> Status:
     if end.what == "finished" or end.what.startswith("ended:"):
         said = "" if end.what == "finished" else f"It {end.what.replace(':', ' because', 1)}."
         return Status(state=State.FINISHED, sentence=said)
+    if end.what.startswith("ended with"):
+        return Status(state=State.FAILED, sentence=f"It {_beginning(end.what)}.")
     if end.what.startswith("ended by"):
         if last is not None and all(each.until <= last.at for each in journal.windows):
             # An instance that fails is stopped by its launcher before it has ended by itself.

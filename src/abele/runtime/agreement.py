@@ -5,7 +5,11 @@ numbers are afterwards as before. A tensor may differ by the tolerance of compil
 tensors are nothing but rounding: a gradient that is zero in exact arithmetic, which Adam turns into
 a step, or the loss of a batch that is learnt by heart. They move as far when the weights are
 rounded otherwise, so that is tried, several times where once is not enough, and such a tensor may
-differ by ten times as much as it moved. That compiled programs take longer is found the same way.
+differ by ten times as much as it moved. Where that does not do, because what is rounded are numbers
+in between, the interpreted programs run in float64, and a tensor may differ by ten times the error
+that they themselves make. Numbers below the smallest normal one, where momentum of a
+gradient that stays zero ends, are zero in compiled code: they may differ by ten times that number.
+That compiled programs take longer is found the same way.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import torch
 from abele.compile import tolerances
 from abele.compile.executable import Executable
 from abele.program import Program, Role, all_nodes, has_effect
+from abele.runtime import in_float64
 from abele.runtime.device_state import DeviceState
 
 _ROUNDINGS = 4  # in units of the type's last digit
@@ -30,6 +35,7 @@ _TRIALS = 8
 _TURNS, _SLOWER = 5, 1.05
 
 _Values = dict[str, torch.Tensor]
+_Call = Callable[[Program, list[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 def has_effects(programs: Sequence[Program]) -> bool:
@@ -70,8 +76,9 @@ class Trial:
                 moved.append(expected)
             problem = first_problem(expected, moved, computed)
             if problem is None:
-                break
-        return problem
+                return None
+        exact = self.exact(interpreted)
+        return problem if exact is None else first_problem(expected, moved, computed, exact)
 
     def slower(
         self, interpreted: Executable, compiled: Executable, clock: Callable[[], float]
@@ -101,29 +108,55 @@ class Trial:
             executable: the programs.
             rounding: with weights that are rounded otherwise, each number in another way.
         """
-        return self._run(executable, rounding=rounding)[0]
+        return self._run(executable, _Copies(rounding))[0]
+
+    def exact(self, interpreted: Executable) -> _Values | None:
+        """What programs return and write in float64, by name.
+
+        Args:
+            interpreted: the programs.
+
+        Returns:
+            None where that says nothing of rounding, or cannot be computed.
+        """
+        if not all(in_float64.is_yardstick(each) for each in interpreted.programs):
+            return None
+        try:
+            return self._run(interpreted, _Copies(wide=True), in_float64.run)[0]
+        except Exception:  # noqa: BLE001 - float64 is nothing that the user asked for
+            return None
 
     def _run(
         self,
         executable: Executable,
+        copies: _Copies | None = None,
+        call: _Call | None = None,
         *,
-        rounding: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> tuple[_Values, float]:
         """The same, and what the programs take, without the copies that a trial makes."""
+
+        def compiled(program: Program, arguments: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+            return executable.compiled[program.name].run(arguments)
+
         outside = torch.get_rng_state()
         torch.set_rng_state(self._numbers)
         try:
-            return self._values_and_time(executable, _Copies(rounding), clock)
+            programs = sorted(executable.programs, key=lambda each: each.name == "apply")
+            return self._values_and_time(programs, call or compiled, copies or _Copies(), clock)
         finally:
             torch.set_rng_state(outside)
 
     def _values_and_time(
-        self, executable: Executable, copies: _Copies, clock: Callable[[], float]
+        self,
+        programs: Sequence[Program],
+        call: _Call,
+        copies: _Copies,
+        clock: Callable[[], float],
     ) -> tuple[_Values, float]:
         values: _Values = {}
         took = 0.0
-        for program in sorted(executable.programs, key=lambda each: each.name == "apply"):
+        for program in programs:
             arguments = self._state.arguments(program, 0)
             rows = iter(self._rows)
             for position, slot in enumerate(program.inputs):
@@ -135,7 +168,7 @@ class Trial:
                 if slot.mutated
             ]
             began = clock()
-            outputs = executable.compiled[program.name].run(arguments)
+            outputs = call(program, arguments)
             took += clock() - began
             for slot, value in zip(program.outputs, outputs, strict=True):
                 values[f"result {slot.name!r} of {program.name!r}"] = value
@@ -145,15 +178,21 @@ class Trial:
 
 
 class _Copies:
-    """Copies of tensors, the same one each time."""
+    """Copies of tensors, the same one each time.
 
-    def __init__(self, rounding: int | None):
+    Args:
+        rounding: weights are rounded otherwise, each number in another way.
+        wide: fractions are in float64.
+    """
+
+    def __init__(self, rounding: int | None = None, *, wide: bool = False):
+        self._wide = wide
         self._noise = None if rounding is None else torch.Generator().manual_seed(rounding)
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def of(self, tensor: torch.Tensor, role: Role) -> torch.Tensor:
         if id(tensor) not in self._copies:
-            copy = tensor.clone()
+            copy = in_float64.copied(tensor) if self._wide else tensor.clone()
             if self._noise is not None and role is Role.PARAMETER and copy.is_floating_point():
                 noise = torch.rand(copy.shape, generator=self._noise) * 2 - 1
                 copy *= 1 + (_ROUNDINGS * torch.finfo(copy.dtype).eps * noise).to(copy.dtype)
@@ -161,23 +200,33 @@ class _Copies:
         return self._copies[id(tensor)][1]
 
 
-def first_problem(expected: _Values, moved: Sequence[_Values], computed: _Values) -> str | None:
+def first_problem(
+    expected: _Values,
+    moved: Sequence[_Values],
+    computed: _Values,
+    exact: _Values | None = None,
+) -> str | None:
     """The first tensor that is too far off, and how far, in words; None if there is none.
 
     Args:
         expected: what interpreted programs give.
         moved: the same with weights that are rounded otherwise, once or several times.
         computed: what compiled programs give.
+        exact: what interpreted programs give in float64.
     """
     for name, value in expected.items():
-        problem = _difference(value, [each[name] for each in moved], computed[name])
+        truth = None if exact is None else exact[name]
+        problem = _difference(value, [each[name] for each in moved], computed[name], truth)
         if problem is not None:
             return f"{name} {problem}"
     return None
 
 
 def _difference(
-    expected: torch.Tensor, moved: Sequence[torch.Tensor], computed: torch.Tensor
+    expected: torch.Tensor,
+    moved: Sequence[torch.Tensor],
+    computed: torch.Tensor,
+    exact: torch.Tensor | None,
 ) -> str | None:
     """How far a tensor is off, in words, if that is too far."""
     if (expected.shape, expected.dtype) != (computed.shape, computed.dtype):
@@ -193,10 +242,23 @@ def _difference(
     for each in others:
         finite = finite & each.isfinite()
     norm, far = _norm(wanted[finite]), _norm((got - wanted)[finite])
+    if exact is not None and (expected.is_floating_point() or expected.is_complex()):
+        truth = _plain(exact)
+        others.append(torch.where(truth.isfinite(), truth, wanted))  # what overflows is no rounding
     farthest = max(_norm((each - wanted)[finite]) for each in others)
-    if far <= tolerance * norm + _MARGIN * farthest:
+    if far <= tolerance * norm + _MARGIN * (farthest + _flushed(expected.dtype, wanted.numel())):
         return None
     return f"differs by {far / norm if norm else far:.1e} of its norm, {tolerance:.0e} are allowed"
+
+
+def _flushed(dtype: torch.dtype, count: int) -> float:
+    """The norm of so many numbers that are just too small to be normal ones of float32 or wider.
+
+    Compiled code computes with float32 where a type is narrower, and flushes nothing else.
+    """
+    wide = dtype in (torch.float64, torch.complex128)
+    smallest = torch.finfo(torch.float64 if wide else torch.float32).tiny
+    return smallest * count**0.5
 
 
 def _norm(tensor: torch.Tensor) -> float:

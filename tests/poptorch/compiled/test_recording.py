@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -280,6 +281,16 @@ def test_a_program_leaves_a_page_that_says_how_it_ended(last, said, status, tmp_
     text = words(tmp_path / "net" / "report.html")
     assert said in text
     assert recorded(tmp_path, "net")[1].calls == 5
+
+
+def test_a_status_other_than_0_is_on_the_page(tmp_path):
+    code = CALLS.replace("LAST", "import sys; sys.exit(3)")
+    environment = {**os.environ, "ABELE_TARGET": "reference"}
+    command = [sys.executable, "-c", code, str(tmp_path)]  # a Python of its own ends with it
+    assert subprocess.run(command, env=environment, check=False).returncode == 3
+    text = words(tmp_path / "net" / "report.html")
+    assert "Training on reference failed : 5 calls" in text
+    assert "It ended with status 3." in text
 
 
 UNCALLED = (

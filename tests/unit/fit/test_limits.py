@@ -21,7 +21,7 @@ def test_sizes_are_read_as_people_write_them(text, size):
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "8 parsecs", "-8GiB", "8GiB of it"])
+@pytest.mark.parametrize("text", ["", "GiB", "8 parsecs", "-8 parsecs", "--8GiB", "8GiB of it"])
 def test_what_is_no_size_is_refused_with_an_example(text):
     with pytest.raises(LimitError, match=r"is no size.*such as 8GiB"):
         parse_bytes(text)
@@ -41,9 +41,10 @@ def test_a_limit_is_named_once(name, text):
     assert limits.shown(name, limits.of_machine(name).size) == text
 
 
-def test_no_memory_is_no_limit():
-    with pytest.raises(LimitError, match="above zero"):
-        parse_bytes("0GiB")
+@pytest.mark.parametrize("text", ["0GiB", "-8GiB", " -.5 MB"])
+def test_no_memory_is_no_limit(text):
+    with pytest.raises(LimitError, match=f"{text!r} leaves no memory. Give a size above zero"):
+        parse_bytes(text)
 
 
 @pytest.mark.parametrize(

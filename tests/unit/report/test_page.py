@@ -230,6 +230,8 @@ def test_a_loss_that_is_not_finite_is_in_the_first_sentence(introduction):
         ([("error", "'a_b': x is 3. Or so."), ("end", "failed")], None, "error in call 3: x is 3."),
         ([("error", WORKER), ("end", "failed")], None, "“ValueError: event 7 has no label”, in a"),
         ([("end", "interrupted")], None, "was interrupted"),
+        ([("end", "ended with status 3")], None, "It ended with status 3."),
+        ([("end", "ended with status 1: no data. Get it.\n")], None, "with status 1: no data."),
         ([("end", "ended: the wrapper was destroyed")], None, "because the wrapper was destroyed"),
         ([], True, "It was running when this was written, 1.9 s after it began; abele report says"),
     ],

@@ -273,6 +273,43 @@ def test_a_number_of_nothing_but_rounding_may_move_as_far_as_it_ever_did():
     assert agreement.first_problem(expected, [stayed, went], computed) is None
 
 
+FADED = 4 * 2.0**-149  # times 0.9 rounds to itself: where momentum of a zero gradient ends
+
+
+def compared(expected, computed, dtype=torch.float32):
+    """What is said of one tensor of equal numbers that no rounding of weights moves."""
+    wanted, got = (torch.full((10,), each, dtype=dtype) for each in (expected, computed))
+    return agreement.first_problem({"momentum": wanted}, [{"momentum": wanted}], {"momentum": got})
+
+
+def test_momentum_that_has_faded_away_may_be_zero():
+    assert compared(FADED, 0.0) is None
+    assert compared(1e-38, 0.0) is None
+    assert compared(5e-324, 0.0, torch.float64) is None
+
+
+@pytest.mark.parametrize(
+    ("small", "dtype"),
+    [(1e-36, torch.float32), (6e-8, torch.float16), (1e-38, torch.float64)],
+)
+def test_numbers_that_no_compiled_code_flushes_must_not_be_zero(small, dtype):
+    said = compared(small, 0.0, dtype)
+    assert said is not None
+    assert said.startswith("momentum differs by 1.0e+00 of its norm")
+
+
+def test_programs_whose_momentum_has_faded_away_take_over():
+    session, script, compiled = case(kind="adam", target=Rounded(0.0, only="fc1.weight.exp_avg"))
+    steps(session, DENSE.batches(1))
+    for name, value in state.tensors_of(session).items():
+        if "fc1" in name and "exp_avg" in name:
+            value.fill_(FADED)
+    script.outcome = compiled
+    ((images, labels),) = DENSE.batches(1)
+    steps(session, [(torch.zeros_like(images), labels)])  # no gradient of the first weight
+    assert session.executable is compiled
+
+
 def test_programs_that_compute_something_else_do_not_take_over():
     session, script, compiled = case(target=Rounded(1.001, only="fc1.weight"))
     interpreted, script.outcome = session.executable, compiled

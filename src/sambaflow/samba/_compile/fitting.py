@@ -12,6 +12,7 @@ from abele import fit
 from abele.capture.sectioning import BACKWARD, UPDATE
 from abele.capture.sections import STEP, Sectioned
 from abele.compile.build import choose_target
+from abele.errors import LimitError
 from abele.fit import Answer, Calls, asking, process
 from abele.fit.answers import Say, silent
 from abele.fit.limits import of_machine
@@ -20,7 +21,6 @@ from abele.program import Program, Slot
 from abele.stage import asking as asking_for_stages
 from abele.step.config import StepConfig
 from abele.trace.module_state import ModuleState
-from sambaflow.errors import UsageError
 
 _SECTIONS = "\n\nForward, backward and update run one by one: no output of forward is a loss."
 
@@ -88,14 +88,13 @@ def report(
         limit: ``cpu``, ``cuda:0`` or a size; None for the device that would be used.
 
     Raises:
-        UsageError: the limit is that of IPUs.
-        LimitError: there is no such limit.
+        LimitError: there is no such limit, or it is that of IPUs.
     """
     target, _ = choose_target()
     known = of_machine(limit or process.default_limit(target))
     if known.ipus is not None:
-        raise UsageError(
-            f"--limit {known.name} was asked for a SambaFlow program, but is that of IPUs. Give a "
+        raise LimitError(
+            f"--limit {limit} is the memory of IPUs, on which no SambaFlow program runs. Give a "
             "size, such as --limit 8GiB."
         )
     programs = traced.captured.programs

@@ -1,11 +1,12 @@
-"""Runs a graph operation by operation, in the types of a setting.
+"""Runs a graph operation by operation, in types that may be other ones than it was captured in.
 
 What has no kernel for such a type, draws random numbers or has effects is computed in the types it
-was captured in, and rounded: so all settings draw the same numbers.
+was captured in, and rounded: so the same numbers are drawn in all types.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import torch
 
 from abele.containers import is_dict, is_sequence
-from abele.differences.settings import Setting
 from abele.program import Program, has_effect, writes
 from abele.program.cut import draws
 from abele.targets.straight import called
@@ -27,23 +27,43 @@ _UNSET = {
 }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Types:
+    """What types of a captured program become.
+
+    Attributes:
+        dtype: the type that takes the place of float32, and where it is float64 of all narrower
+            ones; None for none.
+    """
+
+    dtype: torch.dtype | None = None
+
+    def of(self, dtype: torch.dtype) -> torch.dtype:
+        """What a type of the captured program becomes."""
+        if self.dtype is torch.float64:
+            if dtype.is_complex:
+                return torch.complex128
+            return torch.float64 if dtype.is_floating_point else dtype
+        return self.dtype if self.dtype is not None and dtype is torch.float32 else dtype
+
+
 class Interpretation:
-    """The values of a program's nodes in one setting.
+    """The values of a program's nodes in some types.
 
     Args:
         program: is run.
         arguments: one tensor per input slot.
-        setting: its types.
+        types: in which it is computed.
 
     Attributes:
         values: by node, as far as they were computed and not dropped.
         rounded: operators that were computed in other types than asked for.
     """
 
-    def __init__(self, program: Program, arguments: Sequence[torch.Tensor], setting: Setting):
-        self._root, self._setting = program.graph, setting
+    def __init__(self, program: Program, arguments: Sequence[torch.Tensor], types: Types):
+        self._root, self._types = program.graph, types
         self.values: dict[Node, Any] = {
-            node: argument.to(setting.of(argument.dtype))
+            node: argument.to(types.of(argument.dtype))
             for node, argument in zip(program.placeholders(), arguments, strict=True)
         }
         self.rounded: set[str] = set()
@@ -54,20 +74,20 @@ class Interpretation:
         return self.values[node]
 
     def computed(self, node: Node, values: Mapping[Node, Any]) -> Any:
-        """The value of a node from those of its arguments, which may be of any setting."""
+        """The value of a node from those of its arguments, which may be of any types."""
         if node.op == "get_attr":
             value = operator.attrgetter(str(node.target))(self._root)
-            return self._cast(value, self._setting.of) if _is_tensor(value) else value
+            return self._cast(value, self._types.of) if _is_tensor(value) else value
         captured = draws(node) or has_effect(node)
         if not captured:
             try:
-                return self._called(node, values, self._setting.of)
+                return self._called(node, values, self._types.of)
             except (RuntimeError, NotImplementedError):
-                if self._setting.dtype is None:
+                if self._types.dtype is None:
                     raise
                 self.rounded.add(str(node.target))
         result = self._called(node, values, lambda dtype: dtype)
-        return _mapped(result, lambda each: self._cast(each, self._setting.of))
+        return _mapped(result, lambda each: self._cast(each, self._types.of))
 
     def _called(
         self, node: Node, values: Mapping[Node, Any], of: Callable[[torch.dtype], torch.dtype]
@@ -93,7 +113,7 @@ class Interpretation:
 
 
 def _as(value: torch.Tensor, node: Node, of: Callable[[torch.dtype], torch.dtype]) -> torch.Tensor:
-    """A value in the type that its node has in a setting; integers stay what they are."""
+    """A value in the type that its node has then; integers stay what they are."""
     captured = node.meta.get("val")
     if not isinstance(captured, torch.Tensor) or not (
         value.is_floating_point() or value.is_complex()
@@ -114,9 +134,9 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def rounded(value: Any, node: Node, setting: Setting) -> Any:
-    """A value of a node in the type that it has in a setting."""
-    return _mapped(value, lambda each: _as(each, node, setting.of))
+def rounded(value: Any, node: Node, types: Types) -> Any:
+    """A value of a node in the type that it has in others."""
+    return _mapped(value, lambda each: _as(each, node, types.of))
 
 
 def calls(program: Program) -> list[Node]:
@@ -150,7 +170,7 @@ def measured(node: Node) -> bool:
 def all_values(
     program: Program,
     arguments: Sequence[torch.Tensor],
-    setting: Setting,
+    types: Types,
     random_state: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
     """Every value that is worth comparing, by the name of its node.
@@ -158,10 +178,10 @@ def all_values(
     Args:
         program: is run.
         arguments: one tensor per input slot.
-        setting: interpreted.
+        types: in which it is interpreted.
         random_state: that torch's generator starts with, and has afterwards as before.
     """
-    run = Interpretation(program, arguments, setting)
+    run = Interpretation(program, arguments, types)
     outside = torch.get_rng_state()
     torch.set_rng_state(random_state)
     try:
