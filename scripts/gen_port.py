@@ -75,7 +75,8 @@ The port is equal to its original for 20 steps: losses and 10 tensors, bit for b
 
 ![The page of a port: old text beside new text, with codes and reasons under the lines](port.png)
 
-`ported/port.diff` is the same for `patch`, and `ported/port.json` for programs. This is the diff:
+`ported/port.diff` is the same for `patch`, and `ported/port.json` for programs, which names a place in this page for each code.
+This is the diff:
 
 ```diff
 """
@@ -284,7 +285,10 @@ def page() -> str:
 def _table(target: str) -> str:
     """A row for each code of the rules for a target."""
     codes = {code: text for rule in BY_TARGET[target] for code, text in rule.codes.items()}
-    return "".join(f"| `{code}` | {text} |\n" for code, text in sorted(codes.items()))
+    return "".join(
+        f'| <a id="{code.lower()}"></a>`{code}` | {text} |\n'
+        for code, text in sorted(codes.items())
+    )
 
 
 def main(argv=None) -> int:
