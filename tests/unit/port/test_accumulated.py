@@ -137,3 +137,48 @@ def test_what_is_left_over_is_not_known():
     found = port(Project([Source("train.py", text)])).findings
     (kept,) = [each for each in found if each.verdict is Verdict.MANUAL]
     assert kept.reason.startswith("where parts does not divide the number of whole batches")
+
+
+TWO = """
+import torch
+import torch.distributed as dist
+from data import make
+
+dist.init_process_group("gloo")
+loader = make()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer.zero_grad()
+for i, (x, y) in enumerate(loader):
+    loss = torch.nn.functional.mse_loss(model(x), y){divided}
+    loss.backward()
+    if (i + 1) % 4 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+DATA = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def make():
+    return DataLoader(TensorDataset(torch.randn(64, 4), torch.randn(64, 3)), batch_size=4)
+"""
+
+
+def of_instances(divided):
+    main = Source("main.py", TWO.format(divided=divided))
+    return port(Project([main, Source("data.py", DATA)]))
+
+
+def test_options_of_instances_are_made_in_each_file_that_needs_them():
+    result = of_instances(" / 4")
+    assert result.verdict is Verdict.MODIFIED
+    for text in result.after.values():
+        assert "    training_opts = popdist.poptorch.Options()\n" in text
+        assert "\ntraining_opts.Training.gradientAccumulation(4)\n" in text
+
+
+def test_a_sum_of_batches_is_no_mean_of_instances():
+    blocked = [e for e in of_instances("").findings if e.verdict is Verdict.BLOCKED]
+    assert "divide the loss by 4 before backward()" in blocked[0].reason

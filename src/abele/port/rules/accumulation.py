@@ -33,6 +33,11 @@ _NO_NUMBER = (
     "argument of the program that nothing changes"
 )
 
+_OF_INSTANCES = (
+    "gradients of {number} batches are added up, and those of the instances averaged, while "
+    "options say one of the two for both: divide the loss by {number} before backward()"
+)
+
 
 def options(context: Context, loader: Thing) -> str:
     """The options of a loader whose batches are added up; ``""`` if they are not."""
@@ -66,9 +71,8 @@ def options_of(context: Context, step: Step, source: Source, place: cst.CSTNode)
         return ""
     if isinstance(number, Path) and accumulated.why_not(context, step):
         return ""
-    name = _options_name(context, step, source if isinstance(number, Path) else loader.source)
+    name = _options_name(context, step, source)
     lines = [
-        f"{name} = poptorch.Options()",
         f"{name}.Training.gradientAccumulation({{number}})",
         f"{name}.outputMode(poptorch.OutputMode.All)",
     ]
@@ -77,16 +81,16 @@ def options_of(context: Context, step: Step, source: Source, place: cst.CSTNode)
             f"{name}.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)"
         )
     if isinstance(number, Path):
+        lines.insert(0, f"{name} = poptorch.Options()")
         context.edits(source).need("import poptorch")
         kind = _kind(context, step)
         steps = [each for each in context.steps if _kind(context, each) == kind]
         steps = [each for each in steps if not accumulated.why_not(context, each)]
         accumulated.make_options(context, steps, source, place, "\n".join(lines))
         return name
-    edits = context.edits(loader.source)
-    edits.need("import poptorch")
+    context.define_options(source, name)
     for line in lines:
-        edits.define_once(line.format(number=number))
+        context.edits(source).define_once(line.format(number=number))
     return name
 
 
@@ -164,6 +168,8 @@ def call(context: Context, step: Step, name: str, divided: str) -> None:
     assert every is not None
     edits = context.edits(step.source)
     loader, number = _known(context, step, every)
+    if context.distributed and not _is_divided(context, step):
+        raise StepError(every, _OF_INSTANCES.format(number=step.source.code(every)) + _HOW)
     gone = {*step.forward, *step.zero, step.place, step.backward, step.update}
     gone |= {each.statement for each in gradients.removed}
     rest = [each for each in step.block if each not in gone and _stays(edits.applied(each))]
