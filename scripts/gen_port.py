@@ -75,7 +75,8 @@ The port is equal to its original for 20 steps: losses and 10 tensors, bit for b
 
 ![The page of a port: old text beside new text, with codes and reasons under the lines](port.png)
 
-`ported/port.diff` is the same for `patch`, and `ported/port.json` for programs. This is the diff:
+`ported/port.diff` is the same for `patch`, and `ported/port.json` for programs, which names a place in this page for each code.
+This is the diff:
 
 ```diff
 """
@@ -250,8 +251,9 @@ hand in such a trainer, and what the port does:
 - **Origins.** Models, optimizers, loaders, losses and schedulers are followed from where they are made: through assignments, arguments and
   results of functions, attributes of objects, and files that import each other. What comes out of a dictionary or a list is not followed.
   A step whose model or optimizer is not known is blocked and its line named.
-- **Numbers.** A number that changes is a tensor of float32 in a program. How many batches an accumulation adds up has to be a number in the
-  text, because options are made before arguments are known.
+- **Numbers.** A number that changes is a tensor of float32 in a program. How many batches an accumulation adds up may be
+  a number in the text, an argument, a configuration's value or a constant of the environment. Options are made where loader and training
+  model are, so the number needs a name there and nothing may change it.
 - **Modes.** A program keeps the mode of its first call. Whether `train()` or `eval()` came last is read from the text, backwards from each
   call, with other ways to say it (`training = False`, `apply`, `getattr`) and models that begin in evaluation (`from_pretrained`). Where
   both are possible, an evaluation in training mode is computed by the plain model, and a training step is named.
@@ -283,7 +285,10 @@ def page() -> str:
 def _table(target: str) -> str:
     """A row for each code of the rules for a target."""
     codes = {code: text for rule in BY_TARGET[target] for code, text in rule.codes.items()}
-    return "".join(f"| `{code}` | {text} |\n" for code, text in sorted(codes.items()))
+    return "".join(
+        f'| <a id="{code.lower()}"></a>`{code}` | {text} |\n'
+        for code, text in sorted(codes.items())
+    )
 
 
 def main(argv=None) -> int:

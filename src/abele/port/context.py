@@ -161,6 +161,11 @@ class Context:
     def options(self, source: Source) -> str:
         """The name of a file's options, which it has from now on."""
         name = self.name(source, "opts")
+        self.define_options(source, name)
+        return name
+
+    def define_options(self, source: Source, name: str) -> None:
+        """Have options of some name at the top of a file: those of the instance, of several."""
         edits = self.edits(source)
         edits.need("import poptorch")
         if self.distributed:
@@ -170,7 +175,6 @@ class Context:
             edits.define_once(_INSTANCES.format(name=name, connect=connect))
         else:
             edits.define_once(f"{name} = poptorch.Options()")
-        return name
 
 
 #: Instances shuffle alike only with a common seed.

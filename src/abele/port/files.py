@@ -131,6 +131,7 @@ def record(result: Port) -> dict[str, Any]:
                 "column": each.column,
                 "text": each.text,
                 "reason": each.reason,
+                "docs": each.docs,
             }
             for each in result.findings
         ],

@@ -42,9 +42,19 @@ class Finding:
         where = f"{self.path}:{self.line}:{self.column}"
         return f"{where}: {self.code} {self.verdict.value}: {self.reason}"
 
+    @property
+    def docs(self) -> str:
+        """Where the documentation says what the code stands for."""
+        return docs_of(self.code)
+
     def with_line(self) -> str:
         """The same, and the line of the program under it."""
         return f"{self}\n    {self.text}"
+
+
+def docs_of(code: str) -> str:
+    """Where the documentation explains a code, as a path from its root."""
+    return f"docs/port.md#{code.lower()}"
 
 
 #: What is said of a program, by its verdict.

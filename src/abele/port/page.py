@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from abele.port.engine import Port
-from abele.port.finding import SENTENCES, Finding, Verdict
+from abele.port.finding import SENTENCES, Finding, Verdict, docs_of
 from abele.port.rules import CODES
 from abele.report.page import document
 from abele.report.page.markup import Content, Html, facts, folded, html, section, table, tag
@@ -38,7 +38,9 @@ def page(result: Port, name: str) -> str:
         text = ", ".join(same)
         parts.append(section("Files that stay", tag("p", text), name="same"))
     used = sorted({each.code for each in result.findings})
-    rows: list[list[Content]] = [[tag("b", code, id=code), CODES[code]] for code in used]
+    rows: list[list[Content]] = [
+        [tag("b", code, id=code), CODES[code], tag("code", docs_of(code))] for code in used
+    ]
     parts.append(section("Codes", table([], rows), name="codes"))
     return document(f"Port of {name}", html(parts))
 

@@ -3,9 +3,11 @@
 import re
 from pathlib import Path
 
+from abele.port.finding import docs_of
 from abele.port.rules import BY_TARGET, CODES
 
-SOURCE = Path(__file__).parents[3] / "src" / "abele" / "port"
+ROOT = Path(__file__).parents[3]
+SOURCE = ROOT / "src" / "abele" / "port"
 
 
 def test_codes_are_explained_and_used():
@@ -17,3 +19,9 @@ def test_codes_are_explained_and_used():
 def test_a_code_belongs_to_one_rule():
     rules = {id(rule.codes): rule.codes for rules in BY_TARGET.values() for rule in rules}
     assert len(CODES) == sum(map(len, rules.values()))
+
+
+def test_each_code_has_its_place_in_the_documentation():
+    for code in CODES:
+        page, place = docs_of(code).split("#")
+        assert (ROOT / page).read_text().count(f'<a id="{place}"></a>`{code}`') == 1, code

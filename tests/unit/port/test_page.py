@@ -22,6 +22,7 @@ def test_a_page_has_old_beside_new_with_reasons():
     assert "The program is ported; nothing is left to do by hand." in text
     assert '<a href="#ABP302"' in text
     assert '<b id="ABP302">' in text
+    assert "docs/port.md#abp302" in text
     assert "&lt;script&gt;" in text
     assert "<script" not in text
     assert "run&lt;b&gt;.py" in text

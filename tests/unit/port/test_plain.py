@@ -19,7 +19,11 @@ FIXTURES = HERE / "rules_torch"
 MANUAL = {"reports"}
 #: Torch's optimizer keeps no rounding of updates that were written by hand; a mode that plain
 #: PyTorch does not have is blocked where it accumulates, and so is one call of two training models.
-ONE_WAY = {"by_hand_rounded", "modes_accumulation", "new_optimizer"}
+#: How many batches a call takes has another name where the call is, or none.
+ONE_WAY = {
+    *("by_hand_rounded", "modes_accumulation", "new_optimizer"),
+    *("accumulation_by_argument", "accumulation_by_configuration"),
+}
 
 
 @pytest.mark.parametrize("name", port_fixtures.names(FIXTURES))

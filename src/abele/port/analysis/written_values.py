@@ -13,6 +13,7 @@ from abele.port.analysis.batches import argument
 from abele.port.analysis.scopes import names_in, parameters
 from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
+from abele.port.project import Owner
 from abele.port.source import Source
 
 _DEPTH = 8  # names that lead to names, at most
@@ -92,14 +93,26 @@ def whole_number(
     return numbers.pop() if len(numbers) == 1 else None
 
 
+def bindings(things: Things, source: Source, owner: Owner, name: str) -> list[cst.CSTNode]:
+    """What gives a variable of a function or module its values.
+
+    Args:
+        things: what names stand for.
+        source: the file.
+        owner: the function or module.
+        name: of the variable.
+    """
+    return [
+        each
+        for each in findall(owner, _BINDS)
+        if _target(each, name) and things.named(source, each, name) is owner
+    ]
+
+
 def _given(things: Things, source: Source, name: cst.Name) -> Iterator[Value | None]:
     """What a name is given; None for what is not known."""
     owner = things.named(source, name, name.value)
-    bound = [
-        each
-        for each in findall(owner, _BINDS)
-        if _target(each, name.value) and things.named(source, each, name.value) is owner
-    ]
+    bound = bindings(things, source, owner, name.value)
     if isinstance(owner, cst.FunctionDef) and name.value in {*parameters(owner)}:
         yield from [None] if bound else _given_by_calls(things, owner, name.value)
         return

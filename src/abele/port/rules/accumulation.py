@@ -12,15 +12,15 @@ from libcst import matchers as m
 from abele.port.analysis import batches
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.one_value import Path
 from abele.port.analysis.parts import Statement, StepError, calls_of
 from abele.port.analysis.scopes import names_in
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
-from abele.port.analysis.update_conditions import counted_by
-from abele.port.analysis.written_values import whole_number
 from abele.port.context import Context
 from abele.port.edits import parsed
-from abele.port.rules import left_over
+from abele.port.rules import accumulated, left_over
+from abele.port.source import Source
 
 _HOW = (
     "; by hand: opts.Training.gradientAccumulation(k), opts.outputMode(poptorch.OutputMode.All), "
@@ -28,69 +28,82 @@ _HOW = (
     "a condition"
 )
 _NO_NUMBER = (
-    "how many batches are added up, {number}, is no number in the text of the program, and its "
-    "options are made before there is another: write a constant for it"
+    "how many batches are added up, {number}, has to be known and the same for the whole run where "
+    "the loader and the training model are made, and {why}: write a constant for it, or an "
+    "argument of the program that nothing changes"
+)
+
+_OF_INSTANCES = (
+    "gradients of {number} batches are added up, and those of the instances averaged, while "
+    "options say one of the two for both: divide the loss by {number} before backward()"
 )
 
 
 def options(context: Context, loader: Thing) -> str:
     """The options of a loader whose batches are added up; ``""`` if they are not."""
     for step in context.steps:
-        if step.gradients.every is not None and loader is _loader(context, step):
-            return options_of(context, step)
+        if step.gradients.every is not None and loader is accumulated.loader_of(context, step):
+            return options_of(context, step, loader.source, loader.made)
     return ""
 
 
-def added_up(context: Context, loader: Thing) -> int:
-    """How many batches of a loader a call takes."""
+def added_up(context: Context, loader: Thing) -> int | None:
+    """How many batches of a loader a call takes; None if the text does not say it."""
     for step in context.steps:
-        if step.gradients.every is not None and loader is _loader(context, step):
-            return int(_number(context, step) or 1)
+        if step.gradients.every is not None and loader is accumulated.loader_of(context, step):
+            number = accumulated.number_of(context, step) or 1
+            return None if isinstance(number, Path) else number
     return 1
 
 
-def options_of(context: Context, step: Step) -> str:
-    """The options of a step that adds up gradients; ``""`` if it does not."""
-    every = step.gradients.every
-    loader = None if every is None else _loader(context, step)
-    if every is None or loader is None:
+def options_of(context: Context, step: Step, source: Source, place: cst.CSTNode) -> str:
+    """The options of a step that adds up gradients; ``""`` if it does not, or cannot.
+
+    Args:
+        context: the program.
+        step: the step.
+        source: the file that needs them.
+        place: that needs them.
+    """
+    loader = accumulated.loader_of(context, step)
+    number = accumulated.number_of(context, step)
+    if loader is None or number is None:
         return ""
-    number = _number(context, step)
-    if number is None:
+    if isinstance(number, Path) and accumulated.why_not(context, step):
         return ""
-    source, kind = loader.source, (number, _is_divided(context, step))
-    kinds = [
-        (_number(context, each), _is_divided(context, each))
-        for each in context.steps
-        if each.gradients.every is not None
+    name = _options_name(context, step, source)
+    lines = [
+        f"{name}.Training.gradientAccumulation({{number}})",
+        f"{name}.outputMode(poptorch.OutputMode.All)",
     ]
-    count = list(dict.fromkeys(kinds)).index(kind)
-    name = context.name(source, f"training_opts_{count + 1}" if count else "training_opts")
-    edits = context.edits(source)
-    edits.need("import poptorch")
-    edits.define_once(f"{name} = poptorch.Options()")
-    edits.define_once(f"{name}.Training.gradientAccumulation({number})")
-    edits.define_once(f"{name}.outputMode(poptorch.OutputMode.All)")
     if not _is_divided(context, step):
-        edits.define_once(
+        lines.append(
             f"{name}.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)"
         )
+    if isinstance(number, Path):
+        lines.insert(0, f"{name} = poptorch.Options()")
+        context.edits(source).need("import poptorch")
+        kind = _kind(context, step)
+        steps = [each for each in context.steps if _kind(context, each) == kind]
+        steps = [each for each in steps if not accumulated.why_not(context, each)]
+        accumulated.make_options(context, steps, source, place, "\n".join(lines))
+        return name
+    context.define_options(source, name)
+    for line in lines:
+        context.edits(source).define_once(line.format(number=number))
     return name
 
 
-def _number(context: Context, step: Step) -> str | None:
-    """How many batches are added up, as text that can stand at the top of any file."""
-    every = step.gradients.every
-    number = None if every is None else whole_number(context.things, step.source, every)
-    return None if number is None else str(number)
+def _kind(context: Context, step: Step) -> tuple[int | Path | None, bool]:
+    """What the options of a step say."""
+    return accumulated.number_of(context, step), _is_divided(context, step)
 
 
-def _loader(context: Context, step: Step) -> Thing | None:
-    """The loader that the loop of a step goes through with ``enumerate``."""
-    loop = step.loop
-    return (
-        None if counted_by(loop) is None else batches.loader_of(context.things, step.source, loop)
-    )
+def _options_name(context: Context, step: Step, source: Source) -> str:
+    """What the options of a step are called in a file."""
+    kinds = [_kind(context, each) for each in context.steps if each.gradients.every is not None]
+    count = list(dict.fromkeys(kinds)).index(_kind(context, step))
+    return context.name(source, f"training_opts_{count + 1}" if count else "training_opts")
 
 
 def _is_divided(context: Context, step: Step) -> bool:
@@ -154,13 +167,9 @@ def call(context: Context, step: Step, name: str, divided: str) -> None:
     assert counter is not None
     assert every is not None
     edits = context.edits(step.source)
-    loader, number = _loader(context, step), _number(context, step)
-    if number is None:
-        raise StepError(every, _NO_NUMBER.format(number=step.source.code(every)) + _HOW)
-    if loader is None or not options_of(context, step):
-        raise StepError(
-            every, "which loader this loop goes through with enumerate() is not known" + _HOW
-        )
+    loader, number = _known(context, step, every)
+    if context.distributed and not _is_divided(context, step):
+        raise StepError(every, _OF_INSTANCES.format(number=step.source.code(every)) + _HOW)
     gone = {*step.forward, *step.zero, step.place, step.backward, step.update}
     gone |= {each.statement for each in gradients.removed}
     rest = [each for each in step.block if each not in gone and _stays(edits.applied(each))]
@@ -175,7 +184,9 @@ def call(context: Context, step: Step, name: str, divided: str) -> None:
         body = [*shown, *(edits.applied(each) for each in rest)]
         counted = counter.value in step.later
         counted |= any(counter.value in reads(each) for each in (*rest, *last))
-        new.append(_loop(step, losses, body, counted=counted))
+        # One batch has one loss, which is no row of losses.
+        rows = losses if isinstance(number, int) else f"{losses}.reshape(-1)"
+        new.append(_loop(step, rows, body, counted=counted))
     for statement in step.block:
         if statement is not step.place:
             edits.remove(statement)
@@ -185,8 +196,26 @@ def call(context: Context, step: Step, name: str, divided: str) -> None:
         return cst.FlattenSentinel([*new, *(node for each in last for node in edits.pieces(each))])
 
     edits.change(step.place, placed)
-    left_over.say(context, step, loader, int(number))
+    left_over.say(context, step, loader, number)
     left_over.count_batches(context, step, loader, number)
+
+
+def _known(context: Context, step: Step, every: cst.BaseExpression) -> tuple[Thing, int | Path]:
+    """The loader of a step, and how many of its batches are added up.
+
+    Raises:
+        StepError: one of them is not known where options are made.
+    """
+    loader, number = accumulated.loader_of(context, step), accumulated.number_of(context, step)
+    why = "" if isinstance(number, int) else accumulated.why_not(context, step)
+    if number is None or why:
+        code = step.source.code(every)
+        raise StepError(every, _NO_NUMBER.format(number=code, why=why) + _HOW)
+    if loader is None:
+        raise StepError(
+            every, "which loader this loop goes through with enumerate() is not known" + _HOW
+        )
+    return loader, number
 
 
 def _require_own_loader(context: Context, step: Step) -> None:
@@ -195,9 +224,8 @@ def _require_own_loader(context: Context, step: Step) -> None:
     Raises:
         StepError: something does, and is not a step that adds up as many.
     """
-    loader = _loader(context, step)
-    own = options_of(context, step)
-    same = {each.loop for each in context.steps if options_of(context, each) == own}
+    loader, own = accumulated.loader_of(context, step), _kind(context, step)
+    same = {each.loop for each in context.steps if _kind(context, each) == own}
     for source in context.project.sources:
         for loop in findall(source.module, m.For() | m.CompFor()):
             if loop not in same and loader in batches.loaders_of(context.things, source, loop):

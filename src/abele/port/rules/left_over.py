@@ -6,6 +6,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.one_value import Path
 from abele.port.analysis.order import Order
 from abele.port.analysis.parts import block_of, calls_of, is_call
 from abele.port.analysis.rows import Epoch, epoch_of
@@ -13,6 +14,7 @@ from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
 from abele.port.context import Context
 from abele.port.finding import Verdict
+from abele.port.rules import accumulated
 from abele.port.source import Source
 
 _REASON = (
@@ -43,20 +45,22 @@ _LENGTH_OF_WHAT = (
 )
 
 
-def say(context: Context, step: Step, loader: Thing, every: int) -> None:
+def say(context: Context, step: Step, loader: Thing, number: int | Path) -> None:
     """Say what becomes of batches at the end of an epoch that are too few for an update.
 
     Args:
         context: the program.
         step: that adds up gradients.
         loader: of its batches.
-        every: how many are added up.
+        number: how many are added up, or where that is read from.
     """
-    epoch = epoch_of(context.project, context.things, loader)
     gradients = step.gradients
+    assert gradients.every is not None
+    epoch = epoch_of(context.project, context.things, loader)
+    every = step.source.code(gradients.every) if isinstance(number, Path) else number
     if gradients.after is not None:
         context.edits(step.source).remove(gradients.after)
-    if epoch is not None and not epoch.left_over(every):
+    if epoch is not None and isinstance(every, int) and not epoch.left_over(every):
         whole = _NONE.format(rows=epoch.rows, updates=epoch.batches // every, every=every)
         context.say(step.source, step.backward, "ABP311", Verdict.MODIFIED, _REASON + whole)
         return
@@ -72,9 +76,9 @@ def say(context: Context, step: Step, loader: Thing, every: int) -> None:
     context.say(step.source, step.backward, "ABP311", Verdict.MODIFIED, _REASON + _OUT + end)
 
 
-def _how_many(epoch: Epoch | None, every: int) -> str:
+def _how_many(epoch: Epoch | None, every: int | str) -> str:
     """The batches that are left over, as the beginning of a sentence."""
-    if epoch is None:
+    if epoch is None or isinstance(every, str):
         return f"where {every} does not divide the number of whole batches, some are"
     left = epoch.left_over(every)
     rows = f"{epoch.rows} rows are {epoch.batches} batches of {epoch.batch}"
@@ -101,20 +105,26 @@ def _is_repeated(context: Context, step: Step) -> bool:
     )
 
 
-def count_batches(context: Context, step: Step, loader: Thing, every: str) -> None:
+def count_batches(context: Context, step: Step, loader: Thing, number: int | Path) -> None:
     """Have ``len(loader)`` count batches, as it did.
 
     Args:
         context: the program.
         step: that adds up gradients.
         loader: of its batches, which gives as many at once as are added up.
-        every: how many these are.
+        number: how many these are, or where that is read from.
+
+    Raises:
+        StepError: the number is needed where it has no name.
     """
     for source in context.project.sources:
         for call in findall(source.module, m.Call(func=m.Name("len"), args=[m.Arg()])):
             loaders = context.things.of(source, call.args[0].value, Kind.LOADER)
             if loader not in loaders or _is_gone(step, source, call):
                 continue
+            every = str(number)
+            if isinstance(number, Path):
+                every = accumulated.text_at(context, number, source, call)
             if len(loaders) > 1:
                 reason = _LENGTH_OF_WHAT.format(every=every)
                 context.say(source, call, "ABP311", Verdict.MANUAL, reason)
@@ -122,10 +132,10 @@ def count_batches(context: Context, step: Step, loader: Thing, every: str) -> No
             alone = isinstance(source.parent(call), cst.Arg | cst.Assign | cst.Return)
             context.edits(source).change(
                 call,
-                lambda node, alone=alone: cst.BinaryOperation(
+                lambda node, alone=alone, every=every: cst.BinaryOperation(
                     node,
                     cst.Multiply(),
-                    cst.Integer(every),
+                    cst.parse_expression(every),
                     lpar=[] if alone else [cst.LeftParen()],
                     rpar=[] if alone else [cst.RightParen()],
                 ),

@@ -139,7 +139,7 @@ def _say_counted(context: Context, trained: set[Thing]) -> None:
 def _leaves_rows_out(context: Context, loader: Thing) -> bool:
     """Whether training may leave rows of a loader out."""
     every = accumulation.added_up(context, loader)
-    return leaves_rows_out(context.project, context.things, loader, every)
+    return every is None or leaves_rows_out(context.project, context.things, loader, every)
 
 
 _BATCHES = m.Call(func=m.Name("len"), args=[m.Arg(m.Name() | m.Attribute(value=m.Name("self")))])

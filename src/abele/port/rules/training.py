@@ -203,7 +203,7 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     number = str(count + 1) if count else ""
     name = prefix + context.name(source, f"training_model{number and '_'}{number}")
     cls = context.name(step.source, f"ModelWithLoss{number}")
-    options = accumulation.options_of(context, step) or context.options(source)
+    options = _options(context, step, home)
     made, optimizer, rate = hand_written.optimizer(context, step, home)
     parts = _parts(context, step, home, wrapper)
     define_module(context, step, source, cls, wrapper)
@@ -236,6 +236,12 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     hand_written.follow(context, step, model, optimizer)
     context.training |= dict.fromkeys(step.gradients.optimizers, model)
     return model
+
+
+def _options(context: Context, step: Step, home: Home) -> str:
+    """The name of the options of a step, where its training model is made."""
+    own = accumulation.options_of(context, step, home.source, home.statement)
+    return own or context.options(home.source)
 
 
 def _home(context: Context, step: Step, wrapper: Wrapper) -> Home:
