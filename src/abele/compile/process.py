@@ -29,7 +29,7 @@ _LOOK_EVERY_S = 0.05
 _SHARE, _SHARE_OF_ONE_CORE, _PIECE_S = 0.1, 0.3, 0.01
 # Short runs lose least that way. Steps that have taken so many times as long as compiling takes are
 # those of a run that may go on: it gains most from what is compiled, so the other one gets more.
-_LONG, _SHARE_OF_LONG = 6.0, 0.5
+_LONG, _SHARE_OF_LONG = 4.0, 0.5
 _LOG, _LOG_BYTES = "worker.log", 2000
 
 

@@ -333,7 +333,7 @@ def test_what_steps_wait_for_while_programs_are_written_counts_as_a_pause(begin,
     assert clock.paused(later, after_s=1.0, computed_s=0.9) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(("cores", "seconds"), [(1, 1 / 0.3), (2, 6 + 0.4 / 0.5)])
+@pytest.mark.parametrize(("cores", "seconds"), [(1, 1 / 0.3), (2, 4 + 0.6 / 0.5)])
 def test_what_is_expected_follows_from_the_shares(clock, cores, seconds):
     clock.cores(cores)
     assert process.wall_s(1.0) == pytest.approx(seconds)
