@@ -95,9 +95,9 @@ class OneValue:
             if not isinstance(owner, cst.FunctionDef):
                 continue
             for name in parameters(owner):
-                found = self._tried(source, owner, name)
-                if found is not None and self._things.named(source, place, name) is owner:
-                    yield name, found, None
+                origin = self._tried(source, owner, name)
+                if origin is not None and self._things.named(source, place, name) is owner:
+                    yield name, origin, None
         root = path.variable
         if self._things.named(source, place, root.name) is root.owner:
             yield root.name, Path(root), path.bound if root.owner is inner else None
@@ -109,11 +109,11 @@ class OneValue:
                 if variable is None or not variable.name.startswith("self."):
                     continue
                 try:
-                    found = self._follow(source, target, _DEPTH)
+                    origin = self._follow(source, target, _DEPTH)
                 except NotOneValueError:
                     continue
                 same = self._things.owner(source, assign) is inner
-                yield variable.name, found, assign if same else None
+                yield variable.name, origin, assign if same else None
 
     def _tried(self, source: Source, owner: cst.FunctionDef, name: str) -> Path | None:
         try:
@@ -178,13 +178,13 @@ class OneValue:
         calls = self._things.calls(owner)
         if calls and self._is_passed(owner):
             raise NotOneValueError(f"others may call {owner.name.value}() with another {name}")
-        found = [self._argument(owner, call, name, calls[call], depth) for call in calls]
-        paths = {each for each in found if isinstance(each, Path)}
-        if len(paths) == 1 and not any(isinstance(each, NotOneValueError) for each in found):
+        origins = [self._argument(owner, call, name, calls[call], depth) for call in calls]
+        paths = {each for each in origins if isinstance(each, Path)}
+        errors = [each for each in origins if isinstance(each, NotOneValueError)]
+        if len(paths) == 1 and not errors:
             return paths.pop()
         if not self._is_called_once(owner):
             reason = f"calls of {owner.name.value}() give {name} different values"
-            errors = [each for each in found if isinstance(each, NotOneValueError)]
             raise errors[0] if errors and not paths else NotOneValueError(reason)
         return Path(Variable(owner, name))
 

@@ -80,13 +80,13 @@ def make_options(
     owner = context.things.owner(source, place)
     path = number_of(context, steps[0])
     assert isinstance(path, Path)
-    found = [
+    statements = [
         _where(context, path, at, other)
         for step in steps
         for at, other in ((source, place), *_places(context, step))
         if context.things.owner(at, other) is owner
     ]
-    number, first = min(found, key=lambda each: source.position(each[1]))
+    number, first = min(statements, key=lambda each: source.position(each[1]))
     if (text, owner) not in context.once:
         context.once.add((text, owner))
         context.edits(source).before(first, text.format(number=number))
