@@ -35,8 +35,8 @@ from abele.targets.candidates import considered
 
 #: Interprets: needs no compiler and gives the bits of plain PyTorch.
 INTERPRETING = "reference"
-#: Compiling that takes no longer, in seconds, is waited for: another process would first have to
-#: load torch, and slow the steps down meanwhile.
+#: Compiling that takes no longer, in seconds, is waited for: beside steps it would take several
+#: times as long, and slow them down meanwhile.
 WORTH_WAITING_S = 1.5
 _STORED = "stored"  # what a process says that has the programs already
 #: Why nobody waits although nothing is interpreted.

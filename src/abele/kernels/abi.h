@@ -246,6 +246,56 @@ ABELE_API int abele_attention_backward(const AbeleAttention* attention, const Ab
                                        const float* v, const float* y, const float* logarithms,
                                        float* grad_q, float* grad_k, float* grad_v, int threads);
 
+// -- rows and columns: norms, softmax, losses, sums -------------------------------------------------
+
+// Any number of threads gives the same bits, and up to `threads` of them work.
+
+// y = (x - mean) / standard deviation of each row, where `weighted` times weight plus bias.
+ABELE_API int abele_layer_norm(int weighted, int64_t rows, int64_t size, double eps,
+                               const float* x, const float* weight, const float* bias, float* y,
+                               float* mean, float* rstd, int threads);
+ABELE_API int abele_layer_norm_backward(int weighted, int64_t rows, int64_t size,
+                                        const float* grad, const float* x, const float* mean,
+                                        const float* rstd, const float* weight, float* grad_x,
+                                        int threads);
+ABELE_API int abele_layer_norm_weights(int64_t rows, int64_t size, const float* grad,
+                                       const float* x, const float* mean, const float* rstd,
+                                       float* grad_weight, float* grad_bias, int threads);
+
+// Softmax over the middle of outer x size x inner; with `log` its logarithm. Backward takes the result.
+ABELE_API int abele_softmax(int log, int64_t outer, int64_t size, int64_t inner, const float* x,
+                            float* y, int threads);
+ABELE_API int abele_softmax_backward(int log, int64_t outer, int64_t size, int64_t inner,
+                                     const float* grad, const float* y, float* grad_x,
+                                     int threads);
+
+// Gradient of the negative log-likelihood, classes in the middle of outer x size x inner. `kind` is 0
+// for a loss of each label, 1 for their mean, 2 for their sum; `weights` of classes may be null, and
+// `weight` is that of all labels together.
+ABELE_API int abele_nll_loss_backward(int kind, int64_t outer, int64_t size, int64_t inner,
+                                      int64_t ignored, const float* grad, const int64_t* target,
+                                      const float* weights, const float* weight, float* grad_x,
+                                      int threads);
+
+// Size and strides of one dimension, in the source and in the result.
+typedef struct AbeleDim {
+  int64_t size, stride, result;
+} AbeleDim;
+
+// to[k] = scale * sum over far and near of from[k, far, near], for k in outer x inner. Of columns,
+// neighbours in `inner` are neighbours in memory. With `split` threads share each sum.
+ABELE_API int abele_sum_columns(int split, AbeleDim outer, AbeleDim inner, AbeleDim far,
+                                AbeleDim near, double scale, const float* from, float* to,
+                                int threads);
+ABELE_API int abele_sum_rows(int split, AbeleDim outer, AbeleDim inner, AbeleDim far,
+                             AbeleDim near, double scale, const float* from, float* to,
+                             int threads);
+
+// Each row of `grad` is added to the row of the table that it was read from; the others get zero.
+ABELE_API int abele_embedding_backward(int64_t count, int64_t width, int64_t size,
+                                       int64_t padding, const float* grad, const int64_t* rows,
+                                       float* grad_table, int threads);
+
 // -- Adam, over many parameters at once --------------------------------------------------------
 
 typedef struct AbeleAdam {

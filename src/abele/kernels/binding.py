@@ -93,6 +93,12 @@ class Steps(ctypes.Structure):
     _fields_ = _integers("sample", "head", "position")
 
 
+class Dim(ctypes.Structure):
+    """``AbeleDim``: of one dimension, in the source and in the result."""
+
+    _fields_ = _integers("size", "stride", "result")
+
+
 class Adam(ctypes.Structure):
     """``AbeleAdam``: settings that all parameters share."""
 
@@ -117,6 +123,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "AbeleProduct": Product,
     "AbeleAttention": Attention,
     "AbeleSteps": Steps,
+    "AbeleDim": Dim,
     "AbeleAdam": Adam,
     "AbeleAdamTensor": AdamTensor,
 }
@@ -133,6 +140,13 @@ def _takes(structure: type[ctypes.Structure], pointers: int, *more: Any) -> tupl
 def _of_heads(pointers: int) -> tuple[Any, ...]:
     steps = ctypes.POINTER(Steps)
     return (ctypes.POINTER(Attention), steps, *[ctypes.c_void_p] * pointers, ctypes.c_int)
+
+
+def _of_rows(kinds: int, integers: int, *more: Any) -> tuple[Any, ...]:
+    return (*[ctypes.c_int] * kinds, *[ctypes.c_int64] * integers, *more, ctypes.c_int)
+
+
+_SUM = (*[Dim] * 4, ctypes.c_double, *[ctypes.c_void_p] * 2)
 
 
 #: Arguments of each function; all but those that count threads return a status.
@@ -163,6 +177,15 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "abele_product_pack": _takes(Product, 2),
     "abele_attention": _of_heads(5),
     "abele_attention_backward": _of_heads(9),
+    "abele_layer_norm": _of_rows(1, 2, ctypes.c_double, *[ctypes.c_void_p] * 6),
+    "abele_layer_norm_backward": _of_rows(1, 2, *[ctypes.c_void_p] * 6),
+    "abele_layer_norm_weights": _of_rows(0, 2, *[ctypes.c_void_p] * 6),
+    "abele_softmax": _of_rows(1, 3, *[ctypes.c_void_p] * 2),
+    "abele_softmax_backward": _of_rows(1, 3, *[ctypes.c_void_p] * 3),
+    "abele_nll_loss_backward": _of_rows(1, 4, *[ctypes.c_void_p] * 5),
+    "abele_sum_columns": _of_rows(1, 0, *_SUM),
+    "abele_sum_rows": _of_rows(1, 0, *_SUM),
+    "abele_embedding_backward": _of_rows(0, 4, *[ctypes.c_void_p] * 3),
     "abele_adam": _takes(Adam, 0, ctypes.POINTER(AdamTensor), ctypes.c_int64, ctypes.c_double),
 }
 

@@ -15,6 +15,7 @@ NUMBERS = {
     "int64_t": ctypes.c_int64,
     "double": ctypes.c_double,
     "AbeleRows": binding.Rows,
+    "AbeleDim": binding.Dim,
 }
 
 

@@ -17,6 +17,12 @@ from abele.kernels import build as kernels
 from abele.storage import temporary
 
 FOLDER = Path(__file__).parent / "cpp"
+#: What files include: from this folder, and from that of the kernels, which have some of it too.
+NAMES = (
+    *("math.h", "activations.h", "parallel.h", "sums.h", "extremes.h", "norms.h", "losses.h"),
+    *("tables.h", "windows.h", "matrix.h", "kernels.h"),
+)
+_AT_TIMES = ("clock.h", "repeat.h")
 _NAME = "abele_headers_"
 _GCC = "Free Software Foundation"  # what its --version says
 
@@ -71,16 +77,31 @@ def _read(header: Path) -> Path:
 
 
 def _text() -> str:
-    return "".join(f'#include "{each.name}"\n' for each in sorted(FOLDER.glob("*.h")))
+    return "".join(f'#include "{name}"\n' for name in (*NAMES, *_AT_TIMES))
+
+
+def is_gcc(compiler: str) -> bool:
+    """Whether a compiler is GCC, whose flags and files others do not know.
+
+    Args:
+        compiler: path of the C++ compiler.
+    """
+    return _GCC in _version(compiler)
+
+
+@functools.cache
+def _version(compiler: str) -> str:
+    """What a compiler says of itself; nothing if it cannot be asked."""
+    try:
+        return kernels.tool_output([compiler, "--version"])
+    except CompilerError:
+        return ""
 
 
 @functools.cache
 def _path(compiler: str, instruction_set: str) -> Path | None:
     """Where the header is; None if the compiler keeps nothing, or is none."""
-    try:
-        version = kernels.tool_output([compiler, "--version"])
-    except CompilerError:
-        return None
+    version = _version(compiler)
     if _GCC not in version:
         return None
     digest = hashlib.sha256("\n".join((version, instruction_set, *kernels.FLAGS)).encode())

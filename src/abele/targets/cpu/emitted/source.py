@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from abele.targets.cpu.emitted import loops, regions
+from abele.targets.cpu.emitted import headers, loops, regions
 from abele.targets.cpu.emitted.by_rows import ByRows
 from abele.targets.cpu.emitted.calls import products
 from abele.targets.cpu.emitted.calls.products import Product
@@ -15,20 +15,6 @@ from abele.targets.cpu.emitted.operations import Call, Foreign
 from abele.targets.cpu.emitted.places import Buffer, Kind, Place
 from abele.targets.cpu.emitted.pointwise import TYPES
 from abele.targets.cpu.emitted.regions import Region
-
-_HEADERS = (
-    "math.h",
-    "activations.h",
-    "parallel.h",
-    "sums.h",
-    "extremes.h",
-    "norms.h",
-    "losses.h",
-    "tables.h",
-    "windows.h",
-    "matrix.h",
-    "kernels.h",
-)
 
 REPEAT = "abele_repeat"  # a function: several runs, of programs that are one segment
 _VISIBLE = '__attribute__((visibility("default")))'
@@ -145,8 +131,8 @@ class _Writer:
         functions = [text.replace("NAME", name, 1) for text, name in self._names.items()]
         if len(parts) == 1 and bodies and not clocked:
             bodies.append(_REPEAT)
-        headers = (*_HEADERS, "clock.h") if clocked else (*_HEADERS, "repeat.h")
-        includes = [f'#include "{header}"' for header in headers]
+        names = (*headers.NAMES, "clock.h" if clocked else "repeat.h")
+        includes = [f'#include "{name}"' for name in names]
         begin = ["\n".join(includes), "using abele::Index;"]
         if clocked:
             array = f"Index {MOMENTS}[{max(1, self._moments)}]"

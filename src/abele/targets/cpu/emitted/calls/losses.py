@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from abele.targets.cpu.emitted.calls import shared
 from abele.targets.cpu.emitted.calls.arguments import arguments
 from abele.targets.cpu.emitted.operations import Call
 from abele.targets.cpu.emitted.places import Place
@@ -52,8 +53,7 @@ def _softmax(
     result = translator.new(reads[0].shape, torch.float32)
     most = max(1, min(outer * -(-inner // _COLUMNS), result.size // _FLOATS_PER_THREAD))
     pointers = ", ".join(f"{{{i}}}" for i in range(len(reads) + 1))
-    flag = "true" if log else "false"
-    text = f"abele::{name}<{most}, {flag}>({outer}, {size}, {inner}, {pointers}, threads)"
+    text = shared.call(name, most, (log,), f"{outer}, {size}, {inner}, {pointers}")
     translator.add(Call(reads, [result], text))
     translator.places[node] = result
     return True
@@ -74,10 +74,9 @@ def nll_loss(translator: Any, node: torch.fx.Node) -> bool:
     results = [translator.new(tuple(v.shape), v.dtype) for v in node.meta["val"]]
     outer, size, inner = _around(reads[0].shape, 1)
     most = max(1, min(16, outer * inner // _LABELS_PER_THREAD))
-    text = f"abele::nll_loss<{most}, {kind}>({outer}, {size}, {inner}, {ignored}, "
-    text += (
-        "{0}, {1}, {2}, {3}, {4}, threads)" if weight else "{0}, {1}, nullptr, {2}, {3}, threads)"
-    )
+    pointers = "{0}, {1}, {2}, {3}, {4}" if weight else "{0}, {1}, nullptr, {2}, {3}"
+    given = f"{outer}, {size}, {inner}, {ignored}, {pointers}"
+    text = shared.call("nll_loss", most, (kind,), given)
     translator.add(Call(reads, results, text))
     translator.places[node] = results
     return True
@@ -92,10 +91,9 @@ def nll_loss_backward(translator: Any, node: torch.fx.Node) -> bool:
     result = translator.new(translator.places[x].shape, torch.float32)
     outer, size, inner = _around(result.shape, 1)
     most = max(1, min(outer * -(-inner // _COLUMNS), result.size // _FLOATS_PER_THREAD))
-    text = f"abele::nll_loss_backward<{most}, {kind}>({outer}, {size}, {inner}, {ignored}, "
-    text += (
-        "{0}, {1}, {2}, {3}, {4}, threads)" if weight else "{0}, {1}, nullptr, {2}, {3}, threads)"
-    )
+    pointers = "{0}, {1}, {2}, {3}, {4}" if weight else "{0}, {1}, nullptr, {2}, {3}"
+    given = f"{outer}, {size}, {inner}, {ignored}, {pointers}"
+    text = shared.call("nll_loss_backward", most, (kind,), given)
     translator.add(Call(reads, [result], text))
     translator.places[node] = result
     return True

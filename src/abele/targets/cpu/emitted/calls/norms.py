@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from abele.targets.cpu.emitted.calls import shared
 from abele.targets.cpu.emitted.calls.arguments import arguments
 from abele.targets.cpu.emitted.operations import Call
 from abele.targets.cpu.emitted.places import Place
@@ -35,12 +36,9 @@ def layer_norm(translator: Any, node: torch.fx.Node) -> bool:
         return False
     results = [_fresh(translator, each) for each in node.meta["val"]]
     weights = [] if weight is None else [_dense(translator, each) for each in (weight, bias)]
-    text = (
-        f"abele::layer_norm<{_workers(rows, x.size)}, {_bool(weights)}, {_bool(weights)}>("
-        f"{rows}, {size}, {float(eps)!r}f, {{0}}, "
-        + ("{1}, {2}, {3}, {4}, {5}" if weights else "nullptr, nullptr, {1}, {2}, {3}")
-        + ", threads)"
-    )
+    pointers = "{1}, {2}, {3}, {4}, {5}" if weights else "nullptr, nullptr, {1}, {2}, {3}"
+    given = f"{rows}, {size}, {float(eps)!r}f, {{0}}, {pointers}"
+    text = shared.call("layer_norm", _workers(rows, x.size), (bool(weights),), given)
     translator.add(Call([x, *weights], results, text))
     translator.places[node] = results
     return True
@@ -58,20 +56,16 @@ def layer_norm_backward(translator: Any, node: torch.fx.Node) -> bool:
     if mask[0]:
         grad_x = results[0] = translator.new(x.shape, x.dtype)
         reads = [grad, x, mean, rstd] + ([] if weight is None else [_dense(translator, weight)])
-        text = (
-            f"abele::layer_norm_backward<{_workers(rows, x.size)}, {_bool(weight is not None)}>("
-            f"{rows}, {size}, {{0}}, {{1}}, {{2}}, {{3}}, "
-            + ("nullptr, {4}" if weight is None else "{4}, {5}")
-            + ", threads)"
-        )
+        pointers = "nullptr, {4}" if weight is None else "{4}, {5}"
+        given = f"{rows}, {size}, {{0}}, {{1}}, {{2}}, {{3}}, {pointers}"
+        kind = (weight is not None,)
+        text = shared.call("layer_norm_backward", _workers(rows, x.size), kind, given)
         translator.add(Call(reads, [grad_x], text))
     if weight is not None and any(mask[1:]):
         sums = [translator.new(weight.shape, x.dtype) for _ in (0, 1)]
         results[1:] = sums
-        text = (
-            f"abele::layer_norm_weights<{_workers(-(-size // 64), x.size)}>({rows}, {size}, "
-            "{0}, {1}, {2}, {3}, {4}, {5}, threads)"
-        )
+        given = f"{rows}, {size}, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}"
+        text = shared.call("layer_norm_weights", _workers(-(-size // 64), x.size), (), given)
         translator.add(Call([grad, x, mean, rstd], sums, text))
     translator.places[node] = results
     return True

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from abele.targets.cpu.emitted.calls import shared
 from abele.targets.cpu.emitted.calls.arguments import arguments
 from abele.targets.cpu.emitted.operations import StridedCall
 from abele.targets.cpu.emitted.places import Place, contiguous_stride
@@ -100,8 +101,9 @@ def sum_text(place: Place, result: Place, reduced: set[int], scale: float) -> st
     most = max(1, min(share if split else parts, place.size // _FLOATS_PER_THREAD))
     dims = ", ".join(f"abele::Dim{{{{{a}, {b}, {c}}}}}" for a, b, c in (outer, inner, far, near))
     name = "sum_columns" if columns else "sum_rows"
-    flag = "true" if split else "false"
-    return f"abele::{name}<{most}, {flag}>({dims}, {float(scale)!r}, {{0}}, {{1}}, threads)"
+    given = f"{dims}, {float(scale)!r}, {{0}}, {{1}}"
+    types = {place.dtype, result.dtype}
+    return shared.call(name, most, (split,), given, of_floats=types == {torch.float32})
 
 
 def _groups(place: Place, reduced: set[int]) -> tuple[_Dim, _Dim, _Dim, _Dim] | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from abele.targets.cpu.emitted.calls import shared
 from abele.targets.cpu.emitted.calls.arguments import arguments
 from abele.targets.cpu.emitted.operations import Call
 
@@ -35,10 +36,8 @@ def embedding_backward(translator: Any, node: torch.fx.Node) -> bool:
     width = grad.shape[-1]
     most = max(1, min(-(-width // 16), (grad.size + size * width) // _FLOATS_PER_THREAD))
     result = translator.new((size, width), grad.dtype)
-    text = (
-        f"abele::embedding_backward<{most}>({rows.size}, {width}, {size}, {padding}, "
-        "{0}, {1}, {2}, threads)"
-    )
+    given = f"{rows.size}, {width}, {size}, {padding}, {{0}}, {{1}}, {{2}}"
+    text = shared.call("embedding_backward", most, (), given)
     translator.add(Call([grad, rows], [result], text))
     translator.places[node] = result
     return True

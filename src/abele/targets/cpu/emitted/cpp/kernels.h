@@ -5,6 +5,9 @@
 
 namespace abele {
 
+// Of `threads`, as many as have enough to do.
+inline int at_most(int most, int threads) { return most < threads ? most : threads; }
+
 inline int convolve(AbeleConv conv, const float* x, const float* weight, const float* bias,
                     float* y, int threads) {
   return abele_conv_forward(&conv, x, weight, bias, y, abele_conv_threads(&conv, threads));

@@ -1,6 +1,7 @@
 // Sums, in an order that does not depend on how many threads there are.
 #pragma once
 
+#include "abi.h"
 #include "parallel.h"
 
 namespace abele {
@@ -95,10 +96,7 @@ inline auto shared_sum_of(Index n, int threads, F f) {
   return total;
 }
 
-// Sizes and strides of one dimension, in the source and in the result.
-struct Dim {
-  Index size, stride, result;
-};
+using Dim = AbeleDim;
 constexpr int COLUMNS = 64;   // partial sums that stay in registers and the first-level cache
 constexpr Index BLOCK = 16;   // rows whose sum is rounded by itself, as many as in torch
 

@@ -12,7 +12,8 @@ inline Pair moments(const float* x, Index n, float eps) {
   return {mean, 1.0f / std::sqrt(square / float(n) + eps)};
 }
 
-template <int most, bool weighted, bool biased>
+// With `weighted` there is a bias, too.
+template <int most, bool weighted>
 inline void layer_norm(Index rows, Index size, float eps, const float* x, const float* weight,
                        const float* bias, float* y, float* mean, float* rstd, int threads) {
   share<most>(rows, threads, [=](Index begin, Index end) {
@@ -25,7 +26,7 @@ inline void layer_norm(Index rows, Index size, float eps, const float* x, const 
 #pragma GCC ivdep
       for (Index i = 0; i < size; ++i) {
         const float plain = from[i] * scale + shift;
-        to[i] = (weighted ? plain * weight[i] : plain) + (biased ? bias[i] : 0.0f);
+        to[i] = weighted ? plain * weight[i] + bias[i] : plain;
       }
     }
   });

@@ -1,0 +1,86 @@
+// Norms, softmax, losses, sums and tables that threads share. Programs call these instead of compiling
+// the same templates again, which took a compiler more time than all of their own code.
+#include "abi.h"
+#include "losses.h"
+#include "norms.h"
+#include "sums.h"
+#include "tables.h"
+
+namespace {
+
+constexpr int ANY = 1 << 30;  // the caller has limited the threads
+
+}  // namespace
+
+int abele_layer_norm(int weighted, int64_t rows, int64_t size, double eps, const float* x,
+                     const float* weight, const float* bias, float* y, float* mean, float* rstd,
+                     int threads) {
+  const auto norm = weighted ? abele::layer_norm<ANY, true> : abele::layer_norm<ANY, false>;
+  norm(rows, size, float(eps), x, weight, bias, y, mean, rstd, threads);
+  return ABELE_OK;
+}
+
+int abele_layer_norm_backward(int weighted, int64_t rows, int64_t size, const float* grad,
+                              const float* x, const float* mean, const float* rstd,
+                              const float* weight, float* grad_x, int threads) {
+  const auto backward = weighted ? abele::layer_norm_backward<ANY, true>
+                                 : abele::layer_norm_backward<ANY, false>;
+  backward(rows, size, grad, x, mean, rstd, weight, grad_x, threads);
+  return ABELE_OK;
+}
+
+int abele_layer_norm_weights(int64_t rows, int64_t size, const float* grad, const float* x,
+                             const float* mean, const float* rstd, float* grad_weight,
+                             float* grad_bias, int threads) {
+  abele::layer_norm_weights<ANY>(rows, size, grad, x, mean, rstd, grad_weight, grad_bias, threads);
+  return ABELE_OK;
+}
+
+int abele_softmax(int log, int64_t outer, int64_t size, int64_t inner, const float* x, float* y,
+                  int threads) {
+  const auto softmax = log ? abele::softmax<ANY, true> : abele::softmax<ANY, false>;
+  softmax(outer, size, inner, x, y, threads);
+  return ABELE_OK;
+}
+
+int abele_softmax_backward(int log, int64_t outer, int64_t size, int64_t inner,
+                           const float* grad, const float* y, float* grad_x, int threads) {
+  const auto backward =
+      log ? abele::softmax_backward<ANY, true> : abele::softmax_backward<ANY, false>;
+  backward(outer, size, inner, grad, y, grad_x, threads);
+  return ABELE_OK;
+}
+
+int abele_nll_loss_backward(int kind, int64_t outer, int64_t size, int64_t inner,
+                            int64_t ignored, const float* grad, const int64_t* target,
+                            const float* weights, const float* weight, float* grad_x,
+                            int threads) {
+  const auto backward = kind == 0   ? abele::nll_loss_backward<ANY, 0>
+                        : kind == 1 ? abele::nll_loss_backward<ANY, 1>
+                                    : abele::nll_loss_backward<ANY, 2>;
+  backward(outer, size, inner, ignored, grad, target, weights, weight, grad_x, threads);
+  return ABELE_OK;
+}
+
+int abele_sum_columns(int split, AbeleDim outer, AbeleDim inner, AbeleDim far, AbeleDim near,
+                      double scale, const float* from, float* to, int threads) {
+  const auto sum = split ? abele::sum_columns<ANY, true, float, float>
+                         : abele::sum_columns<ANY, false, float, float>;
+  sum(outer, inner, far, near, scale, from, to, threads);
+  return ABELE_OK;
+}
+
+int abele_sum_rows(int split, AbeleDim outer, AbeleDim inner, AbeleDim far, AbeleDim near,
+                   double scale, const float* from, float* to, int threads) {
+  const auto sum = split ? abele::sum_rows<ANY, true, float, float>
+                         : abele::sum_rows<ANY, false, float, float>;
+  sum(outer, inner, far, near, scale, from, to, threads);
+  return ABELE_OK;
+}
+
+int abele_embedding_backward(int64_t count, int64_t width, int64_t size, int64_t padding,
+                             const float* grad, const int64_t* rows, float* grad_table,
+                             int threads) {
+  abele::embedding_backward<ANY>(count, width, size, padding, grad, rows, grad_table, threads);
+  return ABELE_OK;
+}
