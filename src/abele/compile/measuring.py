@@ -19,9 +19,9 @@ import torch
 from abele.program import Program, Role, Slot
 from abele.targets.base import Compiled
 
-# Whatever compiling took, this may be spent on first runs, which find no memory ready, and as much
-# again on those that count; or this share of what compiling took.
-_BUDGET_S, _SHARE = 0.5, 0.1
+# Whatever compiling took, this may be spent on first runs, which find no memory ready, and this on
+# those that count, for which the first step waits; or this share of what compiling took.
+_FIRST_BUDGET_S, _BUDGET_S, _SHARE = 0.5, 0.2, 0.1
 _MOST_RUNS = 7
 # What needs so many times the shortest time is not run again.
 _HOPELESS = 2.0
@@ -73,13 +73,13 @@ def fastest(
         return first, f"not measured, because its inputs take {size / 2**30:.1f} GiB"
     random_state = torch.get_rng_state()
     try:
-        budget_s, clocked = max(_BUDGET_S, _SHARE * compile_s), clocked or seconds
+        share_s, clocked = _SHARE * compile_s, clocked or seconds
         inputs = made_up(first.program)
-        cold = _first_times(ways, inputs, budget_s, clocked)
+        cold = _first_times(ways, inputs, max(_FIRST_BUDGET_S, share_s), clocked)
         if len(cold) == 1:
             return first, f"not measured, because a run takes {cold[0]:.1f} s"
         ways = ways[: len(cold)]
-        return _chosen(ways, _times(ways, inputs, budget_s, clocked), clocked)
+        return _chosen(ways, _times(ways, inputs, max(_BUDGET_S, share_s), clocked), clocked)
     # Some operators refuse values, such as a division by the zeros that were made up; the user's
     # own may suit them.
     except Exception as problem:  # noqa: BLE001 - whatever an operator raises

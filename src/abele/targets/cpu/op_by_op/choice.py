@@ -28,6 +28,15 @@ LEAST_CONVOLUTIONS = 8
 # join is joined by our kernels, too.
 MANY_CONVOLUTIONS, MEAN_WORK = 64, 2**23
 
+_OF_IMAGES = (
+    aten.convolution.default,
+    aten.convolution_backward.default,
+    aten.max_pool2d_with_indices.default,
+    aten.upsample_bilinear2d.vec,
+    aten.upsample_bilinear2d.default,
+    aten._native_batch_norm_legit_functional.default,
+)
+
 
 def why(program: Program) -> str | None:
     """Why a program runs operator by operator, or ``None`` if it does not.
@@ -57,6 +66,15 @@ def why(program: Program) -> str | None:
             "gains nothing"
         )
     return None
+
+
+def has_images(program: Program) -> bool:
+    """Whether kernels of ours may have something to do.
+
+    Args:
+        program: before any lowering pass.
+    """
+    return any(node.target in _OF_IMAGES for node in program.graph.graph.nodes)
 
 
 def why_not(program: Program) -> str | None:
