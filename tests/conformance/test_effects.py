@@ -1,34 +1,45 @@
 """Prints, host calls and checkpoints do the same on every target, fresh and from the cache."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from abele import ExecutableCache
 from abele.compile.tolerances import TOLERANCE
+from abele.kernels import build
 from abele.ops.checkpoint import checkpoint
 from abele.ops.host_call import HostCalls, host_call
 from abele.ops.print_tensor import Layout, print_tensor
+from abele.targets.cpu import inductor
 from helpers.runs import assert_close_by_norm, assert_same_bits, rule_for, run, started
 
 LAYOUT = Layout(digits=2)
-BATCH = [torch.randn(6, 5, generator=torch.Generator().manual_seed(n)) for n in (1, 2)]
+SHAPES = [(8, 3, 9, 9), (8, 5, 7, 7)]
+BATCH = [torch.randn(s, generator=torch.Generator().manual_seed(n)) for n, s in enumerate(SHAPES)]
+HOST = "float32[8, 5, 7, 7] int64[]"
 
 
 class Effects(torch.nn.Module):
-    """Everything that reaches outside, twice with equal arguments, around checkpoints."""
+    """Everything that reaches outside, twice with equal arguments, around checkpoints.
+
+    It leaves the program to Inductor, whose code calls our kernel of the convolution.
+    """
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(5, 5) for _ in range(3))
+        self.conv = torch.nn.Conv2d(3, 5, 3)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(7, 7) for _ in range(3))
 
     def forward(self, x, target):
+        x = self.conv(x)
         for index, layer in enumerate(self.layers):
             x = print_tensor(layer(x), f"x{index}", f"x{index}_gradient", LAYOUT)
             x = checkpoint(torch.tanh(F.gelu(x)))
-        first, count = host_call([x], "scale", "float32[6, 5] int64[]")
-        second, _ = host_call([x], "scale", "float32[6, 5] int64[]")
+        first, count = host_call([x], "scale", HOST)
+        second, _ = host_call([x], "scale", HOST)
         return count, F.mse_loss(x + first - 0.5 * second, target)
 
 
@@ -46,8 +57,22 @@ def expected(capsys):
     return trained("reference")[0], capsys.readouterr().err
 
 
-def test_every_target_does_what_the_reference_does(target, expected, capsys, tmp_path):
+@pytest.fixture
+def linked(monkeypatch):
+    """The libraries of our kernels that Inductor's code was linked with."""
+    made, library = [], build.static_library
+
+    def noted(*given):
+        made.append(library(*given))
+        return made[-1]
+
+    monkeypatch.setattr(inductor, "build", SimpleNamespace(static_library=noted))
+    return made
+
+
+def test_every_target_does_what_the_reference_does(target, expected, capsys, tmp_path, linked):
     output, _ = trained(target, ExecutableCache(tmp_path))
+    assert len(linked) == (target.name == "cpu")
     assert_close_by_norm(output, expected[0], TOLERANCE)
     printed = capsys.readouterr().err
     assert _lines(printed) == _lines(expected[1])

@@ -9,17 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 
-from abele import StepConfig, get_target, passes
-from abele.capture import capture
 from abele.errors import CompilerError
 from abele.kernels import binding, build
-from abele.program import Role
 from abele.targets.cpu.compiler import instruction_set
-from abele.targets.reference import Interpreter
 from helpers.kernel_library import COMPILER, NEEDS_COMPILER, kernels
-from helpers.runs import rule_for
 
 pytestmark = NEEDS_COMPILER
 
@@ -172,31 +166,3 @@ def test_what_a_call_could_not_have_does_not_spoil_the_next():
             continue
         library.abele_scale_shift(norm, *pointers, 1)
         assert list(y) == [4, 6, 8, 10]
-
-
-class _FewChannels(torch.nn.Module):
-    """A convolution that our kernels compute, also in code of Inductor."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = torch.nn.Conv2d(3, 5, 3)
-
-    def forward(self, x):
-        return torch.nn.functional.mse_loss(self.conv(x), torch.ones(8, 5, 7, 7))
-
-
-def test_code_of_inductor_links_the_kernels():
-    model, config = _FewChannels(), StepConfig(training=True)
-    batch = [torch.randn(8, 3, 9, 9)]
-    rule = rule_for(model, "sgd")
-    (program,) = capture(lambda inputs: [model(*inputs)], model, batch, config, rule).programs
-    lowering = get_target("cpu").lowering("inductor")
-    program = passes.run_only(passes.run(program), lowering.passes)
-    given = {Role.INPUT: lambda slot: batch[0], Role.HYPER: lambda slot: torch.tensor(0.1)}
-    inputs = [
-        given.get(slot.role, lambda slot: torch.ones(slot.shape))(slot).to(slot.dtype)
-        for slot in program.inputs
-    ]
-    expected = Interpreter().compile(program).run([each.clone() for each in inputs])
-    computed = lowering.compile(program).run([each.clone() for each in inputs])
-    torch.testing.assert_close(computed, expected, rtol=1e-5, atol=1e-6)
