@@ -8,10 +8,10 @@
 
 #include "channel_sums.h"
 #include "images.h"
-#include "matrix_tile.h"
-#include "winograd.h"
+#include "winograd_product.h"
+#include "winograd_tiles.h"
 
-namespace abele::winograd {
+namespace abele::winograd::ABELE_LENGTH {
 namespace {
 
 // Tiles that a thread takes through all steps at once.
@@ -20,28 +20,8 @@ constexpr Index BLOCK = 112;
 // at least and at most, floats of all sums, and how many sums.
 constexpr Index CHUNK_FLOATS = 1 << 16, LEAST_CHUNK = 64, MOST_CHUNK = 256;
 constexpr Index PARTS_FLOATS = 1 << 22, MOST_PARTS = 16;
-// Channels whose products are summed in registers, so that what they meet stays in the nearest
-// cache, and channels of weights that are transformed at once.
-constexpr Index DEPTH = 128, SEGMENT = 16;
-constexpr Index PANEL = TILE_COLS * LANES, LONG_ROW = 64;
-
-Index registers(Index channels) { return ceil_div(channels, LANES); }
-Index padded(Index channels) { return registers(channels) * LANES; }
-// A row of a transformed matrix: long rows that lie a power of two apart would share a cache set.
-Index pitch(Index channels) {
-  return padded(channels) + (channels < LONG_ROW ? 0 : LANES);
-}
-// Likewise one of the matrices of some tiles.
-Index matrix_size(Index tiles, Index channels) { return tiles * pitch(channels) + LANES; }
-
-// The weights as [16][panel][in][columns of the panel], for the way back turned around.
-struct Weights {
-  Index in, out;
-  const float* data;
-  const float* panel(Index point, Index first) const {
-    return data + (point * padded(out) + first) * in;
-  }
-};
+// Channels of weights that are transformed at once.
+constexpr Index SEGMENT = 16;
 
 struct Packing {
   const float* weight;
@@ -84,79 +64,6 @@ Weights pack(const Packing& from, int threads, Scratch& scratch) {
   return {in, out, packed};
 }
 
-// Transforms tiles [first, first + count) of images into [16][count][pitch].
-template <int SIZE, void TRANSFORM(const Vec*, Vec*)>
-void transform_tiles(const Tiles& tiles, const float* data, const float* zeros, Index first,
-                     Index count, Index matrix, float* to) {
-  const Index whole = tiles.channels / LANES * LANES, rest = tiles.channels - whole;
-  const Index step = 2 * tiles.channels;
-  const auto some = [&](const float* const* pixels, Index c, auto load) {
-    Vec values[SIZE * SIZE], transformed[POINTS];
-#pragma GCC unroll 16
-    for (int i = 0; i < SIZE * SIZE; ++i) {
-      values[i] = load(pixels[i] + c);
-      // What the next tile reads and this one does not.
-      if (SIZE == 2 || i % SIZE >= 2) __builtin_prefetch(pixels[i] + step + c);
-    }
-    TRANSFORM(values, transformed);
-#pragma GCC unroll 16
-    for (int p = 0; p < POINTS; ++p) store(to + p * matrix + c, transformed[p]);
-  };
-  tiles.walk<SIZE>(first, count, data, zeros, [&](const float* const* pixels) {
-    for (Index c = 0; c < whole; c += LANES)
-      some(pixels, c, [](const float* from) { return load(from); });
-    if (rest > 0)
-      some(pixels, whole, [&](const float* from) { return load_some(from, rest); });
-    to += pitch(tiles.channels);
-  });
-}
-
-struct Finish {
-  const float* bias;  // of as many floats as whole registers have
-  float slope;
-};
-
-// Writes the outputs of tiles from their matrices; pixels beside the image go to `nowhere`.
-void write_tiles(const Tiles& tiles, const float* from, Index matrix, Index first, Index count,
-                 const Finish& finish, float* nowhere, float* data) {
-  const Index whole = tiles.channels / LANES * LANES, rest = tiles.channels - whole;
-  const auto some = [&](float* const* pixels, Index c, auto store) {
-    Vec products[POINTS], values[4];
-#pragma GCC unroll 16
-    for (int p = 0; p < POINTS; ++p) products[p] = load(from + p * matrix + c);
-    transform_output(products, values);
-    const Vec bias = load(finish.bias + c);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      const Vec z = values[i] + bias;
-      store(pixels[i] + c, z > 0.0f ? z : z * finish.slope);
-    }
-  };
-  tiles.walk<2>(first, count, data, nowhere, [&](float* const* pixels) {
-    for (Index c = 0; c < whole; c += LANES)
-      some(pixels, c, [](float* to, Vec value) { store(to, value); });
-    if (rest > 0)
-      some(pixels, whole, [&](float* to, Vec value) { store_some(to, value, rest); });
-    from += pitch(tiles.channels);
-  });
-}
-
-void multiply(const Weights& weights, const float* inputs, Index count, float* products) {
-  const Index in = pitch(weights.in), out = pitch(weights.out);
-  for (Index p = 0; p < POINTS; ++p)
-    for (Index first = 0; first < padded(weights.out); first += PANEL) {
-      const Index columns = std::min(PANEL, padded(weights.out) - first);
-      for (Index k = 0; k < weights.in; k += DEPTH) {
-        const MatrixTile tile = {std::min(DEPTH, weights.in - k),
-                                 inputs + p * matrix_size(count, weights.in) + k, in, 1,
-                                 weights.panel(p, first) + k * columns, columns,
-                                 products + p * matrix_size(count, weights.out) + first, out,
-                                 DEPTH * columns, k > 0};
-        multiply_rows(tile, count, columns / LANES);
-      }
-    }
-}
-
 // As many blocks as keep all threads busy for the same time.
 Index blocks_of(Index tiles, Index most, int threads) {
   return std::min(ceil_div(ceil_div(tiles, most), threads) * threads, tiles);
@@ -178,8 +85,8 @@ void convolve(const Tiles& from, const Tiles& to, const float* x, const Weights&
     const Index thread = omp_get_thread_num();
     float *mine = memory + thread * (inputs + products), *results = mine + inputs;
     const auto [first, count] = part(to.count(), blocks, block);
-    transform_tiles<4, transform_input>(from, x, zeros, first, count,
-                                        matrix_size(count, from.channels), mine);
+    transform_inputs(from, x, zeros, first, count,
+                     matrix_size(count, from.channels), mine);
     multiply(weights, mine, count, results);
     write_tiles(to, results, matrix_size(count, to.channels), first, count, finish,
                 nowhere + thread * padded(to.channels), y);
@@ -241,10 +148,10 @@ void sum_tiles(const Cuts& cuts, const Team& team, Index first, Index end, const
     const Index pieces = team.size == 1 ? 1 : ceil_div(size, TILE_ROWS);
     team.share(pieces, [&](Index piece) {
       const auto [at, count] = part(size, pieces, piece);
-      transform_tiles<4, transform_input>(cuts.inputs, x, zeros, begin + at, count,
-                                          cuts.input_matrix(), v + at * pitch(in));
-      transform_tiles<2, transform_gradient>(cuts.grads, grad, zeros, begin + at, count,
-                                             cuts.grad_matrix(), w + at * pitch(out));
+      transform_inputs(cuts.inputs, x, zeros, begin + at, count, cuts.input_matrix(),
+                       v + at * pitch(in));
+      transform_gradients(cuts.grads, grad, zeros, begin + at, count, cuts.grad_matrix(),
+                          w + at * pitch(out));
     });
     team.wait();
     team.share(POINTS * panels, [&](Index task) {
@@ -284,7 +191,28 @@ const float* summed_products(const Cuts& cuts, const float* grad, const float* x
   return sums;
 }
 
-void weight_gradient(const Conv& conv, const float* grad, const float* x, float* result,
+}  // namespace
+
+void forward(const Conv& conv, const float* x, const float* weight, const float* bias, float* y,
+             int threads, Scratch& scratch) {
+  const Weights weights = pack({weight, conv.in_channels, conv.out_channels, false}, threads,
+                               scratch);
+  float* start = scratch.zeros<float>(padded(conv.out_channels));
+  if (bias != nullptr) std::copy(bias, bias + conv.out_channels, start);
+  convolve(inputs_of(conv, false), outputs_of(conv, false), x, weights,
+           {start, static_cast<float>(conv.slope)}, y, threads, scratch);
+}
+
+void gradient_of_images(const Conv& conv, const float* grad, const float* weight, float* grad_x,
+                        int threads, Scratch& scratch) {
+  const Weights weights = pack({weight, conv.out_channels, conv.in_channels, true}, threads,
+                               scratch);
+  const float* start = scratch.zeros<float>(padded(conv.in_channels));
+  convolve(inputs_of(conv, true), outputs_of(conv, true), grad, weights, {start, 1.0f}, grad_x,
+           threads, scratch);
+}
+
+void gradient_of_weight(const Conv& conv, const float* grad, const float* x, float* result,
                      int threads, Scratch& scratch) {
   if (conv.images == 0) return std::fill(result, result + conv.weights(), 0.0f);
   const float* sums = summed_products(Cuts(conv), grad, x, threads, scratch);
@@ -305,6 +233,13 @@ void weight_gradient(const Conv& conv, const float* grad, const float* x, float*
     }
 }
 
+}  // namespace abele::winograd::ABELE_LENGTH
+
+#if !defined(ABELE_HALF_REGISTERS)
+using namespace abele;
+
+namespace {
+
 bool has_code(const Conv& conv) {
   return conv.channels_last && conv.kernel_height == 3 && conv.kernel_width == 3 &&
          conv.stride_height == 1 && conv.stride_width == 1 &&
@@ -312,22 +247,34 @@ bool has_code(const Conv& conv) {
          conv.out_height > 0 && conv.out_width > 0;
 }
 
-}  // namespace
-}  // namespace abele::winograd
+// Whether channels fill four fifths of registers of so many on both sides.
+bool fill(const Conv& conv, Index lanes) {
+  const auto one = [&](Index count) { return ceil_div(count, lanes) * lanes * 4 <= 5 * count; };
+  return one(conv.in_channels) && one(conv.out_channels);
+}
 
-using namespace abele;
+// Calls body with the functions for registers that the channels fill.
+template <class Body>
+void choose(const Conv& conv, Body body) {
+#if defined(__AVX512VL__)
+  if (!fill(conv, 16) && fill(conv, 8))
+    return body(winograd::half_registers::forward, winograd::half_registers::gradient_of_images,
+                winograd::half_registers::gradient_of_weight);
+#endif
+  body(winograd::whole_registers::forward, winograd::whole_registers::gradient_of_images,
+       winograd::whole_registers::gradient_of_weight);
+}
+
+}  // namespace
 
 int abele_winograd_forward(const AbeleConv* description, const float* x, const float* weight,
                            const float* bias, float* y, int threads) {
   const Conv conv(*description);
-  if (!winograd::has_code(conv)) return ABELE_NO_CODE;
+  if (!has_code(conv)) return ABELE_NO_CODE;
   return guarded([&](Scratch& scratch) {
-    const auto weights = winograd::pack({weight, conv.in_channels, conv.out_channels, false},
-                                        threads, scratch);
-    float* start = scratch.zeros<float>(winograd::padded(conv.out_channels));
-    if (bias != nullptr) std::copy(bias, bias + conv.out_channels, start);
-    winograd::convolve(winograd::inputs_of(conv, false), winograd::outputs_of(conv, false), x,
-                       weights, {start, static_cast<float>(conv.slope)}, y, threads, scratch);
+    choose(conv, [&](auto forward, auto, auto) {
+      forward(conv, x, weight, bias, y, threads, scratch);
+    });
   });
 }
 
@@ -335,23 +282,24 @@ int abele_winograd_backward(const AbeleConv* description, const float* grad, con
                             const float* weight, float* grad_x, float* grad_weight,
                             float* grad_bias, int threads) {
   const Conv conv(*description);
-  if (!winograd::has_code(conv)) return ABELE_NO_CODE;
+  if (!has_code(conv)) return ABELE_NO_CODE;
   // The gradients follow each other in the same memory.
   int code = ABELE_OK;
   if (grad_x != nullptr)
     code = guarded([&](Scratch& scratch) {
-      const auto weights = winograd::pack({weight, conv.out_channels, conv.in_channels, true},
-                                          threads, scratch);
-      const float* start = scratch.zeros<float>(winograd::padded(conv.in_channels));
-      winograd::convolve(winograd::inputs_of(conv, true), winograd::outputs_of(conv, true), grad,
-                         weights, {start, 1.0f}, grad_x, threads, scratch);
+      choose(conv, [&](auto, auto of_images, auto) {
+        of_images(conv, grad, weight, grad_x, threads, scratch);
+      });
     });
   if (code != ABELE_OK) return code;
   return guarded([&](Scratch& scratch) {
     if (grad_weight != nullptr)
-      winograd::weight_gradient(conv, grad, x, grad_weight, threads, scratch);
+      choose(conv, [&](auto, auto, auto gradient) {
+        gradient(conv, grad, x, grad_weight, threads, scratch);
+      });
     if (grad_bias != nullptr)
       channels_last::channel_sums<8>(conv.images * conv.out_height, conv.out_width,
                                      conv.out_channels, grad, grad_bias, threads, scratch);
   });
 }
+#endif

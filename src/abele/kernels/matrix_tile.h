@@ -11,6 +11,7 @@
 #include "lanes.h"
 
 namespace abele {
+inline namespace ABELE_LENGTH {
 
 // Rows and registers of columns: sums and totals of both, and the operands, fill the registers.
 constexpr int TILE_ROWS = REGISTERS == 32 ? 7 : 3, TILE_COLS = 2;
@@ -106,4 +107,5 @@ inline void multiply_rows(MatrixTile t, Index rows, Index cols) {
   }
 }
 
+}  // namespace ABELE_LENGTH
 }  // namespace abele

@@ -52,7 +52,7 @@ def suits_winograd(node: torch.fx.Node) -> bool:
     Winograd's way is faster than the library there, the direct one on some processors faster yet.
     """
     convolution = convolution_of(node)
-    return convolution is not None and winograd.gains(convolution)
+    return convolution is not None and winograd.has_many_channels(convolution)
 
 
 def way_of_node(node: torch.fx.Node) -> Way | None:

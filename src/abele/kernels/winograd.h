@@ -12,14 +12,42 @@
 
 namespace abele::winograd {
 
+// Convolutions whose channels fill registers of sixteen, and, where a processor has halves of them,
+// those whose channels fill only these.
+#define ABELE_WINOGRAD                                                                            \
+  void forward(const Conv& conv, const float* x, const float* weight, const float* bias,          \
+               float* y, int threads, Scratch& scratch);                                          \
+  void gradient_of_images(const Conv& conv, const float* grad, const float* weight, float* grad_x, \
+                          int threads, Scratch& scratch);                                         \
+  void gradient_of_weight(const Conv& conv, const float* grad, const float* x, float* result,     \
+                          int threads, Scratch& scratch);
+namespace whole_registers {
+ABELE_WINOGRAD
+}
+namespace half_registers {
+ABELE_WINOGRAD
+}
+#undef ABELE_WINOGRAD
+
+namespace ABELE_LENGTH {
+
 constexpr int POINTS = 16, TAPS = 9;
+constexpr Index LONG_ROW = 64;
+
+inline Index registers(Index channels) { return ceil_div(channels, LANES); }
+inline Index padded(Index channels) { return registers(channels) * LANES; }
+// A row of a transformed matrix: long rows that lie a power of two apart would share a cache set.
+inline Index pitch(Index channels) {
+  return padded(channels) + (channels < LONG_ROW ? 0 : LANES);
+}
+// Likewise one of the matrices of some tiles.
+inline Index matrix_size(Index tiles, Index channels) { return tiles * pitch(channels) + LANES; }
 
 // The tiles of a batch of images, [images][rows][columns], and where they lie in it.
 struct Tiles {
   Index images, height, width, channels;  // of the images that are read or written
   Index rows, cols, shift;                // a tile begins at 2 * its place - shift
   Index count() const { return images * rows * cols; }
-
 
   // Calls body(pixels) for tiles [first, first + count): pointers to their SIZE x SIZE pixels. Those
   // outside of the image become `outside`.
@@ -56,21 +84,27 @@ inline void store_some(float* to, Vec value, Index count) {
   std::memcpy(to, &value, count * sizeof(float));
 }
 
-// B^T d B
-inline void transform_input(const Vec* d, Vec* v) {
-  Vec t[16];
-  for (int j = 0; j < 4; ++j) {
-    t[j] = d[j] - d[8 + j];
-    t[4 + j] = d[4 + j] + d[8 + j];
-    t[8 + j] = d[8 + j] - d[4 + j];
-    t[12 + j] = d[4 + j] - d[12 + j];
-  }
+// B^T d B: first columns of four, then rows.
+inline void transform_column(const Vec* d, Vec* t) {
+  t[0] = d[0] - d[8];
+  t[4] = d[4] + d[8];
+  t[8] = d[8] - d[4];
+  t[12] = d[4] - d[12];
+}
+inline void transform_rows(const Vec* t, Vec* v) {
+#pragma GCC unroll 4
   for (int i = 0; i < 16; i += 4) {
     v[i] = t[i] - t[i + 2];
     v[i + 1] = t[i + 1] + t[i + 2];
     v[i + 2] = t[i + 2] - t[i + 1];
     v[i + 3] = t[i + 1] - t[i + 3];
   }
+}
+inline void transform_input(const Vec* d, Vec* v) {
+  Vec t[16];
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) transform_column(d + j, t + j);
+  transform_rows(t, v);
 }
 
 // A^T m A
@@ -145,4 +179,5 @@ inline void transform_kernel_gradient(const Vec* m, Vec* g) {
   }
 }
 
+}  // namespace ABELE_LENGTH
 }  // namespace abele::winograd

@@ -116,3 +116,13 @@ def test_winograds_way_keeps_its_weights_or_sums():
     assert weights < scratch.bytes_of(forward) < 1.1 * weights
     assert weights < scratch.bytes_of(back) < 1.1 * weights
     assert scratch.bytes_of(convolution_of(node((1, 8, 64, 64), 8, 1, backward=True))) == 0
+
+
+def test_halves_of_registers_take_less_memory(monkeypatch):
+    """Channels that are not there take none."""
+    convolution = convolution_of(node((1, 24, 2, 2), 24, 1, backward=False))
+    assert scratch.bytes_of(convolution) == 0  # direct, or the library
+    monkeypatch.setattr(processor, "has", lambda name: name == "clzero")
+    assert way_of(convolution) is Way.WINOGRAD
+    weights = 16 * 24 * 24 * 4
+    assert weights < scratch.bytes_of(convolution) < 2 * weights

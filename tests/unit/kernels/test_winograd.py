@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from abele import _torch
+from abele import _torch, processor
 from abele.kernels import winograd
 from abele.kernels.convolution import convolution_of
+from abele.kernels.ways import suits_winograd
 
 aten = torch.ops.aten
 
@@ -15,6 +16,7 @@ aten = torch.ops.aten
 @pytest.fixture(autouse=True)
 def capable(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(processor, "has", lambda _: False)
 
 
 def nodes(
@@ -100,3 +102,25 @@ def test_nor_do_other_activations_and_other_operators():
 def test_processors_without_wide_registers_keep_the_library(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     assert not any(map(gains, nodes()))
+
+
+@pytest.mark.parametrize(
+    ("instructions", "gain"),
+    [({"clzero"}, True), ({"clzero", "avx512_vp2intersect"}, False), ({"amx_tile"}, False)],
+    ids=str,
+)
+@pytest.mark.parametrize(("inputs", "out"), [(24, 24), (24, 16), (40, 24)])
+def test_halves_of_registers_gain_where_they_multiply_as_fast(
+    monkeypatch, instructions, gain, inputs, out
+):
+    monkeypatch.setattr(processor, "has", lambda name: name in instructions)
+    settings = {"image": (2, inputs, 16, 16), "out": out}
+    assert all(gains(node) is gain for node in nodes(**settings))
+    # The choice of a lowering does not depend on the processor.
+    assert not any(map(suits_winograd, nodes(**settings)))
+
+
+@pytest.mark.parametrize(("inputs", "out"), [(8, 8), (8, 24), (24, 18)])
+def test_few_channels_and_those_that_fill_not_even_halves_gain_nothing(monkeypatch, inputs, out):
+    monkeypatch.setattr(processor, "has", lambda name: name == "clzero")
+    assert not any(map(gains, nodes(image=(2, inputs, 16, 16), out=out)))
