@@ -403,15 +403,13 @@ def default_options_for_cpu() -> dict[str, Any]:
     numbers plain PyTorch draws; ``vec_isa_ok`` skips compiling test programs for an instruction
     set that torch has already reported; ``dynamic_threads`` leaves the number of threads to the
     process that runs the code, so that one executable serves ``torch.set_num_threads`` of any
-    value (measured: some 4 % slower than a count compiled in). ``precompile_headers`` is off: the
-    first program would wait for two headers as long as six programs gain by them.
+    value (measured: some 4 % slower than a count compiled in).
     """
     return {
         "layout_optimization": False,
         "fallback_random": True,
         "cpp.vec_isa_ok": True,
         "cpp.dynamic_threads": True,
-        "aot_inductor.precompile_headers": False,
     }
 
 
