@@ -85,8 +85,7 @@ void convolve(const Tiles& from, const Tiles& to, const float* x, const Weights&
     const Index thread = omp_get_thread_num();
     float *mine = memory + thread * (inputs + products), *results = mine + inputs;
     const auto [first, count] = part(to.count(), blocks, block);
-    transform_inputs(from, x, zeros, first, count,
-                     matrix_size(count, from.channels), mine);
+    transform_inputs(from, x, zeros, first, count, matrix_size(count, from.channels), mine);
     multiply(weights, mine, count, results);
     write_tiles(to, results, matrix_size(count, to.channels), first, count, finish,
                 nowhere + thread * padded(to.channels), y);
@@ -213,7 +212,7 @@ void gradient_of_images(const Conv& conv, const float* grad, const float* weight
 }
 
 void gradient_of_weight(const Conv& conv, const float* grad, const float* x, float* result,
-                     int threads, Scratch& scratch) {
+                        int threads, Scratch& scratch) {
   if (conv.images == 0) return std::fill(result, result + conv.weights(), 0.0f);
   const float* sums = summed_products(Cuts(conv), grad, x, threads, scratch);
   const Index in = conv.in_channels, out = conv.out_channels, matrix = in * padded(out);

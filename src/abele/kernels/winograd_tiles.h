@@ -39,7 +39,7 @@ void in_order(const Tiles& tiles, Index first, Index count, Inside inside, Besid
 // Transforms tiles [first, first + count) of images into [16][count][pitch].
 template <int SIZE, void TRANSFORM(const Vec*, Vec*)>
 void transform_slowly(const Tiles& tiles, const float* data, const float* zeros, Index first,
-                     Index count, Index matrix, float* to) {
+                      Index count, Index matrix, float* to) {
   const Index whole = tiles.channels / LANES * LANES, rest = tiles.channels - whole;
   const Index step = 2 * tiles.channels;
   const auto some = [&](const float* const* pixels, Index c, auto load) {
@@ -137,21 +137,30 @@ struct Finish {
   float slope;
 };
 
+// Some channels of the four outputs of a tile, from its matrices.
+inline void outputs_of_tile(const float* from, Index matrix, const Finish& finish, Index c,
+                            Vec* outputs) {
+  Vec products[POINTS];
+#pragma GCC unroll 16
+  for (int p = 0; p < POINTS; ++p) products[p] = load(from + p * matrix + c);
+  transform_output(products, outputs);
+  const Vec bias = load(finish.bias + c);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const Vec z = outputs[i] + bias;
+    outputs[i] = z > 0.0f ? z : z * finish.slope;
+  }
+}
+
 // Writes the outputs of tiles from their matrices; pixels beside the image go to `nowhere`.
-inline void write_slowly(const Tiles& tiles, const float* from, Index matrix, Index first, Index count,
-                 const Finish& finish, float* nowhere, float* data) {
+inline void write_slowly(const Tiles& tiles, const float* from, Index matrix, Index first,
+                         Index count, const Finish& finish, float* nowhere, float* data) {
   const Index whole = tiles.channels / LANES * LANES, rest = tiles.channels - whole;
   const auto some = [&](float* const* pixels, Index c, auto store) {
-    Vec products[POINTS], values[4];
-#pragma GCC unroll 16
-    for (int p = 0; p < POINTS; ++p) products[p] = load(from + p * matrix + c);
-    transform_output(products, values);
-    const Vec bias = load(finish.bias + c);
+    Vec outputs[4];
+    outputs_of_tile(from, matrix, finish, c, outputs);
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      const Vec z = values[i] + bias;
-      store(pixels[i] + c, z > 0.0f ? z : z * finish.slope);
-    }
+    for (int i = 0; i < 4; ++i) store(pixels[i] + c, outputs[i]);
   };
   tiles.walk<2>(first, count, data, nowhere, [&](float* const* pixels) {
     for (Index c = 0; c < whole; c += LANES)
@@ -168,16 +177,10 @@ inline void write_inside(const Tiles& tiles, const float* from, Index matrix, In
   const Index channels = tiles.channels, line = tiles.width * channels;
   for (Index k = 0; k < count; ++k, from += pitch(channels), corner += 2 * channels)
     for (Index c = 0; c < channels; c += LANES) {
-      Vec products[POINTS], values[4];
-#pragma GCC unroll 16
-      for (int p = 0; p < POINTS; ++p) products[p] = load(from + p * matrix + c);
-      transform_output(products, values);
-      const Vec bias = load(finish.bias + c);
+      Vec outputs[4];
+      outputs_of_tile(from, matrix, finish, c, outputs);
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        const Vec z = values[i] + bias;
-        store(corner + i / 2 * line + i % 2 * channels + c, z > 0.0f ? z : z * finish.slope);
-      }
+      for (int i = 0; i < 4; ++i) store(corner + i / 2 * line + i % 2 * channels + c, outputs[i]);
     }
 }
 
