@@ -109,7 +109,8 @@ def environment() -> dict[str, Any]:
     """Return what a reader needs to judge the numbers."""
     return {
         "date": datetime.date.today().isoformat(),
-        "commit": _output("git", "rev-parse", "--short", "HEAD"),
+        # Copies without a repository may say what they are a copy of.
+        "commit": _output("git", "rev-parse", "--short", "HEAD") or os.environ.get("GIT_COMMIT"),
         "dirty": bool(_output("git", "status", "--porcelain", "--", "src")),
         "cpu": _cpu_name(),
         "cores": torch.get_num_threads() and _cores(),

@@ -30,6 +30,7 @@ def run(arguments: list[str]) -> int:
         environment["gpu"] = None  # one that is there has no part in it
     result: dict[str, Any] = {
         "environment": environment,
+        "device": options.device,
         "quick": options.quick,
         "windows": options.windows,
         "window_s": window_s,

@@ -58,6 +58,8 @@ class Peer:
         }
         if device != "cpu":
             environment["ABELE_TARGET"] = device  # fails instead of running elsewhere
+            environment["JAX_DEFAULT_MATMUL_PRECISION"] = "float32"  # see ``ways.plain_float32``
+            environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # else it has all memory
         with open(self._log, "w", encoding="utf-8") as log:
             self._process = subprocess.Popen(
                 command,

@@ -35,6 +35,8 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
     _limit(options.threads)
+    if options.device != "cpu":
+        ways.plain_float32()
     # What libraries print must not mix with the answers.
     answers, sys.stdout = sys.stdout, sys.stderr
     server = Server(ROWS[options.row], options.way, options.device)
@@ -94,6 +96,8 @@ class Server:
     def _calibrate(self, window_s: float) -> dict[str, Any]:
         assert self._step is not None
         self._peak_of_start = harness.peak_memory_mib()
+        if self._device != "cpu":
+            torch.cuda.reset_peak_memory_stats()
         with contextlib.suppress(OSError):  # the system counts the peak from now on, where it can
             Path("/proc/self/clear_refs").write_text("5")
         self._count = harness.calibrate(self._step, window_s, warm=2)
@@ -117,10 +121,14 @@ class Server:
 
     def _end(self) -> dict[str, Any]:
         peak = harness.peak_memory_mib()
-        return {
+        ends = {
             "peak_mib": round(max(self._peak_of_start, peak), 1),
             "step_peak_mib": round(peak, 1),
         }
+        if self._device != "cpu":  # what counts is the GPU's; the process's beside it
+            ends["host_step_peak_mib"] = ends["step_peak_mib"]
+            ends["step_peak_mib"] = round(ways.gpu_peak_bytes(self._way) / 2**20, 1)
+        return ends
 
 
 if __name__ == "__main__":

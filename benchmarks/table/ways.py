@@ -77,6 +77,24 @@ def wait(result: Any, device: str = "cpu") -> None:
         ready()
 
 
+def plain_float32() -> None:
+    """Let libraries of a GPU compute with float32, and not with the ten bits that some default to.
+
+    JAX takes ``JAX_DEFAULT_MATMUL_PRECISION`` for that.
+    """
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def gpu_peak_bytes(way: str) -> int:
+    """Return the most memory that tensors of this process had on the GPU; of JAX since its start."""
+    if way != JAX:
+        return torch.cuda.max_memory_allocated()
+    import jax  # pyright: ignore[reportMissingImports]
+
+    return jax.devices()[0].memory_stats()["peak_bytes_in_use"]
+
+
 def optimizer_of(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
     """Return the row's optimizer for a model."""
     assert row.optimizer is not None

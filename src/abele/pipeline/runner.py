@@ -50,6 +50,8 @@ class PipelineRunner:
             cores with another while its time is measured.
     """
 
+    replays = False
+
     def __init__(self, cut: Cut, executable: Executable, state: DeviceState, update: Update):
         self.cut, self._update, self._device = cut, update, state.device
         self._crew = WorkerPool(cut.stages, share_of_cores(cut.stages))

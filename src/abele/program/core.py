@@ -21,6 +21,12 @@ from abele._torch import OpOverload, schema_of
 from abele._torch.copies import called_targets
 from abele.errors import ProgramError
 
+# Torch says that they draw random numbers, for dropout; programs have them without.
+_WITHOUT_DROPOUT = {
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention_backward.default,
+}
+
 
 class Role(enum.StrEnum):
     """What an input or output of a program is for."""
@@ -122,7 +128,8 @@ class Program:
     def uses_random(self) -> bool:
         """Whether running it draws random numbers."""
         tag = torch.Tag.nondeterministic_seeded
-        return any(tag in operator.tags for operator in operators_called(self.graph))
+        operators = set(operators_called(self.graph)) - _WITHOUT_DROPOUT
+        return any(tag in operator.tags for operator in operators)
 
     def text(self, *, provenance: bool = True) -> str:
         """The program as Python, with shapes, dtypes and the user's source lines."""

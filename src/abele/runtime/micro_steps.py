@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -32,7 +33,13 @@ Returned = tuple[list[torch.Tensor], list[torch.Tensor] | None]
 
 
 class Runner(Protocol):
-    """Runs micro-steps of one session."""
+    """Runs micro-steps of one session.
+
+    Attributes:
+        replays: ``alone`` returns what a target bound that replays programs; see ``Compiled``.
+    """
+
+    replays: bool
 
     def groups(self, steps: Iterable[Step], watched: bool) -> Iterable[Sequence[Step]]:
         """Divides the micro-steps of a call into those that run together, in their order.
@@ -157,6 +164,7 @@ class Sequential:
         self._arguments = [state.arguments(model, r) for r in range(state.config.replicas)]
         self._inputs = [i for i, slot in enumerate(model.inputs) if slot.role is Role.INPUT]
         self._bound = compiled.bound(self._arguments[0], self._inputs) if repeats else None
+        self.replays = self._bound is not None and compiled.replays
         self._mark = clock(state.device)
 
     def groups(self, steps: Iterable[Step], watched: bool) -> Iterator[Sequence[Step]]:
@@ -229,7 +237,8 @@ class Sequential:
         return outputs
 
     def _run_bound(self, rows: Sequence[torch.Tensor], marks: list[Any]) -> list[torch.Tensor]:
-        mark, bound = self._mark, self._bound
+        # Who replays waits for the device, so the host's clock knows when that is done.
+        mark, bound = (time.perf_counter_ns if self.replays else self._mark), self._bound
         assert bound is not None
         marks.append(mark())
         outputs = bound(rows)
@@ -247,6 +256,8 @@ class RolledBack:
         runner: runs them.
         state: what is put back.
     """
+
+    replays = False
 
     def __init__(self, runner: Runner, state: DeviceState):
         self._runner, self._rollback = runner, Rollback(state.written)

@@ -52,6 +52,7 @@ class Session(DeviceState):
         runner: runs the micro-steps.
         marks: of the latest call, before and after each micro-step; see ``runtime.clock``.
         loss: as given.
+        replays: calls may bring their batch on the host, and what they return is on the host.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Session(DeviceState):
         """Chooses how calls run; again after the runner was replaced, between two calls."""
         several = len(self._steps) > 1 or self._anchors is not None or self.exchange is not None
         self._alone = None if several else self.runner.alone()
+        self.replays = self._alone is not None and self.runner.replays
 
     # -- observing -------------------------------------------------------------------------
 
@@ -148,7 +150,7 @@ class Session(DeviceState):
             batch: one tensor per input slot, contiguous, with the rows of the whole call.
 
         Returns:
-            The outputs, fresh tensors on the device, with the rows of ``batching.parts_out``
+            The outputs, fresh tensors on the device or the host, with the rows of ``batching.parts_out``
             micro-batches; one without rows, such as a loss, stays 0-d where that is 1.
 
         Raises:
@@ -194,6 +196,8 @@ class Session(DeviceState):
         except BaseException as error:
             self._give_up(error)
             raise
+        if self.replays:
+            outputs = _copied(outputs)
         result = deliver(outputs)
         self._last = (began_ns, marks, time.perf_counter_ns(), None, following_ns)
         return result
@@ -220,10 +224,11 @@ class Session(DeviceState):
                 self.exchange.begin()
             try:
                 alone = None if hooks.watching else self._alone
-                if alone is not None:
-                    outputs = alone(batch, marks)
-                else:
+                if alone is None:
                     outputs = self._micro_steps(batch, hooks.watching)
+                else:
+                    outputs = alone(batch, marks)
+                    outputs = _copied(outputs) if self.replays else outputs
             except BaseException as error:
                 self._give_up(error)
                 raise
@@ -355,6 +360,10 @@ class Session(DeviceState):
 
 def _as_they_are(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     return outputs
+
+
+def _copied(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [output.clone() for output in outputs]
 
 
 def _shared_and_written(model: Program, config: StepConfig) -> list[int]:

@@ -2,23 +2,27 @@
 
 A capture remembers addresses. The session keeps its state where it is, so state stays as it is;
 rows of a batch are copied into static buffers before a replay, and results out of them after it.
-The first call runs as usual, because libraries choose their kernels then; the second captures.
+Where calls bring rows of the host and take results there, these copies are in the capture, too. The first call runs as usual, because libraries choose their
+kernels then; the second captures. Random numbers of torch's kernels are others in each replay.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
-from abele.program import Program, Role, has_effect, subgraphs
-from abele.targets.base import Compiled, Run
+from abele.program import Program, Role, has_effect, returned_nodes, subgraphs
+from abele.targets.base import Compiled, OfBatch, Run
 from abele.warn import warn_user
 
 ENVIRONMENT = "ABELE_CUDA_GRAPHS"
 _MOST = 8  # captures of one program; each keeps memory of its own
+_AnyCapture = TypeVar("_AnyCapture")
 
 
 class Recorder(Protocol):
@@ -32,6 +36,14 @@ class Recorder(Protocol):
         """
         ...
 
+    def on_host(self, like: torch.Tensor) -> torch.Tensor:
+        """Memory of the host for a tensor of the device, which captures may copy from and to."""
+        ...
+
+    def wait(self) -> None:
+        """Return when the device has done what was asked of it."""
+        ...
+
 
 class CudaGraphs:
     """Captures work on the current GPU."""
@@ -39,16 +51,31 @@ class CudaGraphs:
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """See ``Recorder``; other threads may use the GPU meanwhile."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            work()
+        with warnings.catch_warnings():  # that nothing is in it: some programs return what they get
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                work()
         return graph.replay
 
+    def on_host(self, like: torch.Tensor) -> torch.Tensor:
+        """Page-locked memory."""
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
-def why_not(program: Program) -> str | None:
-    """Return why a program cannot be captured, or None if nothing is known that forbids it."""
+    def wait(self) -> None:
+        """Wait for the current stream."""
+        torch.cuda.current_stream().synchronize()
+
+
+def why_not(program: Program, *, draws: bool = True) -> str | None:
+    """Return why a program cannot be captured, or None if nothing is known that forbids it.
+
+    Args:
+        program: after the passes of its lowering.
+        draws: random numbers may be drawn in a capture, because torch's kernels do it.
+    """
     if os.environ.get(ENVIRONMENT) == "0":
         return f"{ENVIRONMENT}=0"
-    if program.uses_random:
+    if program.uses_random and not draws:
         return "it draws random numbers"
     if any(True for _ in subgraphs(program.graph)):
         return "it branches or loops by values"
@@ -57,15 +84,18 @@ def why_not(program: Program) -> str | None:
     return None
 
 
-def replayed(program: Program, compiled: Compiled, recorder: Recorder) -> Compiled:
+def replayed(
+    program: Program, compiled: Compiled, recorder: Recorder, *, draws: bool = True
+) -> Compiled:
     """Return ``compiled``, replayed from its second call on where the program allows that.
 
     Args:
         program: after the passes of its lowering.
         compiled: of it.
         recorder: captures.
+        draws: see ``why_not``.
     """
-    if why_not(program) is not None:
+    if why_not(program, draws=draws) is not None:
         return compiled
     return Replayed(program, compiled, recorder)
 
@@ -79,6 +109,8 @@ class Replayed(Compiled):
         recorder: captures.
     """
 
+    replays = True
+
     def __init__(self, program: Program, compiled: Compiled, recorder: Recorder):
         super().__init__(self._call, compiled.payload)
         self._plain, self._compiled, self._recorder = compiled.run, compiled, recorder
@@ -86,6 +118,7 @@ class Replayed(Compiled):
         self._state = [i for i, slot in enumerate(program.inputs) if slot.role is not Role.INPUT]
         # A program that writes its batch writes the caller's, not a copy.
         self._usable = not any(program.inputs[index].mutated for index in self._batch)
+        self._results: list[Any] = [node.meta["val"] for node in returned_nodes(program.graph)]
         self._name = program.name
         self._seen: set[tuple[int, ...]] = set()
         self._captures: dict[tuple[int, ...], _Capture] = {}
@@ -94,10 +127,43 @@ class Replayed(Compiled):
         """The program without a capture: stages run in threads, each with a stream."""
         return self._compiled.released()
 
+    def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
+        """One replay from rows of the host to results on the host, and nothing else.
+
+        Copies both ways are part of the capture, so a call costs one launch and one wait.
+        """
+        if not self._usable or not self._state:
+            return None
+        state, device = list(arguments), arguments[self._state[0]].device
+        capture: _HostCapture | None = None
+        begun = 0
+
+        def call(rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            nonlocal capture, begun
+            if capture is not None:
+                return capture.replay(rows)
+            given = state.copy()
+            for index, tensor in zip(batch, rows, strict=True):
+                given[index] = tensor.to(device)
+            begun += 1
+            if begun > 1 and self._usable:
+                made = functools.partial(_HostCapture, results=self._results)
+                capture = self._recorded(made, given)
+                if capture is not None:
+                    return capture.replay(rows)
+            results = self._plain(given)
+            self._recorder.wait()
+            return results
+
+        return call
+
+    def _key(self, arguments: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        return tuple(arguments[index].data_ptr() for index in self._state)
+
     def _call(self, arguments: list[torch.Tensor]) -> list[torch.Tensor]:
         if not self._usable:
             return self._plain(arguments)
-        key = tuple(arguments[index].data_ptr() for index in self._state)
+        key = self._key(arguments)
         capture = self._captures.get(key)
         if capture is None and len(self._captures) < _MOST:
             capture = self._captured(key, arguments)
@@ -114,8 +180,17 @@ class Replayed(Compiled):
                 self._seen.clear()
             self._seen.add(key)
             return None
+        capture = self._recorded(_Capture, arguments)
+        if capture is not None:
+            self._captures[key] = capture
+        return capture
+
+    def _recorded(
+        self, made: Callable[..., _AnyCapture], arguments: Sequence[torch.Tensor]
+    ) -> _AnyCapture | None:
+        """A capture of a call; None, after a warning, if it cannot be made."""
         try:
-            capture = _Capture(self._plain, arguments, self._batch, self._recorder)
+            return made(self._plain, arguments, self._batch, recorder=self._recorder)
         except RuntimeError as problem:
             self._usable = False
             first = (str(problem).strip().splitlines() or ["no reason was given"])[0]
@@ -125,8 +200,6 @@ class Replayed(Compiled):
                 UserWarning,
             )
             return None
-        self._captures[key] = capture
-        return capture
 
 
 class _Capture:
@@ -163,3 +236,47 @@ class _Capture:
         self._replay()
         # The next replay writes these again.
         return [output.clone() for output in self._outputs]
+
+
+class _HostCapture:
+    """One capture from rows of the host to results on the host.
+
+    Args:
+        run: what is captured.
+        arguments: of a call; its state is what the capture works on.
+        batch: positions of the rows.
+        results: tensors like those that it returns.
+        recorder: captures.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        arguments: Sequence[torch.Tensor],
+        batch: Sequence[int],
+        results: Sequence[torch.Tensor],
+        recorder: Recorder,
+    ):
+        given = list(arguments)
+        for index in batch:
+            given[index] = arguments[index].clone()
+        rows = [given[index] for index in batch]
+        self._rows = [recorder.on_host(tensor) for tensor in rows]
+        self._results = [recorder.on_host(tensor) for tensor in results]
+        self._wait = recorder.wait
+
+        def work() -> None:
+            for tensor, row in zip(rows, self._rows, strict=True):
+                tensor.copy_(row, non_blocking=True)
+            for result, output in zip(self._results, run(given.copy()), strict=True):
+                result.copy_(output, non_blocking=True)
+
+        self._replay = recorder.record(work)
+
+    def replay(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run it, and wait; the next replay writes the results again."""
+        for row, tensor in zip(self._rows, rows, strict=True):
+            row.copy_(tensor)
+        self._replay()
+        self._wait()
+        return self._results

@@ -124,7 +124,7 @@ class CompiledModel:
     def _needs_nothing_else(self) -> bool:
         """Whether arguments may go to the session as they come."""
         return (
-            self.session.device.type == "cpu"
+            (self.session.device.type == "cpu" or self.session.replays)
             and self._synthetic is None
             and not self._written_inputs
             and not self.forward.host_calls.functions
@@ -135,7 +135,7 @@ class CompiledModel:
     def run_plain(self, args: tuple) -> Any:
         """Runs a call that ``inputs.matches``."""
         started = time.perf_counter_ns()
-        if self._is_direct:  # what matches is on the host already
+        if self._is_direct:  # what matches is on the host already, or goes to the device there
             return self.session.call(args, started, self._deliver)
         device = self.inputs.device
         return self._run([tensor.to(device) for tensor in args], args, started)

@@ -62,6 +62,28 @@ class Kernel:
     workers: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """What a loop does, before it is a function of some language.
+
+    Attributes:
+        shape: sizes of the loops, the outermost first; their indices are ``i0``, ``i1`` and so on.
+        body: what they do for one element, with pointers ``p0``, ``p1`` and so on.
+        pointers: buffer and offset in elements of each.
+        types: C++ type of each, with const where it is only read.
+    """
+
+    shape: list[int]
+    body: list[str]
+    pointers: list[tuple[Buffer, int]]
+    types: list[str]
+
+
+def loop(unit: Unit, kept: Collection[Buffer]) -> Loop:
+    """What an elementwise unit does for each element; takes what ``kernel`` does."""
+    return _Writer(unit, kept).loop()
+
+
 def kernel(unit: Unit, kept: Collection[Buffer]) -> Kernel:
     """Write the loop of an elementwise unit.
 
@@ -136,7 +158,7 @@ class _Writer:
             self._key(place): stride for place, stride in zip(accesses, strides, strict=True)
         }
 
-    def kernel(self) -> Kernel:
+    def loop(self) -> Loop:
         shape, by_access = self._turned()
         self._index = {key: _index(stride) for key, stride in by_access.items()}
         body = [line for each in self._operations for line in self._lines(each)]
@@ -144,14 +166,18 @@ class _Writer:
             TYPES[buffer.dtype] if i in self._written else f"const {TYPES[buffer.dtype]}"
             for i, (buffer, _) in enumerate(self._pointers)
         ]
-        arguments = [f"{name}* __restrict p{i}" for i, name in enumerate(types)]
-        cost = len(self._operations) + _FUNCTION * sum(map(_functions, body))
+        return Loop(shape, body, self._pointers, types)
+
+    def kernel(self) -> Kernel:
+        loop = self.loop()
+        arguments = [f"{name}* __restrict p{i}" for i, name in enumerate(loop.types)]
+        cost = len(self._operations) + _FUNCTION * sum(map(_functions, loop.body))
         work = self._size * max(1, cost // _PLAIN)
-        text = _function(arguments, shape, body)
-        turns = shape[0] if shape else 0
+        text = _function(arguments, loop.shape, loop.body)
+        turns = loop.shape[0] if loop.shape else 0
         near = self._updates() and cost == len(self._operations) and self._bytes() <= _NEAR
         workers = 1 if near else max(1, min(turns, work // _WORK_PER_THREAD))
-        return Kernel(text, self._pointers, types, turns, workers)
+        return Kernel(text, loop.pointers, loop.types, turns, workers)
 
     def _updates(self) -> bool:
         """Whether it writes a slot."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -43,9 +44,16 @@ VIEWS = (
 )
 
 
-def translate(program: Program) -> Translation:
-    """The program as operations, in the order of its graph."""
-    return Translator(program).translation()
+def translate(
+    program: Program, handlers: Mapping[Any, calls.Handler] = calls.HANDLERS
+) -> Translation:
+    """The program as operations, in the order of its graph.
+
+    Args:
+        program: after the passes of the lowering.
+        handlers: translate operators that are no views and have no rule; torch computes the others.
+    """
+    return Translator(program, handlers).translation()
 
 
 class Translator:
@@ -53,10 +61,11 @@ class Translator:
 
     Args:
         program: after the passes of the lowering.
+        handlers: see ``translate``.
     """
 
-    def __init__(self, program: Program):
-        self._program = program
+    def __init__(self, program: Program, handlers: Mapping[Any, calls.Handler] = calls.HANDLERS):
+        self._program, self._handlers = program, handlers
         self._indices = IndexBounds(program.graph)
         self.places: dict[torch.fx.Node, Any] = {}
         self.operations: list[Operation] = []
@@ -165,7 +174,7 @@ class Translator:
         if is_getitem(node):
             self.places[node] = self.places[arguments[0]][arguments[1]]
         elif not (self._view(node) or self._written(node) or self._by_rule(node)):
-            handler = calls.HANDLERS.get(node.target, _no_code)
+            handler = self._handlers.get(node.target, _no_code)
             # Code does not check indices: those that nobody looks at before are torch's.
             unsafe = not self._known(node) or self._indices.may_leave(node)
             if unsafe or not handler(self, node):
@@ -282,6 +291,8 @@ class Translator:
         if node.target is aten.copy_.default:
             writes, results = [arguments[0]], []
             self.places[node] = arguments[0]
+        if target is aten.view.default:  # what is viewed may lie otherwise than where it was traced
+            target = aten.reshape.default
         if is_view(node) and any(place.buffer.kind is not Kind.FOREIGN for place in reads):
             target = _copied(target)
         self.add(Foreign(reads, writes, target, arguments, options, results, several))

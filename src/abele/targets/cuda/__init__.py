@@ -1,0 +1,51 @@
+"""Programs on this machine's NVIDIA GPU, each call one replay of a captured graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from abele.targets.base import Target
+from abele.targets.cuda.gpu import current_gpu
+from abele.targets.cuda.emitted.lowering import Emitted
+from abele.targets.cuda.inductor import OPTIONS, Inductor
+from abele.targets.cuda.op_by_op import OpByOp
+from abele.targets.quiet import quiet_compiler
+
+
+class Cuda(Target):
+    """The current GPU."""
+
+    name = "cuda"
+    lowerings = (Emitted(), Inductor(), OpByOp())
+    cacheable = True
+
+    def unavailable(self) -> str | None:
+        """Needs a CUDA build of torch and a GPU."""
+        if torch.version.cuda is None:
+            return "this torch is built without CUDA. Install a CUDA build of torch 2.13."
+        with quiet_compiler():  # it warns of a missing driver, which the reason says anyway
+            usable = torch.cuda.is_available()
+        if not usable:
+            return "no CUDA device was found. Check the driver with nvidia-smi."
+        return None
+
+    def device(self) -> torch.device:
+        """The current GPU."""
+        return current_gpu()
+
+    def describe(self) -> Mapping[str, Any]:
+        """Kernels are built for one compute capability."""
+        major, minor = torch.cuda.get_device_capability()
+        return {
+            "target": self.name,
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "capability": f"{major}.{minor}",
+            "options": dict(OPTIONS),
+        }
+
+
+TARGET = Cuda()

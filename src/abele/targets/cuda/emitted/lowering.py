@@ -1,0 +1,187 @@
+"""Lowering by CUDA C++ that is written for the program."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from abele.errors import CorruptExecutable
+from abele.passes.of_lowerings.gpu_attention import gpu_attention
+from abele.passes.of_lowerings.gpu_norms import gpu_norms
+from abele.program import Program, has_effect, subgraphs
+from abele.targets.base import Compiled, Lowering, require_code
+from abele.targets.cpu.emitted import calls
+from abele.targets.cpu.emitted.calling import constants_of
+from abele.targets.cpu.emitted.calls import gates, shapes
+from abele.targets.cpu.emitted.groups import Unit, grouped
+from abele.targets.cpu.emitted.operations import Foreign, Translation
+from abele.targets.cpu.emitted.places import Buffer, Kind
+from abele.targets.cpu.emitted.reasons import kernel_choices
+from abele.targets.cpu.emitted.translate import translate
+from abele.targets.cuda.gpu import current_gpu, to_gpu
+from abele.targets.cuda.emitted import nvrtc, sums
+from abele.targets.cuda.emitted.run import Runner, Step, last_uses
+from abele.targets.cuda.emitted.schedule import scheduled
+from abele.targets.cuda.emitted.source import Launch, Writer
+from abele.targets.kernel_choice import KernelChoice
+from abele.targets.replay import CudaGraphs, replayed
+
+aten = torch.ops.aten
+
+# Kernels are compiled in so many pieces, each by a thread.
+_FILES = 4
+
+#: What moves elements, or has several results of each, as loops, and sums of columns. Of other
+#: operators torch has kernels for GPUs.
+_HANDLERS: dict[object, calls.Handler] = {
+    **{
+        target: shapes.HANDLERS[target]
+        for target in (
+            *(
+                aten.cat.default,
+                aten.stack.default,
+                aten.repeat.default,
+                aten.constant_pad_nd.default,
+            ),
+            *(aten.select_backward.default, aten.slice_backward.default),
+            *(aten.slice_scatter.default, aten.select_scatter.default),
+        )
+    },
+    **gates.HANDLERS,
+    **sums.HANDLERS,
+}
+
+
+class Emitted(Lowering):
+    """CUDA C++ of our own for elementwise operators, torch's kernels for others, one graph."""
+
+    name = "emitted"
+    compiles = True
+    passes = (to_gpu, gpu_attention, gpu_norms)
+
+    def why(self, program: Program) -> str | None:
+        """Take programs of straight code."""
+        if self.why_not(program) is not None:
+            return None
+        return "few kernels compute its elementwise operators, compiled in a second"
+
+    def why_not(self, program: Program) -> str | None:
+        """Only straight code without effects can be written."""
+        if any(True for _ in subgraphs(program.graph)):
+            return "it has loops or branches"
+        if any(has_effect(node) for node in program.graph.graph.nodes):
+            return "it prints or calls the host"
+        return nvrtc.unavailable()
+
+    def compile(self, program: Program) -> Compiled:
+        """Write the kernels and compile them."""
+        plan = planned(program)
+        with ThreadPoolExecutor(_FILES) as pool:
+            each = pool.map(functools.partial(nvrtc.compiled, capability=_capability()), plan.texts)
+        return _runnable(program, plan, _together(list(each)))
+
+    def load(self, program: Program, payload: bytes) -> Compiled:
+        """Plan the launches again; the code is there."""
+        require_code(payload, "cuda")
+        return _runnable(program, planned(program), payload)
+
+    def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
+        """Loops, and what torch computes."""
+        return kernel_choices(program, grouped(translate(program, _HANDLERS).operations))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is known of a program before it is compiled.
+
+    Attributes:
+        translation: the program as operations.
+        steps: in order.
+        freed: after each step, the memory that nothing reads any more.
+        texts: of the kernels, which may be compiled at the same time.
+    """
+
+    translation: Translation
+    steps: list[Step]
+    freed: list[list[Buffer]]
+    texts: list[str]
+
+
+def planned(program: Program) -> Plan:
+    """Translate, group, order and write a program; needs no GPU.
+
+    Args:
+        program: after the passes of the lowering.
+    """
+    translation = translate(program, _HANDLERS)
+    units = grouped(translation.operations)
+    kept = _kept(units, translation)
+    writer, steps = Writer(kept), list[Step]()
+    for step in scheduled(units):
+        operation = step[0].operations[0]
+        steps += [operation] if isinstance(operation, Foreign) else writer.launches(step)
+    returned = [place.buffer for place in translation.outputs]
+    freed = last_uses([_touched(step, kept) for step in steps], returned)
+    return Plan(translation, steps, freed, writer.texts(_FILES))
+
+
+def _kept(units: Sequence[Unit], translation: Translation) -> set[Buffer]:
+    """The memory that has to be written: other results of loops stay in registers."""
+    users: dict[Buffer, set[Unit]] = {}
+    for unit in units:
+        for buffer in unit.memory:
+            users.setdefault(buffer, set()).add(unit)
+    returned = {place.buffer for place in translation.outputs}
+    foreign = {buffer for unit in units if not unit.elementwise for buffer in unit.memory}
+    several = {
+        buffer for buffer, using in users.items() if buffer.kind is not Kind.ARENA or len(using) > 1
+    }
+    return returned | foreign | several
+
+
+def _touched(step: Step, kept: set[Buffer]) -> list[Buffer]:
+    if isinstance(step, Launch):
+        return [buffer for buffer, _ in step.pointers]
+    return [place.buffer for place in (*step.reads, *step.writes) if place.buffer in kept]
+
+
+def _runnable(program: Program, plan: Plan, code: bytes) -> Compiled:
+    runner = Runner(
+        plan.translation,
+        plan.steps,
+        plan.freed,
+        [slot.mutated for slot in program.inputs],
+        constants_of(program, plan.translation.constants),
+        nvrtc.Kernels(_apart(code)),
+        current_gpu(),
+    )
+    return replayed(program, Compiled(runner.run, code), CudaGraphs())
+
+
+def _together(codes: Sequence[bytes]) -> bytes:
+    """Several pieces of code as one, each behind its length."""
+    return b"".join(len(code).to_bytes(8, "little") + code for code in codes)
+
+
+def _apart(code: bytes) -> list[bytes]:
+    """The pieces again.
+
+    Raises:
+        CorruptExecutable: the lengths do not fit.
+    """
+    codes: list[bytes] = []
+    while code:
+        size, code = int.from_bytes(code[:8], "little"), code[8:]
+        if len(code) < size or not size:
+            raise CorruptExecutable("the kernels of a program are incomplete")
+        codes.append(code[:size])
+        code = code[size:]
+    return codes
+
+
+def _capability() -> tuple[int, int]:
+    return torch.cuda.get_device_capability()

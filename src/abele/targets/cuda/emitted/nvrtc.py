@@ -1,0 +1,128 @@
+"""CUDA C++ through NVRTC, the compiler in NVIDIA's libraries, and launches of its kernels.
+
+NVIDIA's ``cuda-bindings`` reach both; the CUDA builds of torch bring them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from abele.errors import CompilerError
+from abele.kernels import build as kernels
+
+_HEADERS = (Path(__file__).parent / "device.h", kernels.FOLDER / "functions.h")
+
+
+def unavailable() -> str | None:
+    """Return why nothing can be compiled, or None if it can."""
+    try:
+        _library("nvrtc")
+    except ImportError:
+        return "NVIDIA's cuda-bindings are not installed (pip install cuda-bindings)"
+    return None
+
+
+def compiled(text: str, capability: tuple[int, int]) -> bytes:
+    """Compile CUDA C++; needs no GPU.
+
+    Args:
+        text: of the file; it may include ``device.h`` and ``functions.h``.
+        capability: compute capability of the GPU, major and minor.
+
+    Returns:
+        Machine code, as ``Kernels`` takes it.
+
+    Raises:
+        CompilerError: the text is wrong; ``log`` has what the compiler says.
+    """
+    nvrtc = _library("nvrtc")
+    sources = [header.read_bytes() for header in _HEADERS]
+    names = [header.name.encode() for header in _HEADERS]
+    program = _result(
+        nvrtc.nvrtcCreateProgram(text.encode(), b"program.cu", len(names), sources, names)
+    )
+    try:
+        major, minor = capability
+        options = [f"--gpu-architecture=sm_{major}{minor}".encode(), b"--std=c++17"]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        if status.value:
+            log = bytearray(_result(nvrtc.nvrtcGetProgramLogSize(program)))
+            nvrtc.nvrtcGetProgramLog(program, log)
+            said = bytes(log).rstrip(b"\0").decode(errors="replace")
+            raise CompilerError("NVRTC could not compile the program's kernels.", log=said)
+        code = bytearray(_result(nvrtc.nvrtcGetCUBINSize(program)))
+        _result(nvrtc.nvrtcGetCUBIN(program, code))
+        return bytes(code)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+class Kernels:
+    """Kernels that are loaded on the current GPU.
+
+    Args:
+        codes: what ``compiled`` returned, of all of them.
+
+    Raises:
+        CompilerError: the code is not for this GPU, or damaged.
+    """
+
+    def __init__(self, codes: Sequence[bytes]):
+        self._driver = _library("driver")
+        torch.cuda.synchronize()  # torch makes its context the one of this thread
+        self._context = _result(self._driver.cuCtxGetCurrent())
+        self._modules = [_result(self._driver.cuModuleLoadData(code)) for code in codes]
+        self._functions: dict[str, Any] = {}
+
+    def use(self) -> None:
+        """Let launches of this thread run where the kernels are."""
+        _result(self._driver.cuCtxSetCurrent(self._context))
+
+    def launch(self, name: str, blocks: int, threads: int, addresses: Sequence[int]) -> None:
+        """Queue a kernel on the current stream.
+
+        Args:
+            name: of the kernel, whose only argument are addresses.
+            blocks: of threads.
+            threads: of a block.
+            addresses: of tensors on the GPU.
+        """
+        function = self._functions.get(name)
+        if function is None:
+            function = self._functions[name] = self._found(name)
+        argument = (ctypes.c_void_p * len(addresses))(*addresses)
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
+        stream = torch.cuda.current_stream().cuda_stream
+        size, shared, extra = (blocks, 1, 1, threads, 1, 1), 0, 0
+        given = ctypes.addressof(arguments)
+        _result(self._driver.cuLaunchKernel(function, *size, shared, stream, given, extra))
+
+    def _found(self, name: str) -> Any:
+        """The kernel of that name, in whichever module it is."""
+        for module in self._modules:
+            status, function = self._driver.cuModuleGetFunction(module, name.encode())
+            if not status.value:
+                return function
+        raise CompilerError(f"The program's code has no kernel {name!r}.", log="")
+
+
+def _library(name: str) -> Any:
+    return importlib.import_module(f"cuda.bindings.{name}")
+
+
+def _result(returned: tuple[Any, ...]) -> Any:
+    """What a call returned beside its status.
+
+    Raises:
+        CompilerError: the status is an error.
+    """
+    status, *values = returned
+    if status.value:
+        raise CompilerError(f"A call of NVIDIA's driver failed: {status!r}.", log="")
+    return values[0] if values else None

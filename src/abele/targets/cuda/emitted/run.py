@@ -1,0 +1,177 @@
+"""A program's steps on a GPU, one after the other.
+
+This runs twice for each set of state: to let libraries choose their kernels, and to be captured.
+After that its time does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from abele.targets.cpu.emitted.operations import Foreign, Translation, places_changed
+from abele.targets.cpu.emitted.places import Buffer, Kind, Place
+from abele.targets.cuda.emitted.source import THREADS, Launch
+
+Step = Launch | Foreign
+
+
+class Kernels(Protocol):
+    """Loaded kernels."""
+
+    def use(self) -> None:
+        """Let launches of this thread run where they are loaded."""
+        ...
+
+    def launch(self, name: str, blocks: int, threads: int, addresses: Sequence[int], /) -> None:
+        """Queue a kernel that is given addresses."""
+        ...
+
+
+class Runner:
+    """Runs the steps of a program.
+
+    Args:
+        translation: where its inputs and results lie.
+        steps: in order.
+        freed: after each step, the memory that nothing reads any more.
+        written: of each input, whether the program writes it.
+        constants: of the program's graph, in the order of their buffers.
+        kernels: of all launches.
+        device: where tensors are made.
+    """
+
+    def __init__(
+        self,
+        translation: Translation,
+        steps: Sequence[Step],
+        freed: Sequence[Sequence[Buffer]],
+        written: Sequence[bool],
+        constants: Sequence[torch.Tensor],
+        kernels: Kernels,
+        device: torch.device,
+    ):
+        self._translation, self._steps, self._freed = translation, steps, freed
+        self._written, self._constants = written, constants
+        self._kernels, self._device = kernels, device
+
+    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Update state in place and return the results.
+
+        Args:
+            inputs: one tensor on the device for each slot; the list is emptied.
+        """
+        with torch.no_grad():
+            return self._run(inputs, _Memory(self._constants, self._device))
+
+    def _run(self, inputs: list[torch.Tensor], memory: _Memory) -> list[torch.Tensor]:
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for tensor, place, written in zip(
+            inputs, self._translation.inputs, self._written, strict=True
+        ):
+            taken = memory.take(place, tensor)
+            if written and taken is not tensor:
+                copies.append((tensor, taken))
+        inputs.clear()
+        self._kernels.use()
+        for step, unused in zip(self._steps, self._freed, strict=True):
+            if isinstance(step, Launch):
+                addresses = [memory.address(buffer, at) for buffer, at in step.pointers]
+                self._kernels.launch(step.name, step.blocks, THREADS, addresses)
+            else:
+                _call(step, memory)
+            memory.free(unused)
+        outputs = [memory.tensor(place) for place in self._translation.outputs]
+        for tensor, ordered in copies:
+            tensor.copy_(ordered)
+        return outputs
+
+
+def _call(step: Foreign, memory: _Memory) -> None:
+    """Let torch compute an operator."""
+    target: Any = step.target
+    arguments, options = places_changed((step.arguments, step.options), memory.tensor)
+    value = target(*arguments, **options)
+    values = value if step.several else [value]
+    for place, result in zip(step.results, values, strict=False):
+        # Torch makes no gradient that nobody wants, whatever it says of its type.
+        if place is not None and result is not None:
+            memory.take(place, result)
+
+
+class _Memory:
+    """What the buffers of one run are.
+
+    Args:
+        constants: of the program's graph, in the order of their buffers.
+        device: where memory is made.
+    """
+
+    def __init__(self, constants: Sequence[torch.Tensor], device: torch.device):
+        self._constants, self._device = constants, device
+        self._of: dict[Buffer, torch.Tensor] = {}
+
+    def take(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        """Note what a buffer is: the tensor, or a copy whose elements lie as kernels expect."""
+        lazy = tensor.is_conj() or tensor.is_neg()  # its memory holds other numbers
+        if not _is_other(tensor, place) and (lazy or not place.stride_is(tensor.stride())):
+            how: Any = {"dtype": place.dtype, "device": self._device}
+            tensor = torch.empty_strided(place.shape, place.stride, **how).copy_(tensor)
+        self._of[place.buffer] = tensor
+        return tensor
+
+    def free(self, buffers: Sequence[Buffer]) -> None:
+        """Let go of memory."""
+        for buffer in buffers:
+            self._of.pop(buffer, None)
+
+    def address(self, buffer: Buffer, offset: int) -> int:
+        """Where an element of a buffer lies."""
+        base = self._base(buffer)
+        if base.numel() < buffer.size and buffer.kind is Kind.FOREIGN:
+            raise RuntimeError("an operator of torch has made less than its gradient reads")
+        return base.data_ptr() + offset * buffer.dtype.itemsize
+
+    def tensor(self, place: Place) -> torch.Tensor:
+        """A tensor of what lies at a place."""
+        base = self._base(place.buffer)
+        if _is_other(base, place):
+            return base
+        if base.shape == place.shape and place.stride_is(base.stride()) and not place.offset:
+            return base
+        return base.as_strided(place.shape, place.stride, base.storage_offset() + place.offset)
+
+    def _base(self, buffer: Buffer) -> torch.Tensor:
+        """The memory of a buffer, made where nobody has made it yet."""
+        if buffer.kind is Kind.CONSTANT:
+            return self._constants[buffer.index]
+        if buffer not in self._of:
+            self._of[buffer] = torch.empty(buffer.size, dtype=buffer.dtype, device=self._device)
+        return self._of[buffer]
+
+
+def _is_other(tensor: torch.Tensor, place: Place) -> bool:
+    """Whether torch has made something else than an operator makes on the host.
+
+    So it is of what only an operator's own gradient reads, such as that of an LSTM.
+    """
+    return place.buffer.kind is Kind.FOREIGN and tensor.numel() != place.size == place.buffer.size
+
+
+def last_uses(steps: Sequence[Sequence[Buffer]], kept: Sequence[Buffer]) -> list[list[Buffer]]:
+    """After each step, the buffers that no later one uses.
+
+    Args:
+        steps: what each step reads and writes.
+        kept: buffers that outlive all steps.
+    """
+    last: Mapping[Buffer, int] = {
+        buffer: index for index, step in enumerate(steps) for buffer in step
+    }
+    freed: list[list[Buffer]] = [[] for _ in steps]
+    for buffer, index in last.items():
+        if buffer not in kept and buffer.kind in (Kind.ARENA, Kind.FOREIGN):
+            freed[index].append(buffer)
+    return freed

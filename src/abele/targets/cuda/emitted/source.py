@@ -1,0 +1,212 @@
+"""The CUDA C++ of a program's launches."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Collection, Sequence
+
+from abele.targets.cpu.emitted import loops
+from abele.targets.cpu.emitted.groups import Unit
+from abele.targets.cpu.emitted.loops import Loop
+from abele.targets.cpu.emitted.places import Buffer
+from abele.targets.cuda.emitted.sums import COLUMNS, ColumnSums
+
+#: Threads of a block, as in device.h.
+THREADS = 256
+# Each thread computes so many elements of launches that fill a GPU anyway.
+_SEVERAL, _LARGE = 4, 1 << 19
+# A kernel's arguments may take 4 KiB on all GPUs.
+_MOST_POINTERS = 500
+_LARGEST_INDEX = 2**31
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One kernel.
+
+    Attributes:
+        name: of the function.
+        blocks: how many run it.
+        pointers: buffer and offset in elements of each tensor, in the order of its argument.
+        units: what it computes.
+    """
+
+    name: str
+    blocks: int
+    pointers: Sequence[tuple[Buffer, int]]
+    units: Sequence[Unit]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """What some blocks of a launch compute.
+
+    Attributes:
+        kind: parts of the same kind do the same with other tensors.
+        body: of the kind, for a block; ``EACH`` stands for the elements of a thread.
+        size: of all blocks together: elements of a loop, columns of sums.
+        of_block: how much of it a block does; None for as many elements as threads compute.
+        pointers: tensors, as ``p`` in the body.
+        unit: what it computes.
+    """
+
+    kind: str
+    body: str
+    size: int
+    of_block: int | None
+    pointers: Sequence[tuple[Buffer, int]]
+    unit: Unit
+
+    def blocks(self, each: int) -> int:
+        """How many there are if threads compute so many elements each."""
+        return -(-self.size // (self.of_block or THREADS * each))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kernel:
+    """The text of a kernel, and the functions that it calls, among other kinds of parts."""
+
+    text: str
+    functions: set[str]
+
+
+class Writer:
+    """Writes all kernels of a program into one text.
+
+    Args:
+        kept: memory that has to be written; other results of loops stay in registers.
+    """
+
+    def __init__(self, kept: Collection[Buffer]):
+        self._kept = kept
+        self._names: dict[str, str] = {}  # of functions, by their text
+        self._kernels: list[_Kernel] = []
+
+    def launches(self, units: Sequence[Unit]) -> list[Launch]:
+        """Write the loops of units that need nothing of each other; usually one launch."""
+        parts = sorted(map(self._part, units), key=lambda part: part.kind)
+        parts = [part for part in parts if part.size]
+        result: list[Launch] = []
+        taken: list[_Part] = []
+        for part in parts:
+            if sum(len(each.pointers) for each in (*taken, part)) > _MOST_POINTERS:
+                result.append(self._launch(taken))
+                taken = []
+            taken.append(part)
+        return [*result, self._launch(taken)] if taken else result
+
+    def texts(self, count: int) -> list[str]:
+        """The kernels in so many files at most, which can be compiled at the same time."""
+        return [self._text(kernels) for kernels in _divided(self._kernels, count)]
+
+    def _text(self, kernels: Sequence[_Kernel]) -> str:
+        used = {name for kernel in kernels for name in kernel.functions}
+        named = ((name, text) for text, name in self._names.items() if name in used)
+        functions = [text.replace("NAME", name, 1) for name, text in named]
+        texts = [kernel.text for kernel in kernels]
+        return (
+            "\n\n".join(['#include "device.h"\n#include "functions.h"', *functions, *texts]) + "\n"
+        )
+
+    def _part(self, unit: Unit) -> _Part:
+        operation = unit.operations[0]
+        if isinstance(operation, ColumnSums):
+            return _sums(operation, unit)
+        loop = loops.loop(unit, self._kept)
+        largest = max([unit.size, *(buffer.size for buffer, _ in loop.pointers)])
+        index = "int64_t" if largest >= _LARGEST_INDEX else "unsigned"
+        name = self._names.setdefault(_function(loop, index), f"f{len(self._names)}")
+        arguments = [f"({kind}*)p[{i}]" for i, kind in enumerate(loop.types)]
+        call = f"{name}({', '.join([*arguments, f'{index}(i)'])});"
+        body = f"abele::elements<EACH>(block, size, [&](int64_t i) {{ {call} }});"
+        return _Part(name, body, unit.size, None, loop.pointers, unit)
+
+    def _launch(self, parts: Sequence[_Part]) -> Launch:
+        total = sum(part.size for part in parts if part.of_block is None)
+        each = _SEVERAL if total >= _LARGE else 1
+        name = f"launch_{len(self._kernels)}"
+        lines: list[str] = []
+        tables: list[str] = []
+        pointers: list[tuple[Buffer, int]] = []
+        blocks = 0
+        for _, group in itertools.groupby(parts, key=lambda part: part.kind):
+            alike = list(group)
+            counts = [part.blocks(each) for part in alike]
+            table = f"{name}_{len(tables)}"
+            lines += _alike(alike, counts, len(pointers), each, table)
+            tables += [_table(alike, counts, table)] if len(alike) > 1 else []
+            pointers += [pointer for part in alike for pointer in part.pointers]
+            blocks += sum(counts)
+        head = f'extern "C" __global__ void __launch_bounds__({THREADS}) {name}('
+        given = f"    const __grid_constant__ abele::Pointers<{len(pointers)}> all) {{"
+        begin = "  unsigned block = blockIdx.x;"
+        text = "\n".join([*tables, head, given, begin, *lines, "}"])
+        self._kernels.append(_Kernel(text, {part.kind for part in parts}))
+        return Launch(name, blocks, pointers, [part.unit for part in parts])
+
+
+def _alike(
+    parts: Sequence[_Part], counts: Sequence[int], at: int, each: int, table: str
+) -> list[str]:
+    """What the blocks of parts of one kind do.
+
+    Args:
+        parts: of the kind.
+        counts: of blocks, by part.
+        at: where their pointers begin.
+        each: elements that a thread computes.
+        table: name of what ``_table`` writes, where there are several parts.
+    """
+    first = parts[0]
+    find = [f"    void* const* p = all.at + {at};", f"    const int64_t size = {first.size};"]
+    if len(parts) > 1:
+        find = [
+            f"    const unsigned part = abele::part_of(first_{table}, {len(parts)}, block);",
+            f"    void* const* p = all.at + {at} + part * {len(first.pointers)};",
+            f"    const int64_t size = size_{table}[part];",
+            f"    block -= first_{table}[part];",
+        ]
+    body = first.body.replace("EACH", str(each), 1)
+    condition = f"  if (block < {sum(counts)}) {{"
+    return [condition, *find, f"    {body}", "    return;", "  }", f"  block -= {sum(counts)};"]
+
+
+def _table(parts: Sequence[_Part], counts: Sequence[int], name: str) -> str:
+    """The first block and the size of each part."""
+    begins = [0, *itertools.accumulate(counts)][:-1]
+    return (
+        f"__constant__ unsigned first_{name}[] = {{{', '.join(map(str, begins))}}};\n"
+        f"__constant__ int64_t size_{name}[] = {{{', '.join(str(part.size) for part in parts)}}};"
+    )
+
+
+def _divided(kernels: Sequence[_Kernel], count: int) -> list[list[_Kernel]]:
+    """Groups of kernels with about as much text each."""
+    groups: list[list[_Kernel]] = [[] for _ in range(count)]
+    for kernel in sorted(kernels, key=lambda each: -len(each.text)):
+        min(groups, key=lambda group: sum(len(each.text) for each in group)).append(kernel)
+    return [group for group in groups if group]
+
+
+def _sums(operation: ColumnSums, unit: Unit) -> _Part:
+    rows, step = operation.rows, operation.step
+    body = f"abele::column_sums(block, {rows}, size, {step}, (const float*)p[0], (float*)p[1]);"
+    places = (*operation.reads, *operation.writes)
+    pointers = [(place.buffer, place.offset) for place in places]
+    return _Part(f"sums of {rows} {step}", body, operation.columns, COLUMNS, pointers, unit)
+
+
+def _function(loop: Loop, index: str) -> str:
+    """The function of one element of a loop."""
+    arguments = [f"{name}* __restrict__ p{i}" for i, name in enumerate(loop.types)]
+    lines = [f"ABELE_INLINE void NAME({', '.join([*arguments, f'const {index} i'])}) {{"]
+    rest = "i"
+    for d in reversed(range(1, len(loop.shape))):
+        lines.append(
+            f"  const {index} i{d} = {rest} % {loop.shape[d]}, r{d} = {rest} / {loop.shape[d]};"
+        )
+        rest = f"r{d}"
+    if loop.shape:
+        lines.append(f"  const {index} i0 = {rest};")
+    return "\n".join([*lines, *(f"  {line}" for line in loop.body), "}"])

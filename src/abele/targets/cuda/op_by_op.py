@@ -1,0 +1,42 @@
+"""Lowering to torch's own kernels, one after the other."""
+
+from __future__ import annotations
+
+import torch
+
+from abele.passes.of_lowerings.gpu_attention import gpu_attention
+from abele.passes.of_lowerings.gpu_norms import gpu_norms
+from abele.program import Program, is_view
+from abele.targets import straight
+from abele.targets.base import Compiled, Lowering
+from abele.targets.cuda.gpu import to_gpu
+from abele.targets.kernel_choice import VIEW, KernelChoice, operators_of
+from abele.targets.replay import CudaGraphs, replayed
+
+
+class OpByOp(Lowering):
+    """Torch's kernels, replayed as one captured graph; nothing is compiled."""
+
+    name = "op_by_op"
+    manner = "run with torch's own kernels"
+    passes = (to_gpu, gpu_attention, gpu_norms)
+
+    def why(self, program: Program) -> str | None:
+        """Take every program."""
+        del program
+        return "torch's own kernels run every program"
+
+    def compile(self, program: Program) -> Compiled:
+        """Write the graph as one function of Python."""
+        function = straight.function_of(program.graph)
+
+        def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            with torch.no_grad():
+                return list(function(inputs))
+
+        return replayed(program, Compiled(run), CudaGraphs())
+
+    def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
+        """Torch, but for views."""
+        torchs = KernelChoice("torch", "programs that are lowered this way call torch's kernels")
+        return {each: VIEW if is_view(each) else torchs for each in operators_of(program)}
