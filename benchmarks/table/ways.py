@@ -87,7 +87,7 @@ def plain_float32() -> None:
 
 
 def gpu_peak_bytes(way: str) -> int:
-    """Return the most memory that tensors of this process had on the GPU; of JAX since its start."""
+    """Return the most that tensors of this process took on the GPU; of JAX since its start."""
     if way != JAX:
         return torch.cuda.max_memory_allocated()
     import jax  # pyright: ignore[reportMissingImports]

@@ -150,8 +150,9 @@ class Session(DeviceState):
             batch: one tensor per input slot, contiguous, with the rows of the whole call.
 
         Returns:
-            The outputs, fresh tensors on the device or the host, with the rows of ``batching.parts_out``
-            micro-batches; one without rows, such as a loss, stays 0-d where that is 1.
+            The outputs, fresh tensors on the device or the host, with the rows of
+            ``batching.parts_out`` micro-batches; one without rows, such as a loss, stays 0-d where
+            that is 1.
 
         Raises:
             BatchError: the rows do not divide into micro-batches.

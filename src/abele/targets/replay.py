@@ -2,17 +2,17 @@
 
 A capture remembers addresses. The session keeps its state where it is, so state stays as it is;
 rows of a batch are copied into static buffers before a replay, and results out of them after it.
-Where calls bring rows of the host and take results there, these copies are in the capture, too. The first call runs as usual, because libraries choose their
-kernels then; the second captures. Random numbers of torch's kernels are others in each replay.
+Where calls bring rows of the host and take results there, these copies are in the capture, too. The
+first call runs as usual, because libraries choose their kernels then; the second captures. Random
+numbers of torch's kernels are others in each replay.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
@@ -22,7 +22,6 @@ from abele.warn import warn_user
 
 ENVIRONMENT = "ABELE_CUDA_GRAPHS"
 _MOST = 8  # captures of one program; each keeps memory of its own
-_AnyCapture = TypeVar("_AnyCapture")
 
 
 class Recorder(Protocol):
@@ -134,28 +133,15 @@ class Replayed(Compiled):
         """
         if not self._usable or not self._state:
             return None
-        state, device = list(arguments), arguments[self._state[0]].device
-        capture: _HostCapture | None = None
-        begun = 0
+        return _FromHost(self, list(arguments), batch, self._recorder)
 
-        def call(rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            nonlocal capture, begun
-            if capture is not None:
-                return capture.replay(rows)
-            given = state.copy()
-            for index, tensor in zip(batch, rows, strict=True):
-                given[index] = tensor.to(device)
-            begun += 1
-            if begun > 1 and self._usable:
-                made = functools.partial(_HostCapture, results=self._results)
-                capture = self._recorded(made, given)
-                if capture is not None:
-                    return capture.replay(rows)
-            results = self._plain(given)
-            self._recorder.wait()
-            return results
-
-        return call
+    def captured_from_host(self, arguments: Sequence[torch.Tensor]) -> _HostCapture | None:
+        """A capture with the copies from and to the host in it; None if that cannot be."""
+        results = self._results
+        try:
+            return _HostCapture(self._plain, arguments, self._batch, results, self._recorder)
+        except RuntimeError:
+            return None  # a capture without the copies says why, if that cannot be either
 
     def _key(self, arguments: Sequence[torch.Tensor]) -> tuple[int, ...]:
         return tuple(arguments[index].data_ptr() for index in self._state)
@@ -180,17 +166,8 @@ class Replayed(Compiled):
                 self._seen.clear()
             self._seen.add(key)
             return None
-        capture = self._recorded(_Capture, arguments)
-        if capture is not None:
-            self._captures[key] = capture
-        return capture
-
-    def _recorded(
-        self, made: Callable[..., _AnyCapture], arguments: Sequence[torch.Tensor]
-    ) -> _AnyCapture | None:
-        """A capture of a call; None, after a warning, if it cannot be made."""
         try:
-            return made(self._plain, arguments, self._batch, recorder=self._recorder)
+            capture = _Capture(self._plain, arguments, self._batch, self._recorder)
         except RuntimeError as problem:
             self._usable = False
             first = (str(problem).strip().splitlines() or ["no reason was given"])[0]
@@ -200,6 +177,48 @@ class Replayed(Compiled):
                 UserWarning,
             )
             return None
+        self._captures[key] = capture
+        return capture
+
+
+class _FromHost:
+    """Calls with the same state, with rows of the host; an ``OfBatch``.
+
+    Args:
+        program: runs until there is a capture.
+        arguments: one for each slot; those of the batch are ignored.
+        batch: positions of the rows.
+        recorder: waits.
+    """
+
+    def __init__(
+        self,
+        program: Replayed,
+        arguments: list[torch.Tensor],
+        batch: Sequence[int],
+        recorder: Recorder,
+    ):
+        self._program, self._recorder = program, recorder
+        self._arguments, self._batch = arguments, batch
+        state = set(range(len(arguments))).difference(batch)
+        self._device = arguments[min(state)].device
+        self._calls = 0
+        self._capture: _HostCapture | None = None
+
+    def __call__(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if self._capture is not None:
+            return self._capture.replay(rows)
+        given = self._arguments.copy()
+        for index, tensor in zip(self._batch, rows, strict=True):
+            given[index] = tensor.to(self._device)
+        self._calls += 1
+        if self._calls == 2:
+            self._capture = self._program.captured_from_host(given)
+            if self._capture is not None:
+                return self._capture.replay(rows)
+        results = self._program.run(given)
+        self._recorder.wait()
+        return results
 
 
 class _Capture:

@@ -94,7 +94,7 @@ def _cast(like: torch.fx.Node, source: torch.fx.Node, dtype: torch.dtype) -> tor
 def _wide(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or value.dtype not in _HALF:
         return value
-    mode: Any = getattr(value, "fake_mode")
+    mode: Any = value.fake_mode
     with mode:
         how: Any = {"dtype": torch.float32, "device": value.device}
         return torch.empty_strided(value.shape, value.stride(), **how)

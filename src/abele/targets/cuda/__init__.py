@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from abele.targets.base import Target
-from abele.targets.cuda.gpu import current_gpu
 from abele.targets.cuda.emitted.lowering import Emitted
+from abele.targets.cuda.gpu import current_gpu
 from abele.targets.cuda.inductor import OPTIONS, Inductor
 from abele.targets.cuda.op_by_op import OpByOp
 from abele.targets.quiet import quiet_compiler

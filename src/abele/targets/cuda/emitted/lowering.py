@@ -22,11 +22,11 @@ from abele.targets.cpu.emitted.operations import Foreign, Translation
 from abele.targets.cpu.emitted.places import Buffer, Kind
 from abele.targets.cpu.emitted.reasons import kernel_choices
 from abele.targets.cpu.emitted.translate import translate
-from abele.targets.cuda.gpu import current_gpu, to_gpu
 from abele.targets.cuda.emitted import nvrtc, sums
 from abele.targets.cuda.emitted.run import Runner, Step, last_uses
 from abele.targets.cuda.emitted.schedule import scheduled
 from abele.targets.cuda.emitted.source import Launch, Writer
+from abele.targets.cuda.gpu import current_gpu, to_gpu
 from abele.targets.kernel_choice import KernelChoice
 from abele.targets.replay import CudaGraphs, replayed
 
