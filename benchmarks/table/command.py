@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> int:
             windows=options.windows,
             window_s=window_s,
             limit_s=options.limit_s,
-            cached=not options.quick,
+            cached=not (options.quick or options.once),
             device=options.device,
         )
         result["rows"][name] = row = turns.measure()
@@ -78,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
         "--quick",
         action="store_true",
         help=f"windows of 0.1 s and no second start, kept in {QUICK.relative_to(ROOT)}",
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="no second start with the code that was kept"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
     parser.add_argument("--out", type=Path, default=harness.RECORDS, help="folder of the record")
