@@ -83,7 +83,7 @@ def test_tests_and_table_both_run_and_decide_the_status(folder, tests, status):
     ]
     calls = (folder / "calls").read_text()
     assert "-m pytest -q -p no:cacheprovider -k cuda or gpu tests/conformance" in calls
-    assert "--device cuda --threads 1 --rows introduction-16,mlp" in calls
+    assert "--device cuda --threads 4 --once --rows introduction-16,gpt" in calls
     assert f"--out {folder / 'out'}" in calls
 
 
@@ -98,7 +98,7 @@ def test_a_check_that_fails_ends_it(folder):
 
 def test_a_stage_is_stopped_at_its_limit(folder):
     seems_to_have_a_gpu(folder)
-    text = (ROOT / "scripts" / "gpu").read_text().replace("table_s=200", "table_s=1")
+    text = (ROOT / "scripts" / "gpu").read_text().replace("table_s=270", "table_s=1")
     (folder / "scripts").mkdir()
     script = program(folder / "scripts" / "gpu", text)
     text = PYTHON.format(folder=folder, tests=0, table=60, check=0)

@@ -26,7 +26,7 @@ def forward(
 
     Args:
         x: ``[steps, batch, features]``.
-        weights: of input and state, and both biases if there are any.
+        weights: of input and state, and both biases.
         h: ``[batch, units]``.
         c: as ``h``.
         reverse: from the last step to the first.

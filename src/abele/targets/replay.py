@@ -22,6 +22,12 @@ from abele.warn import warn_user
 
 ENVIRONMENT = "ABELE_CUDA_GRAPHS"
 _MOST = 8  # captures of one program; each keeps memory of its own
+# Operators that read values of the device while they run.
+_ON_HOST = {
+    *("abele.value_check.default", "abele.farthest_points.default"),
+    *("abele.ctc_loss.default", "abele.ctc_loss_backward.default"),
+    "abele.ctc_beam_search.default",
+}
 
 
 class Recorder(Protocol):
@@ -78,6 +84,8 @@ def why_not(program: Program, *, draws: bool = True) -> str | None:
         return "it draws random numbers"
     if any(True for _ in subgraphs(program.graph)):
         return "it branches or loops by values"
+    if any(str(node.target) in _ON_HOST for node in program.graph.graph.nodes):
+        return "the host looks at values in it"
     if any(has_effect(node) for node in program.graph.graph.nodes):
         return "it calls the host"
     return None

@@ -34,6 +34,7 @@ aten = torch.ops.aten
 
 # Kernels are compiled in so many pieces, each by a thread.
 _FILES = 4
+_MARK = b"abele kernels\n"
 
 #: What moves elements, or has several results of each, as loops, and sums of columns. Of other
 #: operators torch has kernels for GPUs.
@@ -163,8 +164,8 @@ def _runnable(program: Program, plan: Plan, code: bytes) -> Compiled:
 
 
 def _together(codes: Sequence[bytes]) -> bytes:
-    """Several pieces of code as one, each behind its length."""
-    return b"".join(len(code).to_bytes(8, "little") + code for code in codes)
+    """Several pieces of code as one, each behind its length; a program may need none."""
+    return _MARK + b"".join(len(code).to_bytes(8, "little") + code for code in codes)
 
 
 def _apart(code: bytes) -> list[bytes]:
@@ -174,6 +175,9 @@ def _apart(code: bytes) -> list[bytes]:
         CorruptExecutable: the lengths do not fit.
     """
     codes: list[bytes] = []
+    if not code.startswith(_MARK):
+        raise CorruptExecutable("the kernels of a program begin with something else")
+    code = code[len(_MARK) :]
     while code:
         size, code = int.from_bytes(code[:8], "little"), code[8:]
         if len(code) < size or not size:

@@ -1,0 +1,195 @@
+"""Target cuda on a GPU: plain PyTorch there, replays and plain launches, layers that differ there.
+
+Without a GPU all of this is skipped; ``scripts/gpu`` runs it.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+import poptorch
+from abele.compile.tolerances import TOLERANCE
+from abele.targets.candidates import ENVIRONMENT as LOWERING
+from abele.targets.replay import ENVIRONMENT as GRAPHS
+from conftest import usable
+from helpers.models import MODELS
+from helpers.runs import assert_same_bits, rule_for, run, run_eagerly, started
+
+STEPS = 6
+PLAIN = ["introduction", "embedding and layer norm", "tied weights", "frozen parameters"]
+OPTIMIZERS = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.001),
+}
+
+
+@pytest.fixture(autouse=True)
+def _gpu(monkeypatch):
+    usable("cuda")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setenv("ABELE_TARGET", "cuda")
+
+
+def trained(name, kind):
+    model = MODELS[name]
+    module = model.fresh()
+    torch.cuda.manual_seed(0)
+    session, _ = started(module, model.batch(), rule_for(module, kind), target="cuda")
+    return run(session, model.batches(STEPS))
+
+
+def eager(name, kind):
+    model = MODELS[name]
+    module = model.fresh().cuda()
+    batches = [tuple(tensor.cuda() for tensor in batch) for batch in model.batches(STEPS)]
+    result = run_eagerly(module, OPTIMIZERS[kind](module.parameters()), batches)
+    return {key: value.cpu() for key, value in result.params.items()}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_torchs_kernels_give_the_bits_of_plain_pytorch_on_the_gpu(name, monkeypatch):
+    monkeypatch.setenv(LOWERING, "op_by_op")
+    actual, expected = trained(name, "sgd"), eager(name, "sgd")
+    for key, value in expected.items():
+        assert torch.equal(actual.params[key], value), key
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("name", PLAIN)
+def test_kernels_of_ours_are_close_to_plain_pytorch_on_the_gpu(name, kind, monkeypatch):
+    monkeypatch.setenv(LOWERING, "emitted")
+    actual, expected = trained(name, kind), eager(name, kind)
+    for key, value in expected.items():
+        torch.testing.assert_close(actual.params[key], value, rtol=TOLERANCE, atol=1e-6)
+
+
+@pytest.mark.parametrize("lowering", ["emitted", "op_by_op"])
+@pytest.mark.parametrize("name", [*PLAIN, "batch norm and dropout"])
+def test_replays_have_the_bits_of_launches_one_by_one(name, lowering, monkeypatch):
+    monkeypatch.setenv(LOWERING, lowering)
+    replayed = trained(name, "sgd")
+    monkeypatch.setenv(GRAPHS, "0")
+    assert_same_bits(replayed, trained(name, "sgd"))
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, size, mask, causal):
+        super().__init__()
+        self.layer, self.size = torch.nn.Linear(2 * size, 6 * size), size
+        self.causal = causal
+        self.register_buffer("mask", torch.ones(11, 11, dtype=torch.bool).tril() if mask else None)
+
+    def forward(self, x):
+        parts = self.layer(x).view(*x.shape[:2], 3, 2, self.size).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(*parts, attn_mask=self.mask, is_causal=self.causal)
+        return poptorch.identity_loss((y**2).mean(), "none")
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self, **settings):
+        super().__init__()
+        self.layer = torch.nn.LSTM(7, 12, batch_first=True, **settings)
+
+    def forward(self, x):
+        y, (_, c) = self.layer(x)
+        return poptorch.identity_loss((y**2).mean() + c.mean(), "none")
+
+
+class Dropped(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(7, 12)
+
+    def forward(self, x):
+        return poptorch.identity_loss((F.dropout(self.layer(x)) ** 2).mean(), "none")
+
+
+class WideNorms(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(7, 8).half()
+        self.norm, self.groups = torch.nn.LayerNorm(8), torch.nn.GroupNorm(2, 8)
+
+    def forward(self, x):
+        y = self.layer(x.half()).view(-1, 8)
+        return poptorch.identity_loss((self.norm(y) + self.groups(y)).float().var(), "none")
+
+
+LAYERS = {
+    **{
+        f"attention of {size}{' with a mask' * mask}{', causal' * causal}": (
+            lambda size=size, mask=mask, causal=causal: Attention(size, mask, causal),
+            lambda size=size: torch.randn(3, 11, 2 * size),
+        )
+        for size in (5, 8, 64)
+        for mask, causal in ((False, False), (True, False), (False, True))
+    },
+    **{
+        f"LSTM {settings}": (
+            lambda settings=settings: Recurrent(**settings),
+            lambda: torch.randn(4, 9, 7),
+        )
+        for settings in (
+            {},
+            {"bias": False},
+            {"bidirectional": True},
+            {"num_layers": 2, "bias": False, "bidirectional": True},
+        )
+    },
+}
+
+
+def losses(make, data, *, steps=5):
+    torch.manual_seed(3)
+    torch.cuda.manual_seed(3)
+    model, x = make(), data()
+    quiet = poptorch.Options().showCompilationProgressBar(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = poptorch.trainingModel(model, quiet, optimizer)
+    return torch.stack([wrapped(x) for _ in range(steps)])
+
+
+def losses_of_eager(make, data, *, steps=5):
+    torch.manual_seed(3)
+    model, x = make(), data()
+    model, x = model.cuda(), x.cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    result = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+        result.append(loss.detach().cpu())
+    return torch.stack(result)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_that_gpus_have_kernels_of_their_own_for(name):
+    make, data = LAYERS[name]
+    torch.testing.assert_close(losses(make, data), losses_of_eager(make, data), rtol=1e-4, atol=0)
+
+
+def test_dropout_draws_other_numbers_in_each_replay():
+    several = losses(Dropped, lambda: torch.ones(4, 9, 7), steps=6)
+    assert len(several.unique()) == 6
+    assert torch.equal(several, losses(Dropped, lambda: torch.ones(4, 9, 7), steps=6))
+
+
+def test_norms_of_two_types_train():
+    values = losses(WideNorms, lambda: torch.randn(4, 9, 7))
+    assert values.isfinite().all()
+    assert (values.diff() < 0).all()
+
+
+def test_kept_kernels_compute_the_same(isolated_cache):
+    model, trained_models = MODELS["introduction"], []
+    for _ in (0, 1):
+        module = model.fresh()
+        session, record = started(
+            module, model.batch(), rule_for(module), target="cuda", cache=isolated_cache
+        )
+        trained_models.append((run(session, model.batches(STEPS)), record.cache))
+    (first, made), (second, found) = trained_models
+    assert (made, found) == ("miss", "hit")
+    assert_same_bits(first, second)
