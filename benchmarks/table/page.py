@@ -48,7 +48,7 @@ def table(folder: Path, links: str) -> str:
 
 
 def compact(folder: Path, links: str) -> str:
-    """Return the table of one machine: the one with most rows beside other compilers.
+    """Return the table of one processor and one GPU: those with most rows beside other compilers.
 
     Where two have as many, the one that was measured last.
 
@@ -59,7 +59,12 @@ def compact(folder: Path, links: str) -> str:
     machines = _machines(folder)
     if not machines:
         return "No record yet: `python -m benchmarks table`.\n"
-    machine, entries = machines[0]
+    gpus = _gpus(folder)
+    kinds = [[each for each in machines if (each[0][0] in gpus) is gpu] for gpu in (False, True)]
+    return "\n".join(_compact_table(*each[0], links) for each in kinds if each)
+
+
+def _compact_table(machine: Machine, entries: Entries, links: str) -> str:
     parts = [f"{machine_name(machine)}:\n", COMPACT_COLUMNS]
     parts += [_compact_line(name, entries[name][0]) for name in ROWS if name in entries]
     if mean := _mean(entries):
@@ -67,6 +72,12 @@ def compact(folder: Path, links: str) -> str:
     records = sorted({record for _, record in entries.values()})
     named = ", ".join(f"[{i}]({links}/{record})" for i, record in enumerate(records, 1))
     return "\n".join([*parts, f"\nRecords: {named}."]) + "\n"
+
+
+def _gpus(folder: Path) -> set[str]:
+    """Names of GPUs that have records."""
+    records = map(Path.read_text, folder.glob("table_*.json"))
+    return {gpu for text in records if (gpu := json.loads(text)["environment"]["gpu"])}
 
 
 def _machines(folder: Path) -> list[tuple[Machine, Entries]]:

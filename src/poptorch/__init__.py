@@ -1,4 +1,4 @@
-"""PopTorch programs, unmodified, on CPUs, and on CUDA GPUs by a target that none has run yet.
+"""PopTorch programs, unmodified, on CPUs and NVIDIA GPUs.
 
 The names, defaults and behaviours of PopTorch 3.4 over the ``abele`` engine. Independent of
 Graphcore, whose interface it is compatible with.

@@ -3,7 +3,7 @@
 reference  interprets with torch's own kernels: the oracle, and the honest fallback
 null       computes nothing: right-shaped zeros, for testing what surrounds a program
 cpu        compiled ahead of time for this processor, or run operator by operator
-cuda       compiled ahead of time for this GPU
+cuda       kernels of its own and torch's on this GPU, one captured graph per call
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class _Writer:
             index: Any = user.args[1]
             with self._node.graph.inserting_before(user):
                 result = self._at(user, operator.getitem, made, index)
-                size = sizes[index]
+                size: int | None = sizes[index]
                 if size is not None and size % _ALIGNED:
                     result = self._at(user, aten.slice.Tensor, result, -1, 0, size)
             user.replace_all_uses_with(result)
@@ -148,6 +148,11 @@ def _scale(scale: float | None, q: _Node) -> float:
 
 def _value(like: Any, target: Any, arguments: Any, options: Any) -> Any:
     """What a call gives, as tensors without data of the mode in which others were made."""
-    given, named = torch.fx.node.map_arg((arguments, options), lambda each: each.meta["val"])
+    given: Any = torch.fx.map_arg(arguments, _value_of)
+    named: Any = torch.fx.map_arg(options, _value_of)
     with like.fake_mode, torch.no_grad():
         return target(*given, **named)
+
+
+def _value_of(node: _Node) -> Any:
+    return node.meta["val"]

@@ -84,17 +84,16 @@ def _narrow(result: torch.fx.Node, dtype: torch.dtype) -> None:
 
 def _cast(like: torch.fx.Node, source: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
     node = like.graph.call_function(aten._to_copy.default, (source,), {"dtype": dtype})
-    value = source.meta["val"]
-    with value.fake_mode:
-        made = torch.empty_strided(value.shape, value.stride(), dtype=dtype, device=value.device)
-    node.meta = {**like.meta, "val": made}
+    node.meta = {**like.meta, "val": _of_type(source.meta["val"], dtype)}
     return node
 
 
 def _wide(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or value.dtype not in _HALF:
-        return value
-    mode: Any = value.fake_mode
-    with mode:
-        how: Any = {"dtype": torch.float32, "device": value.device}
-        return torch.empty_strided(value.shape, value.stride(), **how)
+    is_half = isinstance(value, torch.Tensor) and value.dtype in _HALF
+    return _of_type(value, torch.float32) if is_half else value
+
+
+def _of_type(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor without data, laid out as another one."""
+    with value.fake_mode:
+        return torch.empty_strided(value.shape, value.stride(), dtype=dtype, device=value.device)
