@@ -62,7 +62,7 @@ class _Writer:
     def forward(self) -> None:
         q, k, v = self._arguments(3)
         options = self._options(3)
-        size = v.meta["val"].shape[-1]
+        size: int = v.meta["val"].shape[-1]
         mask = self._mask(options["attn_mask"], q, k)
         padded = [self._padded(each) for each in (q, k, v)]
         scale = _scale(options["scale"], q)
@@ -104,7 +104,7 @@ class _Writer:
             index: Any = user.args[1]
             with self._node.graph.inserting_before(user):
                 result = self._at(user, operator.getitem, made, index)
-                size: int | None = sizes[index]
+                size = sizes[int(index)]
                 if size is not None and size % _ALIGNED:
                     result = self._at(user, aten.slice.Tensor, result, -1, 0, size)
             user.replace_all_uses_with(result)
