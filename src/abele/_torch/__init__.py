@@ -78,6 +78,7 @@ __all__ = [
     "children_by_name",
     "computes_half_convolutions",
     "convolution_with_activation",
+    "cudnn_rnn",
     "devices_shown",
     "disable_proxy_modes_tracing",
     "find_operator",
@@ -393,6 +394,15 @@ def aoti_load(path: str, device_index: int = -1) -> Callable[[list[torch.Tensor]
 def aoti_handles() -> Any:
     """Turn tensors into handles of compiled code's C interface, and handles into tensors."""
     return torch._C._aoti  # type: ignore[reportAttributeAccessIssue]
+
+
+def cudnn_rnn(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    """Call ``aten._cudnn_rnn`` so that what it warns of is a warning of Python.
+
+    Called as an operator it writes to the terminal that weights do not lie side by side.
+    """
+    functions: Any = importlib.import_module("torch._VF")
+    return functions._cudnn_rnn(*arguments)
 
 
 def default_options_for_cpu() -> dict[str, Any]:

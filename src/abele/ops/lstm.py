@@ -71,7 +71,7 @@ def _forward(
         h of all steps ``[steps, batch, units]``, h and c after the last, and bytes for backward.
     """
     if x.is_cuda:
-        weights = [w_ih, w_hh, b_ih, b_hh]  # biases are zeros where the layer has none
+        weights = _weights_of_gpu(w_ih, w_hh, b_ih, b_hh, has_biases)
         return lstm_on_gpu.forward(x, weights, h, c, reverse, differentiable)
     sizes: list[int] = []  # of packed sequences
     shared = x, w_ih, w_hh, b_ih, b_hh, h, c, reverse, sizes, _MODE, h.shape[-1], 1, has_biases
@@ -86,7 +86,7 @@ def _backward(*args: Any) -> tuple[torch.Tensor, ...]:
     """Compute the gradients of the first seven arguments, which are those of forward."""
     *given, kept, reverse, has_biases = args
     if given[0].is_cuda:
-        return _backward_on_gpu(given, kept, reverse)
+        return _backward_on_gpu(given, kept, reverse, has_biases)
     units, sizes = given[5].shape[-1], list[int]()
     how = reverse, _MODE, units, 1, has_biases, True, False, sizes, False
     results = list(torch.ops.aten.mkldnn_rnn_layer_backward(*given, *how, kept))
@@ -94,13 +94,30 @@ def _backward(*args: Any) -> tuple[torch.Tensor, ...]:
     return tuple(results)
 
 
+def _weights_of_gpu(
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor,
+    b_hh: torch.Tensor,
+    has_biases: bool,
+) -> list[torch.Tensor]:
+    """All four; without biases torch passes others in their place, and cuDNN is given zeros."""
+    none = w_ih.new_zeros(w_ih.shape[0])
+    return [w_ih, w_hh, b_ih, b_hh] if has_biases else [w_ih, w_hh, none, none]
+
+
 def _backward_on_gpu(
-    given: list[Any], kept: torch.Tensor, reverse: bool
+    given: list[Any], kept: torch.Tensor, reverse: bool, has_biases: bool
 ) -> tuple[torch.Tensor, ...]:
     x, w_ih, w_hh, b_ih, b_hh, h, c, states, _, _, *gradients = given
-    weights = [w_ih, w_hh, b_ih, b_hh]
+    weights = _weights_of_gpu(w_ih, w_hh, b_ih, b_hh, has_biases)
     of_states, of_h, of_c = gradients
-    return lstm_on_gpu.backward(x, weights, (h, c), states, (of_states, of_h, of_c), kept, reverse)
+    results = lstm_on_gpu.backward(
+        x, weights, (h, c), states, (of_states, of_h, of_c), kept, reverse
+    )
+    if has_biases:
+        return results
+    return (*results[:3], torch.zeros_like(b_ih), torch.zeros_like(b_hh), *results[5:])
 
 
 forward = torch.ops.abele.lstm.default

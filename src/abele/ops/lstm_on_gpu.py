@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from abele import _torch
+
 aten = torch.ops.aten
 
 _MODE, _LAYERS = 2, 1  # how cuDNN's operator says that it is an LSTM
@@ -39,7 +41,7 @@ def forward(
     how = _how(h, train=differentiable)
     with warnings.catch_warnings():  # that weights lie apart, as those of a session do
         warnings.simplefilter("ignore")
-        states, last_h, last_c, reserved, packed = aten._cudnn_rnn.default(
+        states, last_h, last_c, reserved, packed = _torch.cudnn_rnn(
             given, list(weights), len(weights), None, h[None], c[None], *how
         )
     states = states.flip(0) if reverse else states

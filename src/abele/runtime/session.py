@@ -197,8 +197,6 @@ class Session(DeviceState):
         except BaseException as error:
             self._give_up(error)
             raise
-        if self.replays:
-            outputs = _copied(outputs)
         result = deliver(outputs)
         self._last = (began_ns, marks, time.perf_counter_ns(), None, following_ns)
         return result
@@ -225,11 +223,10 @@ class Session(DeviceState):
                 self.exchange.begin()
             try:
                 alone = None if hooks.watching else self._alone
-                if alone is None:
-                    outputs = self._micro_steps(batch, hooks.watching)
-                else:
+                if alone is not None:
                     outputs = alone(batch, marks)
-                    outputs = _copied(outputs) if self.replays else outputs
+                else:
+                    outputs = self._micro_steps(batch, hooks.watching)
             except BaseException as error:
                 self._give_up(error)
                 raise
@@ -361,10 +358,6 @@ class Session(DeviceState):
 
 def _as_they_are(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     return outputs
-
-
-def _copied(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [output.clone() for output in outputs]
 
 
 def _shared_and_written(model: Program, config: StepConfig) -> list[int]:

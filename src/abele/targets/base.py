@@ -61,8 +61,8 @@ class Compiled:
         run: the call.
         payload: contents of the executable for this program; empty if the target keeps none.
         plan: how the code is called, as text that ``Lowering.load_planned`` takes, if it takes any.
-        replays: what ``bound`` returns takes tensors of the host, waits for the device, and returns
-            results that the next call writes again, on the host from the second call on.
+        replays: what ``bound`` returns takes tensors of the host and waits for the device, and from
+            the second call on its results are on the host, too.
     """
 
     replays = False

@@ -9,8 +9,10 @@ numbers of torch's kernels are others in each replay.
 
 from __future__ import annotations
 
+import collections
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -22,6 +24,8 @@ from abele.warn import warn_user
 
 ENVIRONMENT = "ABELE_CUDA_GRAPHS"
 _MOST = 8  # captures of one program; each keeps memory of its own
+# Results up to this size are small; so many larger ones may be in page-locked memory at a time.
+_SMALL_BYTES, _MOST_LENT = 1 << 16, 16
 # Operators that read values of the device while they run.
 _ON_HOST = {
     *("abele.value_check.default", "abele.farthest_points.default"),
@@ -268,6 +272,10 @@ class _Capture:
 class _HostCapture:
     """One capture from rows of the host to results on the host.
 
+    Small results are copied to the host in the capture, and from there for the caller. A caller
+    gets large ones in page-locked memory of their own: fresh memory of other kinds costs a virtual
+    machine more than the step. As long as that is not given back, there is no more of it.
+
     Args:
         run: what is captured.
         arguments: of a call; its state is what the capture works on.
@@ -289,21 +297,42 @@ class _HostCapture:
             given[index] = arguments[index].clone()
         rows = [given[index] for index in batch]
         self._rows = [recorder.on_host(tensor) for tensor in rows]
-        self._results = [recorder.on_host(tensor) for tensor in results]
-        self._wait = recorder.wait
+        self._recorder = recorder
+        self._small = {
+            index: recorder.on_host(tensor)
+            for index, tensor in enumerate(results)
+            if tensor.numel() * tensor.element_size() <= _SMALL_BYTES
+        }
+        self._large: dict[int, torch.Tensor] = {}
+        self._lent: collections.deque[weakref.ref[torch.Tensor]] = collections.deque()
 
         def work() -> None:
             for tensor, row in zip(rows, self._rows, strict=True):
                 tensor.copy_(row, non_blocking=True)
-            for result, output in zip(self._results, run(given.copy()), strict=True):
-                result.copy_(output, non_blocking=True)
+            for index, output in enumerate(run(given.copy())):
+                if index in self._small:
+                    self._small[index].copy_(output, non_blocking=True)
+                else:
+                    self._large[index] = output
 
         self._replay = recorder.record(work)
 
     def replay(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run it, and wait; the next replay writes the results again."""
+        """Run it, and wait; results are the caller's."""
         for row, tensor in zip(self._rows, rows, strict=True):
             row.copy_(tensor)
         self._replay()
-        self._wait()
-        return self._results
+        large = {index: self._fetched(tensor) for index, tensor in self._large.items()}
+        self._recorder.wait()
+        small = {index: tensor.clone() for index, tensor in self._small.items()}
+        return [value for _, value in sorted({**large, **small}.items())]
+
+    def _fetched(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A result on the host, there when the device is done."""
+        while self._lent and self._lent[0]() is None:
+            self._lent.popleft()
+        if len(self._lent) >= _MOST_LENT:  # the caller keeps them
+            return tensor.to("cpu")
+        result = self._recorder.on_host(tensor).copy_(tensor, non_blocking=True)
+        self._lent.append(weakref.ref(result))
+        return result

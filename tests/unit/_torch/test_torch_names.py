@@ -409,6 +409,14 @@ def test_onednn_computes_half_convolutions_where_the_processor_computes_with_hal
         assert not _torch.computes_half_convolutions()
 
 
+def test_cudnns_lstm_is_one_of_gpus():
+    x, state = torch.ones(2, 1, 3), torch.zeros(1, 1, 2)
+    weights = [torch.ones(8, 3), torch.ones(8, 2), torch.ones(8), torch.ones(8)]
+    how = 2, 2, 0, 1, False, 0.0, True, False, [], None
+    with pytest.raises(NotImplementedError, match="_cudnn_rnn"):
+        _torch.cudnn_rnn(x, weights, 4, None, state, state, *how)
+
+
 @pytest.mark.compiler
 @pytest.mark.thorough  # every compiled test calls the same two functions
 @pytest.mark.filterwarnings("ignore")  # deprecations inside of torch's compiler

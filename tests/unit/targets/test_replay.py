@@ -1,5 +1,7 @@
 """Programs replayed as captured graphs, with a recorder that needs no GPU."""
 
+import importlib
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from abele.step.config import OutputMode, StepConfig
 from abele.targets.base import Lowering
 from abele.targets.cuda import Cuda
 from abele.targets.reference import Reference
-from abele.targets.replay import ENVIRONMENT, CudaGraphs, Replayed, replayed, why_not
+from abele.targets.replay import _ON_HOST, ENVIRONMENT, CudaGraphs, Replayed, replayed, why_not
 from conftest import usable
 from helpers.models import MODELS
 from helpers.runs import assert_same_bits, captured, rule_for, run, started
@@ -153,6 +155,45 @@ def test_results_and_batches_stay_as_they_were(target):
     for some, others in ((batches, copies), (results[:3], kept)):
         for one, other in zip(some, others, strict=True):
             assert all(map(torch.equal, one, other))
+
+
+@pytest.mark.parametrize("lent", [2, 100])
+def test_large_results_are_the_callers(lent, target, monkeypatch):
+    monkeypatch.setattr("abele.targets.replay._SMALL_BYTES", 8)  # the loss is small
+    monkeypatch.setattr("abele.targets.replay._MOST_LENT", lent)
+    model, kept = MODELS["introduction"], []
+    for each in (target, "reference"):
+        module = model.fresh()
+        session, _ = started(module, model.batch(), rule_for(module, "sgd"), target=each)
+        kept.append([session.step(batch) for batch in model.batches(6)])
+    for ours, wanted in zip(*kept, strict=True):
+        assert len(ours) == len(wanted) == 2
+        assert all(map(torch.equal, ours, wanted))
+
+
+def test_a_capture_without_copies_takes_over_where_that_with_them_fails(target, recorder):
+    def no_memory(like):
+        raise RuntimeError("no page-locked memory")
+
+    recorder.on_host = no_memory
+    assert_same_bits(trained("introduction", target), trained("introduction", "reference"))
+    assert (recorder.captures, recorder.replays) == (1, 5)
+
+
+@pytest.mark.parametrize("name", sorted(_ON_HOST))
+def test_operators_whose_values_the_host_looks_at_exist(name):
+    importlib.import_module("poptorch")  # registers all
+    packet, overload = name.removeprefix("abele.").split(".")
+    assert str(getattr(getattr(torch.ops.abele, packet), overload)) == name
+
+
+def test_a_program_that_looks_at_values_is_not_captured():
+    class Encoded(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.one_hot(x, 4)
+
+    program = captured(Encoded(), (torch.ones(4, dtype=torch.int64),)).programs[0]
+    assert why_not(program) == "the host looks at values in it"
 
 
 def test_what_cannot_be_captured_runs_as_before_and_says_so(target, recorder):
