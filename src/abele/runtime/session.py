@@ -226,6 +226,8 @@ class Session(DeviceState):
                 if alone is not None:
                     outputs = alone(batch, marks)
                 else:
+                    if self.replays:  # then the batch may be on the host
+                        batch = [tensor.to(self.device) for tensor in batch]
                     outputs = self._micro_steps(batch, hooks.watching)
             except BaseException as error:
                 self._give_up(error)

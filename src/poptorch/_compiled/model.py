@@ -108,7 +108,8 @@ class CompiledModel:
                 observers=(*profiling.call_observers(config.training), *observers),
                 loss=made.captured.loss,
             )
-        self.inputs.device = self.session.device
+        if not self.session.replays:  # which takes batches to the device by itself
+            self.inputs.device = self.session.device
         slots = [slot for slot in made.captured.programs[0].inputs if slot.role is Role.INPUT]
         self._written_inputs = [index for index, slot in enumerate(slots) if slot.mutated]
         self._synthetic = synthetic_inputs(options, rows, self.session.device)

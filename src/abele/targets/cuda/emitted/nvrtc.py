@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from abele.errors import CompilerError
+from abele.errors import CompilerError, CorruptExecutable
 from abele.kernels import build as kernels
 
 _HEADERS = (Path(__file__).parent / "device.h", kernels.FOLDER / "functions.h")
@@ -70,15 +70,21 @@ class Kernels:
         codes: what ``compiled`` returned, of all of them.
 
     Raises:
-        CompilerError: the code is not for this GPU, or damaged.
+        CorruptExecutable: the code is not for this GPU, or damaged.
     """
 
     def __init__(self, codes: Sequence[bytes]):
         self._driver = _library("driver")
         torch.cuda.synchronize()  # torch makes its context the one of this thread
         self._context = _result(self._driver.cuCtxGetCurrent())
-        self._modules = [_result(self._driver.cuModuleLoadData(code)) for code in codes]
+        self._modules = [self._loaded(code) for code in codes]
         self._functions: dict[str, Any] = {}
+
+    def _loaded(self, code: bytes) -> Any:
+        status, module = self._driver.cuModuleLoadData(code)
+        if status.value:
+            raise CorruptExecutable(f"the kernels of a program cannot be loaded ({status!r})")
+        return module
 
     def use(self) -> None:
         """Let launches of this thread run where the kernels are."""
