@@ -105,6 +105,56 @@ def test_elementwise_operators_are_few_launches(tmp_path):
 
 
 @COMPILED
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_numbers_are_rounded_as_torch_rounds_them(dtype, tmp_path):
+    def function(x):
+        results = [each(x) for each in (*ACTIVATIONS[:16], torch.tanh, *OF_POSITIVE)]
+        results += [x * 0.1, x + 3, x > 0.3, (x > 0.3) * x, x.float() * 2, x.to(torch.int32)]
+        results += [x.clamp(-1, 1), x.maximum(x * x), torch.where(x > 1, x, 0.7), x.nan_to_num()]
+        results += [torch.addcmul(x, x, x, value=0.3), torch.cat([x, x + 1])[::2], x.half()]
+        return [*results, x.bfloat16(), x.double(), (x * 1e6).float(), x.float().to(dtype)]
+
+    x = (torch.rand(5, 7) * 2 + 0.1).to(dtype)
+    actual, expected, plan = both(function, (x,), tmp_path)
+    # Functions of float32 differ in their last bit, and so half numbers that lie between two.
+    eps = torch.finfo(dtype).eps
+    for ours, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=eps, atol=0)
+    assert sum(map(torch.equal, actual, expected)) > len(actual) - 4
+    assert steps_of(plan)[0] == []
+
+
+@COMPILED
+def test_a_half_model_trains_by_kernels_and_torchs_products(tmp_path):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(6, 5).half(), torch.nn.Linear(5, 3).half()
+
+        def forward(self, x, target):
+            return F.mse_loss(self.second(F.gelu(self.first(x))).float(), target)
+
+    batch = torch.randn(4, 6).half(), torch.randn(4, 3)
+    target, low = kernels_on_host.target(tmp_path)
+    trained = []
+    for each in (target, "reference"):
+        torch.manual_seed(0)
+        module = Model()
+        session, _ = started(module, batch, rule_for(module), target=each)
+        trained.append(run(session, [batch] * 4))
+    for name, value in trained[1].params.items():
+        torch.testing.assert_close(trained[0].params[name], value, rtol=1e-2, atol=1e-3)
+    foreign, _ = steps_of(low.plans[0])
+    assert {each.split(".")[1] for each in foreign} <= {
+        "addmm",
+        "mm",
+        "sum",
+        "mse_loss",
+        "mse_loss_backward",
+    }
+
+
+@COMPILED
 def test_gradients_of_activations(tmp_path):
     foreign, _ = assert_same(lambda x: [f(x) for f in ACTIVATIONS], (X,), tmp_path, gradients=True)
     assert set(foreign) == {"aten.sum.default"}  # the sums of squares whose gradients these are

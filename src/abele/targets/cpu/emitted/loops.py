@@ -21,7 +21,7 @@ from abele.targets.cpu.emitted.places import (
     contiguous_stride,
     is_contiguous,
 )
-from abele.targets.cpu.emitted.pointwise import TYPES
+from abele.targets.cpu.emitted.pointwise import NAMES
 
 # Waking a thread takes about as long as this many elements of a plain loop do.
 _WORK_PER_THREAD = 8192
@@ -163,7 +163,7 @@ class _Writer:
         self._index = {key: _index(stride) for key, stride in by_access.items()}
         body = [line for each in self._operations for line in self._lines(each)]
         types = [
-            TYPES[buffer.dtype] if i in self._written else f"const {TYPES[buffer.dtype]}"
+            NAMES[buffer.dtype] if i in self._written else f"const {NAMES[buffer.dtype]}"
             for i, (buffer, _) in enumerate(self._pointers)
         ]
         return Loop(shape, body, self._pointers, types)
@@ -212,7 +212,7 @@ class _Writer:
         ]
         name = self._name()
         result = operation.result
-        kind = TYPES[result.dtype]
+        kind = NAMES[result.dtype]
         lines.append(f"const {kind} {name} = {kind}({operation.expression(*texts)});")
         self._values[self._key(result)] = name
         if result.buffer in self._kept:
@@ -226,11 +226,11 @@ class _Writer:
         if key not in self._values:
             name = self._name()
             pointer = self._pointer(place)
-            kind = TYPES[place.dtype]
+            kind = NAMES[place.dtype]
             lines.append(f"const {kind} {name} = p{pointer}[{self._index[key]}];")
             self._values[key] = name
         name = self._values[key]
-        return name if place.dtype is dtype else f"{TYPES[dtype]}({name})"
+        return name if place.dtype is dtype else f"{NAMES[dtype]}({name})"
 
     def _name(self) -> str:
         self._names += 1

@@ -23,6 +23,12 @@ TYPES: dict[torch.dtype, str] = {
     torch.bool: "bool",
 }
 
+#: Types that only loops of GPUs know, and the one that these compute with instead, as torch does.
+HALF: dict[torch.dtype, str] = {torch.float16: "abele::Half", torch.bfloat16: "abele::Bfloat"}
+COMPUTED: dict[torch.dtype, torch.dtype] = dict.fromkeys(HALF, torch.float32)
+#: What C++ calls all of them.
+NAMES = {**TYPES, **HALF}
+
 #: Operands of an operator, nodes or numbers, and the expression of their texts.
 Form = tuple[Sequence[Any], Callable[..., str]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 import torch
@@ -23,7 +23,7 @@ from abele.targets.cpu.emitted.operations import (
     places_changed,
 )
 from abele.targets.cpu.emitted.places import Buffer, Kind, Place, contiguous_stride, is_dense
-from abele.targets.cpu.emitted.pointwise import TYPES, Rule, literal
+from abele.targets.cpu.emitted.pointwise import COMPUTED, TYPES, Rule, literal
 from abele.targets.cpu.emitted.sliced_results import sliced_results
 from abele.targets.cpu.index_bounds import IndexBounds
 
@@ -45,15 +45,18 @@ VIEWS = (
 
 
 def translate(
-    program: Program, handlers: Mapping[Any, calls.Handler] = calls.HANDLERS
+    program: Program,
+    handlers: Mapping[Any, calls.Handler] = calls.HANDLERS,
+    types: Collection[torch.dtype] = TYPES,
 ) -> Translation:
     """The program as operations, in the order of its graph.
 
     Args:
         program: after the passes of the lowering.
         handlers: translate operators that are no views and have no rule; torch computes the others.
+        types: that loops know.
     """
-    return Translator(program, handlers).translation()
+    return Translator(program, handlers, types).translation()
 
 
 class Translator:
@@ -62,10 +65,16 @@ class Translator:
     Args:
         program: after the passes of the lowering.
         handlers: see ``translate``.
+        types: likewise.
     """
 
-    def __init__(self, program: Program, handlers: Mapping[Any, calls.Handler] = calls.HANDLERS):
-        self._program, self._handlers = program, handlers
+    def __init__(
+        self,
+        program: Program,
+        handlers: Mapping[Any, calls.Handler] = calls.HANDLERS,
+        types: Collection[torch.dtype] = TYPES,
+    ):
+        self._program, self._handlers, self._types = program, handlers, types
         self._indices = IndexBounds(program.graph)
         self.places: dict[torch.fx.Node, Any] = {}
         self.operations: list[Operation] = []
@@ -152,12 +161,13 @@ class Translator:
         self._pointwise(list(operands), types, expression, result)
 
     def _pointwise(self, operands: list[Any], types: Any, expression: Any, result: Place) -> None:
+        types = [COMPUTED.get(dtype, dtype) for dtype in types]
         texts: list[Any] = [
             each if isinstance(each, Place) else literal(each, dtype)
             for each, dtype in zip(operands, types, strict=True)
         ]
         reads = [each for each in texts if isinstance(each, Place)]
-        self.add(Pointwise(reads, [result], texts, list(types), expression))
+        self.add(Pointwise(reads, [result], texts, types, expression))
 
     def contiguous(self, place: Place) -> Place:
         """The same tensor with its elements in order, copied if they are not."""
@@ -185,7 +195,7 @@ class Translator:
         nodes = (node, *node.all_input_nodes)
         values = [value for each in nodes for value in _several(each.meta.get("val"))]
         return all(
-            isinstance(value, torch.Tensor) and value.dtype in TYPES
+            isinstance(value, torch.Tensor) and value.dtype in self._types
             for value in values
             if value is not None
         )
@@ -219,7 +229,7 @@ class Translator:
 
     def _reshaped(self, node: torch.fx.Node, place: Place) -> bool:
         """A view of elements that first have to be copied into their order."""
-        if place.dtype not in TYPES:
+        if place.dtype not in self._types:
             return False
         value = node.meta["val"]
         copied = self.contiguous(place)
@@ -233,7 +243,7 @@ class Translator:
         arguments: Any = node.args
         slot, value = (self.places[each] for each in arguments[:2])
         self.places[node] = slot
-        if slot.dtype not in TYPES or value.dtype not in TYPES:
+        if slot.dtype not in self._types or value.dtype not in self._types:
             return False
         if value.buffer is slot.buffer and value != slot:
             # Elements of the slot would be read after they have been written.
@@ -246,7 +256,7 @@ class Translator:
     def _by_rule(self, node: torch.fx.Node) -> bool:
         """An elementwise operator as an expression."""
         rule, value = RULES.get(node.target), node.meta.get("val")
-        if rule is None or not isinstance(value, torch.Tensor) or value.dtype not in TYPES:
+        if rule is None or not isinstance(value, torch.Tensor) or value.dtype not in self._types:
             return False
         if rule.floating and not value.dtype.is_floating_point:
             return False
@@ -258,7 +268,7 @@ class Translator:
         try:
             operands, expression = rule.form(*positional.values(), **extra)
             operands = [self._operand(each) for each in operands]
-            types = _types(rule, operands, value.dtype)
+            types = _types(rule, operands, value.dtype, self._types)
             result = self.new_like(node)
             self._pointwise(operands, types, expression, result)
         except NotImplementedError:
@@ -270,7 +280,7 @@ class Translator:
         if not isinstance(value, torch.fx.Node):
             return value
         place = self.places[value]
-        if not isinstance(place, Place) or place.dtype not in TYPES:
+        if not isinstance(place, Place) or place.dtype not in self._types:
             raise NotImplementedError(value)
         return place
 
@@ -313,9 +323,9 @@ class Translator:
         if place.buffer.kind is Kind.ARENA and place.whole and alone:
             place.buffer.kind, place.buffer.index = Kind.OUTPUT, index
             return place
-        if place.buffer.kind is Kind.FOREIGN and (place.whole or place.dtype not in TYPES):
+        if place.buffer.kind is Kind.FOREIGN and (place.whole or place.dtype not in self._types):
             return place
-        if place.dtype not in TYPES:  # a part of what it was cut from, which only torch can copy
+        if place.dtype not in self._types:  # a part of something, which only torch can copy
             copied = self._made_by_torch(node.meta["val"])
             assert copied is not None
             self.add(Foreign([place], [copied], aten.clone.default, (place,), {}, [copied], False))
@@ -360,14 +370,16 @@ def _several(value: Any) -> list[Any]:
     return list(cast("list[Any]", value)) if isinstance(value, list | tuple) else [value]
 
 
-def _types(rule: Rule, operands: list[Any], result: torch.dtype) -> list[torch.dtype]:
+def _types(
+    rule: Rule, operands: list[Any], result: torch.dtype, known: Collection[torch.dtype]
+) -> list[torch.dtype]:
     """To which type each operand is converted."""
     if rule.promoted:
         common = operands[0].dtype if isinstance(operands[0], Place) else result
         samples = [_sample(each) for each in operands]
         if len(samples) == 2:
             common = torch.result_type(*samples)
-        if common not in TYPES:
+        if common not in known:
             raise NotImplementedError(common)
         return [common] * len(operands)
     types = [result] * len(operands)

@@ -47,6 +47,40 @@ static __device__ bool signbit(double x) { return __double_as_longlong(x) < 0; }
 
 namespace abele {
 
+// Numbers of 16 bits in memory. Loops compute with float and round each result, as torch does.
+struct Half {
+#ifdef ABELE_ON_HOST
+  _Float16 value;
+  Half(float x) : value(x) {}
+  operator float() const { return value; }
+#else
+  unsigned short bits;
+  __device__ Half(float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x)); }
+  __device__ operator float() const {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+  }
+#endif
+};
+struct Bfloat {
+  unsigned short bits;
+  __device__ Bfloat(float x) {
+    const unsigned all = bits_of(x);
+    bits = x != x ? 0x7fc0 : (all + 0x7fff + (all >> 16 & 1)) >> 16;
+  }
+  __device__ operator float() const { return float_of(unsigned(bits) << 16); }
+
+ private:
+#ifdef ABELE_ON_HOST
+  static unsigned bits_of(float x) { return __builtin_bit_cast(unsigned, x); }
+  static float float_of(unsigned x) { return __builtin_bit_cast(float, x); }
+#else
+  static __device__ unsigned bits_of(float x) { return __float_as_uint(x); }
+  static __device__ float float_of(unsigned x) { return __uint_as_float(x); }
+#endif
+};
+
 #define ABELE_OF_ONE_HERE(name)                               \
   ABELE_INLINE float name(float x) { return ::name##f(x); }   \
   ABELE_INLINE double name(double x) { return ::name(x); }

@@ -20,6 +20,7 @@ from abele.targets.cpu.emitted.calls import gates, shapes
 from abele.targets.cpu.emitted.groups import Unit, grouped
 from abele.targets.cpu.emitted.operations import Foreign, Translation
 from abele.targets.cpu.emitted.places import Buffer, Kind
+from abele.targets.cpu.emitted.pointwise import NAMES
 from abele.targets.cpu.emitted.reasons import kernel_choices
 from abele.targets.cpu.emitted.translate import translate
 from abele.targets.cuda.emitted import nvrtc, sums
@@ -92,7 +93,7 @@ class Emitted(Lowering):
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
         """Loops, and what torch computes."""
-        return kernel_choices(program, grouped(translate(program, _HANDLERS).operations))
+        return kernel_choices(program, grouped(translate(program, _HANDLERS, NAMES).operations))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +119,7 @@ def planned(program: Program) -> Plan:
     Args:
         program: after the passes of the lowering.
     """
-    translation = translate(program, _HANDLERS)
+    translation = translate(program, _HANDLERS, NAMES)
     units = grouped(translation.operations)
     kept = _kept(units, translation)
     writer, steps = Writer(kept), list[Step]()
