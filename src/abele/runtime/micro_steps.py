@@ -165,7 +165,9 @@ class Sequential:
         self._inputs = [i for i, slot in enumerate(model.inputs) if slot.role is Role.INPUT]
         self._bound = compiled.bound(self._arguments[0], self._inputs) if repeats else None
         self.replays = self._bound is not None and compiled.replays
-        self._mark = clock(state.device)
+        # Replays that are repeated wait for the device at their end, so the host's clock will do.
+        self._waits = self._repeated is not None and compiled.replays
+        self._mark = time.perf_counter_ns if self._waits else clock(state.device)
 
     def groups(self, steps: Iterable[Step], watched: bool) -> Iterator[Sequence[Step]]:
         """As many as take some milliseconds, where code runs several; else each by itself."""
@@ -185,7 +187,7 @@ class Sequential:
         """Runs the micro-steps of a group; see ``Runner``."""
         if self._repeated is None:
             return (self._run_one(group, marks),)
-        if len(group) > 1:
+        if len(group) > 1 or self._waits:
             returned = self._run_together(self._repeated, group, marks, wanted)
         else:
             returned = (self._run_one(group, marks),)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import os
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from abele.program import Program, Role, has_effect, returned_nodes, subgraphs
-from abele.targets.base import Compiled, OfBatch, Run
+from abele.targets.base import Compiled, OfBatch, Repeated, Run
 from abele.warn import warn_user
 
 ENVIRONMENT = "ABELE_CUDA_GRAPHS"
@@ -147,6 +148,37 @@ class Replayed(Compiled):
             return None
         return _FromHost(self, list(arguments), batch, self._recorder)
 
+    def repeated(self) -> Repeated | None:
+        """Several replays, queued one behind the other, and one wait."""
+        return None if not self._usable else self._replays
+
+    def _replays(
+        self,
+        inputs: list[torch.Tensor],
+        batches: Sequence[Sequence[torch.Tensor]],
+        kept: Sequence[bool],
+        marks: list[Any],
+    ) -> list[list[torch.Tensor]]:
+        began = time.perf_counter_ns()
+        first = len(marks)
+        marks += [began] * 2 * len(batches)  # whatever fails, something may have changed
+        results: list[list[torch.Tensor]] = []
+        key = self._key(inputs)
+        for rows, keep in zip(batches, kept, strict=True):
+            capture = self._captures.get(key)
+            if capture is None:
+                arguments = inputs.copy()
+                for index, tensor in zip(self._batch, rows, strict=True):
+                    arguments[index] = tensor
+                results.append(self._call(arguments))
+            else:
+                results.append(capture.replay(rows, keep=keep))
+        self._recorder.wait()
+        # Nobody looks at the clock in between: the runs of one program count as equally long.
+        each = (time.perf_counter_ns() - began) // len(batches)
+        marks[first:] = [began + each * ((i + 1) // 2) for i in range(2 * len(batches))]
+        return results
+
     def captured_from_host(self, arguments: Sequence[torch.Tensor]) -> _HostCapture | None:
         """A capture with the copies from and to the host in it; None if that cannot be."""
         results = self._results
@@ -261,12 +293,12 @@ class _Capture:
 
         self._replay = recorder.record(work)
 
-    def replay(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def replay(self, rows: Sequence[torch.Tensor], *, keep: bool = True) -> list[torch.Tensor]:
+        """Queue it; results that are not kept are written again by the next replay."""
         for buffer, tensor in zip(self._rows, rows, strict=True):
             buffer.copy_(tensor)
         self._replay()
-        # The next replay writes these again.
-        return [output.clone() for output in self._outputs]
+        return [output.clone() for output in self._outputs] if keep else self._outputs
 
 
 class _HostCapture:

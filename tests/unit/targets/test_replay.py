@@ -157,6 +157,27 @@ def test_results_and_batches_stay_as_they_were(target):
             assert all(map(torch.equal, one, other))
 
 
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("mode", [OutputMode.FINAL, OutputMode.ALL, OutputMode.SUM])
+def test_several_steps_of_a_call_are_queued_and_waited_for_together(
+    mode, accumulation, target, recorder
+):
+    config = StepConfig(device_iterations=4, gradient_accumulation=accumulation, output_mode=mode)
+    model, trained_models = MODELS["dense"], []
+    micro_batches = 4 * accumulation
+    large = [tuple(torch.cat([x] * micro_batches) for x in batch) for batch in model.batches(3)]
+    for each in (target, "reference"):
+        module = model.fresh()
+        session, _ = started(module, model.batch(), rule_for(module), config, target=each)
+        trained_models.append(run(session, large))
+        marks = session.marks
+        assert len(marks) == 2 * micro_batches
+        assert marks == sorted(marks)
+    assert_same_bits(*trained_models)
+    assert recorder.captures == (1 if accumulation == 1 else 2)  # and the update
+    assert recorder.waits < 3 * micro_batches  # fewer than one for each
+
+
 @pytest.mark.parametrize("lent", [2, 100])
 def test_large_results_are_the_callers(lent, target, monkeypatch):
     monkeypatch.setattr("abele.targets.replay._SMALL_BYTES", 8)  # the loss is small
