@@ -262,11 +262,13 @@ class Target(abc.ABC):
         lowerings: the ways to run a program; the first that gives a reason takes it, unless
             another one measures faster.
         cacheable: its executables are worth keeping on disk.
+        measures: of several lowerings that are asked for, the fastest is taken, not the first.
     """
 
     name: str
     lowerings: tuple[Lowering, ...]
     cacheable: bool = False
+    measures: bool = True
 
     def unavailable(self) -> str | None:
         """Why programs cannot run here, or ``None`` if they can."""

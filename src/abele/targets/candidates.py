@@ -64,7 +64,7 @@ def candidates(
     program = considered(target, program)
     if asked == RULES:
         return [target.choose(program)]
-    measured = measured and not _does_more_than_compute(program)
+    measured = measured and target.measures and not _does_more_than_compute(program)
     if asked:
         ways = [_asked(target, program, name.strip()) for name in asked.split(",")]
         return ways if measured else ways[:1]

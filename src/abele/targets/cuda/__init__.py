@@ -21,6 +21,7 @@ class Cuda(Target):
     name = "cuda"
     lowerings = (Emitted(), Inductor(), OpByOp())
     cacheable = True
+    measures = False  # the clock of the host does not see how long a GPU takes
 
     def unavailable(self) -> str | None:
         """Needs a CUDA build of torch and a GPU."""

@@ -1,0 +1,48 @@
+"""Which lowering of target cuda takes a program, and what executables keep."""
+
+import pytest
+import torch
+
+from abele.targets import get_target
+from abele.targets.candidates import ENVIRONMENT, candidates
+from abele.targets.cuda.emitted import nvrtc
+from helpers.emitted_operators import program_of
+from helpers.runs import captured
+
+
+@pytest.fixture(autouse=True)
+def _bindings(monkeypatch):
+    monkeypatch.setattr(nvrtc, "unavailable", lambda: None)
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+
+
+def names(program):
+    return [lowering.name for lowering, _ in candidates(get_target("cuda"), program)]
+
+
+class Branching(torch.nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+
+def test_straight_code_is_written_and_torchs_kernels_run_the_rest(monkeypatch):
+    straight = program_of(lambda x: x + 1, (torch.ones(2),), gradients=False)
+    branching = captured(Branching(), (torch.ones(4),)).programs[0]
+    assert (names(straight), names(branching)) == (["emitted"], ["op_by_op"])
+    declined = get_target("cuda").declined(branching, get_target("cuda").lowering("op_by_op"))
+    assert declined["emitted"] == "it has loops or branches"
+    assert "ABELE_LOWERING=inductor asks for it" in declined["inductor"]
+
+
+def test_of_several_that_are_asked_for_the_first_is_taken(monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT, "op_by_op,emitted")
+    program = program_of(lambda x: x + 1, (torch.ones(2),), gradients=False)
+    assert names(program) == ["op_by_op"]
+
+
+def test_each_operator_has_who_computes_it():
+    x = torch.ones(4, 3)
+    program = program_of(lambda x: (torch.exp(x) + 1) @ x.t(), (x,), gradients=False)
+    for name, expected in (("emitted", {"loop", "torch"}), ("op_by_op", {"torch"})):
+        choices = get_target("cuda").lowering(name).kernel_choices(program)
+        assert {choice.by for choice in choices.values()} - {"no code"} == expected
