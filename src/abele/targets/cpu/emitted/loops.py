@@ -31,7 +31,7 @@ _NEAR = 1 << 20
 # A plain loop has so many operations; a function counts as so many, unless it is a comparison.
 _PLAIN, _FUNCTION = 4, 8
 _LIGHT = re.compile(
-    r"abele::(maximum|minimum|relu|magnitude|sign|whole_(sum|difference|product))\b"
+    r"abele::(maximum|minimum|not_below|not_above|relu|magnitude|sign|whole_(sum|difference|product))\b"
     r"|std::(fabs|numeric_limits)\b"
 )
 

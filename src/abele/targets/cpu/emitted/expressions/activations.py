@@ -97,7 +97,8 @@ RULES: dict[Any, Rule] = {
     aten.elu_backward.default: Rule(_elu_backward, floating=True),
     aten.logit_backward.default: Rule(_logit_backward, floating=True),
     aten.hardtanh.default: Rule(
-        _with_defaults("abele::minimum(abele::maximum({0}, {1}), {2})", -1.0, 1.0), floating=True
+        _with_defaults("abele::not_above(abele::not_below({0}, {1}), {2})", -1.0, 1.0),
+        floating=True,
     ),
     aten.softplus.default: Rule(
         _with_defaults("abele::softplus({0}, {1}, {2})", 1.0, 20.0), floating=True

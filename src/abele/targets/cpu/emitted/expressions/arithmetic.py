@@ -73,10 +73,10 @@ def _power(x: Any, exponent: Any) -> Form:
 
 def _clamp(x: Any, low: Any = None, high: Any = None) -> Form:
     if low is None:
-        return (x, high), "abele::minimum({0}, {1})".format
+        return (x, high), "abele::not_above({0}, {1})".format
     if high is None:
-        return (x, low), "abele::maximum({0}, {1})".format
-    return (x, low, high), "abele::minimum(abele::maximum({0}, {1}), {2})".format
+        return (x, low), "abele::not_below({0}, {1})".format
+    return (x, low, high), "abele::not_above(abele::not_below({0}, {1}), {2})".format
 
 
 def _logit(x: Any, eps: Any = None) -> Form:
@@ -169,8 +169,8 @@ _ANY = {
     aten.sgn.default: ("abele::sign({0})", 1),
     aten.maximum.default: ("abele::maximum({0}, {1})", 2),
     aten.minimum.default: ("abele::minimum({0}, {1})", 2),
-    aten.clamp_min.default: ("abele::maximum({0}, {1})", 2),
-    aten.clamp_max.default: ("abele::minimum({0}, {1})", 2),
+    aten.clamp_min.default: ("abele::not_below({0}, {1})", 2),
+    aten.clamp_max.default: ("abele::not_above({0}, {1})", 2),
 }
 
 RULES: dict[Any, Rule] = {
