@@ -7,7 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place, contiguous_stride, is_dense
+from abele.targets.cpu.emitted.places import (
+    Buffer,
+    Kind,
+    Place,
+    contiguous_stride,
+    is_dense,
+    laid_out,
+)
 from helpers.emitted_places import elements, place_of
 from helpers.properties import examples
 
@@ -103,3 +110,18 @@ def test_broadcast_strides_lead_to_the_elements_that_torch_reads(shape):
 def test_bytes_are_those_of_the_type():
     assert Buffer(Kind.ARENA, 0, torch.int64, 3).bytes == 24
     assert Buffer(Kind.ARENA, 0, torch.bool, 3).bytes == 3
+
+
+def memory(size):
+    return Buffer(Kind.FOREIGN, 0, torch.float32, size)
+
+
+def test_a_copy_is_laid_out_as_a_place():
+    values = torch.arange(6.0).reshape(2, 3)
+    turned = laid_out(values, Place(memory(6), (2, 3), (1, 2)))
+    assert turned.stride() == (1, 2)
+    assert torch.equal(turned, values)
+    row = torch.arange(3.0).expand(4, 3).contiguous()
+    repeated = laid_out(row, Place(memory(3), (4, 3), (0, 1)))
+    assert repeated.stride() == (0, 1)
+    assert torch.equal(repeated, row)

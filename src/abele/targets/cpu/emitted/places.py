@@ -115,6 +115,21 @@ class Place:
         return broadcast_stride(self.shape, self.stride, shape)
 
 
+def laid_out(tensor: torch.Tensor, place: Place) -> torch.Tensor:
+    """A copy of a tensor whose elements follow each other as those at a place.
+
+    Args:
+        tensor: of the place's shape and type; equal along dimensions that the place repeats.
+        place: where the strides are from.
+    """
+    repeated = [n > 1 and step == 0 for n, step in zip(place.shape, place.stride, strict=True)]
+    once = [1 if each else n for each, n in zip(repeated, place.shape, strict=True)]
+    for dim, each in enumerate(repeated):
+        tensor = tensor.narrow(dim, 0, 1) if each else tensor
+    made = torch.empty_strided(once, place.stride, dtype=place.dtype, device=tensor.device)
+    return made.copy_(tensor).expand(place.shape)
+
+
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """Memory that is read or written in equal parts, one for each row of a computation.

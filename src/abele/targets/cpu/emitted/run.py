@@ -15,7 +15,7 @@ from abele.program import Program, Role
 from abele.targets.cpu.emitted.calling import Calling, constants_of
 from abele.targets.cpu.emitted.memory import allocated
 from abele.targets.cpu.emitted.operations import Foreign, places_changed
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place
+from abele.targets.cpu.emitted.places import Buffer, Kind, Place, laid_out
 from abele.targets.cpu.emitted.source import Segment
 
 _Part = Callable[[int], None]
@@ -191,8 +191,7 @@ class Runner:
         if _is_short(tensor, place):
             assert place.buffer not in self._entries, "code would read beside it"
         elif lazy or not place.stride_is(tensor.stride()):
-            ordered = torch.empty_strided(place.shape, place.stride, dtype=place.dtype)
-            tensor = ordered.copy_(tensor)
+            tensor = laid_out(tensor, place)
         self._memory[place.buffer] = tensor
         entry = self._entries.get(place.buffer)
         if entry is not None:

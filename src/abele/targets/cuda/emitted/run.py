@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from abele.targets.cpu.emitted.operations import Foreign, Translation, places_changed
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place
+from abele.targets.cpu.emitted.places import Buffer, Kind, Place, laid_out
 from abele.targets.cuda.emitted.source import THREADS, Launch
 
 Step = Launch | Foreign
@@ -117,8 +117,7 @@ class _Memory:
         """Note what a buffer is: the tensor, or a copy whose elements lie as kernels expect."""
         lazy = tensor.is_conj() or tensor.is_neg()  # its memory holds other numbers
         if not _is_other(tensor, place) and (lazy or not place.stride_is(tensor.stride())):
-            how: Any = {"dtype": place.dtype, "device": self._device}
-            tensor = torch.empty_strided(place.shape, place.stride, **how).copy_(tensor)
+            tensor = laid_out(tensor, place)
         self._of[place.buffer] = tensor
         return tensor
 
