@@ -176,6 +176,50 @@ def test_dropout_draws_other_numbers_in_each_replay():
     assert torch.equal(several, losses(Dropped, lambda: torch.ones(4, 9, 7), steps=6))
 
 
+@pytest.mark.parametrize("lowering", ["emitted", "op_by_op"])
+def test_several_steps_of_a_call_are_those_of_several_calls(lowering, monkeypatch):
+    monkeypatch.setenv(LOWERING, lowering)
+    x = torch.randn(8, 9, 7)
+    expected = losses(Recurrent, lambda: x[:2], steps=4)
+    torch.manual_seed(3)
+    model, options = Recurrent(), poptorch.Options().showCompilationProgressBar(False)
+    options.deviceIterations(4).outputMode(poptorch.OutputMode.All)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = poptorch.trainingModel(model, options, optimizer)
+    together = [wrapped(torch.cat([x[:2]] * 4)) for _ in range(3)]
+    assert torch.equal(together[0], expected)
+    assert (torch.cat(together).diff() < 0).all()
+
+
+def test_large_results_are_the_callers():
+    model = torch.nn.Linear(64, 4096)
+    quiet = poptorch.Options().showCompilationProgressBar(False)
+    wrapped = poptorch.inferenceModel(model.eval(), quiet)
+    batches = [torch.randn(32, 64) for _ in range(40)]
+    results = [wrapped(x) for x in batches]  # more than come in page-locked memory
+    with torch.no_grad():
+        for x, result in zip(batches, results, strict=True):
+            torch.testing.assert_close(result, model(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_models_train_alike_by_kernels_of_ours_and_of_torchs(dtype, monkeypatch):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            layers = torch.nn.Linear(7, 12), torch.nn.GELU(), torch.nn.Linear(12, 3)
+            self.layers = torch.nn.Sequential(*layers).to(dtype)
+
+        def forward(self, x):
+            return poptorch.identity_loss((self.layers(x.to(dtype)).float() ** 2).mean(), "none")
+
+    trained_models = []
+    for lowering in ("emitted", "op_by_op"):
+        monkeypatch.setenv(LOWERING, lowering)
+        trained_models.append(losses(Model, lambda: torch.randn(4, 9, 7)))
+    torch.testing.assert_close(*trained_models, rtol=2e-2, atol=1e-3)
+
+
 def test_norms_of_two_types_train():
     values = losses(WideNorms, lambda: torch.randn(4, 9, 7))
     assert values.isfinite().all()
