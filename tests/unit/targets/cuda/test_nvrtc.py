@@ -76,3 +76,14 @@ def test_errors_of_the_driver_are_errors(driver):
         kernels.launch("two", 1, 256, [1, 2])
     with pytest.raises(CompilerError, match="has no kernel 'three'"):
         kernels.launch("three", 1, 256, [1, 2])
+
+
+def test_why_nothing_can_be_compiled(monkeypatch):
+    class Missing:
+        def nvrtcVersion(self):
+            raise RuntimeError("Failure finding libnvrtc.so\nlooked everywhere")
+
+    monkeypatch.setattr(nvrtc, "_library", lambda name: Missing())
+    assert nvrtc.unavailable() == "NVRTC cannot be loaded (Failure finding libnvrtc.so)"
+    monkeypatch.setattr(Missing, "nvrtcVersion", lambda self: (Status(0), 13, 0))
+    assert nvrtc.unavailable() is None

@@ -22,9 +22,12 @@ _HEADERS = (Path(__file__).parent / "device.h", kernels.FOLDER / "functions.h")
 def unavailable() -> str | None:
     """Return why nothing can be compiled, or None if it can."""
     try:
-        _library("nvrtc")
+        _library("nvrtc").nvrtcVersion()
     except ImportError:
         return "NVIDIA's cuda-bindings are not installed (pip install cuda-bindings)"
+    except RuntimeError as problem:  # the library behind them is not there
+        first = (str(problem).strip().splitlines() or ["no reason was given"])[0]
+        return f"NVRTC cannot be loaded ({first})"
     return None
 
 
