@@ -25,8 +25,8 @@ from abele.warn import warn_user
 
 ENVIRONMENT = "ABELE_CUDA_GRAPHS"
 _MOST = 8  # captures of one program; each keeps memory of its own
-# Results up to this size are small; so many larger ones may be in page-locked memory at a time.
-_SMALL_BYTES, _MOST_LENT = 1 << 16, 16
+# Results up to this size are small; so many larger ones are in page-locked memory at a time.
+_SMALL_BYTES, _MOST_LOCKED = 1 << 16, 16
 # Operators that read values of the device while they run.
 _ON_HOST = {
     *("abele.value_check.default", "abele.farthest_points.default"),
@@ -304,9 +304,10 @@ class _Capture:
 class _HostCapture:
     """One capture from rows of the host to results on the host.
 
-    Small results are copied to the host in the capture, and from there for the caller. A caller
-    gets large ones in page-locked memory of their own: fresh memory of other kinds costs a virtual
-    machine more than the step. As long as that is not given back, there is no more of it.
+    Small results are copied to the host in the capture, and from there for the caller. Large ones
+    are copied once, into page-locked memory that torch uses again: on a virtual machine, fresh
+    memory of other kinds can take longer than the step. Callers who keep many large results get
+    further ones in ordinary memory.
 
     Args:
         run: what is captured.
@@ -336,7 +337,7 @@ class _HostCapture:
             if tensor.numel() * tensor.element_size() <= _SMALL_BYTES
         }
         self._large: dict[int, torch.Tensor] = {}
-        self._lent: collections.deque[weakref.ref[torch.Tensor]] = collections.deque()
+        self._locked: collections.deque[weakref.ref[torch.Tensor]] = collections.deque()
 
         def work() -> None:
             for tensor, row in zip(rows, self._rows, strict=True):
@@ -361,10 +362,10 @@ class _HostCapture:
 
     def _fetched(self, tensor: torch.Tensor) -> torch.Tensor:
         """A result on the host, there when the device is done."""
-        while self._lent and self._lent[0]() is None:
-            self._lent.popleft()
-        if len(self._lent) >= _MOST_LENT:  # the caller keeps them
+        while self._locked and self._locked[0]() is None:
+            self._locked.popleft()
+        if len(self._locked) >= _MOST_LOCKED:  # the caller keeps them
             return tensor.to("cpu")
         result = self._recorder.on_host(tensor).copy_(tensor, non_blocking=True)
-        self._lent.append(weakref.ref(result))
+        self._locked.append(weakref.ref(result))
         return result

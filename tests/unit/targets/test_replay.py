@@ -178,10 +178,10 @@ def test_several_steps_of_a_call_are_queued_and_waited_for_together(
     assert recorder.waits < 3 * micro_batches  # fewer than one for each
 
 
-@pytest.mark.parametrize("lent", [2, 100])
-def test_large_results_are_the_callers(lent, target, monkeypatch):
+@pytest.mark.parametrize("most", [2, 100])
+def test_large_results_are_the_callers(most, target, monkeypatch):
     monkeypatch.setattr("abele.targets.replay._SMALL_BYTES", 8)  # the loss is small
-    monkeypatch.setattr("abele.targets.replay._MOST_LENT", lent)
+    monkeypatch.setattr("abele.targets.replay._MOST_LOCKED", most)
     model, kept = MODELS["introduction"], []
     for each in (target, "reference"):
         module = model.fresh()
