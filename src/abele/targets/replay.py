@@ -9,7 +9,6 @@ numbers of torch's kernels are others in each replay.
 
 from __future__ import annotations
 
-import collections
 import os
 import time
 import warnings
@@ -337,7 +336,7 @@ class _HostCapture:
             if tensor.numel() * tensor.element_size() <= _SMALL_BYTES
         }
         self._large: dict[int, torch.Tensor] = {}
-        self._locked: collections.deque[weakref.ref[torch.Tensor]] = collections.deque()
+        self._locked: list[weakref.ref[torch.Tensor]] = []
 
         def work() -> None:
             for tensor, row in zip(rows, self._rows, strict=True):
@@ -362,8 +361,7 @@ class _HostCapture:
 
     def _fetched(self, tensor: torch.Tensor) -> torch.Tensor:
         """A result on the host, there when the device is done."""
-        while self._locked and self._locked[0]() is None:
-            self._locked.popleft()
+        self._locked = [each for each in self._locked if each() is not None]
         if len(self._locked) >= _MOST_LOCKED:  # the caller keeps them
             return tensor.to("cpu")
         result = self._recorder.on_host(tensor).copy_(tensor, non_blocking=True)

@@ -192,6 +192,25 @@ def test_large_results_are_the_callers(most, target, monkeypatch):
         assert all(map(torch.equal, ours, wanted))
 
 
+def test_a_result_that_is_kept_does_not_keep_others_out_of_page_locked_memory(
+    target, recorder, monkeypatch
+):
+    monkeypatch.setattr("abele.targets.replay._SMALL_BYTES", 8)
+    monkeypatch.setattr("abele.targets.replay._MOST_LOCKED", 2)
+    model = MODELS["introduction"]
+    session, _ = started(model.fresh(), model.batch(), None, target=target)
+    batch = model.batches(1)[0]
+    session.step(batch)  # as usual
+    kept = session.step(batch)
+    made = []
+    on_host = recorder.on_host
+    monkeypatch.setattr(recorder, "on_host", lambda like: made.append(1) or on_host(like))
+    for _ in range(5):
+        session.step(batch)
+    assert len(made) == 5
+    assert kept[0].isfinite().all()
+
+
 def test_a_capture_without_copies_takes_over_where_that_with_them_fails(target, recorder):
     def no_memory(like):
         raise RuntimeError("no page-locked memory")
