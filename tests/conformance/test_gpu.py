@@ -139,13 +139,16 @@ LAYERS = {
 }
 
 
+def quiet():
+    return poptorch.Options().showCompilationProgressBar(False)
+
+
 def losses(make, data, *, steps=5):
     torch.manual_seed(3)
     torch.cuda.manual_seed(3)
     model, x = make(), data()
-    quiet = poptorch.Options().showCompilationProgressBar(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    wrapped = poptorch.trainingModel(model, quiet, optimizer)
+    wrapped = poptorch.trainingModel(model, quiet(), optimizer)
     return torch.stack([wrapped(x) for _ in range(steps)])
 
 
@@ -182,7 +185,7 @@ def test_several_steps_of_a_call_are_those_of_several_calls(lowering, monkeypatc
     x = torch.randn(8, 9, 7)
     expected = losses(Recurrent, lambda: x[:2], steps=4)
     torch.manual_seed(3)
-    model, options = Recurrent(), poptorch.Options().showCompilationProgressBar(False)
+    model, options = Recurrent(), quiet()
     options.deviceIterations(4).outputMode(poptorch.OutputMode.All)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     wrapped = poptorch.trainingModel(model, options, optimizer)
@@ -193,8 +196,7 @@ def test_several_steps_of_a_call_are_those_of_several_calls(lowering, monkeypatc
 
 def test_large_results_are_the_callers():
     model = torch.nn.Linear(64, 4096)
-    quiet = poptorch.Options().showCompilationProgressBar(False)
-    wrapped = poptorch.inferenceModel(model.eval(), quiet)
+    wrapped = poptorch.inferenceModel(model.eval(), quiet())
     batches = [torch.randn(32, 64) for _ in range(40)]
     results = [wrapped(x) for x in batches]  # more than come in page-locked memory
     with torch.no_grad():
