@@ -1,6 +1,6 @@
 """Sums over the rows of a matrix, such as gradients of biases, as parts of launches.
 
-Torch's kernel for them takes a launch each, and three times as long for some hundred rows.
+Torch has a kernel for each, which took a fifth of the time of all kernels in a step of a small GPT.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 #: Columns of a block, as in device.h.
 COLUMNS = 8
-# Beyond, torch's kernel is the better one.
+# Beyond, threads would have long sums; torch's kernel divides rows among blocks, too.
 _MOST_ROWS, _MOST_ELEMENTS = 1 << 14, 1 << 22
 
 
