@@ -165,9 +165,8 @@ class Sequential:
         self._inputs = [i for i, slot in enumerate(model.inputs) if slot.role is Role.INPUT]
         self._bound = compiled.bound(self._arguments[0], self._inputs) if repeats else None
         self.replays = self._bound is not None and compiled.replays
-        # Replays that are repeated wait for the device at their end, so the host's clock will do.
         self._waits = self._repeated is not None and compiled.replays
-        self._mark = time.perf_counter_ns if self._waits else clock(state.device)
+        self._mark = clock(state.device)
 
     def groups(self, steps: Iterable[Step], watched: bool) -> Iterator[Sequence[Step]]:
         """As many as take some milliseconds, where code runs several; else each by itself."""
@@ -217,7 +216,7 @@ class Sequential:
         applied = None
         if group[-1][0].updates and self._update.is_apart:
             applied = self._update.apply()
-            marks[-1] = self._mark()
+            marks[-1] = time.perf_counter_ns()  # what runs together has marks of the host's clock
         return [(each, None) for each in results[:-1]] + [(results[-1], applied)]
 
     def alone(self) -> Alone | None:
