@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from abele.targets.base import Target
+from abele.targets.cuda.emitted import nvrtc
 from abele.targets.cuda.emitted.lowering import Emitted
 from abele.targets.cuda.gpu import current_gpu
 from abele.targets.cuda.inductor import OPTIONS, Inductor
@@ -46,6 +47,7 @@ class Cuda(Target):
             "cuda": torch.version.cuda,
             "capability": f"{major}.{minor}",
             "options": dict(OPTIONS),
+            "headers": nvrtc.fingerprint(),
         }
 
 

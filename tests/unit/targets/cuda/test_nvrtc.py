@@ -87,3 +87,15 @@ def test_why_nothing_can_be_compiled(monkeypatch):
     assert nvrtc.unavailable() == "NVRTC cannot be loaded (Failure finding libnvrtc.so)"
     monkeypatch.setattr(Missing, "nvrtcVersion", lambda self: (Status(0), 13, 0))
     assert nvrtc.unavailable() is None
+
+
+def test_kept_code_is_that_of_its_headers(tmp_path, monkeypatch):
+    before = nvrtc.fingerprint()
+    changed = tmp_path / "device.h"
+    changed.write_bytes(nvrtc._HEADERS[0].read_bytes() + b"// changed")
+    monkeypatch.setattr(nvrtc, "_HEADERS", (changed, nvrtc._HEADERS[1]))
+    nvrtc.fingerprint.cache_clear()
+    try:
+        assert nvrtc.fingerprint() != before
+    finally:
+        nvrtc.fingerprint.cache_clear()

@@ -6,6 +6,8 @@ NVIDIA's ``cuda-bindings`` reach both; the CUDA builds of torch bring them.
 from __future__ import annotations
 
 import ctypes
+import functools
+import hashlib
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +31,15 @@ def unavailable() -> str | None:
         first = (str(problem).strip().splitlines() or ["no reason was given"])[0]
         return f"NVRTC cannot be loaded ({first})"
     return None
+
+
+@functools.cache
+def fingerprint() -> str:
+    """Return a hash of the headers, which kept code is made of, too."""
+    digest = hashlib.sha256()
+    for header in _HEADERS:
+        digest.update(header.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def compiled(text: str, capability: tuple[int, int]) -> bytes:
