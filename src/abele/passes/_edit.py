@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from abele import _torch
 from abele._torch import OpOverload
 from abele._torch.copies import copied_graph
-from abele.program import Program
+from abele.program import Program, subgraphs
 
 # The graph made by the previous pass, while no other code refers to it.
 _passing = contextvars.ContextVar("passing", default=False)
@@ -72,3 +72,38 @@ def substitute(node: torch.fx.Node, target: OpOverload, arguments: tuple[Any, ..
     new.meta = dict(node.meta)
     node.replace_all_uses_with(new)
     node.graph.erase_node(node)
+
+
+def rewritten_where(
+    program: Program,
+    matches: Callable[[torch.fx.Node], bool],
+    rewrite: Callable[[torch.fx.Node], None],
+) -> Program:
+    """Return the program with each matching node rewritten, also in bodies of loops.
+
+    The program's own inner graphs are changed in place: only passes that run after a target has
+    copied them (moving to a GPU does) may use it. A program without a match is returned as it is.
+    """
+    if not _any_match(program.graph, matches):
+        return program
+    graph = editable(program)
+    _rewrite_where(graph, matches, rewrite)
+    return finished(program, graph)
+
+
+def _any_match(graph: torch.fx.GraphModule, matches: Callable[[torch.fx.Node], bool]) -> bool:
+    here = any(map(matches, graph.graph.nodes))
+    return here or any(_any_match(inner, matches) for _, inner in subgraphs(graph))
+
+
+def _rewrite_where(
+    graph: torch.fx.GraphModule,
+    matches: Callable[[torch.fx.Node], bool],
+    rewrite: Callable[[torch.fx.Node], None],
+) -> None:
+    for node in list(graph.graph.nodes):
+        if matches(node):
+            rewrite(node)
+    for _, inner in list(subgraphs(graph)):
+        _rewrite_where(inner, matches, rewrite)
+        inner.recompile()

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from abele.passes._edit import editable, finished
-from abele.program import Program, subgraphs
+from abele.passes._edit import rewritten_where
+from abele.program import Program
 
 aten = torch.ops.aten
 
@@ -30,27 +30,19 @@ _Node = torch.fx.Node
 
 def gpu_attention(program: Program) -> Program:
     """Replace attention of processors, also in bodies of loops."""
-    if not _any_in(program.graph):
-        return program
-    graph = editable(program)
-    _rewrite(graph)
-    return finished(program, graph)
+    return rewritten_where(program, _is_attention, _rewrite)
 
 
-def _any_in(graph: torch.fx.GraphModule) -> bool:
-    here = any(node.target in (FORWARD, BACKWARD) for node in graph.graph.nodes)
-    return here or any(_any_in(inner) for _, inner in subgraphs(graph))
+def _is_attention(node: _Node) -> bool:
+    return node.target in (FORWARD, BACKWARD)
 
 
-def _rewrite(graph: torch.fx.GraphModule) -> None:
-    for node in list(graph.graph.nodes):
-        if node.target is FORWARD:
-            _Writer(node).forward()
-        elif node.target is BACKWARD:
-            _Writer(node).backward()
-    for _, inner in list(subgraphs(graph)):
-        _rewrite(inner)  # moving to the GPU has made a copy of it
-        inner.recompile()
+def _rewrite(node: _Node) -> None:
+    writer = _Writer(node)
+    if node.target is FORWARD:
+        writer.forward()
+    else:
+        writer.backward()
 
 
 class _Writer:

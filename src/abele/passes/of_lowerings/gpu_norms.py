@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from abele.passes._edit import editable, finished
-from abele.program import Program, subgraphs
+from abele.passes._edit import rewritten_where
+from abele.program import Program
 
 aten = torch.ops.aten
 
@@ -29,16 +29,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 def gpu_norms(program: Program) -> Program:
     """Compute norms of two types in the wider one, also in bodies of loops."""
-    if not _any_in(program.graph):
-        return program
-    graph = editable(program)
-    _rewrite(graph)
-    return finished(program, graph)
-
-
-def _any_in(graph: torch.fx.GraphModule) -> bool:
-    here = any(map(_is_mixed, graph.graph.nodes))
-    return here or any(_any_in(inner) for _, inner in subgraphs(graph))
+    return rewritten_where(program, _is_mixed, _widen)
 
 
 def _is_mixed(node: torch.fx.Node) -> bool:
@@ -46,15 +37,6 @@ def _is_mixed(node: torch.fx.Node) -> bool:
         return False
     types = {each.meta["val"].dtype for each in node.all_input_nodes}
     return torch.float32 in types and not types.isdisjoint(_HALF)
-
-
-def _rewrite(graph: torch.fx.GraphModule) -> None:
-    for node in list(graph.graph.nodes):
-        if _is_mixed(node):
-            _widen(node)
-    for _, inner in list(subgraphs(graph)):
-        _rewrite(inner)  # moving to the GPU has made a copy of it
-        inner.recompile()
 
 
 def _widen(node: torch.fx.Node) -> None:
