@@ -6,7 +6,8 @@ python -m benchmarks.starting --rows mlp --cores 2 --record
 Three runs of each row take turns, each a new process with empty caches and so many cores that
 compiling shares: plain PyTorch, abele as it starts by itself, abele that waits for the compiler.
 Abele's own kernels, which are compiled once per machine, are there already, and so are the times of
-earlier compiles and the bytecode of abele's modules, which pip makes. A run ends some steps after
+earlier compiles and the bytecode of abele's modules, which pip makes; with ``--new-machine`` the
+kernels and the times are not. A run ends some steps after
 compiled programs took over, or after ``--limit-s``; what 200 steps take is then the time so far,
 and the rest at the median of the last steps.
 """
@@ -45,6 +46,7 @@ def main() -> int:
     parser.add_argument("--cores", type=int, nargs="+", default=[2, 1])
     parser.add_argument("--repeats", type=int, default=1, help="runs of each kind (default 1)")
     parser.add_argument("--limit-s", type=float, default=20, help="of a run (default 20)")
+    parser.add_argument("--new-machine", action="store_true", help="without abele's own kernels")
     parser.add_argument("--record", action="store_true", help="keep the result under records/")
     parser.add_argument("--child", nargs=2, metavar=("ROW", "KIND"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -54,14 +56,22 @@ def main() -> int:
         return 0
     torch.set_num_threads(max(options.cores))
     compileall.compile_dir(ROOT / "src", quiet=2)
-    result: dict[str, Any] = {"environment": harness.environment(), "steps": STEPS, "rows": {}}
+    result: dict[str, Any] = {
+        "environment": harness.environment(),
+        "steps": STEPS,
+        "new_machine": options.new_machine,
+        "rows": {},
+    }
     path = None
     for name in options.rows:
         for cores in options.cores:
             runs = {kind: [] for kind in KINDS}
             for _ in range(options.repeats):
                 for kind in KINDS:
-                    runs[kind].append(_in_new_process(name, kind, cores, options.limit_s))
+                    run = _in_new_process(
+                        name, kind, cores, options.limit_s, new_machine=options.new_machine
+                    )
+                    runs[kind].append(run)
             row = {"summary": summary(runs), "runs": runs}
             result["rows"].setdefault(name, {})[f"{cores} cores"] = row
             print(f"{name:16s} {cores} cores: {_text(row['summary'])}", flush=True)
@@ -77,7 +87,9 @@ def _keep(result: dict[str, Any], path: Path | None) -> Path:
     return path
 
 
-def _in_new_process(row: str, kind: str, cores: int, limit_s: float) -> dict[str, Any]:
+def _in_new_process(
+    row: str, kind: str, cores: int, limit_s: float, *, new_machine: bool
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         environment = {
             **os.environ,
@@ -85,6 +97,7 @@ def _in_new_process(row: str, kind: str, cores: int, limit_s: float) -> dict[str
             "OMP_NUM_THREADS": str(cores),
             "POPTORCH_CACHE_DIR": f"{folder}/executables",
             "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+            **({"XDG_CACHE_HOME": f"{folder}/machine"} if new_machine else {}),
         }
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.starting"]
         done = subprocess.run(

@@ -1,6 +1,7 @@
 """The command line.
 
 abele report RUN     makes the page of a run, also of one that was killed
+abele prepare        compiles what programs need on this machine
 abele fit SCRIPT     says whether a program fits into a memory
 abele stage SCRIPT   divides a program's model into stages of a pipeline
 abele port SCRIPT    ports a plain PyTorch program
@@ -33,6 +34,11 @@ class _Command(NamedTuple):
 
 
 _COMMANDS = {
+    "prepare": _Command(
+        "abele.compile.prepare",
+        "compile abele's kernels for this machine beforehand",
+        ("cpu",),
+    ),
     "report": _Command(
         "abele.report.command",
         "make the page of a run",

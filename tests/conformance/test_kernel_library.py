@@ -114,17 +114,17 @@ def test_a_compiler_that_fails_is_named_and_quoted(tmp_path):
 @pytest.fixture
 def cache_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "KERNELS", ("calls.cpp",))  # what compiles soon
-    monkeypatch.setattr(build, "SHIMS", ())
+    monkeypatch.setattr(build, "KERNELS", {"calls.cpp": 0.4})  # what compiles soon
+    monkeypatch.setattr(build, "SHIMS", {})
     build.cache_folder.cache_clear()
     yield tmp_path
     build.cache_folder.cache_clear()
 
 
 def test_archive_and_library_are_compiled_once(cache_folder):
-    assert build.missing(COMPILER, "here")
+    assert build.missing_s(COMPILER, "here") > 0
     first = build.static_library(COMPILER, "here")
-    assert not build.missing(COMPILER, "here")
+    assert build.missing_s(COMPILER, "here") == 0
     stamp = first.stat().st_mtime_ns
     library = build.shared_library(COMPILER, "here")
     assert library.startswith(b"\x7fELF")
@@ -132,6 +132,65 @@ def test_archive_and_library_are_compiled_once(cache_folder):
     assert first.stat().st_mtime_ns == stamp
     made = {path.suffix for path in (cache_folder / "abele").iterdir()}
     assert made == {".a", ".so"}
+
+
+@pytest.fixture
+def two_sources(cache_folder, monkeypatch):
+    monkeypatch.setattr(build, "KERNELS", {"calls.cpp": 0.5, "adam.cpp": 0.25})
+    return cache_folder / "abele"
+
+
+def ended_in(source, monkeypatch):
+    """Make an archive in a process that ends while it compiles one of the sources."""
+    compiled = build.compiled
+
+    def one(compiler, folder, sources):
+        if sources == [source]:
+            raise KeyboardInterrupt
+        return compiled(compiler, folder, sources)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "compiled", one)
+        with pytest.raises(KeyboardInterrupt):
+            build.static_library(COMPILER, "here")
+
+
+def test_what_a_run_has_compiled_before_it_ended_is_not_compiled_again(two_sources, monkeypatch):
+    all_s = build.missing_s(COMPILER, "here")
+    ended_in("adam.cpp", monkeypatch)
+    assert build.missing_s(COMPILER, "here") == all_s - 0.5
+    assert [each.name for each in two_sources.glob("*/*")] == ["calls.cpp.o"]
+    compiled, sources = build.compiled, []
+
+    def noted(compiler, folder, given):
+        sources.extend(given)
+        return compiled(compiler, folder, given)
+
+    monkeypatch.setattr(build, "compiled", noted)
+    build.static_library(COMPILER, "here")
+    assert sources == ["adam.cpp"]
+    assert {path.suffix for path in two_sources.iterdir()} == {".a", ".so"}
+
+
+def test_a_damaged_object_costs_compiling_all_again(two_sources, monkeypatch):
+    ended_in("adam.cpp", monkeypatch)
+    (kept,) = two_sources.glob("*/*")
+    kept.write_bytes(b"cut off")
+    with pytest.raises(CompilerError, match="could not be compiled"):
+        build.static_library(COMPILER, "here")
+    assert build.static_library(COMPILER, "here").is_file()
+
+
+def test_one_that_comes_late_takes_what_another_has_made(two_sources, monkeypatch):
+    """It has not waited any longer; the other one has deleted the objects meanwhile."""
+    make = build._make
+
+    def late(compiler, paths):
+        make(compiler, paths)
+        raise FileNotFoundError("calls.cpp.o")
+
+    monkeypatch.setattr(build, "_make", late)
+    assert build.static_library(COMPILER, "here").is_file()
 
 
 @pytest.mark.usefixtures("cache_folder")

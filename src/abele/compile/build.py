@@ -10,6 +10,7 @@ the executable came from and how long each part took.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tempfile
 import time
@@ -319,7 +320,8 @@ def _compile(
     started = time.perf_counter()
     if target.unprepared_s() and target.cannot_compile() is None:
         progress("compile abele's kernels, once on this machine", 0.12)
-        target.prepare()
+        with contextlib.suppress(CompilerError):
+            target.prepare()
         record.seconds["kernels"] = time.perf_counter() - started
         started = time.perf_counter()
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from abele.compile.executable import ChosenLowering, Executable
 
 Announce = Callable[[str], None]
+#: Why it takes longer than for other programs.
+ONCE = ", because abele's own kernels are compiled first, once on this machine"
 
 
 class TakeOverWarning(UserWarning):
@@ -47,6 +49,7 @@ class Running:
         lowerings: how each program is or will be lowered; those of the build record.
         expected_s: when it may be done, in seconds after ``began``; None where nobody can tell.
         began: when another process was started, on the clock of ``time.monotonic``.
+        once: most of what is compiled is compiled once per machine.
     """
 
     start: Start = Start.WAIT
@@ -60,6 +63,7 @@ class Running:
     compile_s: float | None = None
     expected_s: float | None = None
     began: float = 0.0
+    once: bool = False
     lowerings: dict[str, ChosenLowering] = dataclasses.field(
         default_factory=dict[str, "ChosenLowering"], repr=False, compare=False
     )
@@ -75,7 +79,8 @@ class Running:
             return f"programs are interpreted: {self.problem}"
         if self.start is Start.INTERPRET:
             return "programs are interpreted, as asked"
-        return f"programs are interpreted until compiled ones are ready{self._when()}"
+        once = ONCE if self.once else ""
+        return f"programs are interpreted until compiled ones are ready{self._when()}{once}"
 
     def left_s(self) -> float | None:
         """How long compiling may take from now on, in seconds; None where nobody can tell.

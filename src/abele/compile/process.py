@@ -29,20 +29,22 @@ _LOOK_EVERY_S = 0.05
 _SHARE, _SHARE_OF_ONE_CORE, _PIECE_S = 0.1, 0.3, 0.01
 # Short runs lose least that way. Steps that have taken so many times as long as compiling takes are
 # those of a run that may go on: it gains most from what is compiled, so the other one gets more.
-_LONG, _SHARE_OF_LONG = 4.0, 0.5
+# That is sooner where it compiles what all later runs need, too.
+_LONG, _LONG_ONCE, _SHARE_OF_LONG = 4.0, 1.0, 0.5
 _LOG, _LOG_BYTES = "worker.log", 2000
 
 
-def wall_s(cpu_s: float) -> float:
+def wall_s(cpu_s: float, *, once: bool = False) -> float:
     """How long another process compiles beside steps, in seconds.
 
     Args:
         cpu_s: processor time that it takes.
+        once: most of it is for what is compiled once per machine.
     """
-    first = _share()
-    if first * _LONG >= 1:
+    first, long = _share(), _LONG_ONCE if once else _LONG
+    if first * long >= 1:
         return cpu_s / first
-    return cpu_s * (_LONG + (1 - _LONG * first) / _SHARE_OF_LONG)
+    return cpu_s * (long + (1 - long * first) / _SHARE_OF_LONG)
 
 
 def _share() -> float:
@@ -132,8 +134,10 @@ class FromProcess(Later):
         """Of the time in which this process computes, what is left to the other one now."""
         if self.running.expected_s is None:
             return _share()
-        cpu_s = self.running.expected_s / wall_s(1.0)
-        is_long = time.monotonic() - self._started > _LONG * cpu_s
+        once = self.running.once
+        cpu_s = self.running.expected_s / wall_s(1.0, once=once)
+        long_s = cpu_s * (_LONG_ONCE if once else _LONG)
+        is_long = time.monotonic() - self._started > long_s
         return max(_SHARE_OF_LONG, _share()) if is_long else _share()
 
     def wait(self) -> Executable | Failure:

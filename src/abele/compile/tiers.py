@@ -140,10 +140,13 @@ def decided(wanted: Wanted, lowered: Lowered) -> Running:
         return Running(start=Start.INTERPRET, why="as asked", manner=manner, interpreted=True)
     why = "steps run while another process compiles"
     running = Running(start=Start.TIERED, why=why, manner=manner, interpreted=True)
-    seconds = None if lowered.stored is not None else lowered.expected_s
+    if lowered.stored is not None:
+        return running
+    running.once, seconds = lowered.target.unprepared_s() > 0, lowered.expected_s
     if seconds:
         seconds += 0.0 if _alone(lowered) else LOADING_S
-        running.expected_s, running.began = wall_s(seconds), time.monotonic()
+        running.expected_s = wall_s(seconds, once=running.once)
+        running.began = time.monotonic()
     return running
 
 
@@ -182,9 +185,6 @@ def _change_is_asked_for(target: Target) -> bool:
 
 
 def _why_not_worth_it(lowered: Lowered) -> str | None:
-    if lowered.target.unprepared_s():
-        # Runs that are shorter would never come to the end of it.
-        return "abele's own kernels are compiled first, once on this machine"
     seconds = lowered.expected_s
     if seconds is None or seconds > WORTH_WAITING_S:
         return None

@@ -6,6 +6,7 @@ nothing of the user's, and ends with the process that started it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -65,6 +66,8 @@ def _compiled(job: Job, cache: ExecutableCache, alone: ExecutableCache) -> Resul
     torch.set_num_threads(job.threads)
     _keep_temporary_files_in(alone.folder)
     started = time.perf_counter()
+    with contextlib.suppress(CompilerError):
+        job.target.prepare()
     made = compile_programs(job.target, job.programs, job.parts)
     seconds = time.perf_counter() - started
     for place in (cache, alone):

@@ -2,7 +2,8 @@
 
 Compiled programs link the archive, programs that run operator by operator load the library; both
 hold the same objects. Their names hold a hash of everything that decides their code; two versions
-never meet.
+never meet. Objects are kept as they are compiled, so that runs that end sooner than the compiler
+come to the end of it together.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -26,25 +28,30 @@ from abele.storage.turns import turn
 
 FOLDER = Path(__file__).parent
 
-#: The functions of abi.h; they need nothing but the C++ library and OpenMP. What takes longest to
-#: compile comes first.
-KERNELS = (
-    *(
-        "conv_winograd.cpp",
-        "conv_winograd_half.cpp",
-        "conv_planes.cpp",
-        "conv_planes_half.cpp",
-        "conv_channels_last.cpp",
-    ),
-    "conv_patches.cpp",
-    *("conv_pixels.cpp", "attention.cpp", "product.cpp", "conv.cpp"),
-    *("max_pool.cpp", "norm_activation.cpp", "upsample.cpp", "adam.cpp", "rows.cpp"),
-    "calls.cpp",
-)
+#: The functions of abi.h; they need nothing but the C++ library and OpenMP. Beside each, the
+#: processor time that g++ 12 takes, in seconds; what takes longest comes first.
+KERNELS = {
+    "product.cpp": 4.3,
+    "conv_winograd.cpp": 4.3,
+    "conv_channels_last.cpp": 3.9,
+    "conv_winograd_half.cpp": 3.7,
+    "attention.cpp": 2.7,
+    "conv_planes.cpp": 2.7,
+    "conv_planes_half.cpp": 2.5,
+    "rows.cpp": 2.4,
+    "conv_patches.cpp": 2.1,
+    "norm_activation.cpp": 1.9,
+    "conv_pixels.cpp": 1.5,
+    "max_pool.cpp": 0.8,
+    "upsample.cpp": 0.5,
+    "conv.cpp": 0.4,
+    "adam.cpp": 0.4,
+    "calls.cpp": 0.4,
+}
 #: What Inductor's code calls; only this knows torch, so it is in the archive alone.
-SHIMS = ("shims.cpp",)
-#: Processor time that compiling all of it takes, in seconds; measured with g++ 12.
-COMPILE_S = 35.0
+SHIMS = {"shims.cpp": 0.6}
+# Archive and library, of objects; the same unit.
+_LINK_S = 0.3
 #: How long to wait for another process that compiles the same, in seconds.
 WAITS_S = 120.0
 
@@ -95,9 +102,17 @@ def shared_library(compiler: str, instruction_set: str) -> bytes:
         return file.read()
 
 
-def missing(compiler: str, instruction_set: str) -> bool:
-    """Whether they would be compiled now. Takes and raises what ``static_library`` does."""
-    return not all(path.is_file() for path in _paths(compiler, instruction_set))
+def missing_s(compiler: str, instruction_set: str) -> float:
+    """Return the processor time that compiling what is not there takes, in seconds; 0 if nothing.
+
+    Takes and raises what ``static_library`` does.
+    """
+    paths = _paths(compiler, instruction_set)
+    if all(path.is_file() for path in paths):
+        return 0.0
+    kept = _objects_folder(paths)
+    sources = (KERNELS | SHIMS).items()
+    return _LINK_S + sum(s for source, s in sources if not _object(kept, source).is_file())
 
 
 def _paths(compiler: str, instruction_set: str) -> tuple[Path, Path]:
@@ -120,28 +135,65 @@ def _version(compiler: str) -> str:
     return tool_output([compiler, "--version"])
 
 
+def _objects_folder(paths: tuple[Path, Path]) -> Path:
+    """Where objects are until both libraries are there."""
+    return paths[0].with_suffix(".objects")
+
+
+def _object(folder: Path, source: str) -> Path:
+    return folder / f"{source}.o"
+
+
 def _libraries(compiler: str, instruction_set: str) -> tuple[Path, Path]:
     """Return archive and library; if one is missing, both are made.
 
     Of processes that start at once, instances of a program for example, one compiles.
     """
     paths = _paths(compiler, instruction_set)
-    if missing(compiler, instruction_set):
+    if not _are_there(paths):
         with turn(cache_folder(), WAITS_S):
-            if missing(compiler, instruction_set):
-                _make(compiler, paths)
+            try:
+                if not _are_there(paths):
+                    _make(compiler, paths)
+            except (CompilerError, OSError):
+                # One that did not wait any longer has made them, and deleted the objects.
+                if not _are_there(paths):
+                    raise
     return paths
 
 
+def _are_there(paths: tuple[Path, Path]) -> bool:
+    return all(path.is_file() for path in paths)
+
+
 def _make(compiler: str, paths: tuple[Path, Path]) -> None:
-    with temporary.folder(cache_folder()) as folder:
-        objects = compiled(compiler, folder, (*KERNELS, *SHIMS))
-        kernels = objects[: len(KERNELS)]
-        archive, library = (os.path.join(folder, path.name) for path in paths)
-        tool_output([os.environ.get("AR") or "ar", "rcs", archive, *objects])
-        tool_output([compiler, "-shared", "-fopenmp", "-s", "-o", library, *kernels])
-        for made, path in zip((archive, library), paths, strict=True):
-            os.replace(made, path)
+    kept = _objects_folder(paths)
+    kept.mkdir(exist_ok=True)
+    objects = _objects(compiler, kept)
+    try:
+        with temporary.folder(cache_folder()) as folder:
+            archive, library = (os.path.join(folder, path.name) for path in paths)
+            tool_output([os.environ.get("AR") or "ar", "rcs", archive, *objects])
+            kernels = objects[: len(KERNELS)]
+            tool_output([compiler, "-shared", "-fopenmp", "-s", "-o", library, *kernels])
+            for made, path in zip((archive, library), paths, strict=True):
+                os.replace(made, path)
+    finally:  # also where one of them is damaged: the next run compiles all again
+        shutil.rmtree(kept, ignore_errors=True)
+
+
+def _objects(compiler: str, kept: Path) -> list[str]:
+    """Compile what an earlier run has not; one that is ended meanwhile loses unfinished ones."""
+    with temporary.folder(cache_folder()) as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+
+        def one(source: str) -> str:
+            path = _object(kept, source)
+            if not path.is_file():
+                (made,) = compiled(compiler, folder, [source])
+                os.replace(made, path)
+            return str(path)
+
+        return list(pool.map(one, (*KERNELS, *SHIMS)))
 
 
 def compiled(

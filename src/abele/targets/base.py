@@ -279,7 +279,12 @@ class Target(abc.ABC):
         return 0.0
 
     def prepare(self) -> None:
-        """Make what is made once per machine, if it is not there yet."""
+        """Make what is made once per machine, if it is not there yet.
+
+        Raises:
+            CompilerError: it cannot be compiled. Who compiles a program that needs it gets the
+                same, and other programs need it not.
+        """
         return
 
     def cannot_compile(self) -> str | None:

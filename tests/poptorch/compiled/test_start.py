@@ -108,7 +108,7 @@ def test_the_line_says_about_how_long_that_takes(scripts, monkeypatch, caplog):
 
 def test_a_terminal_sees_the_time_go_down(scripts, monkeypatch, capsys):
     monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: 4.0)
-    monkeypatch.setattr("abele.compile.tiers.wall_s", lambda seconds: 5 * seconds)
+    monkeypatch.setattr("abele.compile.tiers.wall_s", lambda seconds, **_: 5 * seconds)
     monkeypatch.setattr("poptorch._compiled.progress._is_terminal", lambda file: True)
     wrapped = trainer(showCompilationProgressBar=True)
 

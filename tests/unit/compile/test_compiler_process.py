@@ -340,6 +340,16 @@ def test_what_is_expected_follows_from_the_shares(clock, cores, seconds):
     assert process.wall_s(4.0) == pytest.approx(4 * seconds)
 
 
+@pytest.mark.parametrize(("cores", "seconds"), [(1, 1 + 0.7 / 0.5), (2, 1 + 0.9 / 0.5)])
+def test_what_is_compiled_once_per_machine_gets_more_sooner(begin, clock, cores, seconds):
+    clock.cores(cores)
+    assert process.wall_s(1.0, once=True) == pytest.approx(seconds)
+    later = clock.begun(begin, expected_cpu_s=10.0, once=True)
+    first = 0.1 if cores > 1 else 0.3
+    assert clock.paused(later, after_s=9.0, computed_s=1 - first) == pytest.approx(first)
+    assert clock.paused(later, after_s=2.0, computed_s=0.5) == pytest.approx(0.5)
+
+
 class Clock:
     """Stands for the clocks and the pauses of a process."""
 
@@ -353,7 +363,7 @@ class Clock:
     def cores(self, count):
         self._monkeypatch.setattr(process.os, "sched_getaffinity", lambda _: range(count))
 
-    def begun(self, begin, expected_cpu_s, written_s=0.0):
+    def begun(self, begin, expected_cpu_s, written_s=0.0, *, once=False):
         later = begin(job_of(SLEEPS))
         command = later._command
 
@@ -363,7 +373,8 @@ class Clock:
 
         self._monkeypatch.setattr(later, "_command", written)
         if expected_cpu_s is not None:
-            later.running.expected_s = process.wall_s(expected_cpu_s)
+            later.running.once = once
+            later.running.expected_s = process.wall_s(expected_cpu_s, once=once)
         later.look()
         later.look()
         return later

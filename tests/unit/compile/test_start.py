@@ -10,7 +10,7 @@ from abele.compile.build import FallbackWarning
 from abele.compile.later import Running
 from abele.compile.start import Start
 from abele.compile.tiers import Wanted
-from abele.errors import ProgramError, TargetError
+from abele.errors import CompilerError, ProgramError, TargetError
 from helpers.fakes import Keeping, KeptCode, Refusing, prefer
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
@@ -163,12 +163,11 @@ class Unprepared(Keeping):
         self.prepared = True
 
 
-def test_what_is_made_once_per_machine_is_waited_for():
+def test_what_is_made_once_per_machine_is_made_first():
     stages = []
     target = Unprepared()
-    _, record = built(target, progress=lambda stage, _: stages.append(stage))
+    _, record = built(target, Start.WAIT, progress=lambda stage, _: stages.append(stage))
     assert (record.running.start, record.running.interpreted) == (Start.WAIT, False)
-    assert record.running.why == "abele's own kernels are compiled first, once on this machine"
     assert stages == ["passes", "compile abele's kernels, once on this machine", "compile step"]
     assert record.seconds["kernels"] >= 0
     _, record = built(target)
@@ -176,10 +175,28 @@ def test_what_is_made_once_per_machine_is_waited_for():
     assert "kernels" not in record.seconds
 
 
-def test_steps_run_while_it_is_made_if_that_is_asked_for(monkeypatch):
-    monkeypatch.setenv("ABELE_START", "tiered")
+def test_a_target_that_cannot_be_prepared_still_compiles_what_needs_it_not():
+    class Broken(Unprepared):
+        def prepare(self):
+            raise CompilerError("no compiler")
+
+    _, record = built(Broken(), Start.WAIT)
+    assert record.fallback is None
+
+
+def test_steps_run_while_it_is_made():
     _, record = built(Unprepared())
     assert (record.running.start, record.running.interpreted) == (Start.TIERED, True)
+    said = "until compiled ones are ready, because abele's own kernels are compiled first, once on"
+    assert said in record.running.sentence()
+
+
+def test_how_long_it_takes_is_expected_too(monkeypatch):
+    monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: 1.0)
+    monkeypatch.setattr("abele.compile.process._share", lambda: 0.1)
+    _, record = built(Unprepared())
+    loading_s = 2
+    assert record.running.expected_s == pytest.approx((1 + 20 + loading_s) * (1 + 0.9 / 0.5))
 
 
 def test_processes_that_cannot_ask_each_other_wait():

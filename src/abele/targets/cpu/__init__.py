@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import sys
@@ -61,14 +60,14 @@ class Cpu(Target):
         if path is None:
             return 0.0
         try:
-            return build.COMPILE_S if build.missing(path, instruction_set()) else 0.0
+            return build.missing_s(path, instruction_set())
         except CompilerError:
             return 0.0  # whoever compiles with it gets the message
 
     def prepare(self) -> None:
-        """Compile abele's own kernels; whoever needs them gets the message if that fails."""
+        """Compile abele's own kernels, what reserves memory, and the headers of programs."""
         path = compiler() or "g++"
-        with contextlib.suppress(CompilerError), ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(1) as pool:
             memory = pool.submit(arena.made, path)
             read = pool.submit(headers.make, path, instruction_set())
             build.shared_library(path, instruction_set())

@@ -83,7 +83,7 @@ def command(text: str, source: str, result: str) -> list[str]:
 def kernels_are_there() -> bool:
     """Whether the kernels have been compiled on this machine."""
     try:
-        return not kernels.missing(_compiler(), instruction_set())
+        return not kernels.missing_s(_compiler(), instruction_set())
     except CompilerError:
         return False  # there is no compiler
 

@@ -1,0 +1,78 @@
+"""``abele prepare``: makes beforehand what is otherwise made beside the first program."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from typing import Any
+
+from tqdm import tqdm
+
+from abele.errors import TargetError
+from abele.targets import get_target
+from abele.targets.base import Target
+
+_LOOK_EVERY_S = 0.2
+_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| [{elapsed}]"
+
+
+def add_parser(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands, with its line in the list of them."""
+    prepare: argparse.ArgumentParser = commands.add_parser(
+        "prepare",
+        help=summary,
+        description="Compiles abele's kernels for this machine, about half a minute of work that "
+        "otherwise goes on beside the steps of the first program. Run it after installing, or "
+        "before jobs start that share a home folder.",
+    )
+    prepare.add_argument(
+        "target", nargs="?", default="cpu", help="what programs are to run on (default: cpu)"
+    )
+    prepare.set_defaults(command=command, name="prepare")
+
+
+def command(parsed: argparse.Namespace) -> int:
+    """Prepare a target, and return the exit status.
+
+    Args:
+        parsed: what ``add_parser`` says.
+
+    Raises:
+        TargetError: there is no such target, or no compiler.
+        CompilerError: the compiler does not accept the kernels.
+    """
+    target = get_target(parsed.target)
+    reason = target.cannot_compile()
+    if reason is not None:
+        raise TargetError(f"Target {target.name!r} cannot be prepared: {reason}")
+    if not target.unprepared_s():
+        target.prepare()  # says so where the compiler is none
+        print(f"Target {target.name!r} is prepared; nothing had to be compiled.")
+        return 0
+    began = time.perf_counter()
+    _with_bar(target)
+    print(f"Target {target.name!r} is prepared; that took {time.perf_counter() - began:.0f} s.")
+    return 0
+
+
+def _with_bar(target: Target) -> None:
+    """Prepare a target; what is left to do shows how far it is."""
+    all_s, over = target.unprepared_s(), threading.Event()
+    with tqdm(
+        total=all_s, desc="Compiling abele's kernels", bar_format=_FORMAT, disable=None
+    ) as bar:
+
+        def watch() -> None:
+            while not over.wait(_LOOK_EVERY_S):
+                bar.n = max(bar.n, all_s - target.unprepared_s())
+                bar.refresh()
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        try:
+            target.prepare()
+        finally:
+            over.set()
+            watching.join()
+        bar.n = all_s
