@@ -25,6 +25,9 @@ _FIRST_BUDGET_S, _BUDGET_S, _SHARE = 0.5, 0.2, 0.1
 _MOST_RUNS = 7
 # What needs so many times the shortest time is not run again.
 _HOPELESS = 2.0
+# Runs that take longer together than may be spent are long. Of these, one whose first run took so
+# much longer than the shortest is not run again: a first run of theirs loses less than that.
+_LONG_HOPELESS = 1.33
 # Another lowering is taken if it needs less than this share of the first one's time; after a
 # single run of each that counts, less than the second.
 _CLEARLY, _BY_ONE_RUN = 0.95, 0.75
@@ -79,7 +82,8 @@ def fastest(
         if len(cold) == 1:
             return first, f"not measured, because a run takes {cold[0]:.1f} s"
         ways = ways[: len(cold)]
-        return _chosen(ways, _times(ways, inputs, max(_BUDGET_S, share_s), clocked), clocked)
+        times = _times(ways, inputs, max(_BUDGET_S, share_s), clocked, cold)
+        return _chosen(ways, times, clocked)
     # Some operators refuse values, such as a division by the zeros that were made up; the user's
     # own may suit them.
     except Exception as problem:  # noqa: BLE001 - whatever an operator raises
@@ -106,14 +110,22 @@ def _first_times(
 
 
 def _times(
-    ways: Sequence[Way], inputs: list[torch.Tensor], budget_s: float, clocked: Clocked
+    ways: Sequence[Way],
+    inputs: list[torch.Tensor],
+    budget_s: float,
+    clocked: Clocked,
+    cold: Sequence[float],
 ) -> list[list[float]]:
     """Times of each way after its first, in seconds, in turns, while the budget lasts; one each."""
     times: list[list[float]] = [[] for _ in ways]
+    are_long = sum(cold) > budget_s
     for _ in range(_MOST_RUNS):
-        shortest = min((min(each) for each in times if each), default=0.0)
-        for way, each in zip(ways, times, strict=True):
+        for way, each, first in zip(ways, times, cold, strict=True):
+            shortest = min((min(one) for one in times if one), default=math.inf)
             if each and min(each) > _HOPELESS * shortest:
+                continue
+            if are_long and not each and first > _LONG_HOPELESS * shortest:
+                each.append(first)
                 continue
             if each and sum(map(sum, times)) + each[-1] > budget_s:
                 return times
@@ -167,10 +179,11 @@ def made_up(program: Program) -> list[torch.Tensor]:
 def _made_up(slot: Slot, generator: torch.Generator) -> torch.Tensor:
     if not slot.dtype.is_floating_point:
         return torch.zeros(slot.shape, dtype=slot.dtype)
+    if slot.role not in (Role.INPUT, Role.PARAMETER):  # most are an optimizer's state, as large
+        value = 5e-4 if slot.role is Role.HYPER else 0.5
+        return torch.full(slot.shape, value, dtype=slot.dtype)
     values = torch.rand(slot.shape, generator=generator, dtype=torch.float32)
-    if slot.role is Role.HYPER:
-        values = values * 1e-3
-    elif slot.role is Role.PARAMETER:  # so that results of products stay of order one
+    if slot.role is Role.PARAMETER:  # so that results of products stay of order one
         fan_in = math.prod(slot.shape[1:]) if len(slot.shape) > 1 else 1
         values = (values - 0.5) * (2 / math.sqrt(fan_in))
     return values.to(slot.dtype)

@@ -238,6 +238,15 @@ def test_what_is_much_slower_is_not_run_again(programs):
     assert (ran.count(b"a"), ran.count(b"b")) == (8, 2)
 
 
+def test_a_long_run_that_began_much_slower_is_not_made_again(programs):
+    queue = [0.4, 0.3, 0.2]
+    way, words = fastest(ways(programs), 1.0, lambda c, i: queue.pop(0))
+    assert (way.name, words, queue) == ("a", "measured: 200 ms a, 300 ms b", [])
+    queue = [0.4, 0.25, 0.2, 0.19]  # the first run of b says too little
+    way, words = fastest(ways(programs), 1.0, lambda c, i: queue.pop(0))
+    assert (way.name, words, queue) == ("a", "measured: 190 ms b, 200 ms a", [])
+
+
 def test_one_run_of_each_has_to_be_clearer(programs):
     queue = [0.3, 0.3, 0.25, 0.2]
     assert fastest(ways(programs), 1.0, lambda c, i: queue.pop(0))[0].name == "a"
