@@ -171,17 +171,6 @@ ABELE_INLINE T gelu_backward(T grad, T x) {
   return grad * (share + x * density * T(0.39894228040143268));
 }
 
-// As torch has them: NaN of either operand is the result.
-template <class T>
-ABELE_INLINE T maximum(T a, T b) { return (a != a) | (a > b) ? a : b; }
-template <class T>
-ABELE_INLINE T minimum(T a, T b) { return (a != a) | (a < b) ? a : b; }
-// Within bounds, as torch has it: of equal zeros the number's sign stays, and a NaN of either stays.
-template <class T>
-ABELE_INLINE T not_below(T x, T low) { return (x < low) | (low != low) ? low : x; }
-template <class T>
-ABELE_INLINE T not_above(T x, T high) { return (x > high) | (high != high) ? high : x; }
-template <class T>
-ABELE_INLINE T relu(T x) { return x < T(0) ? T(0) : x; }
-
 }  // namespace abele
+
+#include "bounds.h"

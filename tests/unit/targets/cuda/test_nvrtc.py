@@ -93,7 +93,7 @@ def test_kept_code_is_that_of_its_headers(tmp_path, monkeypatch):
     before = nvrtc.fingerprint()
     changed = tmp_path / "device.h"
     changed.write_bytes(nvrtc._HEADERS[0].read_bytes() + b"// changed")
-    monkeypatch.setattr(nvrtc, "_HEADERS", (changed, nvrtc._HEADERS[1]))
+    monkeypatch.setattr(nvrtc, "_HEADERS", (changed, *nvrtc._HEADERS[1:]))
     nvrtc.fingerprint.cache_clear()
     try:
         assert nvrtc.fingerprint() != before

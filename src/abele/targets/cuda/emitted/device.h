@@ -38,12 +38,15 @@ ABELE_OF_ONE(atan) ABELE_OF_ONE(sinh) ABELE_OF_ONE(cosh) ABELE_OF_ONE(asinh) ABE
 ABELE_OF_ONE(atanh) ABELE_OF_ONE(exp2) ABELE_OF_ONE(log2) ABELE_OF_ONE(log10) ABELE_OF_ONE(erfc)
 ABELE_OF_ONE(nearbyint) ABELE_OF_TWO(pow) ABELE_OF_TWO(fmod) ABELE_OF_TWO(copysign)
 ABELE_OF_TWO(fmax) ABELE_OF_TWO(fmin) ABELE_OF_TWO(atan2) ABELE_OF_TWO(hypot)
+template <class T>
+static __device__ bool signbit(T x) { return x < 0; }  // of whole numbers
 static __device__ bool signbit(float x) { return __float_as_int(x) < 0; }
 static __device__ bool signbit(double x) { return __double_as_longlong(x) < 0; }
 }  // namespace std
 #endif
 
 #define ABELE_INLINE static __device__ __forceinline__
+#include "bounds.h"
 
 namespace abele {
 
@@ -110,19 +113,6 @@ ABELE_INLINE T gelu_backward(T grad, T x) {
   const T share = T(0.5) * (T(1) + erf(x * T(0.70710678118654752)));
   return grad * (share + x * exp(T(-0.5) * x * x) * T(0.39894228040143268));
 }
-
-// As torch has them: NaN of either operand is the result.
-template <class T>
-ABELE_INLINE T maximum(T a, T b) { return (a != a) | (a > b) ? a : b; }
-template <class T>
-ABELE_INLINE T minimum(T a, T b) { return (a != a) | (a < b) ? a : b; }
-// Within bounds, as torch has it: of equal zeros the number's sign stays, and a NaN of either stays.
-template <class T>
-ABELE_INLINE T not_below(T x, T low) { return (x < low) | (low != low) ? low : x; }
-template <class T>
-ABELE_INLINE T not_above(T x, T high) { return (x > high) | (high != high) ? high : x; }
-template <class T>
-ABELE_INLINE T relu(T x) { return x < T(0) ? T(0) : x; }
 
 // Addresses of all tensors that a launch reads and writes.
 template <int count>

@@ -18,7 +18,11 @@ import torch
 from abele.errors import CompilerError, CorruptExecutable
 from abele.kernels import build as kernels
 
-_HEADERS = (Path(__file__).parent / "device.h", kernels.FOLDER / "functions.h")
+# The first includes the second.
+_HEADERS = (
+    Path(__file__).parent / "device.h",
+    *(kernels.FOLDER / name for name in ("bounds.h", "functions.h")),
+)
 
 
 def unavailable() -> str | None:

@@ -1,0 +1,115 @@
+"""Kernels for GPUs are CUDA C++ that NVIDIA's compiler accepts; it needs no GPU.
+
+What they compute is compared on the host (``test_gpu_kernels.py``) and on GPUs (``test_gpu.py``).
+``ABELE_RANDOM_KERNELS=400`` tries that many random programs of each kind.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from abele import passes
+from abele.errors import CaptureError, CompilerError
+from abele.program import Program
+from abele.targets.cuda.emitted import lowering, nvrtc
+from helpers import emitted_programs, random_operators, typed_agreement
+from helpers.emitted_operators import program_of
+from helpers.models import MODELS
+from helpers.runs import captured, rule_for
+
+COUNT = int(os.environ.get("ABELE_RANDOM_KERNELS", "4"))
+# The oldest that CUDA 13 compiles for, that of an H200, and a newer one.
+OLDEST, H200, NEWER = (7, 5), (9, 0), (12, 0)
+
+pytestmark = [
+    pytest.mark.compiler,
+    pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable())),
+]
+
+OF_ONE = [
+    *(F.relu, F.gelu, F.silu, F.mish, F.elu, F.celu, F.selu, F.leaky_relu, F.softplus, F.hardswish),
+    *(F.hardsigmoid, F.hardtanh, F.logsigmoid, F.softshrink, F.hardshrink, F.softsign, F.relu6),
+    *(torch.sigmoid, torch.tanh, torch.erf, torch.erfc, torch.exp, torch.exp2, torch.expm1),
+    *(torch.sin, torch.cos, torch.tan, torch.sinh, torch.cosh, torch.atan, torch.asinh, torch.log),
+    *(torch.log2, torch.log10, torch.log1p, torch.sqrt, torch.rsqrt, torch.reciprocal, torch.abs),
+    *(torch.sign, torch.floor, torch.ceil, torch.trunc, torch.round, torch.isnan, torch.square),
+    functools.partial(F.gelu, approximate="tanh"),
+]
+OF_TWO = [
+    *(torch.maximum, torch.minimum, torch.atan2, torch.fmod, torch.remainder, torch.pow, torch.add),
+    *(torch.logaddexp, torch.xlogy, torch.copysign, torch.hypot, torch.div, torch.mul, torch.sub),
+]
+
+
+def code_of(program: Program, capability: tuple[int, int] = H200) -> list[bytes]:
+    """What NVRTC makes of a program's kernels; none where torch computes all of it."""
+    plan = lowering.planned(passes.run(program))
+    return [nvrtc.compiled(text, capability) for text in plan.texts]
+
+
+def all_operators(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    return [*(each(x) for each in OF_ONE), *(each(x, y) for each in OF_TWO)]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.half, torch.bfloat16], ids=str
+)
+def test_operators_of_each_type_and_their_gradients(dtype):
+    inputs = [torch.rand(5, 7, dtype=dtype) + 0.5 for _ in range(2)]
+    codes = code_of(program_of(all_operators, inputs, gradients=True))
+    assert codes
+    assert all(code.startswith(b"\x7fELF") for code in codes)
+
+
+@pytest.mark.parametrize("capability", [OLDEST, H200, NEWER])
+@pytest.mark.parametrize("kind", ["sgd", "adam", "lamb", "rmsprop"])
+def test_a_training_step(kind, capability):
+    model = MODELS["batch norm and dropout"]
+    module = model.fresh()
+    (program,) = captured(module, model.batch(), rule=rule_for(module, kind)).programs
+    assert code_of(program, capability)
+
+
+def random_programs(kind: str) -> Iterator[Program]:
+    for seed in range(4000, 4000 + COUNT):
+        try:
+            if kind == "networks":
+                yield from (each.program for each in emitted_programs.of_network(seed))
+            elif kind == "types":
+                yield typed_agreement.interpreted(seed)[0].program
+            else:
+                composed = random_operators.composed(seed)
+                if composed.calls:
+                    yield program_of(composed, composed.inputs, gradients=True)
+        except (CaptureError, RuntimeError, NotImplementedError, IndexError):
+            continue  # torch has no gradient, or no program of it
+
+
+@pytest.mark.parametrize("kind", ["networks", "operators", "types"])
+def test_random_programs(kind):
+    compiled, refused = 0, list[str]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of operators that torch is about to remove
+        for program in random_programs(kind):
+            if emitted_programs._has_effects_or_branches(passes.run(program)):
+                continue
+            try:
+                code_of(program)
+            except CompilerError as error:
+                refused.append(error.log)
+            compiled += 1
+    assert not refused
+    assert compiled >= COUNT // 2
+
+
+def test_what_it_refuses_is_quoted():
+    with pytest.raises(CompilerError, match="NVRTC could not compile") as caught:
+        nvrtc.compiled("this is not C++", H200)
+    assert "program.cu(1): error" in caught.value.log
