@@ -15,6 +15,7 @@ from benchmarks import harness
 
 from . import ROOT
 from .measuring import Turns
+from .page import users_first_step_s
 from .rows import EAGER, ROWS, WAYS
 
 QUICK = ROOT / "out" / "benchmarks"
@@ -123,6 +124,8 @@ def _print(row: dict[str, Any]) -> None:
         compared = f"{row['ratio'][way]:5.2f} x eager" if EAGER in row["ratio"] else ""
         cached = entry.get("cached_first_step_s")
         again = "" if cached is None else f", cached {cached:.2f} s"
+        if "users_first_steps_s" in entry:
+            again += f", for users {users_first_step_s(entry):.2f} s"
         print(
             f"  {way:14s} {entry['step_per_s']['median']:9.2f} steps/s {compared}; first step "
             f"{entry['first_step_s']:.2f} s{again}; peak {entry['step_peak_mib']:.0f} MiB"

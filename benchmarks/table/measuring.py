@@ -22,6 +22,7 @@ from . import ROOT
 from .rows import ABELE, COMPILE, EAGER, JAX, Row
 
 CACHED = (ABELE, COMPILE)  # ways that keep compiled code between processes
+_STARTS = 3  # as users start, whose median counts: memory that has been reclaimed can cost seconds
 
 
 class PeerFailed(Exception):
@@ -38,10 +39,20 @@ class Peer:
         folder: where it keeps compiled code and its log.
         bar: is redrawn while an answer is awaited.
         device: where it computes.
+        user: names a folder for its executables; then it starts as it does for users, and does not
+            wait for compiled code, of which windows are.
     """
 
     def __init__(
-        self, row: Row, way: str, threads: int, folder: Path, bar: tqdm, device: str = "cpu"
+        self,
+        row: Row,
+        way: str,
+        threads: int,
+        folder: Path,
+        bar: tqdm,
+        device: str = "cpu",
+        *,
+        user: str = "",
     ):
         self._log, self._bar = folder / f"{row.name}-{way}.log", bar
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.table.serving"]
@@ -52,8 +63,8 @@ class Peer:
             harness.STARTED: str(time.time()),
             "OMP_NUM_THREADS": str(threads),
             "JAX_PLATFORMS": device,
-            "ABELE_START": "wait",  # windows are of compiled code
-            "POPTORCH_CACHE_DIR": str(folder / "executables"),
+            "ABELE_START": "" if user else "wait",
+            "POPTORCH_CACHE_DIR": str(folder / (user or "executables")),
             "TORCHINDUCTOR_CACHE_DIR": str(folder / f"inductor-{way}"),
         }
         if device != "cpu":
@@ -128,7 +139,7 @@ class Turns:
         windows: timed windows of each way.
         window_s: length of a window, seconds.
         limit_s: how long a first step may take, seconds.
-        cached: also start again with the compiled code that was kept.
+        cached: also start again with the compiled code that was kept, and as users do.
         device: cpu, or cuda for the current GPU.
     """
 
@@ -149,12 +160,13 @@ class Turns:
         self._row, self._ways, self._threads, self._device = row, ways, threads, device
         self._windows, self._window_s, self._limit_s = windows, window_s, limit_s
         self._again = [way for way in ways if cached and way in CACHED]
+        self._users = [ABELE] * _STARTS if cached and ABELE in ways else []
         self._results: dict[str, dict[str, Any]] = {way: {} for way in ways}
         self._cores: list[float] = []
 
     def measure(self) -> dict[str, Any]:
         """Return the row of a record; a way that fails has ``failed`` with the reason."""
-        steps = len(self._ways) * (self._windows + 1) + len(self._again)
+        steps = len(self._ways) * (self._windows + 1) + len(self._again) + len(self._users)
         row, results = self._row, self._results
         with (
             tempfile.TemporaryDirectory() as name,
@@ -174,7 +186,9 @@ class Turns:
                 self._try(way, peers[way], "end")
             stack.close()
             for way in self._again:
-                self._start_again(way)
+                self._start_again(way, "cached_first_step_s")
+            for number, way in enumerate(self._users):
+                self._start_again(way, "users_first_steps_s", f"of-user-{number}")
         return {
             "title": row.title,
             "batch": row.batch,
@@ -183,8 +197,9 @@ class Turns:
             "threads_over_one": self._cores,
         }
 
-    def _peer(self, way: str) -> Peer:
-        return Peer(self._row, way, self._threads, self._folder, self._bar, self._device)
+    def _peer(self, way: str, user: str = "") -> Peer:
+        given = self._row, way, self._threads, self._folder, self._bar, self._device
+        return Peer(*given, user=user)
 
     def _try(self, way: str, peer: Peer, command: str) -> dict[str, Any]:
         result = self._results[way]
@@ -223,17 +238,17 @@ class Turns:
                 result["step_per_s"] = harness.summary(rates, steps)
                 result["cpu_s"] = statistics.median(answer["cpu_s"] for answer in answers[way])
 
-    def _start_again(self, way: str) -> None:
+    def _start_again(self, way: str, name: str, user: str = "") -> None:
         result = self._results[way]
         if "failed" in result:
             return
         self._bar.set_postfix_str(f"{way}: start again")
-        with self._peer(way) as peer:
+        with self._peer(way, user) as peer:
             try:
-                answer = peer.ask("start", self._limit_s)
-                result["cached_first_step_s"] = answer["first_step_s"]
+                first_s = peer.ask("start", self._limit_s)["first_step_s"]
+                result[name] = [*result.get(name, []), first_s] if user else first_s
             except PeerFailed as error:
-                result["cached_failed"] = str(error)
+                result[f"{name}_failed"] = str(error)
         self._bar.update()
 
 

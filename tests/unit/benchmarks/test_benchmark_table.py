@@ -114,6 +114,7 @@ def test_rows_are_measured_in_processes_of_their_own(monkeypatch):
         assert len(row["ways"][way]["step_per_s"]["windows"]) == 10
         assert row["ways"][way]["peak_mib"] >= row["ways"][way]["step_peak_mib"] > 0
     assert row["ways"][ABELE]["cached_first_step_s"] > 0
+    assert len(row["ways"][ABELE]["users_first_steps_s"]) == 3
     assert row["ratio"][EAGER] == 1.0
     assert row["ratio"][ABELE] > 0
 
