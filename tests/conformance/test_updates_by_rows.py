@@ -10,7 +10,7 @@ from abele.program import Role
 from abele.targets.cpu.emitted import lowering
 from abele.targets.cpu.emitted.by_rows import ByRows
 from abele.targets.cpu.emitted.calls import products
-from abele.targets.cpu.emitted.places import Kind
+from abele.targets.translation.places import Kind
 from helpers.emitted_library import together
 from helpers.runs import captured, rule_for
 

@@ -12,8 +12,8 @@ import torch
 from abele import _torch, passes
 from abele.program import Program, Role
 from abele.targets.cpu.emitted.lowering import Emitted, planned_code
-from abele.targets.cpu.emitted.operations import Foreign
 from abele.targets.reference import Interpreter
+from abele.targets.translation.operations import Foreign
 from abele.trace import tracer
 from abele.trace.tensor_names import Lookup
 from helpers.emitted_library import together

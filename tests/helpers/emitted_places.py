@@ -6,7 +6,7 @@ import itertools
 
 import torch
 
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place
+from abele.targets.translation.places import Buffer, Kind, Place
 
 
 def place_of(view: torch.Tensor, buffer: Buffer | None = None) -> Place:

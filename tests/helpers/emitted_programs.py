@@ -14,8 +14,8 @@ from abele.compile import tolerances
 from abele.program import has_effect, is_view, subgraphs
 from abele.targets.base import Run
 from abele.targets.cpu.emitted.lowering import Emitted, Plan, planned_code
-from abele.targets.cpu.emitted.operations import Foreign
 from abele.targets.reference import Interpreter
+from abele.targets.translation.operations import Foreign
 from helpers import random_networks, runs
 from helpers.emitted_library import together
 

@@ -14,10 +14,10 @@ import torch
 
 from abele.kernels import build as kernels
 from abele.targets.base import Compiled, Lowering
-from abele.targets.cpu.emitted.calling import constants_of
 from abele.targets.cuda.emitted import lowering
 from abele.targets.cuda.emitted.run import Runner
 from abele.targets.reference import Reference
+from abele.targets.translation.operations import constants_of
 
 _FOLDER = Path(lowering.__file__).parent
 

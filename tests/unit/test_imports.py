@@ -157,6 +157,23 @@ def test_imports_point_one_way():
     assert faults(FILES, lower_packages) == {}
 
 
+TARGETS = SOURCE / "abele" / "targets"
+# Who imports neither: what both share, and GPUs, which are no kind of processor.
+WITHOUT = {"translation": ("cpu", "cuda"), "cuda": ("cpu",)}
+
+
+def other_targets(path):
+    """Targets that a file imports and must not know."""
+    room = path.relative_to(TARGETS).parts[0]
+    unwanted = tuple(f"abele.targets.{name}." for name in WITHOUT[room])
+    return {name for name in imported(tree_of(path)) if f"{name}.".startswith(unwanted)}
+
+
+def test_targets_share_what_belongs_to_none_of_them():
+    files = [path for path in FILES if any(path.is_relative_to(TARGETS / name) for name in WITHOUT)]
+    assert faults(files, other_targets) == {}
+
+
 APPLICATION = [path for path in FILES if path.is_relative_to(SOURCE / "cosmictagger")]
 
 

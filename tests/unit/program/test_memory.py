@@ -8,7 +8,7 @@ from abele.program import memory, summary
 from abele.targets import get_target
 from abele.targets.cpu.emitted import lowering as emitted
 from abele.targets.cpu.emitted.memory import ALIGNMENT
-from abele.targets.cpu.emitted.places import Kind
+from abele.targets.translation.places import Kind
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
 

@@ -6,10 +6,10 @@ import torch.nn.functional as F  # noqa: N812
 
 from abele.compile.tolerances import TOLERANCE
 from abele.errors import CompilerError, CorruptExecutable
-from abele.targets.cpu.emitted.operations import Foreign
 from abele.targets.cuda.emitted import lowering, nvrtc, source
 from abele.targets.cuda.emitted.source import Launch
 from abele.targets.reference import Interpreter
+from abele.targets.translation.operations import Foreign
 from helpers import kernels_on_host
 from helpers.emitted_operators import program_of
 from helpers.models import MODELS

@@ -13,7 +13,7 @@ import torch
 
 from abele import passes
 from abele.targets.cpu.emitted.lowering import Emitted, planned_code
-from abele.targets.cpu.emitted.operations import Foreign
+from abele.targets.translation.operations import Foreign
 from garment_model import ClassificationModel
 from helpers.runs import captured, rule_for
 

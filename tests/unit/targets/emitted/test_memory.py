@@ -15,7 +15,7 @@ from abele.targets.cpu.emitted.memory import (
     arranged,
     planned,
 )
-from abele.targets.cpu.emitted.places import Buffer, Kind
+from abele.targets.translation.places import Buffer, Kind
 from helpers.properties import examples
 
 LIFE = st.tuples(st.integers(0, 12), st.integers(0, 5))

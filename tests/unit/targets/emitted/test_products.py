@@ -3,8 +3,8 @@
 import torch
 
 from abele.targets.cpu.emitted.calls.products import is_ours, packed_once, product
-from abele.targets.cpu.emitted.operations import Call
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place, contiguous_stride
+from abele.targets.translation.operations import Call
+from abele.targets.translation.places import Buffer, Kind, Place, contiguous_stride
 
 
 def matrix(rows, columns):

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abele.targets.cpu.emitted.calls.products import packed_once, product
-from abele.targets.cpu.emitted.groups import grouped
-from abele.targets.cpu.emitted.operations import Call, Operation, Pointwise
 from abele.targets.cpu.emitted.order import ordered
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place, Rows, contiguous_stride
 from abele.targets.cpu.emitted.regions import Region, with_regions
+from abele.targets.translation.groups import grouped
+from abele.targets.translation.operations import Call, Operation, Pointwise
+from abele.targets.translation.places import Buffer, Kind, Place, Rows, contiguous_stride
 from helpers.properties import examples
 
 F32 = torch.float32

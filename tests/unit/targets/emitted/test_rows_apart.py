@@ -5,10 +5,10 @@ import torch
 
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.calls.products import product
-from abele.targets.cpu.emitted.groups import grouped
-from abele.targets.cpu.emitted.operations import Call, Operation, Pointwise, StridedCall
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place, contiguous_stride
 from abele.targets.cpu.emitted.rows_apart import rows_apart
+from abele.targets.translation.groups import grouped
+from abele.targets.translation.operations import Call, Operation, Pointwise, StridedCall
+from abele.targets.translation.places import Buffer, Kind, Place, contiguous_stride
 
 F32 = torch.float32
 

@@ -14,6 +14,7 @@ import torch
 from abele.errors import CompilerError, CorruptExecutable
 from abele.kernels import build as kernels
 from abele.storage import temporary
+from abele.targets import translation
 from abele.targets.cpu.compiler import compiler, instruction_set
 from abele.targets.cpu.emitted import headers
 
@@ -53,9 +54,10 @@ def _library() -> Path | None:
 def fingerprint() -> str:
     """A hash of everything that decides what is emitted."""
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.rglob("*")):
-        if source.suffix in (".py", ".h"):
-            digest.update(source.name.encode() + source.read_bytes())
+    for folder in (Path(__file__).parent, Path(translation.__file__).parent):
+        for source in sorted(folder.rglob("*")):
+            if source.suffix in (".py", ".h"):
+                digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from abele.targets.cpu.emitted import loops
 from abele.targets.cpu.emitted.calls.products import Product
-from abele.targets.cpu.emitted.groups import Unit
-from abele.targets.cpu.emitted.places import Buffer, Kind
+from abele.targets.translation import loops
+from abele.targets.translation.groups import Unit
+from abele.targets.translation.places import Buffer, Kind
 
 
 @dataclasses.dataclass(eq=False)

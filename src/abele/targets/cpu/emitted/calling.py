@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +14,9 @@ from abele.arena import Places
 from abele.errors import CorruptExecutable, SerializationError
 from abele.program import Program
 from abele.storage.values import decode, encode
-from abele.targets.cpu.emitted.operations import Foreign, places_changed
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place
 from abele.targets.cpu.emitted.source import Segment
+from abele.targets.translation.operations import Foreign, constants_of, places_changed
+from abele.targets.translation.places import Buffer, Kind, Place
 
 FORMAT = 1
 
@@ -47,11 +46,6 @@ class Calling:
     size: int
     freed: Sequence[Sequence[Buffer]]
     places: Places | None
-
-
-def constants_of(program: Program, names: Sequence[str]) -> list[torch.Tensor]:
-    """The tensors of a program's graph that have these names."""
-    return [operator.attrgetter(name)(program.graph) for name in names]
 
 
 # -- as text ---------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from abele.passes.of_lowerings.few_channel_convolutions import is_supported
 from abele.program import Program, has_effect, is_getitem, is_view, subgraphs
 from abele.targets.cpu.emitted import build
 from abele.targets.cpu.emitted.calls import HANDLERS, attention
-from abele.targets.cpu.emitted.expressions import RULES
-from abele.targets.cpu.emitted.pointwise import TYPES
-from abele.targets.cpu.emitted.translate import VIEWS
+from abele.targets.translation.expressions import RULES
+from abele.targets.translation.pointwise import TYPES
+from abele.targets.translation.translate import VIEWS
 
 aten = torch.ops.aten
 

@@ -14,14 +14,14 @@ from abele.program import Program
 from abele.targets.base import Compiled
 from abele.targets.clocked import LOOP, Clocked
 from abele.targets.cpu.emitted.calling import Calling
-from abele.targets.cpu.emitted.groups import Unit
-from abele.targets.cpu.emitted.operations import Call, Foreign
-from abele.targets.cpu.emitted.places import Buffer
 from abele.targets.cpu.emitted.regions import Region
 from abele.targets.cpu.emitted.run import Runner
 from abele.targets.cpu.emitted.source import COST, MOMENTS, Segment
 from abele.targets.cpu.index_checks import checked
 from abele.targets.kernel_choice import Kernel
+from abele.targets.translation.groups import Unit
+from abele.targets.translation.operations import Call, Foreign
+from abele.targets.translation.places import Buffer
 
 _LOOKS = 1000
 _NAME = re.compile(r"(?:abele::)?(\w+)\s*[<(]")

@@ -21,20 +21,21 @@ from abele.targets.clocked import Clocked
 from abele.targets.cpu.emitted import build, choice, reasons, source, subnormals
 from abele.targets.cpu.emitted.bound import BoundRunner
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
-from abele.targets.cpu.emitted.calling import Calling, constants_of, from_text, to_text
+from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
 from abele.targets.cpu.emitted.clocked import kernel_of, with_clocks
-from abele.targets.cpu.emitted.groups import Unit, grouped
+from abele.targets.cpu.emitted.dialect import DIALECT
 from abele.targets.cpu.emitted.memory import arranged
 from abele.targets.cpu.emitted.memory_use import memory_use, until_code_ends
-from abele.targets.cpu.emitted.operations import Foreign, Translation
 from abele.targets.cpu.emitted.order import lifetimes, ordered
-from abele.targets.cpu.emitted.places import Buffer, Kind
 from abele.targets.cpu.emitted.regions import with_regions
 from abele.targets.cpu.emitted.rows_apart import rows_apart
 from abele.targets.cpu.emitted.source import Segment
-from abele.targets.cpu.emitted.translate import translate
 from abele.targets.cpu.index_checks import checked
 from abele.targets.kernel_choice import Kernel, KernelChoice
+from abele.targets.translation.groups import Unit, grouped
+from abele.targets.translation.operations import Foreign, Translation, constants_of
+from abele.targets.translation.places import Buffer, Kind
+from abele.targets.translation.translate import translate
 
 
 class Emitted(Lowering):
@@ -211,7 +212,7 @@ def _plan(program: Program, plan: Placed, *, clocked: bool) -> Plan:
 
 def placed(program: Program) -> Placed:
     """Translate, group and order a program, and place it in memory."""
-    translation = translate(program)
+    translation = translate(program, DIALECT)
     units = by_rows(grouped(translation.operations))
     rows_apart(units, {place.buffer for place in translation.outputs})
     units = ordered(units)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import torch
 
-from abele.targets.cpu.emitted.places import Buffer, Kind
+from abele.targets.translation.places import Buffer, Kind
 
 ALIGNMENT = 64  # a cache line, and the longest vector
 #: Buffers of so many bytes together do not share memory: as much as caches near two cores hold.

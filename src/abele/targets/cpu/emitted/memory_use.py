@@ -9,9 +9,9 @@ import torch
 
 from abele import arena
 from abele.program.memory import MemoryUse, Piece
-from abele.targets.cpu.emitted.groups import Unit
-from abele.targets.cpu.emitted.operations import Foreign
-from abele.targets.cpu.emitted.places import Buffer, Kind
+from abele.targets.translation.groups import Unit
+from abele.targets.translation.operations import Foreign
+from abele.targets.translation.places import Buffer, Kind
 
 Lives = Mapping[Buffer, tuple[int, int]]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from abele.targets.cpu.emitted.groups import Unit
-from abele.targets.cpu.emitted.places import Buffer, Kind
+from abele.targets.translation.groups import Unit
+from abele.targets.translation.places import Buffer, Kind
 
 
 def ordered(units: Sequence[Unit]) -> list[Unit]:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import torch
 
 from abele.passes.of_lowerings import few_channel_convolutions
-from abele.program import Program, is_view
+from abele.program import Program
 from abele.targets.clocked import LOOP
 from abele.targets.cpu.emitted import calls
 from abele.targets.cpu.emitted.by_rows import ByRows
 from abele.targets.cpu.emitted.calls import attention
 from abele.targets.cpu.emitted.clocked import who
-from abele.targets.cpu.emitted.expressions import RULES
-from abele.targets.cpu.emitted.groups import Unit
-from abele.targets.cpu.emitted.operations import Foreign
-from abele.targets.cpu.emitted.pointwise import TYPES
-from abele.targets.cpu.emitted.translate import VIEWS
-from abele.targets.kernel_choice import NOBODY, VIEW, KernelChoice, operators_of
+from abele.targets.kernel_choice import KernelChoice
+from abele.targets.translation import reasons as shared
+from abele.targets.translation.expressions import RULES
+from abele.targets.translation.groups import Unit
+from abele.targets.translation.operations import Foreign
+from abele.targets.translation.pointwise import TYPES
 
 aten = torch.ops.aten
 
@@ -37,9 +35,6 @@ _CALLS = {
 }
 _TEMPLATE = "a template of ours, compiled for its sizes"
 _ROWS = "only a loop reads the product: it runs on rows that are still in the cache"
-_JOINED = "an expression per element, in one loop with others"
-_ALONE = "an expression per element, in a loop of its own"
-_NONE = KernelChoice(NOBODY, "nothing is left to be computed")
 
 
 def kernel_choices(program: Program, units: list[Unit]) -> dict[torch.fx.Node, KernelChoice]:
@@ -49,24 +44,7 @@ def kernel_choices(program: Program, units: list[Unit]) -> dict[torch.fx.Node, K
         program: after the passes of the lowering.
         units: that it was translated to.
     """
-    chosen: dict[torch.fx.Node, KernelChoice] = {}
-    for unit in units:
-        choice = _of_unit(unit)
-        for node in _nodes(unit):
-            # Loops beside a call only bring operands or results into their form.
-            if node not in chosen or chosen[node].by == LOOP:
-                chosen[node] = choice
-    return {
-        node: chosen.get(node) or (VIEW if _sees(node) else _NONE) for node in operators_of(program)
-    }
-
-
-def _sees(node: torch.fx.Node) -> bool:
-    return is_view(node) or node.target in VIEWS
-
-
-def _nodes(unit: Unit) -> dict[torch.fx.Node, None]:
-    return {node: None for each in unit.operations for node in each.nodes}
+    return shared.kernel_choices(program, units, _of_unit)
 
 
 def _of_unit(unit: Unit) -> KernelChoice:
@@ -74,7 +52,7 @@ def _of_unit(unit: Unit) -> KernelChoice:
     if isinstance(first, Foreign) and first.part_of is not None:
         return KernelChoice(by, why_torch(first.part_of))
     if by == LOOP:
-        return KernelChoice(by, _JOINED if len(_nodes(unit)) > 1 else _ALONE)
+        return shared.loop_choice(unit)
     return KernelChoice(by, _ROWS if isinstance(unit, ByRows) else _CALLS.get(by, _TEMPLATE))
 
 
@@ -85,20 +63,11 @@ def why_torch(node: torch.fx.Node) -> str:
         return why or "torch's call: the pass that replaces it did not run"
     if node.target in attention.HANDLERS:
         return "torch's call: our kernel is for float32 without mask and dropout"
-    unknown = {str(t).removeprefix("torch.") for t in _types(node) if t not in TYPES}
+    unknown = {str(t).removeprefix("torch.") for t in shared.types_of(node) if t not in TYPES}
     if unknown:
         return f"torch's call: loops do not know {', '.join(sorted(unknown))}"
-    if _sees(node):
+    if shared.sees(node):
         return "torch's call: its argument lies so that it cannot be seen this way"
     if node.target in calls.HANDLERS or node.target in RULES:
         return "torch's call: the code for it does not cover these arguments"
     return "torch's call: no code is written for this operator"
-
-
-def _types(node: torch.fx.Node) -> set[torch.dtype]:
-    values: list[Any] = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
-    types: set[torch.dtype] = set()
-    for value in values:
-        several = cast("list[Any]", value) if isinstance(value, list | tuple) else [value]
-        types |= {each.dtype for each in several if isinstance(each, torch.Tensor)}
-    return types

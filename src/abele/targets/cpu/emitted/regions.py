@@ -15,11 +15,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from abele.targets.cpu.emitted import loops
 from abele.targets.cpu.emitted.by_rows import ByRows
 from abele.targets.cpu.emitted.calls.products import Product
-from abele.targets.cpu.emitted.groups import Unit
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place, Rows
+from abele.targets.translation import loops
+from abele.targets.translation.groups import Unit
+from abele.targets.translation.places import Buffer, Kind, Place, Rows
 
 #: A product of fewer rows takes as long as one of so many.
 LEAST_ROWS = 4

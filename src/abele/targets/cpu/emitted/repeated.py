@@ -11,9 +11,9 @@ import torch
 
 from abele.program import Program, Role
 from abele.targets.cpu.emitted.calling import Calling
-from abele.targets.cpu.emitted.places import Kind
 from abele.targets.cpu.emitted.run import Runner
 from abele.targets.cpu.emitted.source import REPEAT, Segment
+from abele.targets.translation.places import Kind
 
 _Batch = Sequence[torch.Tensor]
 

@@ -20,9 +20,9 @@ import torch
 
 from abele.targets.cpu.emitted.by_rows import ByRows
 from abele.targets.cpu.emitted.calls.products import Product
-from abele.targets.cpu.emitted.groups import Unit, tensors
-from abele.targets.cpu.emitted.operations import Operation, Pointwise, StridedCall
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place, contiguous_stride
+from abele.targets.translation.groups import Unit, tensors
+from abele.targets.translation.operations import Operation, Pointwise, StridedCall
+from abele.targets.translation.places import Buffer, Kind, Place, contiguous_stride
 
 # Floats of a line; rows of a multiple of so many share sets. Few rows stay in the cache anyway.
 _LINE, _SAME_SETS, _LEAST_ROWS = 16, 512, 64

@@ -12,11 +12,11 @@ import torch
 
 from abele.arena import Arena
 from abele.program import Program, Role
-from abele.targets.cpu.emitted.calling import Calling, constants_of
+from abele.targets.cpu.emitted.calling import Calling
 from abele.targets.cpu.emitted.memory import allocated
-from abele.targets.cpu.emitted.operations import Foreign, places_changed
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place, laid_out
 from abele.targets.cpu.emitted.source import Segment
+from abele.targets.translation.operations import Foreign, constants_of, places_changed
+from abele.targets.translation.places import Buffer, Kind, Place, laid_out
 
 _Part = Callable[[int], None]
 # The number of an input, the input, and a copy of it in the order that the code expects.

@@ -6,15 +6,16 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from abele.targets.cpu.emitted import headers, loops, regions
+from abele.targets.cpu.emitted import headers, regions
 from abele.targets.cpu.emitted.by_rows import ByRows
 from abele.targets.cpu.emitted.calls import products
 from abele.targets.cpu.emitted.calls.products import Product
-from abele.targets.cpu.emitted.groups import Unit
-from abele.targets.cpu.emitted.operations import Call, Foreign
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place
-from abele.targets.cpu.emitted.pointwise import TYPES
 from abele.targets.cpu.emitted.regions import Region
+from abele.targets.translation import loops
+from abele.targets.translation.groups import Unit
+from abele.targets.translation.operations import Call, Foreign
+from abele.targets.translation.places import Buffer, Kind, Place
+from abele.targets.translation.pointwise import TYPES
 
 REPEAT = "abele_repeat"  # a function: several runs, of programs that are one segment
 _VISIBLE = '__attribute__((visibility("default")))'

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 
@@ -14,22 +15,21 @@ from abele.passes.of_lowerings.gpu_attention import gpu_attention
 from abele.passes.of_lowerings.gpu_norms import gpu_norms
 from abele.program import Program, has_effect, subgraphs
 from abele.targets.base import Compiled, Lowering, require_code
-from abele.targets.cpu.emitted import calls
-from abele.targets.cpu.emitted.calling import constants_of
-from abele.targets.cpu.emitted.calls import gates, shapes
-from abele.targets.cpu.emitted.groups import Unit, grouped
-from abele.targets.cpu.emitted.operations import Foreign, Translation
-from abele.targets.cpu.emitted.places import Buffer, Kind
-from abele.targets.cpu.emitted.pointwise import NAMES
-from abele.targets.cpu.emitted.reasons import kernel_choices
-from abele.targets.cpu.emitted.translate import translate
-from abele.targets.cuda.emitted import nvrtc, sums
+from abele.targets.cuda.emitted import nvrtc, reasons, sums
 from abele.targets.cuda.emitted.run import Runner, Step, last_uses
 from abele.targets.cuda.emitted.schedule import scheduled
 from abele.targets.cuda.emitted.source import Launch, Writer
 from abele.targets.cuda.gpu import current_gpu, to_gpu
 from abele.targets.kernel_choice import KernelChoice
 from abele.targets.replay import CudaGraphs, replayed
+from abele.targets.translation.dialect import Dialect, Handler
+from abele.targets.translation.groups import Unit, grouped
+from abele.targets.translation.moves import gates, shapes
+from abele.targets.translation.operations import Foreign, Translation, constants_of
+from abele.targets.translation.places import Buffer, Kind
+from abele.targets.translation.pointwise import NAMES
+from abele.targets.translation.reasons import kernel_choices
+from abele.targets.translation.translate import translate
 
 aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ _MARK = b"abele kernels\n"
 
 #: What moves elements, or has several results of each, as loops, and sums of columns. Of other
 #: operators torch has kernels for GPUs.
-_HANDLERS: dict[object, calls.Handler] = {
+_HANDLERS: dict[Any, Handler] = {
     **{
         target: shapes.HANDLERS[target]
         for target in (
@@ -56,6 +56,7 @@ _HANDLERS: dict[object, calls.Handler] = {
     **gates.HANDLERS,
     **sums.HANDLERS,
 }
+_DIALECT = Dialect(handlers=_HANDLERS, types=NAMES)
 
 
 class Emitted(Lowering):
@@ -93,7 +94,8 @@ class Emitted(Lowering):
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
         """Loops, and what torch computes."""
-        return kernel_choices(program, grouped(translate(program, _HANDLERS, NAMES).operations))
+        units = grouped(translate(program, _DIALECT).operations)
+        return kernel_choices(program, units, reasons.of_unit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +121,7 @@ def planned(program: Program) -> Plan:
     Args:
         program: after the passes of the lowering.
     """
-    translation = translate(program, _HANDLERS, NAMES)
+    translation = translate(program, _DIALECT)
     units = grouped(translation.operations)
     kept = _kept(units, translation)
     writer, steps = Writer(kept), list[Step]()

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import torch
 
-from abele.targets.cpu.emitted.operations import Foreign, Translation, places_changed
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place, laid_out
 from abele.targets.cuda.emitted.source import THREADS, Launch
+from abele.targets.translation.operations import Foreign, Translation, places_changed
+from abele.targets.translation.places import Buffer, Kind, Place, laid_out
 
 Step = Launch | Foreign
 

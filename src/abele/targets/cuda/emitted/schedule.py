@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from abele.targets.cpu.emitted.groups import Unit
-from abele.targets.cpu.emitted.operations import Foreign
+from abele.targets.translation.groups import Unit
+from abele.targets.translation.operations import Foreign
 
 
 def scheduled(units: Sequence[Unit]) -> list[list[Unit]]:

@@ -6,11 +6,11 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Sequence
 
-from abele.targets.cpu.emitted import loops
-from abele.targets.cpu.emitted.groups import Unit
-from abele.targets.cpu.emitted.loops import Loop
-from abele.targets.cpu.emitted.places import Buffer
 from abele.targets.cuda.emitted.sums import COLUMNS, ColumnSums
+from abele.targets.translation import loops
+from abele.targets.translation.groups import Unit
+from abele.targets.translation.loops import Loop
+from abele.targets.translation.places import Buffer
 
 #: Threads of a block, as in device.h.
 THREADS = 256

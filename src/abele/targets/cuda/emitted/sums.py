@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from abele.targets.cpu.emitted.calls.arguments import arguments, options
-from abele.targets.cpu.emitted.calls.reductions import dims_of
-from abele.targets.cpu.emitted.operations import Operation
-from abele.targets.cpu.emitted.places import Place
+from abele.targets.translation.moves.arguments import arguments, dims_of, options
+from abele.targets.translation.operations import Operation
+from abele.targets.translation.places import Place
 
 aten = torch.ops.aten
 

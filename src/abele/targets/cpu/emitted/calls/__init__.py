@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from abele.targets.cpu.emitted.calls import (
     attention,
     batch_norms,
     distances,
     extremes,
-    gates,
     images,
     indices,
     losses,
@@ -20,13 +16,11 @@ from abele.targets.cpu.emitted.calls import (
     norms,
     pooled_convolutions,
     reductions,
-    shapes,
     tables,
     windows,
 )
-
-#: Takes the translator and the node, and says whether it could be translated.
-Handler = Callable[[Any, torch.fx.Node], bool]
+from abele.targets.translation.dialect import Handler
+from abele.targets.translation.moves import gates, shapes
 
 HANDLERS: dict[Any, Handler] = {
     **attention.HANDLERS,

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from abele.targets.cpu.emitted.calls.arguments import arguments, options
 from abele.targets.cpu.emitted.calls.products import threads_for
-from abele.targets.cpu.emitted.operations import StridedCall
-from abele.targets.cpu.emitted.places import Place
+from abele.targets.translation.moves.arguments import arguments, options
+from abele.targets.translation.operations import StridedCall
+from abele.targets.translation.places import Place
 
 aten = torch.ops.aten
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from abele.targets.cpu.emitted.calls.arguments import arguments
-from abele.targets.cpu.emitted.operations import Call
-from abele.targets.cpu.emitted.places import Place
-from abele.targets.cpu.emitted.pointwise import literal
+from abele.targets.translation.moves.arguments import arguments
+from abele.targets.translation.operations import Call
+from abele.targets.translation.places import Place
+from abele.targets.translation.pointwise import literal
 
 aten = torch.ops.aten
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from abele.targets.cpu.emitted.calls.arguments import arguments, options
-from abele.targets.cpu.emitted.calls.reductions import dims_of, moved_last
-from abele.targets.cpu.emitted.operations import Call
-from abele.targets.cpu.emitted.places import Place
+from abele.targets.cpu.emitted.calls.reductions import moved_last
+from abele.targets.translation.moves.arguments import arguments, dims_of, options
+from abele.targets.translation.operations import Call
+from abele.targets.translation.places import Place
 
 aten = torch.ops.aten
 

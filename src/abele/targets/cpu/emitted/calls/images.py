@@ -8,9 +8,9 @@ import torch
 
 from abele.ops import few_channel_conv
 from abele.program import is_getitem
-from abele.targets.cpu.emitted.calls.arguments import arguments
-from abele.targets.cpu.emitted.operations import Call
-from abele.targets.cpu.emitted.places import Place
+from abele.targets.translation.moves.arguments import arguments
+from abele.targets.translation.operations import Call
+from abele.targets.translation.places import Place
 
 aten = torch.ops.aten
 

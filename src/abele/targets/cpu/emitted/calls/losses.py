@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from abele.targets.cpu.emitted.calls import shared
-from abele.targets.cpu.emitted.calls.arguments import arguments
-from abele.targets.cpu.emitted.operations import Call
-from abele.targets.cpu.emitted.places import Place
+from abele.targets.translation.moves.arguments import arguments
+from abele.targets.translation.operations import Call
+from abele.targets.translation.places import Place
 
 aten = torch.ops.aten
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from abele.targets.cpu.emitted.calls import products
-from abele.targets.cpu.emitted.calls.arguments import arguments, options
-from abele.targets.cpu.emitted.calls.slices import selected
-from abele.targets.cpu.emitted.operations import Call
-from abele.targets.cpu.emitted.places import Place
+from abele.targets.translation.moves.arguments import arguments, options
+from abele.targets.translation.moves.slices import selected
+from abele.targets.translation.operations import Call
+from abele.targets.translation.places import Place
 
 aten = torch.ops.aten
 

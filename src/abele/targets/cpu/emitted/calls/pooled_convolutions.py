@@ -16,8 +16,8 @@ import torch
 from abele.kernels.on_tensors import place_count
 from abele.ops import few_channel_conv
 from abele.targets.cpu.emitted.calls import images
-from abele.targets.cpu.emitted.calls.arguments import arguments
-from abele.targets.cpu.emitted.operations import Call
+from abele.targets.translation.moves.arguments import arguments
+from abele.targets.translation.operations import Call
 
 aten = torch.ops.aten
 

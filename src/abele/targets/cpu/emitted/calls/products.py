@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from abele.targets.cpu.emitted.operations import Call, Operation
-from abele.targets.cpu.emitted.places import Place
+from abele.targets.translation.operations import Call, Operation
+from abele.targets.translation.places import Place
 
 # Below, the library's kernels for such matrices are faster.
 _LEAST_ROWS = _LEAST_COLUMNS = 8

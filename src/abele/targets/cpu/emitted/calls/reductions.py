@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from abele.targets.cpu.emitted.calls import shared
-from abele.targets.cpu.emitted.calls.arguments import arguments
-from abele.targets.cpu.emitted.operations import StridedCall
-from abele.targets.cpu.emitted.places import Place, contiguous_stride
+from abele.targets.translation.moves.arguments import arguments, dims_of
+from abele.targets.translation.operations import StridedCall
+from abele.targets.translation.places import Place, contiguous_stride
 
 aten = torch.ops.aten
 
@@ -64,14 +64,6 @@ def _sum(place: Place, result: Place, reduced: set[int], scale: float) -> Stride
 
     text = form([place], [result])
     return StridedCall([place], [result], text, form, frozenset((0,)), accepts)
-
-
-def dims_of(node: torch.fx.Node, rank: int) -> set[int]:
-    """The dimensions that an operator reduces, its second argument; all if it has none."""
-    dims = arguments(node)[1] if len(arguments(node)) > 1 else None
-    dims = [dims] if isinstance(dims, int) else dims
-    everything = set(range(rank))  # of a number there is none, though torch takes 0 and -1
-    return {int(d) % rank for d in dims} if dims and rank else everything
 
 
 def moved_last(place: Place, reduced: set[int]) -> Place:

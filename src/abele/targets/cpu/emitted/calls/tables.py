@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from abele.targets.cpu.emitted.calls import shared
-from abele.targets.cpu.emitted.calls.arguments import arguments
-from abele.targets.cpu.emitted.operations import Call
+from abele.targets.translation.moves.arguments import arguments
+from abele.targets.translation.operations import Call
 
 aten = torch.ops.aten
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from abele.targets.cpu.emitted.calls.arguments import arguments
-from abele.targets.cpu.emitted.calls.slices import fill, sliced
-from abele.targets.cpu.emitted.places import Place
+from abele.targets.translation.moves.arguments import arguments
+from abele.targets.translation.moves.slices import fill, sliced
+from abele.targets.translation.places import Place
 
 aten = torch.ops.aten
 

@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 
-from abele.targets.cpu.emitted.copies import is_copy, through, without_copies
-from abele.targets.cpu.emitted.operations import Pointwise, StridedCall
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place, contiguous_stride
+from abele.targets.translation.copies import is_copy, through, without_copies
+from abele.targets.translation.operations import Pointwise, StridedCall
+from abele.targets.translation.places import Buffer, Kind, Place, contiguous_stride
 
 NUMBERS = itertools.count()
 

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, cast
 
 import torch
 
 from abele._torch import OpOverload, schema_of
 from abele.program import Program, is_getitem, is_view, returned_nodes
-from abele.targets.cpu.emitted import calls
-from abele.targets.cpu.emitted.calls.products import packed_once
-from abele.targets.cpu.emitted.copies import without_copies
-from abele.targets.cpu.emitted.expressions import RULES
-from abele.targets.cpu.emitted.operations import (
+from abele.targets.translation.copies import without_copies
+from abele.targets.translation.dialect import Dialect
+from abele.targets.translation.expressions import RULES
+from abele.targets.translation.operations import (
     Foreign,
     Operation,
     Pointwise,
     Translation,
     places_changed,
 )
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place, contiguous_stride, is_dense
-from abele.targets.cpu.emitted.pointwise import COMPUTED, TYPES, Rule, literal
-from abele.targets.cpu.emitted.sliced_results import sliced_results
-from abele.targets.cpu.index_bounds import IndexBounds
+from abele.targets.translation.places import Buffer, Kind, Place, contiguous_stride, is_dense
+from abele.targets.translation.pointwise import COMPUTED, Rule, literal
+from abele.targets.translation.sliced_results import sliced_results
 
 aten = torch.ops.aten
 
@@ -44,19 +42,14 @@ VIEWS = (
 )
 
 
-def translate(
-    program: Program,
-    handlers: Mapping[Any, calls.Handler] = calls.HANDLERS,
-    types: Collection[torch.dtype] = TYPES,
-) -> Translation:
+def translate(program: Program, dialect: Dialect) -> Translation:
     """The program as operations, in the order of its graph.
 
     Args:
         program: after the passes of the lowering.
-        handlers: translate operators that are no views and have no rule; torch computes the others.
-        types: that loops know.
+        dialect: of the code that is to be written.
     """
-    return Translator(program, handlers, types).translation()
+    return Translator(program, dialect).translation()
 
 
 class Translator:
@@ -64,18 +57,12 @@ class Translator:
 
     Args:
         program: after the passes of the lowering.
-        handlers: see ``translate``.
-        types: likewise.
+        dialect: of the code that is to be written.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        handlers: Mapping[Any, calls.Handler] = calls.HANDLERS,
-        types: Collection[torch.dtype] = TYPES,
-    ):
-        self._program, self._handlers, self._types = program, handlers, types
-        self._indices = IndexBounds(program.graph)
+    def __init__(self, program: Program, dialect: Dialect):
+        self._program, self._dialect, self._types = program, dialect, dialect.types
+        self._may_leave = dialect.may_leave(program.graph)
         self.places: dict[torch.fx.Node, Any] = {}
         self.operations: list[Operation] = []
         self._made = 0
@@ -98,7 +85,7 @@ class Translator:
         outputs = [
             self._returned(node, i) for i, node in enumerate(returned_nodes(self._program.graph))
         ]
-        self.operations = packed_once(self.operations, self.new)
+        self.operations = list(self._dialect.rewritten(self.operations, self.new))
         for each in self.operations:
             each.resolve()
         outputs = [each.resolved() for each in outputs]
@@ -184,9 +171,9 @@ class Translator:
         if is_getitem(node):
             self.places[node] = self.places[arguments[0]][arguments[1]]
         elif not (self._view(node) or self._written(node) or self._by_rule(node)):
-            handler = self._handlers.get(node.target, _no_code)
+            handler = self._dialect.handlers.get(node.target, _no_code)
             # Code does not check indices: those that nobody looks at before are torch's.
-            unsafe = not self._known(node) or self._indices.may_leave(node)
+            unsafe = not self._known(node) or self._may_leave(node)
             if unsafe or not handler(self, node):
                 self._foreign(node)
 

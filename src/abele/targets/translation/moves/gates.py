@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from abele.targets.cpu.emitted.calls.arguments import arguments
-from abele.targets.cpu.emitted.calls.slices import sliced
+from abele.targets.translation.moves.arguments import arguments
+from abele.targets.translation.moves.slices import sliced
 
 aten = torch.ops.aten
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from abele.targets.cpu.emitted.calls.arguments import arguments, options
-from abele.targets.cpu.emitted.calls.slices import around, fill, selected, sliced, store
-from abele.targets.cpu.emitted.operations import Call
-from abele.targets.cpu.emitted.places import Kind, Place, contiguous_stride
-from abele.targets.cpu.emitted.pointwise import literal
+from abele.targets.translation.moves.arguments import arguments, options
+from abele.targets.translation.moves.slices import around, fill, selected, sliced, store
+from abele.targets.translation.operations import Call
+from abele.targets.translation.places import Kind, Place, contiguous_stride
+from abele.targets.translation.pointwise import literal
 
 aten = torch.ops.aten
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 
-from abele.targets.cpu.emitted.places import Place
+from abele.program import Program
+from abele.targets.translation.places import Place
 
 #: Turns the texts of the operands, already of the right type, into an expression of the result.
 Expression = Callable[..., str]
@@ -167,3 +169,8 @@ class Translation:
     inputs: Sequence[Place]
     constants: Sequence[str]
     outputs: Sequence[Place]
+
+
+def constants_of(program: Program, names: Sequence[str]) -> list[torch.Tensor]:
+    """The tensors of a program's graph that have these names."""
+    return [operator.attrgetter(name)(program.graph) for name in names]

@@ -6,8 +6,8 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
-from abele.targets.cpu.emitted.operations import Foreign, Operation, Pointwise
-from abele.targets.cpu.emitted.places import Buffer, Place
+from abele.targets.translation.operations import Foreign, Operation, Pointwise
+from abele.targets.translation.places import Buffer, Place
 
 # Larger loops gain nothing, and compilers run out of registers.
 _MOST_OPERATIONS = 48

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from abele.targets.cpu.emitted.places import Place
+from abele.targets.translation.places import Place
 
 
 def sliced(place: Place, dim: int, start: int, size: int, step: int) -> Place:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 
-from abele.targets.cpu.emitted.operations import Operation, Pointwise, StridedCall
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place
+from abele.targets.translation.operations import Operation, Pointwise, StridedCall
+from abele.targets.translation.places import Buffer, Kind, Place
 
 
 def without_copies(

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from abele.targets.cpu.emitted import loops
-from abele.targets.cpu.emitted.groups import grouped
-from abele.targets.cpu.emitted.operations import Pointwise
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place, contiguous_stride
+from abele.targets.translation import loops
+from abele.targets.translation.groups import grouped
+from abele.targets.translation.operations import Pointwise
+from abele.targets.translation.places import Buffer, Kind, Place, contiguous_stride
 
 F32 = torch.float32
 

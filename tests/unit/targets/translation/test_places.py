@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abele.targets.cpu.emitted.places import (
+from abele.targets.translation.places import (
     Buffer,
     Kind,
     Place,

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abele.targets.cpu.emitted import groups
-from abele.targets.cpu.emitted.groups import grouped
-from abele.targets.cpu.emitted.operations import Call, Pointwise
 from abele.targets.cpu.emitted.order import lifetimes, ordered
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place, contiguous_stride
+from abele.targets.translation import groups
+from abele.targets.translation.groups import grouped
+from abele.targets.translation.operations import Call, Pointwise
+from abele.targets.translation.places import Buffer, Kind, Place, contiguous_stride
 from helpers.emitted_places import elements, place_of
 from helpers.properties import examples
 

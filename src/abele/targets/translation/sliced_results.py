@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from abele.targets.cpu.emitted.operations import Operation, Pointwise
-from abele.targets.cpu.emitted.places import Buffer, Kind, Place
+from abele.targets.translation.operations import Operation, Pointwise
+from abele.targets.translation.places import Buffer, Kind, Place
 
 New = Callable[[tuple[int, ...], torch.dtype], Place]
 

@@ -10,9 +10,9 @@ from collections.abc import Collection
 
 import torch
 
-from abele.targets.cpu.emitted.groups import Unit
-from abele.targets.cpu.emitted.operations import Pointwise
-from abele.targets.cpu.emitted.places import (
+from abele.targets.translation.groups import Unit
+from abele.targets.translation.operations import Pointwise
+from abele.targets.translation.places import (
     Buffer,
     Kind,
     Place,
@@ -21,7 +21,7 @@ from abele.targets.cpu.emitted.places import (
     contiguous_stride,
     is_contiguous,
 )
-from abele.targets.cpu.emitted.pointwise import NAMES
+from abele.targets.translation.pointwise import NAMES
 
 # Waking a thread takes about as long as this many elements of a plain loop do.
 _WORK_PER_THREAD = 8192

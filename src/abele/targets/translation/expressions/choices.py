@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from abele.targets.cpu.emitted.pointwise import Form, Rule, plain
+from abele.targets.translation.pointwise import Form, Rule, plain
 
 aten = torch.ops.aten
 

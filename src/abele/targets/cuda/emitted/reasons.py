@@ -1,0 +1,31 @@
+"""Who computes each operator on a GPU, and why."""
+
+from __future__ import annotations
+
+import torch
+
+from abele.targets.cuda.emitted.sums import ColumnSums
+from abele.targets.kernel_choice import KernelChoice
+from abele.targets.translation.groups import Unit
+from abele.targets.translation.operations import Foreign
+from abele.targets.translation.pointwise import NAMES
+from abele.targets.translation.reasons import loop_choice, types_of
+
+_SUMS = KernelChoice("column_sums", "sums of columns: parts of launches with loops beside them")
+_TORCH = "torch's kernel for GPUs: what is no expression per element stays torch's"
+
+
+def of_unit(unit: Unit) -> KernelChoice:
+    """Return who computes a unit, and why."""
+    first = unit.operations[0]
+    if isinstance(first, ColumnSums):
+        return _SUMS
+    if not isinstance(first, Foreign):
+        return loop_choice(unit)
+    unknown = (
+        set[torch.dtype]() if first.part_of is None else types_of(first.part_of).difference(NAMES)
+    )
+    if unknown:
+        names = ", ".join(sorted(str(each).removeprefix("torch.") for each in unknown))
+        return KernelChoice("torch", f"torch's kernel for GPUs: loops do not know {names}")
+    return KernelChoice("torch", _TORCH)

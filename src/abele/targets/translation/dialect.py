@@ -1,0 +1,45 @@
+"""What code of one kind can say beside views and expressions of elements."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from abele.targets.translation.operations import Operation
+from abele.targets.translation.places import Place
+
+#: Takes the translator and the node, and says whether it could be translated.
+Handler = Callable[[Any, torch.fx.Node], bool]
+#: Makes memory for a tensor of a shape and a type.
+New = Callable[[tuple[int, ...], torch.dtype], Place]
+
+
+def _all_stay(operations: Sequence[Operation], new: New) -> Sequence[Operation]:
+    del new
+    return operations
+
+
+def _none_leaves(graph: torch.fx.GraphModule) -> Callable[[torch.fx.Node], bool]:
+    del graph
+    return lambda node: False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """What code of one kind can say.
+
+    Attributes:
+        handlers: translate operators that are no views and have no rule; torch computes the others.
+        types: that loops know.
+        may_leave: says of a graph which of its operators may index outside of memory; these are
+            torch's, because code does not check.
+        rewritten: the operations, before they get their final places, as this code wants them.
+    """
+
+    handlers: Mapping[Any, Handler]
+    types: Collection[torch.dtype]
+    may_leave: Callable[[torch.fx.GraphModule], Callable[[torch.fx.Node], bool]] = _none_leaves
+    rewritten: Callable[[Sequence[Operation], New], Sequence[Operation]] = _all_stay
