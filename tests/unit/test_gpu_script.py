@@ -13,6 +13,7 @@ PYTHON = r"""#!/bin/sh
 echo "$*" >>"{folder}/calls"
 case "$*" in
 -m\ pytest*) exit {tests} ;;
+-m\ benchmarks.gpu_profile*) ;;
 -m\ benchmarks*) sleep {table} ;;
 *) echo "AssertionError: no GPU to speak of"; exit {check} ;;
 esac
@@ -69,7 +70,7 @@ def test_a_torch_without_cuda_is_named(folder):
 
 
 @pytest.mark.parametrize(("tests", "status"), [(0, 0), (1, 1)])
-def test_tests_and_table_both_run_and_decide_the_status(folder, tests, status):
+def test_tests_profile_and_table_run_and_decide_the_status(folder, tests, status):
     seems_to_have_a_gpu(folder)
     text = PYTHON.format(folder=folder, tests=tests, table=0, check=0)
     python = program(folder / "python", text)
@@ -79,10 +80,12 @@ def test_tests_and_table_both_run_and_decide_the_status(folder, tests, status):
     assert [line.split(",")[0] for line in lines] == [
         "check: status 0",
         f"tests: status {tests}",
+        "profile: status 0",
         "table: status 0",
     ]
     calls = (folder / "calls").read_text()
     assert "-m pytest -q -p no:cacheprovider -k cuda or gpu tests/conformance" in calls
+    assert "-m benchmarks.gpu_profile --rows a21,mlp,gpt --out" in calls
     assert "--device cuda --threads 4 --once --rows introduction-16,gpt" in calls
     assert f"--out {folder / 'out'}" in calls
 
@@ -98,7 +101,7 @@ def test_a_check_that_fails_ends_it(folder):
 
 def test_a_stage_is_stopped_at_its_limit(folder):
     seems_to_have_a_gpu(folder)
-    text = (ROOT / "scripts" / "gpu").read_text().replace("table_s=270", "table_s=1")
+    text = (ROOT / "scripts" / "gpu").read_text().replace("table_s=220", "table_s=1")
     (folder / "scripts").mkdir()
     script = program(folder / "scripts" / "gpu", text)
     text = PYTHON.format(folder=folder, tests=0, table=60, check=0)
@@ -117,5 +120,5 @@ def test_all_limits_together_are_less_than_ten_minutes():
         for word in text.split()
         if word.endswith(tuple("0123456789")) and "_s=" in word
     )
-    assert len(limits) == 3
-    assert sum(map(int, limits.values())) + 30 + 4 * 5 < 600
+    assert len(limits) == 4
+    assert sum(map(int, limits.values())) + 30 + 5 * 5 < 600

@@ -64,12 +64,14 @@ def candidates(
     program = considered(target, program)
     if asked == RULES:
         return [target.choose(program)]
-    measured = measured and target.measures and not _does_more_than_compute(program)
+    unmeasured = _why_not_measured(target, program) if measured else "it runs in several processes"
     if asked:
         ways = [_asked(target, program, name.strip()) for name in asked.split(",")]
-        return ways if measured else ways[:1]
+        if unmeasured is None or len(ways) == 1:
+            return ways
+        return [(ways[0][0], f"the first that {ENVIRONMENT} names, unmeasured: {unmeasured}")]
     lowering, reason = target.choose(program)
-    if lowering.certain or not measured:
+    if lowering.certain or unmeasured is not None:
         return [(lowering, reason)]
     others = (each for each in target.lowerings if each is not lowering and each.beside(program))
     return [(lowering, reason), *((each, "it is measured beside") for each in others)]
@@ -109,9 +111,14 @@ def _fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
-def _does_more_than_compute(program: Program) -> bool:
-    """Whether it may run only when the user runs it; of a user's operator, nobody else knows."""
-    return users_operator(program) is not None or any(map(has_effect, all_nodes(program.graph)))
+def _why_not_measured(target: Target, program: Program) -> str | None:
+    """Return why a program is not run to find its fastest lowering, or None if it may be."""
+    if not target.measures:
+        return f"programs are not timed on target {target.name!r}"
+    # It may run only when the user runs it; of a user's operator, nobody else knows.
+    if users_operator(program) is not None or any(map(has_effect, all_nodes(program.graph))):
+        return "it may do more than compute"
+    return None
 
 
 def _asked(target: Target, program: Program, name: str) -> tuple[Lowering, str]:
