@@ -46,6 +46,7 @@ def test_a_compiler_that_fails_is_on_the_page(forced, tmp_path):
         pytest.skip("programs go to the GPU, which this compiler is not for")
     ended = subprocess.run(
         [python(), "-W", "ignore", "-c", ONE_CALL, str(tmp_path)],
+        cwd=tmp_path,
         env=environment,
         capture_output=True,
         text=True,
