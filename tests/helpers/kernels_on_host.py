@@ -31,10 +31,48 @@ _WORDS = """
 #define __global__
 #define __constant__ static const
 #define __forceinline__ inline
+#define __noinline__ __attribute__((noinline, unused))
 #define __launch_bounds__(threads)
 #define __grid_constant__
+#define __shared__ static
 struct Place { unsigned x; };
 static Place blockIdx, threadIdx;
+
+// The threads of a block as coroutines: each runs to where all wait, then the next does.
+#include <functional>
+#include <vector>
+#include <ucontext.h>
+static ucontext_t others, contexts[256];
+static bool ended[256];
+static const std::function<void()>* work;
+static void __syncthreads() { swapcontext(&contexts[threadIdx.x], &others); }
+static void begin() {
+  (*work)();
+  ended[threadIdx.x] = true;
+  swapcontext(&contexts[threadIdx.x], &others);
+}
+static void together(unsigned threads, const std::function<void()>& body) {
+  constexpr size_t stack = 1 << 15;
+  static std::vector<char> stacks(stack * 256);
+  work = &body;
+  for (unsigned t = 0; t < threads; ++t) {
+    getcontext(&contexts[t]);
+    contexts[t].uc_stack.ss_sp = stacks.data() + t * stack;
+    contexts[t].uc_stack.ss_size = stack;
+    contexts[t].uc_link = nullptr;
+    ended[t] = false;
+    makecontext(&contexts[t], begin, 0);
+  }
+  for (bool more = true; more;) {
+    more = false;
+    for (unsigned t = 0; t < threads; ++t) {
+      if (ended[t]) continue;
+      threadIdx.x = t;
+      swapcontext(&others, &contexts[t]);
+      more |= !ended[t];
+    }
+  }
+}
 """
 _KERNEL = re.compile(r"__global__ .*? (launch_\d+)\(\s*const __grid_constant__ (\S+) all\)")
 _CALL = """
@@ -42,9 +80,13 @@ extern "C" void host_{name}(unsigned blocks, unsigned threads, void** addresses)
   {kind} all;
   std::memcpy(all.at, addresses, sizeof(all.at));
   for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)
-    for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) {name}(all);
+    {threads}
 }}
 """
+_APART = "for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) {name}(all);"
+_TOGETHER = "together(threads, [&] {{ {name}(all); }});"
+# Functions of device.h in which the threads of a block wait for each other.
+_WAITING = ("column_sums", "channel_")
 
 
 class Kernels:
@@ -60,7 +102,7 @@ class Kernels:
 
     def __init__(self, texts: Sequence[str], folder: Path):
         text = _joined(texts)
-        calls = [_CALL.format(name=name, kind=kind) for name, kind in _KERNEL.findall(text)]
+        calls = [_call(name, kind, text) for name, kind in _KERNEL.findall(text)]
         source, library = folder / "kernels.cpp", folder / "kernels.so"
         source.write_text(_WORDS + text + "".join(calls))
         compiler = os.environ.get("CXX") or shutil.which("g++") or "clang++"
@@ -106,6 +148,13 @@ class OnHost(Lowering):
         folder.mkdir()
         self.plans.append(plan)
         return Compiled(runner(program, plan, Kernels(plan.texts, folder)).run)
+
+
+def _call(name: str, kind: str, text: str) -> str:
+    """What the host calls to run a kernel."""
+    body = text.partition(f" {name}(")[2].partition("\n}")[0]
+    threads = _TOGETHER if any(f"abele::{each}" in body for each in _WAITING) else _APART
+    return _CALL.format(name=name, kind=kind, threads=threads.format(name=name))
 
 
 def _joined(texts: Sequence[str]) -> str:

@@ -46,6 +46,8 @@ static __device__ bool signbit(double x) { return __double_as_longlong(x) < 0; }
 #endif
 
 #define ABELE_INLINE static __device__ __forceinline__
+// What many kernels call, and takes long to compile, is compiled once.
+#define ABELE_ONCE static __device__ __noinline__
 #include "bounds.h"
 
 namespace abele {
@@ -120,6 +122,9 @@ struct Pointers {
   void* at[count];
 };
 
+// A number below 2^32 among them.
+ABELE_INLINE unsigned number(const void* pointer) { return unsigned((unsigned long long)pointer); }
+
 constexpr unsigned threads = 256;
 
 // Calls body(i) for the elements of one block, each thread for `each` of them.
@@ -137,12 +142,6 @@ ABELE_INLINE void column_sums(unsigned block, int64_t rows, int64_t columns, int
   const unsigned place = threadIdx.x % 8, lane = threadIdx.x / 8;
   const int64_t column = int64_t(block) * 8 + place;
   float sum = 0;
-#ifdef ABELE_ON_HOST
-  if (lane == 0 && column < columns) {
-    for (int64_t row = 0; row < rows; ++row) sum += x[row * step + column];
-    y[column] = sum;
-  }
-#else
   __shared__ float sums[32][8];
   if (column < columns) {
 #pragma unroll 4
@@ -154,7 +153,151 @@ ABELE_INLINE void column_sums(unsigned block, int64_t rows, int64_t columns, int
     if (lane < half) sums[lane][place] += sums[lane + half][place];
   }
   if (lane == 0 && column < columns) y[column] = sums[0][place];
-#endif
+}
+
+// The sum of a number of each thread of a block; all threads get it.
+ABELE_INLINE float block_sum(float x) {
+  __shared__ float sums[threads];
+  sums[threadIdx.x] = x;
+  for (unsigned half = threads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+  }
+  __syncthreads();
+  const float sum = sums[0];
+  __syncthreads();  // before the next sum writes
+  return sum;
+}
+
+// Part of a channel of images [samples, channels, pixels]: its `rows` numbers, of all samples one
+// after the other, in parts of as many as a block reads.
+constexpr unsigned each_of_part = 16, of_part = threads * each_of_part;
+struct Part {
+  unsigned channel, first, count, channels, pixels;
+  __device__ Part(unsigned block, unsigned channels, unsigned pixels, unsigned rows)
+      : channels(channels), pixels(pixels) {
+    const unsigned parts = (rows + of_part - 1) / of_part;
+    channel = block / parts;
+    first = block % parts * of_part;
+    count = rows - first < of_part ? rows - first : of_part;
+  }
+  // Where the i-th number of the part lies.
+  __device__ int64_t at(unsigned i) const {
+    const unsigned row = first + i;
+    return (int64_t(row / pixels) * channels + channel) * pixels + row % pixels;
+  }
+};
+
+// Of each part of each channel, its mean and the sum of squared distances from that.
+ABELE_ONCE void channel_moments(unsigned block, unsigned channels, unsigned pixels,
+                                  unsigned rows, const float* x, float* moments) {
+  const Part part(block, channels, pixels, rows);
+  float values[each_of_part], sum = 0, rest = 0, squares = 0;
+#pragma unroll
+  for (unsigned turn = 0; turn < each_of_part; ++turn) {
+    const unsigned i = turn * threads + threadIdx.x;
+    values[turn] = i < part.count ? x[part.at(i)] : 0;
+    sum += values[turn];
+  }
+  const float mean = block_sum(sum) / part.count;
+#pragma unroll
+  for (unsigned turn = 0; turn < each_of_part; ++turn) {
+    const float distance = values[turn] - mean;
+    if (turn * threads + threadIdx.x < part.count) {
+      rest += distance;
+      squares += distance * distance;
+    }
+  }
+  // What rounding has left out of the mean: distances are small where numbers are far from zero.
+  rest = block_sum(rest) / part.count;
+  rest = rest == rest ? rest : 0;  // an infinite mean stays one
+  squares = block_sum(squares);
+  if (threadIdx.x == 0) {
+    moments[2 * block] = mean + rest;
+    moments[2 * block + 1] = squares - rest * rest * part.count;
+  }
+}
+
+// Mean and sum of squared distances of a channel, from those of its parts, to all threads.
+ABELE_INLINE void merged_moments(unsigned channel, unsigned rows, const float* moments, float& mean,
+                                 float& squares) {
+  const unsigned parts = (rows + of_part - 1) / of_part;
+  const float* of_channel = moments + 2 * int64_t(channel) * parts;
+  const float first = of_channel[0] - of_channel[0] == 0 ? of_channel[0] : 0;  // if it is finite
+  float sum = 0;
+  for (unsigned part = threadIdx.x; part < parts; part += threads) {
+    const unsigned count = part + 1 < parts ? of_part : rows - part * of_part;
+    sum += (of_channel[2 * part] - first) * (float(count) / rows);
+  }
+  mean = first + block_sum(sum);
+  sum = 0;
+  for (unsigned part = threadIdx.x; part < parts; part += threads) {
+    const unsigned count = part + 1 < parts ? of_part : rows - part * of_part;
+    const float distance = of_channel[2 * part] - mean;
+    sum += of_channel[2 * part + 1] + distance * distance * count;
+  }
+  squares = block_sum(sum);
+}
+
+ABELE_ONCE void channel_statistics(unsigned channel, unsigned rows, float eps,
+                                     const float* moments, float* mean, float* rstd) {
+  float of_channel, squares;
+  merged_moments(channel, rows, moments, of_channel, squares);
+  if (threadIdx.x == 0) {
+    mean[channel] = of_channel;
+    rstd[channel] = 1 / std::sqrt(squares / rows + eps);
+  }
+}
+// With running statistics, which count a batch by `momentum`.
+ABELE_ONCE void channel_statistics(unsigned channel, unsigned rows, float eps, float momentum,
+                                     const float* moments, const float* running_mean,
+                                     const float* running_var, float* mean, float* rstd,
+                                     float* next_mean, float* next_var) {
+  float of_channel, squares;
+  merged_moments(channel, rows, moments, of_channel, squares);
+  if (threadIdx.x == 0) {
+    mean[channel] = of_channel;
+    rstd[channel] = 1 / std::sqrt(squares / rows + eps);
+    next_mean[channel] = momentum * of_channel + (1 - momentum) * running_mean[channel];
+    const float unbiased = squares / (rows - 1.0f);
+    next_var[channel] = momentum * unbiased + (1 - momentum) * running_var[channel];
+  }
+}
+
+// Of each part of each channel, sums of gradients, and of gradients times distances from the mean.
+ABELE_ONCE void channel_products(unsigned block, unsigned channels, unsigned pixels,
+                                   unsigned rows, const float* grad, const float* x,
+                                   const float* mean, float* products) {
+  const Part part(block, channels, pixels, rows);
+  const float of_channel = mean[part.channel];
+  float plain = 0, scaled = 0;
+#pragma unroll
+  for (unsigned turn = 0; turn < each_of_part; ++turn) {
+    const unsigned i = turn * threads + threadIdx.x;
+    if (i < part.count) {
+      const int64_t at = part.at(i);
+      plain += grad[at];
+      scaled += grad[at] * (x[at] - of_channel);
+    }
+  }
+  plain = block_sum(plain);
+  scaled = block_sum(scaled);
+  if (threadIdx.x == 0) products[2 * block] = plain, products[2 * block + 1] = scaled;
+}
+
+// Gradients of weight and bias, from sums of parts.
+ABELE_ONCE void channel_totals(unsigned channel, unsigned rows, const float* products,
+                                 const float* rstd, float* grad_weight, float* grad_bias) {
+  const unsigned parts = (rows + of_part - 1) / of_part;
+  const float* of_channel = products + 2 * int64_t(channel) * parts;
+  float plain = 0, scaled = 0;
+  for (unsigned part = threadIdx.x; part < parts; part += threads) {
+    plain += of_channel[2 * part];
+    scaled += of_channel[2 * part + 1];
+  }
+  plain = block_sum(plain);
+  scaled = block_sum(scaled);
+  if (threadIdx.x == 0) grad_bias[channel] = plain, grad_weight[channel] = scaled * rstd[channel];
 }
 
 // The last of `count` parts that begins at `block` or before.

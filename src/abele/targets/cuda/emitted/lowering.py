@@ -15,7 +15,7 @@ from abele.passes.of_lowerings.gpu_attention import gpu_attention
 from abele.passes.of_lowerings.gpu_norms import gpu_norms
 from abele.program import Program, has_effect, subgraphs
 from abele.targets.base import Compiled, Lowering, require_code
-from abele.targets.cuda.emitted import nvrtc, reasons, sums
+from abele.targets.cuda.emitted import batch_norms, nvrtc, reasons, sums
 from abele.targets.cuda.emitted.run import Runner, Step, last_uses
 from abele.targets.cuda.emitted.schedule import scheduled
 from abele.targets.cuda.emitted.source import Launch, Writer
@@ -55,6 +55,7 @@ _HANDLERS: dict[Any, Handler] = {
     },
     **gates.HANDLERS,
     **sums.HANDLERS,
+    **batch_norms.HANDLERS,
 }
 _DIALECT = Dialect(handlers=_HANDLERS, types=NAMES)
 
@@ -149,7 +150,7 @@ def _kept(units: Sequence[Unit], translation: Translation) -> set[Buffer]:
 
 def _touched(step: Step, kept: set[Buffer]) -> list[Buffer]:
     if isinstance(step, Launch):
-        return [buffer for buffer, _ in step.pointers]
+        return [each[0] for each in step.pointers if not isinstance(each, int)]
     return [place.buffer for place in (*step.reads, *step.writes) if place.buffer in kept]
 
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from abele.targets.cuda.emitted.sums import ColumnSums
+from abele.targets.cuda.emitted.blocks import Blocks
 from abele.targets.kernel_choice import KernelChoice
 from abele.targets.translation.groups import Unit
 from abele.targets.translation.operations import Foreign
 from abele.targets.translation.pointwise import NAMES
 from abele.targets.translation.reasons import loop_choice, types_of
 
-_SUMS = KernelChoice("column_sums", "sums of columns: parts of launches with loops beside them")
+_BLOCKS = "sums by blocks of threads: parts of launches with loops beside them"
 _TORCH = "torch's kernel for GPUs: what is no expression per element stays torch's"
 
 
 def of_unit(unit: Unit) -> KernelChoice:
     """Return who computes a unit, and why."""
     first = unit.operations[0]
-    if isinstance(first, ColumnSums):
-        return _SUMS
+    if isinstance(first, Blocks):
+        return KernelChoice(first.what, _BLOCKS)
     if not isinstance(first, Foreign):
         return loop_choice(unit)
     unknown = (

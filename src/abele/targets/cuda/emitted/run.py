@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from abele.targets.cuda.emitted.source import THREADS, Launch
+from abele.targets.cuda.emitted.source import THREADS, Launch, Pointer
 from abele.targets.translation.operations import Foreign, Translation, places_changed
 from abele.targets.translation.places import Buffer, Kind, Place, laid_out
 
@@ -78,7 +78,7 @@ class Runner:
         self._kernels.use()
         for step, unused in zip(self._steps, self._freed, strict=True):
             if isinstance(step, Launch):
-                addresses = [memory.address(buffer, at) for buffer, at in step.pointers]
+                addresses = [memory.address(each) for each in step.pointers]
                 self._kernels.launch(step.name, step.blocks, THREADS, addresses)
             else:
                 _call(step, memory)
@@ -126,8 +126,11 @@ class _Memory:
         for buffer in buffers:
             self._of.pop(buffer, None)
 
-    def address(self, buffer: Buffer, offset: int) -> int:
-        """Where an element of a buffer lies."""
+    def address(self, pointer: Pointer) -> int:
+        """Where an element of a buffer lies; a number is itself."""
+        if isinstance(pointer, int):
+            return pointer
+        buffer, offset = pointer
         base = self._base(buffer)
         if base.numel() < buffer.size and buffer.kind is Kind.FOREIGN:
             raise RuntimeError("an operator of torch has made less than its gradient reads")

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Sequence
 
-from abele.targets.cuda.emitted.sums import COLUMNS, ColumnSums
+from abele.targets.cuda.emitted.blocks import Blocks
 from abele.targets.translation import loops
 from abele.targets.translation.groups import Unit
 from abele.targets.translation.loops import Loop
@@ -19,6 +19,9 @@ _SEVERAL, _LARGE = 4, 1 << 19
 # A kernel's arguments may take 4 KiB on all GPUs.
 _MOST_POINTERS = 500
 _LARGEST_INDEX = 2**31
+_NAME = "LAUNCH"  # of a kernel, until it has one
+#: Buffer and offset in elements of a tensor, or a number.
+Pointer = tuple[Buffer, int] | int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +31,13 @@ class Launch:
     Attributes:
         name: of the function.
         blocks: how many run it.
-        pointers: buffer and offset in elements of each tensor, in the order of its argument.
+        pointers: its argument.
         units: what it computes.
     """
 
     name: str
     blocks: int
-    pointers: Sequence[tuple[Buffer, int]]
+    pointers: Sequence[Pointer]
     units: Sequence[Unit]
 
 
@@ -47,7 +50,7 @@ class _Part:
         body: of the kind, for a block; ``EACH`` stands for the elements of a thread.
         size: of all blocks together: elements of a loop, columns of sums.
         of_block: how much of it a block does; None for as many elements as threads compute.
-        pointers: tensors, as ``p`` in the body.
+        pointers: as ``p`` in the body.
         unit: what it computes.
     """
 
@@ -55,7 +58,7 @@ class _Part:
     body: str
     size: int
     of_block: int | None
-    pointers: Sequence[tuple[Buffer, int]]
+    pointers: Sequence[Pointer]
     unit: Unit
 
     def blocks(self, each: int) -> int:
@@ -82,6 +85,7 @@ class Writer:
         self._kept = kept
         self._names: dict[str, str] = {}  # of functions, by their text
         self._kernels: list[_Kernel] = []
+        self._launches: dict[str, str] = {}  # names of kernels, by their text without it
 
     def launches(self, units: Sequence[Unit]) -> list[Launch]:
         """Write the loops of units that need nothing of each other; usually one launch."""
@@ -111,8 +115,8 @@ class Writer:
 
     def _part(self, unit: Unit) -> _Part:
         operation = unit.operations[0]
-        if isinstance(operation, ColumnSums):
-            return _sums(operation, unit)
+        if isinstance(operation, Blocks):
+            return _blocks(operation, unit)
         loop = loops.loop(unit, self._kept)
         largest = max([unit.size, *(buffer.size for buffer, _ in loop.pointers)])
         index = "int64_t" if largest >= _LARGEST_INDEX else "unsigned"
@@ -125,25 +129,59 @@ class Writer:
     def _launch(self, parts: Sequence[_Part]) -> Launch:
         total = sum(part.size for part in parts if part.of_block is None)
         each = _SEVERAL if total >= _LARGE else 1
-        name = f"launch_{len(self._kernels)}"
         lines: list[str] = []
         tables: list[str] = []
-        pointers: list[tuple[Buffer, int]] = []
+        pointers: list[Pointer] = []
         blocks = 0
         for _, group in itertools.groupby(parts, key=lambda part: part.kind):
             alike = list(group)
             counts = [part.blocks(each) for part in alike]
-            table = f"{name}_{len(tables)}"
+            blocks += sum(counts)
+            if len(alike) == len(parts) and _are_equal(parts):
+                lines = _equal(parts, each)
+                pointers = [*(pointer for part in parts for pointer in part.pointers)]
+                pointers += [counts[0], parts[0].size]
+                break
+            table = f"{_NAME}_{len(tables)}"
             lines += _alike(alike, counts, len(pointers), each, table)
             tables += [_table(alike, counts, table)] if len(alike) > 1 else []
             pointers += [pointer for part in alike for pointer in part.pointers]
-            blocks += sum(counts)
-        head = f'extern "C" __global__ void __launch_bounds__({THREADS}) {name}('
+        head = f'extern "C" __global__ void __launch_bounds__({THREADS}) {_NAME}('
         given = f"    const __grid_constant__ abele::Pointers<{len(pointers)}> all) {{"
         begin = "  unsigned block = blockIdx.x;"
         text = "\n".join([*tables, head, given, begin, *lines, "}"])
-        self._kernels.append(_Kernel(text, {part.kind for part in parts}))
+        name = self._named(text, {part.kind for part in parts})
         return Launch(name, blocks, pointers, [part.unit for part in parts])
+
+    def _named(self, text: str, functions: set[str]) -> str:
+        """The name of a kernel; those of equal layers do the same with other tensors."""
+        if text not in self._launches:
+            name = self._launches[text] = f"launch_{len(self._kernels)}"
+            self._kernels.append(_Kernel(text.replace(_NAME, name), functions))
+        return self._launches[text]
+
+
+def _are_equal(parts: Sequence[_Part]) -> bool:
+    """Whether parts of one kind have one size, which an argument can say."""
+    return len({part.size for part in parts}) == 1 and parts[0].size < _LARGEST_INDEX
+
+
+def _equal(parts: Sequence[_Part], each: int) -> list[str]:
+    """What the blocks of parts of one kind and size do, whatever that size is.
+
+    Args:
+        parts: whose blocks and size are numbers behind the pointers.
+        each: elements that a thread computes.
+    """
+    step = len(parts[0].pointers)
+    at = step * len(parts)
+    return [
+        f"  const unsigned of_part = abele::number(all.at[{at}]), part = block / of_part;",
+        f"  void* const* p = all.at + part * {step};",
+        f"  const int64_t size = abele::number(all.at[{at + 1}]);",
+        "  block -= part * of_part;",
+        f"  {parts[0].body.replace('EACH', str(each), 1)}",
+    ]
 
 
 def _alike(
@@ -189,12 +227,11 @@ def _divided(kernels: Sequence[_Kernel], count: int) -> list[list[_Kernel]]:
     return [group for group in groups if group]
 
 
-def _sums(operation: ColumnSums, unit: Unit) -> _Part:
-    rows, step = operation.rows, operation.step
-    body = f"abele::column_sums(block, {rows}, size, {step}, (const float*)p[0], (float*)p[1]);"
+def _blocks(operation: Blocks, unit: Unit) -> _Part:
     places = (*operation.reads, *operation.writes)
-    pointers = [(place.buffer, place.offset) for place in places]
-    return _Part(f"sums of {rows} {step}", body, operation.columns, COLUMNS, pointers, unit)
+    pointers = [*((place.buffer, place.offset) for place in places), *operation.numbers]
+    body = operation.body
+    return _Part(body, body, operation.size, operation.of_block, pointers, unit)
 
 
 def _function(loop: Loop, index: str) -> str:

@@ -5,36 +5,20 @@ Torch has a kernel for each, which took a fifth of the time of all kernels in a 
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
 
+from abele.targets.cuda.emitted.blocks import Blocks
 from abele.targets.translation.moves.arguments import arguments, dims_of, options
-from abele.targets.translation.operations import Operation
 from abele.targets.translation.places import Place
 
 aten = torch.ops.aten
 
-#: Columns of a block, as in device.h.
-COLUMNS = 8
+# Columns of a block, as in device.h.
+_COLUMNS = 8
 # Beyond, threads would have long sums; torch's kernel divides rows among blocks, too.
 _MOST_ROWS, _MOST_ELEMENTS = 1 << 14, 1 << 22
-
-
-@dataclasses.dataclass(eq=False)
-class ColumnSums(Operation):
-    """The sums of a matrix's columns.
-
-    Attributes:
-        rows: of the matrix.
-        columns: likewise; neighbours in memory.
-        step: elements from row to row.
-    """
-
-    rows: int
-    columns: int
-    step: int
 
 
 def column_sums(translator: Any, node: torch.fx.Node) -> bool:
@@ -47,7 +31,8 @@ def column_sums(translator: Any, node: torch.fx.Node) -> bool:
     if matrix is None or not 2 <= matrix[0] <= _MOST_ROWS or place.size > _MOST_ELEMENTS:
         return False
     rows, columns, step = matrix
-    translator.add(ColumnSums([place], [result], rows, columns, step))
+    body = f"abele::column_sums(block, {rows}, size, {step}, (const float*)p[0], (float*)p[1]);"
+    translator.add(Blocks([place], [result], "column_sums", body, columns, _COLUMNS))
     translator.places[node] = result
     return True
 

@@ -1,0 +1,28 @@
+"""What blocks of threads compute together, as parts of launches with loops beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from abele.targets.translation.operations import Operation
+
+
+@dataclasses.dataclass(eq=False)
+class Blocks(Operation):
+    """A call of a function of device.h that each block makes once.
+
+    Attributes:
+        what: name for reports.
+        body: the statement; ``p`` are addresses of what is read, then of what is written, and then
+            ``numbers``, ``block`` is the number of the block and ``size`` that of the operation.
+            Calls of equal statements share a kernel, so sizes are better numbers.
+        size: of all blocks together.
+        of_block: how much of it a block does.
+        numbers: below 2^32.
+    """
+
+    what: str
+    body: str
+    size: int
+    of_block: int = 1
+    numbers: tuple[int, ...] = ()

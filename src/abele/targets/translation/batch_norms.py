@@ -1,0 +1,161 @@
+"""Batch norms: sums of each channel are what a device has for them, the rest joins loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from abele.targets.translation.dialect import Handler
+from abele.targets.translation.moves.arguments import arguments
+from abele.targets.translation.places import Place
+
+aten = torch.ops.aten
+
+
+class BatchNorms:
+    """Translates batch norms.
+
+    Args:
+        usable: whether sums are there for these images.
+        statistics: adds what computes mean and 1 / standard deviation of each channel, and the
+            running ones: of the translator, images, running statistics, places of the two results,
+            places of the new running statistics, momentum and eps.
+        sums: adds what sums gradients of each channel, times the normalised images and alone: of
+            the translator, gradient, images, mean, 1 / standard deviation, and places of the two.
+    """
+
+    def __init__(
+        self,
+        usable: Callable[[Place], bool],
+        statistics: Callable[
+            [Any, Place, Sequence[Place], Sequence[Place], Sequence[Place], float, float], None
+        ],
+        sums: Callable[[Any, Place, Place, Place, Place, Sequence[Place]], None],
+    ):
+        self._usable, self._statistics, self._sums = usable, statistics, sums
+
+    @property
+    def handlers(self) -> dict[Any, Handler]:
+        """Of all batch norms."""
+        return {
+            aten._native_batch_norm_legit_functional.default: self.training,
+            aten._native_batch_norm_legit.no_stats: self.training,
+            aten._native_batch_norm_legit_no_training.default: self.trained,
+            aten.native_batch_norm_backward.default: self.backward,
+        }
+
+    def training(self, translator: Any, node: torch.fx.Node) -> bool:
+        """``aten._native_batch_norm_legit_functional`` and the one without running statistics."""
+        x, weight, bias, *given = (_place(translator, each) for each in arguments(node))
+        running: list[Any] = given[:2] if len(given) == 5 else []
+        train, momentum, eps = given[-3:]
+        if not self._usable(x) or any(each is None for each in running):
+            return False
+        if not train:
+            return bool(running) and _by_running(translator, node, x, weight, bias, *running, eps)
+        x = translator.contiguous(x)
+        channels = (x.shape[1],)
+        saved = [translator.new(channels, x.dtype) for _ in (0, 1)]
+        updated = [translator.new(channels, x.dtype) for _ in running]
+        running = [translator.contiguous(each) for each in running]
+        self._statistics(translator, x, running, saved, updated, float(momentum), float(eps))
+        result = _normalised(translator, x, *saved, weight, bias)
+        translator.places[node] = [result, *saved, *updated]
+        return True
+
+    def trained(self, translator: Any, node: torch.fx.Node) -> bool:
+        """``aten._native_batch_norm_legit_no_training``."""
+        x, weight, bias, mean, var, _, eps = (_place(translator, each) for each in arguments(node))
+        return self._usable(x) and _by_running(translator, node, x, weight, bias, mean, var, eps)
+
+    def backward(self, translator: Any, node: torch.fx.Node) -> bool:
+        """``aten.native_batch_norm_backward``."""
+        grad, x, weight, mean, var, *saved, train, eps, mask = (
+            _place(translator, each) for each in arguments(node)
+        )
+        if not self._usable(x) or (not train and (mean is None or var is None)):
+            return False
+        grad, x = translator.contiguous(grad), translator.contiguous(x)
+        mean, rstd = saved if train else (mean, _rstd(translator, var, eps))
+        sums = [translator.new((x.shape[1],), x.dtype) for _ in (0, 1)]
+        if train or any(mask[1:]):
+            self._sums(translator, grad, x, mean, rstd, sums)
+        result = (
+            _gradient(translator, grad, x, weight, mean, rstd, sums, train) if mask[0] else None
+        )
+        wanted = zip(sums, mask[1:], strict=True)
+        translator.places[node] = [result, *(place if each else None for place, each in wanted)]
+        return True
+
+
+def _gradient(
+    translator: Any,
+    grad: Place,
+    x: Place,
+    weight: Place | None,
+    mean: Place,
+    rstd: Place,
+    sums: Sequence[Place],
+    train: bool,
+) -> Place:
+    """The gradient of the images."""
+    operands: list[Any] = [grad, *(_along(each, x) for each in (rstd, *_given(weight)))]
+    text = "({0} * ({1} * {2}))" if weight is not None else "({0} * {1})"
+    if train:
+        scale = operands[1:]
+        grad_weight, grad_bias, mean = (_along(each, x) for each in (*sums, mean))
+        share = 1 / (x.size // x.shape[1])
+        operands = [grad, x, mean, scale[0], grad_bias, grad_weight, share, *scale[1:]]
+        factor = "({3} * {7})" if weight is not None else "{3}"
+        text = f"(({{0}} - {{4}} * {{6}} - ({{1}} - {{2}}) * ({{3}} * {{5}} * {{6}})) * {factor})"
+    result = translator.new(x.shape, x.dtype)
+    translator.pointwise(operands, text.format, result)
+    return result
+
+
+def _by_running(
+    translator: Any,
+    node: torch.fx.Node,
+    *given: Any,
+) -> bool:
+    x, weight, bias, mean, var, eps = given
+    result = _normalised(translator, x, mean, _rstd(translator, var, eps), weight, bias)
+    empty = [translator.new((0,), x.dtype) for _ in (0, 1)]
+    updated = [mean, var] if len(node.meta["val"]) == 5 else []
+    translator.places[node] = [result, *empty, *updated]
+    return True
+
+
+def _rstd(translator: Any, var: Place, eps: float) -> Place:
+    result = translator.new(var.shape, var.dtype)
+    translator.pointwise([var, eps], "(1 / std::sqrt({0} + {1}))".format, result)
+    return result
+
+
+def _normalised(translator: Any, x: Place, *given: Place | None) -> Place:
+    mean, rstd, weight, bias = (None if each is None else _along(each, x) for each in given)
+    result = translator.new(x.shape, x.dtype, x.stride)
+    operands, text = [x, mean, rstd], "({0} - {1}) * {2}"
+    for each, form in ((weight, "({0} - {1}) * ({2} * {3})"), (bias, "{text} + {{{count}}}")):
+        if each is not None:
+            text = form if form[0] == "(" else form.format(text=text, count=len(operands))
+            operands.append(each)
+    translator.pointwise(operands, f"({text})".format, result)
+    return result
+
+
+def _along(values: Place, x: Place) -> Place:
+    """A number per channel, broadcast over samples and pixels."""
+    shape = (x.shape[1], *(1 for _ in x.shape[2:]))
+    stride = (values.stride[0], *(1 for _ in x.shape[2:]))
+    return Place(values.buffer, shape, stride, values.offset)
+
+
+def _given(value: Place | None) -> list[Place]:
+    return [] if value is None else [value]
+
+
+def _place(translator: Any, value: Any) -> Any:
+    return translator.places[value] if isinstance(value, torch.fx.Node) else value
