@@ -173,6 +173,37 @@ def test_layers_that_gpus_have_kernels_of_their_own_for(name):
     torch.testing.assert_close(losses(make, data), losses_of_eager(make, data), rtol=1e-4, atol=0)
 
 
+class Normalised(torch.nn.Module):
+    """A batch norm with the sum of its squares as loss."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm2d(channels)
+
+    def forward(self, x):
+        return poptorch.identity_loss((self.norm(x) ** 2 * x.sin()).mean(), "none")
+
+
+# The largest of CosmicTagger's A21, one whose parts have tails, and one of few pixels.
+@pytest.mark.parametrize("shape", [(6, 8, 320, 512), (3, 5, 61, 67), (2, 300, 4, 4)], ids=str)
+def test_batch_norms_are_close_to_float64(shape):
+    torch.manual_seed(0)
+    module, batches = Normalised(shape[1]), [(torch.randn(shape) + 3.0,) for _ in range(3)]
+    exact = Normalised(shape[1]).double()
+    session, _ = started(module, batches[0], rule_for(module, "sgd"), target="cuda")
+    actual = run(session, batches)
+    optimizer = torch.optim.SGD(exact.parameters(), lr=0.05, momentum=0.9)
+    expected = run_eagerly(exact, optimizer, [(x.double(),) for (x,) in batches])
+    for key in ("norm.weight", "norm.bias"):
+        torch.testing.assert_close(
+            actual.params[key].double(), expected.params[key], rtol=1e-5, atol=1e-6
+        )
+    for key in ("norm.running_mean", "norm.running_var"):
+        torch.testing.assert_close(
+            actual.buffers[key].double(), expected.buffers[key], rtol=1e-5, atol=1e-6
+        )
+
+
 def test_dropout_draws_other_numbers_in_each_replay():
     several = losses(Dropped, lambda: torch.ones(4, 9, 7), steps=6)
     assert len(several.unique()) == 6
