@@ -4,9 +4,11 @@ import contextlib
 import io
 import os
 import re
+import time
 import unittest.mock
 
 import torch
+import torch.distributed as dist
 
 from abele.port.engine import port
 from abele.port.finding import Verdict
@@ -63,6 +65,16 @@ def check_again(folder, name, to):
     assert port(Project([Source(f"{name}.py", text)]), to=to).after[f"{name}.py"] == text
 
 
+def _destroyed_idle(*arguments, destroy=dist.destroy_process_group):
+    """Let a process group's threads become idle before it goes.
+
+    Its destructor waits for them with the interpreter locked; one that still has to let go of an
+    object of Python would wait for ever.
+    """
+    time.sleep(0.2)
+    destroy(*arguments)
+
+
 def printed(path):
     """What a program prints, without the lines that begin with the name of a package.
 
@@ -71,7 +83,8 @@ def printed(path):
     torch.manual_seed(7)
     text = io.StringIO()
     variables = {"__name__": "__main__", "__file__": str(path)}
-    with contextlib.redirect_stdout(text), unittest.mock.patch.dict(os.environ):
+    slowly = unittest.mock.patch.object(dist, "destroy_process_group", _destroyed_idle)
+    with contextlib.redirect_stdout(text), unittest.mock.patch.dict(os.environ), slowly:
         exec(compile(path.read_text(), path, "exec"), variables)
     lines = text.getvalue().splitlines()
     return [each for each in lines if not each.startswith("[sambaflow]")]
