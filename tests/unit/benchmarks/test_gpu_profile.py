@@ -7,6 +7,11 @@ import pytest
 from benchmarks import gpu_profile
 
 
+@pytest.fixture(autouse=True)
+def _switches_stay(monkeypatch):
+    monkeypatch.setattr(gpu_profile.ways, "plain_float32", lambda: None)
+
+
 def test_a_profile_has_each_way_with_its_steps_and_operators(monkeypatch, capsys, tmp_path):
     words = ["--rows", "introduction-1", "--ways", "eager", "--steps", "2", "--device", "cpu"]
     monkeypatch.setattr(sys, "argv", ["gpu_profile", *words, "--out", str(tmp_path)])

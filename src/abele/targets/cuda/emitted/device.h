@@ -190,7 +190,7 @@ struct Part {
 
 // Of each part of each channel, its mean and the sum of squared distances from that.
 ABELE_ONCE void channel_moments(unsigned block, unsigned channels, unsigned pixels,
-                                  unsigned rows, const float* x, float* moments) {
+                                unsigned rows, const float* x, float* moments) {
   const Part part(block, channels, pixels, rows);
   float values[each_of_part], sum = 0, rest = 0, squares = 0;
 #pragma unroll
@@ -240,7 +240,7 @@ ABELE_INLINE void merged_moments(unsigned channel, unsigned rows, const float* m
 }
 
 ABELE_ONCE void channel_statistics(unsigned channel, unsigned rows, float eps,
-                                     const float* moments, float* mean, float* rstd) {
+                                   const float* moments, float* mean, float* rstd) {
   float of_channel, squares;
   merged_moments(channel, rows, moments, of_channel, squares);
   if (threadIdx.x == 0) {
@@ -250,9 +250,9 @@ ABELE_ONCE void channel_statistics(unsigned channel, unsigned rows, float eps,
 }
 // With running statistics, which count a batch by `momentum`.
 ABELE_ONCE void channel_statistics(unsigned channel, unsigned rows, float eps, float momentum,
-                                     const float* moments, const float* running_mean,
-                                     const float* running_var, float* mean, float* rstd,
-                                     float* next_mean, float* next_var) {
+                                   const float* moments, const float* running_mean,
+                                   const float* running_var, float* mean, float* rstd,
+                                   float* next_mean, float* next_var) {
   float of_channel, squares;
   merged_moments(channel, rows, moments, of_channel, squares);
   if (threadIdx.x == 0) {
@@ -266,8 +266,8 @@ ABELE_ONCE void channel_statistics(unsigned channel, unsigned rows, float eps, f
 
 // Of each part of each channel, sums of gradients, and of gradients times distances from the mean.
 ABELE_ONCE void channel_products(unsigned block, unsigned channels, unsigned pixels,
-                                   unsigned rows, const float* grad, const float* x,
-                                   const float* mean, float* products) {
+                                 unsigned rows, const float* grad, const float* x,
+                                 const float* mean, float* products) {
   const Part part(block, channels, pixels, rows);
   const float of_channel = mean[part.channel];
   float plain = 0, scaled = 0;
@@ -287,7 +287,7 @@ ABELE_ONCE void channel_products(unsigned block, unsigned channels, unsigned pix
 
 // Gradients of weight and bias, from sums of parts.
 ABELE_ONCE void channel_totals(unsigned channel, unsigned rows, const float* products,
-                                 const float* rstd, float* grad_weight, float* grad_bias) {
+                               const float* rstd, float* grad_weight, float* grad_bias) {
   const unsigned parts = (rows + of_part - 1) / of_part;
   const float* of_channel = products + 2 * int64_t(channel) * parts;
   float plain = 0, scaled = 0;
