@@ -21,8 +21,10 @@ from abele._torch import OpOverload, schema_of
 from abele._torch.copies import called_targets
 from abele.errors import ProgramError
 
-# Torch says that they draw random numbers, for dropout; programs have them without.
+# Torch says that they draw random numbers, for dropout. That of processors refuses dropout;
+# programs have the others without.
 _WITHOUT_DROPOUT = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention_backward.default,
 }

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from abele.errors import ProgramError
 from abele.passes._edit import editable
@@ -145,6 +146,16 @@ def test_random_is_known(name):
     model = MODELS[name]
     program = captured(model.fresh(), model.batch()).programs[0]
     assert program.uses_random == model.random
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_attention_draws_random_numbers_with_dropout_alone(dropout):
+    class Attention(torch.nn.Module):
+        def forward(self, q):
+            return F.scaled_dot_product_attention(q, q, q, dropout_p=dropout)
+
+    program = captured(Attention(), (torch.zeros(1, 2, 4, 8),)).programs[0]
+    assert program.uses_random == (dropout > 0)
 
 
 def test_the_fingerprint_is_that_of_the_computation(step):

@@ -8,10 +8,11 @@ from torch import nn
 from abele import StepConfig, get_target
 from abele.compile.cache import ExecutableCache
 from abele.errors import IndexCheckError
+from abele.targets.base import Compiled
 from abele.targets.cpu.index_checks import checked
 from abele.targets.reference import Interpreter, Reference
 from abele.trace import control_flow
-from helpers.runs import rule_for, started
+from helpers.runs import captured, rule_for, started
 
 ROWS = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
 ONES = torch.ones(3, 4)
@@ -90,6 +91,58 @@ def test_an_index_found_by_another_index_is_named_by_its_own_line():
         session.step([torch.tensor([0, 7, 1])])
     with pytest.raises(IndexCheckError, match=r"index takes the indices -5 to 4, found 9\."):
         session.step([torch.tensor([0, 2, 1])])
+
+
+class Counting(Compiled):
+    """Counts its calls, of whichever kind."""
+
+    def __init__(self):
+        super().__init__(self._count)
+        self.calls = 0
+
+    def bound(self, arguments, batch):
+        return self._count
+
+    def _count(self, rows):
+        self.calls += 1
+        return []
+
+
+FROM_THE_BATCH = {
+    "as it comes": lambda t, i: t[i.view(-1)],
+    "in another order": lambda t, i: F.embedding(i.reshape(3, 1).t().contiguous(), t),
+    "a part of it": lambda t, i: t[i.view(3)[1:]],
+    "computed from it": lambda t, i: t[i.view(3) * 2 - i.view(3)],
+}
+
+
+@pytest.mark.parametrize("name", FROM_THE_BATCH)
+def test_calls_with_the_same_state_look_at_the_batch_alone(name):
+    index = torch.tensor([[0, 4, 2]])
+    program = captured(Indexed(FROM_THE_BATCH[name]), (index,), INFER).programs[0]
+    counting = Counting()
+    call = checked(program, counting).bound([ROWS, index], [1])
+    call([index])
+    with pytest.raises(IndexCheckError, match=r"takes the indices -?\d to 4, found 7\."):
+        call([torch.tensor([[0, 4, 7]])])
+    assert counting.calls == 1
+
+
+def test_indices_that_are_state_are_looked_at_in_each_call():
+    class Kept(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(ROWS.clone())
+            self.register_buffer("rows", torch.tensor([0, 4, 2]))
+
+        def forward(self, x):
+            return self.table[self.rows] + x
+
+    program = captured(Kept(), (ONES,), INFER).programs[0]
+    call = checked(program, Counting())
+    assert call.bound([ROWS, torch.tensor([0, 4, 2]), ONES], [2]) is None
+    with pytest.raises(IndexCheckError, match=r"found 9\."):
+        call.run([ROWS, torch.tensor([0, 9, 2]), ONES])
 
 
 def _walk(table, index):

@@ -58,25 +58,32 @@ class Checked(Compiled):
 
 def checked(program: Program, compiled: Compiled) -> Compiled:
     """``compiled`` with a look at the indices of ``program`` in front, if it has any."""
-    inputs, graph = index_slices.of_program(program.graph, refuse)
-    if graph is not None:
-        computed = program.replace(graph=graph)
-        compiled = Checked(compiled, Interpreter().compile(computed).run)
-    if not inputs:
+    looks = index_slices.of_program(program.graph, refuse)
+    if not looks.inputs and looks.graph is None:
         return compiled
-
+    computed = None if looks.graph is None else _run_of(program, looks.graph, looks.read)
     batch = [i for i, slot in enumerate(program.inputs) if slot.role is Role.INPUT]
-    of_batch = None
-    if all(position in batch for position, _ in inputs):
-        of_batch = _refusing([(batch.index(position), bounds) for position, bounds in inputs])
-    # The first to look: other indices may follow from these.
-    return Checked(compiled, _refusing(inputs), of_batch)
+    positions = {position for position, _ in looks.inputs}.union(looks.read)
+    of_batch = _check(looks, computed, batch) if positions.issubset(batch) else None
+    return Checked(compiled, _check(looks, computed, range(len(program.inputs))), of_batch)
 
 
-def _refusing(positions: Sequence[tuple[int, index_slices.Arguments]]) -> _CheckOfBatch:
+def _run_of(program: Program, graph: torch.fx.GraphModule, read: Sequence[int]) -> Run:
+    inputs = tuple(program.inputs[position] for position in read)
+    computed = program.replace(graph=graph, inputs=inputs, outputs=())
+    return Interpreter().compile(computed).run
+
+
+def _check(looks: index_slices.Looks, computed: Run | None, given: Sequence[int]) -> _CheckOfBatch:
+    """A check of values that a program's inputs at the positions ``given`` have."""
+    inputs = [(given.index(position), bounds) for position, bounds in looks.inputs]
+    read = [given.index(position) for position in looks.read]
+
     def check(values: Sequence[torch.Tensor]) -> None:
-        for position, bounds in positions:
+        for position, bounds in inputs:  # the first: other indices may follow from these
             refuse(values[position], *bounds)
+        if computed is not None:
+            computed([values[position] for position in read])
 
     return check
 

@@ -6,6 +6,7 @@ indices follow, a branch the side that the program takes.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,11 @@ from abele.targets.cpu.index_uses import Bounds, indices, line_of, message, name
 
 # An index that follows from these is not computed twice.
 _EXPENSIVE = ("convolution", "mm", "addmm", "bmm", "baddbmm", "_native_batch_norm_legit")
+# Their results have the elements of their first argument, as long as there are any.
+_SAME_ELEMENTS = (
+    *("view", "_unsafe_view", "reshape", "flatten", "unsqueeze", "squeeze", "expand", "repeat"),
+    *("t", "transpose", "permute", "alias", "clone", "detach"),
+)
 _WHILE, _COND = torch.ops.higher_order.while_loop, torch.ops.higher_order.cond
 
 Refuse = Callable[..., None]
@@ -26,23 +32,33 @@ Arguments = tuple[int, int, int | None, str]
 Nodes = Sequence[torch.fx.Node]
 
 
-def of_program(
-    program: torch.fx.GraphModule, refuse: Refuse
-) -> tuple[list[tuple[int, Arguments]], torch.fx.GraphModule | None]:
+@dataclasses.dataclass(frozen=True)
+class Looks:
     """What is to be looked at before a program runs.
+
+    Attributes:
+        inputs: positions of inputs that are indices, with the other arguments of ``refuse``.
+        graph: calls ``refuse`` for indices that are computed, in the order of the program; None if
+            there are none.
+        read: positions of the inputs that the graph is a function of.
+    """
+
+    inputs: list[tuple[int, Arguments]]
+    graph: torch.fx.GraphModule | None
+    read: list[int]
+
+
+def of_program(program: torch.fx.GraphModule, refuse: Refuse) -> Looks:
+    """Return what is to be looked at before a program runs.
 
     Args:
         program: pure.
         refuse: called with an index, what fits it, and a message.
-
-    Returns:
-        positions of inputs that are indices, with the other arguments of ``refuse``; and a graph of
-        the program's inputs that calls it for indices that are computed, in the order of the
-        program, if there are any.
     """
     part = _Slice(program, refuse, "")
     inputs = part.add_checks(of_inputs=False)
-    return inputs, part.finished([], range(len(part.inputs))) if part.checks else None
+    read = part.used()
+    return Looks(inputs, part.finished([], read) if part.checks else None, read)
 
 
 def repeat(
@@ -102,7 +118,8 @@ class _Slice:
         seen: set[tuple[torch.fx.Node, Bounds]] = set()
         inputs: list[tuple[int, Arguments]] = []
         for node in self._source.graph.nodes:
-            for index, bounds in indices(node):
+            for place, bounds in indices(node):
+                index = same_elements(place)
                 if (index, bounds) in seen or not self.copy(index):
                     continue
                 seen.add((index, bounds))
@@ -204,6 +221,13 @@ class _Slice:
     def _call(self, function: Callable[..., None], *args: Any) -> None:
         self._graph.call_function(function, args)
         self.checks += 1
+
+
+def same_elements(node: torch.fx.Node) -> torch.fx.Node:
+    """The first node that has the same elements as one, however often, in whatever order."""
+    while name_of(node) in _SAME_ELEMENTS:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def is_repeatable(node: torch.fx.Node, root: torch.fx.GraphModule) -> bool:
