@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from abele.compile import native
 from abele.errors import CompilerError
 from abele.kernels import binding, build
 from abele.targets.cpu.compiler import instruction_set
@@ -111,6 +112,13 @@ def test_a_compiler_that_fails_is_named_and_quoted(tmp_path):
     assert "this is not C++" in caught.value.log
 
 
+@pytest.mark.parametrize("kind", build.KINDS)
+def test_kernels_of_one_kind_need_no_others(kind, tmp_path):
+    objects = build.objects(COMPILER, instruction_set(), build.KINDS[kind])
+    command = [COMPILER, "-shared", "-fopenmp", "-Wl,-z,defs", *objects]
+    subprocess.run([*command, "-o", str(tmp_path / "kind.so")], check=True)
+
+
 @pytest.fixture
 def cache_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -131,7 +139,7 @@ def test_archive_and_library_are_compiled_once(cache_folder):
     assert build.static_library(COMPILER, "here") == first
     assert first.stat().st_mtime_ns == stamp
     made = {path.suffix for path in (cache_folder / "abele").iterdir()}
-    assert made == {".a", ".so"}
+    assert made == {".a", ".so", ".objects"}
 
 
 @pytest.fixture
@@ -169,7 +177,30 @@ def test_what_a_run_has_compiled_before_it_ended_is_not_compiled_again(two_sourc
     monkeypatch.setattr(build, "compiled", noted)
     build.static_library(COMPILER, "here")
     assert sources == ["adam.cpp"]
-    assert {path.suffix for path in two_sources.iterdir()} == {".a", ".so"}
+
+
+def test_objects_are_compiled_one_by_one_and_used_by_the_libraries(two_sources):
+    all_s = build.missing_s(COMPILER, "here")
+    assert build.missing_s(COMPILER, "here", ["adam.cpp"]) == 0.25
+    (path,) = build.objects(COMPILER, "here", ["adam.cpp"])
+    assert build.missing_s(COMPILER, "here", ["adam.cpp"]) == 0
+    assert build.missing_s(COMPILER, "here") == all_s - 0.25
+    stamp = Path(path).stat().st_mtime_ns
+    build.static_library(COMPILER, "here")
+    assert build.objects(COMPILER, "here", ["adam.cpp"]) == [path]
+    assert Path(path).stat().st_mtime_ns == stamp
+
+
+def test_what_is_missing_can_be_made_by_another_process(two_sources, tmp_path):
+    build.objects(COMPILER, "here", ["adam.cpp"])
+    objects, libraries = build.makings(COMPILER, "here")
+    assert [Path(each.path).name for each in objects] == ["calls.cpp.o"]
+    assert {Path(each.path).suffix for each in libraries} == {".a", ".so"}
+    assert native._made([objects, libraries], tmp_path) is None
+    assert build.missing_s(COMPILER, "here") == 0
+    assert build.makings(COMPILER, "here") == [[]]
+    assert not list(two_sources.rglob("*.partial"))
+    assert build.shared_library(COMPILER, "here").startswith(b"\x7fELF")
 
 
 def test_a_damaged_object_costs_compiling_all_again(two_sources, monkeypatch):
@@ -178,18 +209,6 @@ def test_a_damaged_object_costs_compiling_all_again(two_sources, monkeypatch):
     kept.write_bytes(b"cut off")
     with pytest.raises(CompilerError, match="could not be compiled"):
         build.static_library(COMPILER, "here")
-    assert build.static_library(COMPILER, "here").is_file()
-
-
-def test_one_that_comes_late_takes_what_another_has_made(two_sources, monkeypatch):
-    """It has not waited any longer; the other one has deleted the objects meanwhile."""
-    make = build._make
-
-    def late(compiler, paths):
-        make(compiler, paths)
-        raise FileNotFoundError("calls.cpp.o")
-
-    monkeypatch.setattr(build, "_make", late)
     assert build.static_library(COMPILER, "here").is_file()
 
 

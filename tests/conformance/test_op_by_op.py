@@ -9,8 +9,9 @@ import shutil
 import pytest
 import torch
 
+from abele.arena import kept as memory
 from abele.compile.cache import ExecutableCache
-from abele.targets.cpu.op_by_op import choice, memory
+from abele.targets.cpu.op_by_op import choice
 from helpers.planes import WITHOUT_GRADIENT, events, planes
 from helpers.runs import assert_close_by_norm, assert_same_bits, rule_for, run, run_eagerly, started
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from abele import frames, garbage, passes
 from abele.compile import executable, tiers
-from abele.compile.compiling import compile_programs, lowered_by
+from abele.compile.compiling import compile_programs, lowered_by, needed_once
 from abele.compile.executable import ChosenLowering, Executable
 from abele.compile.later import Announce, Running
 from abele.compile.sources import ExecutableSource
@@ -318,10 +318,11 @@ def _compile(
     progress: Progress,
 ) -> Executable:
     started = time.perf_counter()
-    if target.unprepared_s() and target.cannot_compile() is None:
+    needed = needed_once(target, programs, parts)
+    if target.unprepared_s(needed) and target.cannot_compile() is None:
         progress("compile abele's kernels, once on this machine", 0.12)
         with contextlib.suppress(CompilerError):
-            target.prepare()
+            target.prepare(needed)
         record.seconds["kernels"] = time.perf_counter() - started
         started = time.perf_counter()
 

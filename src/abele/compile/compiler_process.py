@@ -17,7 +17,7 @@ from typing import Any
 from abele import frames, garbage, passes
 from abele.compile import estimates, native
 from abele.compile.cache import ExecutableCache
-from abele.compile.compiling import compile_programs, lowered_by
+from abele.compile.compiling import compile_programs, lowered_by, needed_once
 from abele.compile.executable import Executable, lowerings_of
 from abele.compile.jobs import Job
 from abele.compile.later import Announce, Failure, Running
@@ -82,7 +82,12 @@ class FromCompiler(FromProcess):
                     lowered = lowered_by(job.target, program, name)
                     written = job.target.lowering(name).written(lowered)
                     files.append(_File(folder, len(files), name, lowered, written))
-        commands = [each.command() for each in files]
+        needed = needed_once(job.target, job.programs, job.parts)
+        commands = {
+            native.ONCE: job.target.preparing(needed),
+            native.ALL_AFTER_S: self._long_s() or 0.0,
+            native.PROGRAMS: [each.command() for each in files],
+        }
         (folder / native.COMMANDS).write_text(json.dumps(commands))
         self._files = files  # all of this folder, also where the user has interrupted it once
         # Isolated, and without packages: it is the standard library's alone.
@@ -95,7 +100,10 @@ class FromCompiler(FromProcess):
             return None
         job = self._job
         self.running.compile_s = time.monotonic() - self._began
-        pairs = list(zip(self._files, results, strict=True))
+        failed = results[native.ONCE]
+        if failed is not None:
+            raise CompilerError("abele's kernels could not be compiled.", log=failed["log"])
+        pairs = list(zip(self._files, results[native.PROGRAMS], strict=True))
         for file, result in pairs:
             if result["code"] == 0:
                 machine = job.parts["target"]

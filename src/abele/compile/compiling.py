@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from abele import passes
@@ -70,10 +70,37 @@ def compile_programs(
     )
 
 
+def needed_once(
+    target: Target, programs: Sequence[Program], parts: Mapping[str, Any]
+) -> Collection[str] | None:
+    """What of what is made once per machine the programs need; nothing where all is there.
+
+    Args:
+        target: what they are for.
+        programs: before the passes of lowerings.
+        parts: see ``executable.key_parts``.
+
+    Returns:
+        names that the target knows; None: all.
+    """
+    if not target.unprepared_s():
+        return frozenset()
+    needed = set[str]()
+    with passes.one_after_the_other():
+        for program in programs:
+            for name in executable.lowerings_of(parts, program.name):
+                names = target.lowering(name).needs(lowered_by(target, program, name))
+                if names is None:
+                    return None
+                needed.update(names)
+    return needed
+
+
 def _compiled(target: Target, program: Program, name: str) -> Way:
     lowering = target.lowering(name)
     # What is made once per machine is no part of what a program takes.
-    if not lowering.compiles or target.unprepared_s():
+    unprepared = target.unprepared_s() and target.unprepared_s(lowering.needs(program))
+    if not lowering.compiles or unprepared:
         return Way(name=name, program=program, compiled=lowering.compile(program))
     with estimates.noted(program, name, target.describe()):
         return Way(name=name, program=program, compiled=lowering.compile(program))

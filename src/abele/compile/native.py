@@ -11,27 +11,38 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 COMMANDS, RESULTS = "commands.json", "results.json"
+# What either has: files that are made once per machine, and the code of programs.
+ONCE, PROGRAMS = "once", "programs"
+# When all processors may make such files, in seconds: until then one is left to the steps.
+ALL_AFTER_S = "all_after_s"
+_RESULT = "{result}"  # in a command that makes a file: the path of that file
 _SET_DEATH_SIGNAL = 1  # of prctl(2)
 
 
 def main(folder: str, parent: str) -> None:
     """Runs the commands in ``folder`` for the process ``parent``, and writes what came of them.
 
-    Each result has the command's exit status, its output and its processor time in seconds. The
-    file appears complete or not at all.
+    Each result has the command's exit status, its output and its processor time in seconds. Of what
+    is made once per machine, only the first failure counts, and ends it all. The file appears
+    complete or not at all.
     """
     step_back(_runnable())
     end_with(int(parent))
     os.environ["TMPDIR"] = folder  # where compilers keep files that nobody else may delete
     path = Path(folder)
-    results = [_result_of(command) for command in json.loads((path / COMMANDS).read_text())]
+    commands = json.loads((path / COMMANDS).read_text())
+    failure = _made(commands[ONCE], path, commands[ALL_AFTER_S])
+    programs = [] if failure is not None else [_result_of(each) for each in commands[PROGRAMS]]
+    results = {ONCE: failure, PROGRAMS: programs}
     partial = path / f"{RESULTS}.partial"
     partial.write_text(json.dumps(results))
     os.replace(partial, path / RESULTS)
@@ -61,7 +72,66 @@ def _runnable() -> int:
         return 0
 
 
-def _result_of(command: list[str]) -> dict[str, int | str | float]:
+def _made(
+    stages: list[list[tuple[list[str], str]]], folder: Path, all_after_s: float = 0.0
+) -> dict[str, Any] | None:
+    """Makes the files of each stage, several at once.
+
+    Beside two compilers on two processors, steps take a quarter longer than beside one. So one
+    processor is theirs until those that pause for the compiler pause for long.
+
+    Returns:
+        The first failure, if there is one.
+    """
+    if not any(stages):
+        return None
+    from concurrent.futures import ThreadPoolExecutor  # takes a while, and is seldom needed
+
+    processors = _processors()
+    turns = threading.Semaphore(max(1, processors - 1))
+    more = threading.Timer(all_after_s, turns.release)
+    more.daemon = True
+
+    def one(making: tuple[list[str], str]) -> dict[str, Any]:
+        with turns:
+            return _made_one(*making, folder)
+
+    more.start()
+    try:
+        with ThreadPoolExecutor(processors) as pool:
+            for stage in stages:
+                for result in pool.map(one, stage):
+                    if result["code"] != 0:
+                        return result
+    finally:
+        more.cancel()
+    return None
+
+
+def _processors() -> int:
+    """How many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _made_one(command: list[str], path: str, folder: Path) -> dict[str, Any]:
+    """Makes a file, unless somebody has meanwhile; it appears complete or not at all."""
+    if os.path.isfile(path):
+        return {"code": 0}
+    made = folder / os.path.basename(path)
+    result = _result_of([str(made) if part == _RESULT else part for part in command])
+    if result["code"] == 0:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        partial = f"{path}.{os.getpid()}.partial"  # beside it: folders may lie on several disks
+        shutil.copyfile(made, partial)
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    return result
+
+
+def _result_of(command: list[str]) -> dict[str, Any]:
     began = _children_s()
     try:
         done = subprocess.run(

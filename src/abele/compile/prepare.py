@@ -22,9 +22,9 @@ def add_parser(commands: Any, summary: str) -> None:
     prepare: argparse.ArgumentParser = commands.add_parser(
         "prepare",
         help=summary,
-        description="Compiles abele's kernels for this machine, about half a minute of work that "
-        "otherwise goes on beside the steps of the first program. Run it after installing, or "
-        "before jobs start that share a home folder.",
+        description="Compiles abele's kernels for this machine, about half a minute of work. "
+        "Otherwise each program compiles those that it calls beside its first steps. Run it after "
+        "installing, or before jobs start that share a home folder.",
     )
     prepare.add_argument(
         "target", nargs="?", default="cpu", help="what programs are to run on (default: cpu)"

@@ -132,13 +132,16 @@ class FromProcess(Later):
 
     def _share(self) -> float:
         """Of the time in which this process computes, what is left to the other one now."""
-        if self.running.expected_s is None:
-            return _share()
-        once = self.running.once
-        cpu_s = self.running.expected_s / wall_s(1.0, once=once)
-        long_s = cpu_s * (_LONG_ONCE if once else _LONG)
-        is_long = time.monotonic() - self._started > long_s
+        long_s = self._long_s()
+        is_long = long_s is not None and time.monotonic() - self._started > long_s
         return max(_SHARE_OF_LONG, _share()) if is_long else _share()
+
+    def _long_s(self) -> float | None:
+        """How long steps have taken that are those of a long run, in seconds; None if unknown."""
+        if self.running.expected_s is None:
+            return None
+        once = self.running.once
+        return self.running.expected_s / wall_s(1.0, once=once) * (_LONG_ONCE if once else _LONG)
 
     def wait(self) -> Executable | Failure:
         """The same, once the process has ended."""

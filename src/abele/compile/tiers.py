@@ -19,6 +19,7 @@ import torch
 from abele.compile import estimates, executable, start
 from abele.compile.cache import ExecutableCache
 from abele.compile.compiler_process import FromCompiler
+from abele.compile.compiling import needed_once
 from abele.compile.executable import Executable, lowerings_of
 from abele.compile.jobs import Job
 from abele.compile.later import Announce, Later, Ready, Running
@@ -104,8 +105,6 @@ class Lowered:
     @functools.cached_property
     def only_written(self) -> bool:
         """Whether this process can write the programs, and another one has but to compile them."""
-        if self.target.unprepared_s():
-            return False
         lowerings = (self.target.lowering(name) for name in self.names)
         return all(each.writes() for each in lowerings if each.compiles)
 
@@ -114,6 +113,11 @@ class Lowered:
         """The lowerings that the programs may have."""
         each = (lowerings_of(self.parts, program.name) for program in self.programs)
         return sorted({name for names in each for name in names})
+
+    @functools.cached_property
+    def unprepared_s(self) -> float:
+        """Processor time of what the programs need that is made once per machine, in seconds."""
+        return self.target.unprepared_s(needed_once(self.target, self.programs, self.parts))
 
     @functools.cached_property
     def expected_s(self) -> float | None:
@@ -128,7 +132,7 @@ class Lowered:
         }
         programs = [considered(self.target, program) for program in self.programs]
         seconds = estimates.expected_s(programs, lowerings, self.parts["target"])
-        return None if seconds is None else seconds + self.target.unprepared_s()
+        return None if seconds is None else seconds + self.unprepared_s
 
 
 def decided(wanted: Wanted, lowered: Lowered) -> Running:
@@ -142,7 +146,7 @@ def decided(wanted: Wanted, lowered: Lowered) -> Running:
     running = Running(start=Start.TIERED, why=why, manner=manner, interpreted=True)
     if lowered.stored is not None:
         return running
-    running.once, seconds = lowered.target.unprepared_s() > 0, lowered.expected_s
+    running.once, seconds = lowered.unprepared_s > 0, lowered.expected_s
     if seconds:
         seconds += 0.0 if _alone(lowered) else LOADING_S
         running.expected_s = wall_s(seconds, once=running.once)
@@ -163,7 +167,7 @@ def _why_wait(wanted: Wanted, lowered: Lowered) -> str | None:
     if wanted.start is Start.WAIT:
         return "as asked"
     compiles = any(target.lowering(name).compiles for name in lowered.names)
-    if not compiles and not target.unprepared_s() and not _change_is_asked_for(target):
+    if not compiles and not lowered.unprepared_s and not _change_is_asked_for(target):
         return "nothing is compiled for these programs"
     if target.device() != get_target(INTERPRETING).device():
         return f"only the host interprets, and these programs run on {target.device()}"

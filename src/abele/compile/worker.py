@@ -20,7 +20,7 @@ import torch
 from abele import _torch
 from abele.compile import executable, jobs
 from abele.compile.cache import CacheWarning, ExecutableCache
-from abele.compile.compiling import compile_programs
+from abele.compile.compiling import compile_programs, needed_once
 from abele.compile.jobs import Job, Result
 from abele.compile.native import end_with
 from abele.errors import CompilerError
@@ -67,7 +67,7 @@ def _compiled(job: Job, cache: ExecutableCache, alone: ExecutableCache) -> Resul
     _keep_temporary_files_in(alone.folder)
     started = time.perf_counter()
     with contextlib.suppress(CompilerError):
-        job.target.prepare()
+        job.target.prepare(needed_once(job.target, job.programs, job.parts))
     made = compile_programs(job.target, job.programs, job.parts)
     seconds = time.perf_counter() - started
     for place in (cache, alone):

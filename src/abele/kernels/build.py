@@ -1,9 +1,9 @@
-"""Compiles the kernels once per machine, into an archive to link and a library to load.
+"""Compiles the kernels once per machine: objects to link, an archive of them, a library to load.
 
-Compiled programs link the archive, programs that run operator by operator load the library; both
-hold the same objects. Their names hold a hash of everything that decides their code; two versions
-never meet. Objects are kept as they are compiled, so that runs that end sooner than the compiler
-come to the end of it together.
+Emitted programs link the objects whose kernels they call, and Inductor's the archive; programs that
+run operator by operator load the library. The names of all hold a hash of everything that decides
+their code; two versions never meet. Each object is kept as it is compiled, so that runs that end
+sooner than the compiler come to the end of it together.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -52,6 +53,18 @@ KERNELS = {
 SHIMS = {"shims.cpp": 0.6}
 # Archive and library, of objects; the same unit.
 _LINK_S = 0.3
+#: The sources of which functions of these kinds are made, with all that they call.
+KINDS = {
+    "threads": ("calls.cpp",),
+    "products": ("product.cpp", "calls.cpp"),
+    "attention": ("attention.cpp", "calls.cpp"),
+    "rows": ("rows.cpp",),
+    "pools": ("max_pool.cpp",),
+    "convolutions": (
+        *("conv.cpp", "conv_channels_last.cpp", "conv_pixels.cpp"),
+        *("conv_planes.cpp", "conv_planes_half.cpp", "calls.cpp"),
+    ),
+}
 #: How long to wait for another process that compiles the same, in seconds.
 WAITS_S = 120.0
 
@@ -68,6 +81,21 @@ FLAGS = (
     "-fvisibility=hidden",
     "-Wno-psabi",
 )
+
+
+RESULT = "{result}"
+
+
+class Making(NamedTuple):
+    """A file, and what makes it.
+
+    Attributes:
+        command: its part ``RESULT`` stands for the path of a file that will be moved to ``path``.
+        path: where the file belongs.
+    """
+
+    command: list[str]
+    path: str
 
 
 @functools.cache
@@ -102,17 +130,69 @@ def shared_library(compiler: str, instruction_set: str) -> bytes:
         return file.read()
 
 
-def missing_s(compiler: str, instruction_set: str) -> float:
-    """Return the processor time that compiling what is not there takes, in seconds; 0 if nothing.
+def objects(compiler: str, instruction_set: str, sources: Collection[str]) -> list[str]:
+    """Return the paths of the objects of some sources, compiled unless they are there already.
 
-    Takes and raises what ``static_library`` does.
+    Args:
+        compiler: path of the C++ compiler.
+        instruction_set: what this processor has; another one needs other objects.
+        sources: of ``KERNELS``.
+
+    Raises:
+        CompilerError: the compiler does not accept the kernels.
+    """
+    kept = _objects_folder(_paths(compiler, instruction_set))
+    if any(not _object(kept, source).is_file() for source in sources):
+        with turn(cache_folder(), WAITS_S):
+            kept.mkdir(exist_ok=True)
+            _compile(compiler, kept, sources)
+    return object_paths(compiler, instruction_set, sources)
+
+
+def object_paths(compiler: str, instruction_set: str, sources: Iterable[str]) -> list[str]:
+    """Return where the objects of some sources are, or will be; takes what ``objects`` does."""
+    kept = _objects_folder(_paths(compiler, instruction_set))
+    return [str(_object(kept, source)) for source in sources]
+
+
+def makings(
+    compiler: str, instruction_set: str, sources: Collection[str] | None = None
+) -> list[list[Making]]:
+    """Return what makes the files that are missing, for another process to do.
+
+    Args:
+        compiler: path of the C++ compiler.
+        instruction_set: what this processor has.
+        sources: those whose objects are wanted; None: all, with archive and library.
+
+    Returns:
+        Stages: what one makes is there before the next begins; files of one may be made at once.
     """
     paths = _paths(compiler, instruction_set)
-    if all(path.is_file() for path in paths):
+    kept, wanted = _objects_folder(paths), _all() if sources is None else sources
+    missing = [source for source in wanted if not _object(kept, source).is_file()]
+    objects = [
+        Making([*_compiling(compiler, source), "-o", RESULT], str(_object(kept, source)))
+        for source in missing
+    ]
+    if sources is not None or _are_there(paths):
+        return [objects]
+    linked = zip(_linking(compiler, kept, RESULT), paths, strict=True)
+    return [objects, [Making(command, str(path)) for command, path in linked]]
+
+
+def missing_s(compiler: str, instruction_set: str, sources: Collection[str] | None = None) -> float:
+    """Return the processor time that making what is not there takes, in seconds; 0 if nothing.
+
+    Takes what ``makings`` does, and raises what ``static_library`` does.
+    """
+    paths = _paths(compiler, instruction_set)
+    if sources is None and _are_there(paths):
         return 0.0
-    kept = _objects_folder(paths)
-    sources = (KERNELS | SHIMS).items()
-    return _LINK_S + sum(s for source, s in sources if not _object(kept, source).is_file())
+    kept, wanted = _objects_folder(paths), _all() if sources is None else sources
+    seconds = KERNELS | SHIMS
+    compiling = sum(seconds[each] for each in wanted if not _object(kept, each).is_file())
+    return compiling + (_LINK_S if sources is None else 0.0)
 
 
 def _paths(compiler: str, instruction_set: str) -> tuple[Path, Path]:
@@ -136,7 +216,7 @@ def _version(compiler: str) -> str:
 
 
 def _objects_folder(paths: tuple[Path, Path]) -> Path:
-    """Where objects are until both libraries are there."""
+    """Where the objects of archive and library are."""
     return paths[0].with_suffix(".objects")
 
 
@@ -152,13 +232,8 @@ def _libraries(compiler: str, instruction_set: str) -> tuple[Path, Path]:
     paths = _paths(compiler, instruction_set)
     if not _are_there(paths):
         with turn(cache_folder(), WAITS_S):
-            try:
-                if not _are_there(paths):
-                    _make(compiler, paths)
-            except (CompilerError, OSError):
-                # One that did not wait any longer has made them, and deleted the objects.
-                if not _are_there(paths):
-                    raise
+            if not _are_there(paths):
+                _make(compiler, paths)
     return paths
 
 
@@ -169,31 +244,49 @@ def _are_there(paths: tuple[Path, Path]) -> bool:
 def _make(compiler: str, paths: tuple[Path, Path]) -> None:
     kept = _objects_folder(paths)
     kept.mkdir(exist_ok=True)
-    objects = _objects(compiler, kept)
-    try:
-        with temporary.folder(cache_folder()) as folder:
-            archive, library = (os.path.join(folder, path.name) for path in paths)
-            tool_output([os.environ.get("AR") or "ar", "rcs", archive, *objects])
-            kernels = objects[: len(KERNELS)]
-            tool_output([compiler, "-shared", "-fopenmp", "-s", "-o", library, *kernels])
-            for made, path in zip((archive, library), paths, strict=True):
-                os.replace(made, path)
-    finally:  # also where one of them is damaged: the next run compiles all again
-        shutil.rmtree(kept, ignore_errors=True)
+    _compile(compiler, kept, _all())
+    with temporary.folder(cache_folder()) as folder:
+        made = [os.path.join(folder, path.name) for path in paths]
+        commands = _linking(compiler, kept, RESULT)
+        try:
+            for command, result, path in zip(commands, made, paths, strict=True):
+                tool_output([result if part == RESULT else part for part in command])
+                _published(result, path)
+        except CompilerError:  # one of them is damaged: the next run compiles all again
+            shutil.rmtree(kept, ignore_errors=True)
+            raise
 
 
-def _objects(compiler: str, kept: Path) -> list[str]:
+def _all() -> tuple[str, ...]:
+    return (*KERNELS, *SHIMS)
+
+
+def _published(made: str, path: Path) -> None:
+    """Move a file to where others look for it; a crash of the system leaves all of it, or none."""
+    with open(made, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(made, path)
+
+
+def _linking(compiler: str, kept: Path, result: str) -> tuple[list[str], list[str]]:
+    """What makes archive and library of the objects."""
+    kernels = [str(_object(kept, source)) for source in KERNELS]
+    shims = [str(_object(kept, source)) for source in SHIMS]
+    archive = [os.environ.get("AR") or "ar", "rcs", result, *kernels, *shims]
+    return archive, [compiler, "-shared", "-fopenmp", "-s", "-o", result, *kernels]
+
+
+def _compile(compiler: str, kept: Path, sources: Iterable[str]) -> None:
     """Compile what an earlier run has not; one that is ended meanwhile loses unfinished ones."""
     with temporary.folder(cache_folder()) as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
 
-        def one(source: str) -> str:
+        def one(source: str) -> None:
             path = _object(kept, source)
             if not path.is_file():
                 (made,) = compiled(compiler, folder, [source])
-                os.replace(made, path)
-            return str(path)
+                _published(made, path)
 
-        return list(pool.map(one, (*KERNELS, *SHIMS)))
+        list(pool.map(one, sources))
 
 
 def compiled(
@@ -213,15 +306,19 @@ def compiled(
     Raises:
         CompilerError: the compiler does not accept one of them.
     """
-    headers = Path(torch.__file__).parent / "include"
     objects = [os.path.join(folder, f"{Path(source).name}.o") for source in sources]
 
     def one(source: str, output: str) -> None:
-        tool_output([compiler, *flags, f"-I{headers}", "-c", str(FOLDER / source), "-o", output])
+        tool_output([*_compiling(compiler, source, flags), "-o", output])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(one, sources, objects))
     return objects
+
+
+def _compiling(compiler: str, source: str, flags: Sequence[str] = FLAGS) -> list[str]:
+    headers = Path(torch.__file__).parent / "include"
+    return [compiler, *flags, f"-I{headers}", "-c", str(FOLDER / source)]
 
 
 def tool_output(command: list[str]) -> str:

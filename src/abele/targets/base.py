@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -16,6 +16,7 @@ from abele.program.memory import MemoryUse, of_graph
 from abele.targets.kernel_choice import Kernel, KernelChoice, operators_of
 
 if TYPE_CHECKING:
+    from abele.kernels.build import Making
     from abele.targets.clocked import Clocked
 
 #: How programs run whose lowering compiles them; see ``Lowering.manner``.
@@ -172,6 +173,15 @@ class Lowering(abc.ABC):
             CompilerError: the compiler behind the target failed.
         """
 
+    def needs(self, program: Program) -> Collection[str] | None:
+        """Names of what is made once per machine that ``program`` needs; None: all of it.
+
+        Args:
+            program: after ``passes``.
+        """
+        del program
+        return ()
+
     def writes(self) -> bool:
         """Whether ``written`` gives a program as text, and that takes no time to speak of."""
         return False
@@ -274,12 +284,32 @@ class Target(abc.ABC):
         """Why programs cannot run here, or ``None`` if they can."""
         return None
 
-    def unprepared_s(self) -> float:
-        """Processor time of what is made once per machine and is not there yet, in seconds."""
+    def unprepared_s(self, needed: Collection[str] | None = None) -> float:
+        """Processor time of what is made once per machine and is not there yet, in seconds.
+
+        Args:
+            needed: what of it counts, see ``Lowering.needs``; None: all.
+        """
+        del needed
         return 0.0
 
-    def prepare(self) -> None:
+    def preparing(self, needed: Collection[str] | None = None) -> list[list[Making]]:
+        """Return what ``prepare`` does, for another process to do.
+
+        Args:
+            needed: as of ``unprepared_s``.
+
+        Returns:
+            Stages, one after the other.
+        """
+        del needed
+        return []
+
+    def prepare(self, needed: Collection[str] | None = None) -> None:
         """Make what is made once per machine, if it is not there yet.
+
+        Args:
+            needed: as of ``unprepared_s``.
 
         Raises:
             CompilerError: it cannot be compiled. Who compiles a program that needs it gets the

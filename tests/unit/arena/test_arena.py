@@ -467,3 +467,15 @@ class Degenerate(nn.Module):
 def test_scalars_and_no_images_have_a_plan():
     (step,) = captured(Degenerate(), (torch.randn(2, 3, 8, 8),)).programs
     assert len(Interpreter().compile(step).run(arguments(step))) == 5
+
+
+@pytest.mark.parametrize(("planned", "switched"), [(True, 2), (False, 0)])
+def test_without_the_library_freed_memory_stays_with_the_process(planned, switched, monkeypatch):
+    settings = []
+    monkeypatch.setattr(running, "available", lambda: False)
+    monkeypatch.setattr("abele.arena.kept._mallopt", lambda: lambda *each: settings.append(each))
+    step = program()
+    use = arena.with_inner(memory.of_graph(step))
+    with arena.Arena(arena.planned(use) if planned else None).used():
+        inside = len(settings)
+    assert (inside, len(settings)) == (switched, 2 * switched)

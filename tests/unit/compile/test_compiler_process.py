@@ -1,5 +1,6 @@
 """Programs that this process writes: the compiler beside it, its failures, and kills."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -18,6 +19,7 @@ from abele.compile.executable import Executable
 from abele.compile.jobs import Job
 from abele.compile.later import Failure, Running
 from abele.compile.tiers import Lowered
+from abele.kernels.build import RESULT, Making
 from abele.targets import Compiled
 from abele.targets.base import Written
 from abele.targets.reference import Interpreter, Reference
@@ -112,6 +114,36 @@ def test_programs_are_there_when_the_compiler_has_ended(begin, tmp_path):
     assert later.running.compile_s > 0
     assert ExecutableCache(tmp_path / "cache").has(executable.key_of(job.parts))
     assert made.compiled["step"].payload == b"the text"
+
+
+class Unprepared(Target):
+    """Has a file to make once per machine, by a command."""
+
+    def __init__(self, path, command):
+        super().__init__(COPIES)
+        self._path, self._command = path, command
+
+    def unprepared_s(self, needed=None):
+        return 0.0 if self._path.exists() else 4.0
+
+    def preparing(self, needed=None):
+        assert needed == frozenset()
+        return [[Making(self._command, str(self._path))]]
+
+
+def test_what_is_made_once_per_machine_is_made_before(begin, tmp_path):
+    target = Unprepared(tmp_path / "new" / "kernel.o", ["touch", RESULT])
+    job = dataclasses.replace(job_of(COPIES), target=target)
+    assert isinstance(begin(job).wait(), Executable)
+    assert [each.name for each in (tmp_path / "new").iterdir()] == ["kernel.o"]
+
+
+def test_nothing_is_compiled_for_a_program_whose_kernels_cannot_be_made(begin, tmp_path):
+    target = Unprepared(tmp_path / "kernel.o", [sys.executable, "-c", "exit('not this one')"])
+    failure = begin(dataclasses.replace(job_of(COPIES), target=target)).wait()
+    assert isinstance(failure, Failure)
+    assert "abele's kernels could not be compiled" in failure.problem
+    assert "not this one" in failure.log
 
 
 def test_a_look_finds_them_too(begin):

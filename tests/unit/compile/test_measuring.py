@@ -16,6 +16,7 @@ from abele.compile.measuring import Way, fastest, made_up
 from abele.errors import CompilerError, CorruptExecutable, TargetError
 from abele.passes.dead_code import dead_code
 from abele.targets import Compiled, candidates
+from abele.targets.cpu.op_by_op import choice
 from abele.targets.cpu.op_by_op.lowering import OpByOp
 from helpers.fakes import Keeping, KeptCode
 from helpers.models import MODELS
@@ -312,15 +313,22 @@ def _resident_bytes():
 
 
 @pytest.mark.parametrize(
-    ("layer", "beside"),
+    ("layer", "edge", "beside"),
     [
-        (torch.nn.Linear(6, 6), False),
-        (torch.nn.Conv2d(3, 3, 1), True),
-        (torch.nn.BatchNorm2d(3), True),
-        (torch.nn.MaxPool2d(2), True),
-        (torch.nn.UpsamplingBilinear2d(scale_factor=2), True),
+        (torch.nn.Linear(128, 6), 128, False),
+        (torch.nn.Conv2d(3, 3, 5, padding=2), 8, False),  # emitted code calls the same kernel
+        (torch.nn.BatchNorm2d(3), 512, True),
+        (torch.nn.BatchNorm2d(3), 16, False),
+        (torch.nn.UpsamplingBilinear2d(scale_factor=2), 512, True),
+        (torch.nn.MaxPool2d(2), 512, False),
     ],
 )
-def test_operator_by_operator_is_measured_where_its_kernels_have_work(layer, beside):
-    (program,) = captured(layer, [torch.rand(2, 3, 6, 6)], CONFIG).programs
+def test_operator_by_operator_is_measured_where_its_kernels_have_work(layer, edge, beside):
+    (program,) = captured(layer, [torch.rand(2, 3, edge, edge)], CONFIG).programs
     assert OpByOp().beside(program) is beside
+
+
+def test_it_is_measured_where_it_has_another_kernel_for_a_convolution(monkeypatch):
+    monkeypatch.setattr(choice, "way_of_node", lambda node: "conv" in str(node.target) or None)
+    (program,) = captured(torch.nn.Conv2d(3, 3, 5), [torch.rand(2, 3, 8, 8)], CONFIG).programs
+    assert OpByOp().beside(program)

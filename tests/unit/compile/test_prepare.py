@@ -15,10 +15,10 @@ class Unprepared(Keeping):
 
     name, left_s, problem = "unprepared", 4.0, None
 
-    def unprepared_s(self):
+    def unprepared_s(self, needed=None):
         return self.left_s
 
-    def prepare(self):
+    def prepare(self, needed=None):
         if self.problem is not None:
             raise CompilerError(self.problem)
         self.left_s = 1.0

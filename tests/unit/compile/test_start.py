@@ -156,10 +156,10 @@ class Unprepared(Keeping):
 
     prepared = False
 
-    def unprepared_s(self):
+    def unprepared_s(self, needed=None):
         return 0.0 if self.prepared else 20.0
 
-    def prepare(self):
+    def prepare(self, needed=None):
         self.prepared = True
 
 
@@ -177,7 +177,7 @@ def test_what_is_made_once_per_machine_is_made_first():
 
 def test_a_target_that_cannot_be_prepared_still_compiles_what_needs_it_not():
     class Broken(Unprepared):
-        def prepare(self):
+        def prepare(self, needed=None):
             raise CompilerError("no compiler")
 
     _, record = built(Broken(), Start.WAIT)
@@ -195,8 +195,7 @@ def test_how_long_it_takes_is_expected_too(monkeypatch):
     monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: 1.0)
     monkeypatch.setattr("abele.compile.process._share", lambda: 0.1)
     _, record = built(Unprepared())
-    loading_s = 2
-    assert record.running.expected_s == pytest.approx((1 + 20 + loading_s) * (1 + 0.9 / 0.5))
+    assert record.running.expected_s == pytest.approx((1 + 20) * (1 + 0.9 / 0.5))
 
 
 def test_processes_that_cannot_ask_each_other_wait():

@@ -11,7 +11,6 @@ from abele.fit.results import of_calls
 from abele.fit.run import estimate
 from abele.program import memory
 from abele.step.config import OutputMode, StepConfig
-from abele.targets.cpu.emitted import build
 from abele.targets.cpu.emitted.lowering import Emitted
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
@@ -186,18 +185,13 @@ def test_only_what_is_sure_to_fit_fits(size, verdict, words):
     assert words in answer.sentence()
 
 
-def test_what_has_planned_places_once_it_is_compiled_is_estimated_so_before(monkeypatch):
-    _, programs, _ = made()
-    lowering = get_target("cpu").lowering("op_by_op")
+@pytest.mark.parametrize("name", ["op_by_op", "emitted"])
+def test_what_has_planned_places_once_it_is_compiled_is_estimated_so_before(name, monkeypatch):
+    torch_computes = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, groups=1, dilation=2))
+    programs = captured(torch_computes, (torch.zeros(2, 3, 9, 9),)).programs
+    monkeypatch.setattr("abele.arena.available", lambda: False)
+    lowering = get_target("cpu").lowering(name)
     monkeypatch.setenv("CXX", sys.executable)  # a file that is there; nothing is compiled
     assert lowering.memory(programs[0]).shared is not None
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert lowering.memory(programs[0]).shared is None
-
-
-def test_compiled_programs_have_planned_places_where_kernels_are_still_to_be_made(monkeypatch):
-    torch_computes = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, groups=1, dilation=2))
-    programs = captured(torch_computes, (torch.zeros(2, 3, 9, 9),)).programs
-    for there in (True, False):
-        monkeypatch.setattr(build, "kernels_are_there", lambda there=there: there)
-        assert (Emitted().memory(programs[0]).shared is None) is there

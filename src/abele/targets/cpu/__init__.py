@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from abele import _torch, arena
 from abele.errors import CompilerError
 from abele.kernels import build
+from abele.kernels.build import Making
 from abele.targets.base import Lowering, Target
 from abele.targets.cpu.compiler import compiler, instruction_set
 from abele.targets.cpu.emitted import headers
@@ -23,6 +24,7 @@ from abele.targets.cpu.inductor import Inductor
 from abele.targets.cpu.op_by_op.lowering import OpByOp
 from abele.targets.reference import Interpreter
 
+_ARENA_S = 1.3  # that compiling what reserves memory takes, by g++ 12
 # The first that gives a reason takes a program, so Inductor takes what is left; the last is only
 # measured beside others.
 LOWERINGS: tuple[Lowering, ...] = (
@@ -54,24 +56,39 @@ class Cpu(Target):
             )
         return None
 
-    def unprepared_s(self) -> float:
-        """Abele's own kernels are compiled once per machine."""
+    def unprepared_s(self, needed: Collection[str] | None = None) -> float:
+        """Abele's own kernels are compiled once per machine, and what reserves memory."""
         path = compiler()
         if path is None:
             return 0.0
         try:
-            return build.missing_s(path, instruction_set())
+            kernels_s = build.missing_s(path, instruction_set(), _sources(needed))
         except CompilerError:
             return 0.0  # whoever compiles with it gets the message
+        wants_memory = needed is not None and arena.NAME in needed and not arena.available()
+        return kernels_s + (_ARENA_S if wants_memory else 0.0)
 
-    def prepare(self) -> None:
+    def preparing(self, needed: Collection[str] | None = None) -> list[list[Making]]:
+        """Objects of the kernels, then the libraries that are made of all."""
+        path = compiler() or "g++"
+        first, *further = build.makings(path, instruction_set(), _sources(needed))
+        memory = arena.makings(path) if needed is None or arena.NAME in needed else []
+        return [[*first, *memory], *further]
+
+    def prepare(self, needed: Collection[str] | None = None) -> None:
         """Compile abele's own kernels, what reserves memory, and the headers of programs."""
         path = compiler() or "g++"
         with ThreadPoolExecutor(1) as pool:
-            memory = pool.submit(arena.made, path)
+            wants_memory = needed is None or arena.NAME in needed
+            memory = pool.submit(arena.made, path) if wants_memory else None
             read = pool.submit(headers.make, path, instruction_set())
-            build.shared_library(path, instruction_set())
-            memory.result()
+            sources = _sources(needed)
+            if sources is None:
+                build.shared_library(path, instruction_set())
+            else:
+                build.objects(path, instruction_set(), sources)
+            if memory is not None:
+                memory.result()
             read.result()
 
     def describe(self) -> Mapping[str, Any]:
@@ -86,6 +103,11 @@ class Cpu(Target):
             "kernels": build.fingerprint(),
             "emitted": emitter_fingerprint(),
         }
+
+
+def _sources(needed: Collection[str] | None) -> list[str] | None:
+    """Of what is needed, the kernels."""
+    return None if needed is None else [each for each in needed if each != arena.NAME]
 
 
 TARGET = Cpu()

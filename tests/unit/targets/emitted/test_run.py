@@ -203,6 +203,8 @@ def test_what_torch_makes_between_has_its_place_until_nothing_reads_it(monkeypat
     assert counts == [9, 0, 0]
     monkeypatch.setattr(arena, "available", lambda: False)
     monkeypatch.setattr(running, "available", lambda: False)
+    assert Emitted().memory(step).shared == 2 * x.nbytes  # it will be made with the program
+    monkeypatch.setenv("CXX", "no-such-compiler")
     assert Emitted().memory(step).shared is None
     plain = Emitted().compile(step).run(_in_order(step, x, torch.ones(64, 64)))[0]
     assert all(torch.equal(each, plain) for each in results)

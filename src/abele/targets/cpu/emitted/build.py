@@ -19,11 +19,15 @@ from abele.targets.cpu.compiler import compiler, instruction_set
 from abele.targets.cpu.emitted import headers
 
 FLAGS = (*kernels.FLAGS, "-shared")
-# What programs that call the kernels have in their text.
-_KERNELS = (
-    *("abele::convolve", "abele::pool", "abele::multiply", "abele::attention"),
-    "abele::at_most",
-)
+# What stands in the text of programs that call kernels, and which these are; ``KINDS`` has them.
+_CALLS = {
+    "abele::convolve": "convolutions",
+    "abele::pool": "pools",
+    "abele::multiply": "products",
+    "abele::attention": "attention",
+    "abele::at_most": "rows",
+    "abele_threads": "threads",
+}
 # With GCC, long files are compiled with these passes alone, in half of the time that -O3 takes and
 # to code that is as fast: kernels take most of a step. Small programs keep -O3: templates gain up
 # to a quarter from it. Without the second flag, products and sums would not become one instruction.
@@ -61,33 +65,29 @@ def fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
+def kernels_of(text: str) -> list[str]:
+    """The sources of the kernels that a file calls, as ``kernels.build`` names them."""
+    called = {s for call, kind in _CALLS.items() if call in text for s in kernels.KINDS[kind]}
+    return sorted(called)
+
+
 def command(text: str, source: str, result: str) -> list[str]:
-    """What makes a shared library of a file.
+    """What makes a shared library of a file, once the kernels that it calls have been compiled.
 
     Args:
         text: of the file.
         source: its path.
         result: path of the library.
-
-    Raises:
-        CompilerError: the kernels, which are compiled once per machine, cannot be.
     """
     path, library = _compiler(), _library()
     assert library is not None
     read = headers.arguments(path, instruction_set())
     quick = _QUICK_FLAGS if len(text) >= _LONG and headers.is_gcc(path) else ()
     parts = [path, *FLAGS, *quick, *read, f"-I{headers.FOLDER}", f"-I{kernels.FOLDER}", source]
-    if any(call in text for call in _KERNELS):
-        parts.append(str(kernels.static_library(path, instruction_set())))
+    called = kernels_of(text)
+    if called:
+        parts += kernels.object_paths(path, instruction_set(), called)
     return [*parts, f"-L{library.parent}", "-ltorch_cpu", "-o", result]
-
-
-def kernels_are_there() -> bool:
-    """Whether the kernels have been compiled on this machine."""
-    try:
-        return not kernels.missing_s(_compiler(), instruction_set())
-    except CompilerError:
-        return False  # there is no compiler
 
 
 def _compiler() -> str:
@@ -102,9 +102,10 @@ def compiled(name: str, text: str) -> bytes:
         text: of the file.
 
     Raises:
-        CompilerError: the compiler does not accept it.
+        CompilerError: the compiler does not accept it, or the kernels that it calls.
     """
     headers.make(_compiler(), instruction_set())
+    kernels.objects(_compiler(), instruction_set(), kernels_of(text))
     with temporary.folder() as folder:
         source, result = os.path.join(folder, "program.cpp"), os.path.join(folder, "program.so")
         Path(source).write_text(text)

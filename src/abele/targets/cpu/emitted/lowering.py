@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -18,6 +18,7 @@ from abele.program import Program
 from abele.program.memory import MemoryUse
 from abele.targets.base import Compiled, Lowering, OfBatch, Repeated, Written, require_code
 from abele.targets.clocked import Clocked
+from abele.targets.cpu.compiler import compiler
 from abele.targets.cpu.emitted import build, choice, reasons, source, subnormals
 from abele.targets.cpu.emitted.bound import BoundRunner
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
@@ -66,9 +67,14 @@ class Emitted(Lowering):
         code = build.compiled(program.name, plan.source.text)
         return _runnable(program, plan.calling(), code)
 
+    def needs(self, program: Program) -> Collection[str]:
+        """The kernels that its code calls, and planned places for what torch computes."""
+        plan = planned_code(program)
+        return {*build.kernels_of(plan.source.text), *([] if plan.torchs is None else [arena.NAME])}
+
     def writes(self) -> bool:
-        """Where no kernels have to be compiled before."""
-        return build.kernels_are_there()
+        """Always."""
+        return True
 
     def written(self, program: Program) -> Written:
         """The code, and what compiles it."""
@@ -95,7 +101,7 @@ class Emitted(Lowering):
         """What the plan says: the arena, and what torch and the caller get beside it."""
         use = _memory_use(program, placed(program))
         alone = len(use.bare) == len(use.nodes)  # torch computes nothing
-        planned = arena.available() or not build.kernels_are_there()  # both are made together
+        planned = arena.available() or compiler() is not None  # it is made with the program
         return arena.placed(use) if planned and not alone else use
 
     def declined(self, program: Program) -> str | None:

@@ -12,12 +12,13 @@ import torch
 from abele import _torch
 from abele._torch.copies import copied_graph
 from abele.arena import Arena
+from abele.arena.kept import kept
 from abele.ops import adam, norm_activation
 from abele.program import Program, is_getitem, node_argument
 from abele.targets import straight
 from abele.targets.base import Run
 from abele.targets.clocked import Clocked, GraphClocks
-from abele.targets.cpu.op_by_op import calls, memory
+from abele.targets.cpu.op_by_op import calls
 from abele.targets.cpu.op_by_op.convolutions import own_convolution
 from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
 from abele.targets.cpu.op_by_op.pools import own_pool
@@ -92,7 +93,7 @@ def _run(
     function = straight.function_of(graph, clocks, frees_inputs=True)
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        with torch.no_grad(), memory.kept(), planned():
+        with torch.no_grad(), kept(), planned():
             return list(function(inputs))
 
     return run

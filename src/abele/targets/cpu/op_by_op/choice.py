@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from abele.kernels.ways import suits_winograd
+from abele.kernels.ways import suits_winograd, way_of_node
 from abele.program import Program, Role, node_argument
 
 aten = torch.ops.aten
@@ -28,10 +28,8 @@ LEAST_CONVOLUTIONS = 8
 # join is joined by our kernels, too.
 MANY_CONVOLUTIONS, MEAN_WORK = 64, 2**23
 
-_OF_IMAGES = (
-    aten.convolution.default,
-    aten.convolution_backward.default,
-    aten.max_pool2d_with_indices.default,
+# Of large images, these are passes through memory, which our kernels make fewer.
+_PASSES = (
     aten.upsample_bilinear2d.vec,
     aten.upsample_bilinear2d.default,
     aten._native_batch_norm_legit_functional.default,
@@ -68,13 +66,22 @@ def why(program: Program) -> str | None:
     return None
 
 
-def has_images(program: Program) -> bool:
-    """Whether kernels of ours may have something to do.
+def has_work(program: Program) -> bool:
+    """Whether kernels of ours that emitted code does not call have enough to do.
 
     Args:
         program: before any lowering pass.
     """
-    return any(node.target in _OF_IMAGES for node in program.graph.graph.nodes)
+    return any(
+        way_of_node(node) is not None or (node.target in _PASSES and _is_large(node))
+        for node in program.graph.graph.nodes
+    )
+
+
+def _is_large(node: torch.fx.Node) -> bool:
+    """Whether an operator reads images that leave a core's cache."""
+    image = node_argument(node, 0).meta["val"]
+    return image.numel() * image.element_size() >= LARGE_IMAGE
 
 
 def why_not(program: Program) -> str | None:

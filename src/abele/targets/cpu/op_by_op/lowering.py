@@ -56,8 +56,12 @@ class OpByOp(Lowering):
         return choice.why_not(program)
 
     def beside(self, program: Program) -> bool:
-        """Be measured where there are images: of other operators torch's do the work either way."""
-        return choice.has_images(program)
+        """Be measured where its kernels have work: the rest is torch's or code either way."""
+        return choice.has_work(program)
+
+    def needs(self, program: Program) -> None:
+        """All: they are in one library."""
+        del program
 
     def compile(self, program: Program) -> Compiled:
         """Compile the kernels, once per machine; seconds, later none."""

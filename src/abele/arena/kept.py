@@ -3,7 +3,7 @@
 A freed block of many megabytes goes back to the system, and the next one has to be mapped and
 cleared again, page by page: up to half the time of a step. Only the C library of GNU offers a
 switch (mallopt(3)); elsewhere nothing is changed. The switch is for the whole process, so it is on
-only while a program runs this way.
+only while a program runs: one whose tensors have no planned places, or operator by operator.
 """
 
 from __future__ import annotations
