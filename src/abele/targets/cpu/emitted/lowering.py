@@ -11,6 +11,7 @@ import torch
 from abele import arena
 from abele.passes.of_lowerings.few_channel_convolutions import few_channel_convolutions
 from abele.passes.of_lowerings.half_convolutions import half_convolutions
+from abele.passes.of_lowerings.kept_derivatives import kept_derivatives
 from abele.passes.of_lowerings.lstm_steps import lstm_steps
 from abele.passes.of_lowerings.stacked_gradients import stacked_gradients
 from abele.passes.of_lowerings.summed_products import summed_products
@@ -51,6 +52,7 @@ class Emitted(Lowering):
         few_channel_convolutions,
         stacked_gradients,
         summed_products,
+        kept_derivatives,
     )
 
     def why(self, program: Program) -> str | None:
