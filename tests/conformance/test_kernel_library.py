@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from helpers.kernel_library import COMPILER, NEEDS_COMPILER, kernels
 
 pytestmark = NEEDS_COMPILER
 
+FAST = ("-std=c++17", "-O0", "-march=native", "-fopenmp", "-fPIC", "-Wno-psabi")
 AS_C = ("-x", "c", "-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror")
 
 
@@ -114,7 +116,7 @@ def test_a_compiler_that_fails_is_named_and_quoted(tmp_path):
 
 @pytest.mark.parametrize("kind", build.KINDS)
 def test_kernels_of_one_kind_need_no_others(kind, tmp_path):
-    objects = build.objects(COMPILER, instruction_set(), build.KINDS[kind])
+    objects = build.compiled(COMPILER, str(tmp_path), build.KINDS[kind], FAST)
     command = [COMPILER, "-shared", "-fopenmp", "-Wl,-z,defs", *objects]
     subprocess.run([*command, "-o", str(tmp_path / "kind.so")], check=True)
 
@@ -182,17 +184,27 @@ def test_what_a_run_has_compiled_before_it_ended_is_not_compiled_again(two_sourc
 def test_objects_are_compiled_one_by_one_and_used_by_the_libraries(two_sources):
     all_s = build.missing_s(COMPILER, "here")
     assert build.missing_s(COMPILER, "here", ["adam.cpp"]) == 0.25
-    (path,) = build.objects(COMPILER, "here", ["adam.cpp"])
+    (path,) = build.linkable(COMPILER, "here", ["adam.cpp"])
+    build.compile_objects(COMPILER, "here", ["adam.cpp"])
     assert build.missing_s(COMPILER, "here", ["adam.cpp"]) == 0
     assert build.missing_s(COMPILER, "here") == all_s - 0.25
     stamp = Path(path).stat().st_mtime_ns
-    build.static_library(COMPILER, "here")
-    assert build.objects(COMPILER, "here", ["adam.cpp"]) == [path]
+    archive = build.static_library(COMPILER, "here")
     assert Path(path).stat().st_mtime_ns == stamp
+    assert build.linkable(COMPILER, "here", ["adam.cpp"]) == [str(archive)]
+
+
+def test_the_archive_stands_for_its_objects(two_sources):
+    archive = build.static_library(COMPILER, "here")
+    shutil.rmtree(archive.with_suffix(".objects"))
+    assert build.missing_s(COMPILER, "here", ["adam.cpp"]) == 0
+    assert build.makings(COMPILER, "here", ["adam.cpp"]) == [[]]
+    build.compile_objects(COMPILER, "here", ["adam.cpp"])
+    assert not archive.with_suffix(".objects").exists()
 
 
 def test_what_is_missing_can_be_made_by_another_process(two_sources, tmp_path):
-    build.objects(COMPILER, "here", ["adam.cpp"])
+    build.compile_objects(COMPILER, "here", ["adam.cpp"])
     objects, libraries = build.makings(COMPILER, "here")
     assert [Path(each.path).name for each in objects] == ["calls.cpp.o"]
     assert {Path(each.path).suffix for each in libraries} == {".a", ".so"}

@@ -89,18 +89,18 @@ def needed_once(
     with passes.one_after_the_other():
         for program in programs:
             for name in executable.lowerings_of(parts, program.name):
-                names = target.lowering(name).needs(lowered_by(target, program, name))
-                if names is None:
+                lowering = target.lowering(name)
+                at_most = lowering.may_need(program)
+                if at_most is None:
                     return None
-                needed.update(names)
+                if target.unprepared_s(at_most):
+                    needed.update(lowering.needs(lowered_by(target, program, name)))
     return needed
 
 
 def _compiled(target: Target, program: Program, name: str) -> Way:
     lowering = target.lowering(name)
-    # What is made once per machine is no part of what a program takes.
-    unprepared = target.unprepared_s() and target.unprepared_s(lowering.needs(program))
-    if not lowering.compiles or unprepared:
+    if not lowering.compiles:
         return Way(name=name, program=program, compiled=lowering.compile(program))
     with estimates.noted(program, name, target.describe()):
         return Way(name=name, program=program, compiled=lowering.compile(program))

@@ -102,6 +102,7 @@ def _made(
             for stage in stages:
                 for result in pool.map(one, stage):
                     if result["code"] != 0:
+                        pool.shutdown(wait=False, cancel_futures=True)
                         return result
     finally:
         more.cancel()

@@ -130,8 +130,8 @@ def shared_library(compiler: str, instruction_set: str) -> bytes:
         return file.read()
 
 
-def objects(compiler: str, instruction_set: str, sources: Collection[str]) -> list[str]:
-    """Return the paths of the objects of some sources, compiled unless they are there already.
+def compile_objects(compiler: str, instruction_set: str, sources: Collection[str]) -> None:
+    """Compile objects of some sources, unless they or the archive are there.
 
     Args:
         compiler: path of the C++ compiler.
@@ -141,17 +141,23 @@ def objects(compiler: str, instruction_set: str, sources: Collection[str]) -> li
     Raises:
         CompilerError: the compiler does not accept the kernels.
     """
-    kept = _objects_folder(_paths(compiler, instruction_set))
-    if any(not _object(kept, source).is_file() for source in sources):
+    paths = _paths(compiler, instruction_set)
+    if _missing(paths, sources):
+        kept = _objects_folder(paths)
         with turn(cache_folder(), WAITS_S):
             kept.mkdir(exist_ok=True)
             _compile(compiler, kept, sources)
-    return object_paths(compiler, instruction_set, sources)
 
 
-def object_paths(compiler: str, instruction_set: str, sources: Iterable[str]) -> list[str]:
-    """Return where the objects of some sources are, or will be; takes what ``objects`` does."""
-    kept = _objects_folder(_paths(compiler, instruction_set))
+def linkable(compiler: str, instruction_set: str, sources: Iterable[str]) -> list[str]:
+    """Return what a program links that calls kernels of some sources: the archive if it is there.
+
+    Takes what ``compile_objects`` does, which need not have come to its end.
+    """
+    paths = _paths(compiler, instruction_set)
+    if paths[0].is_file():
+        return [str(paths[0])]
+    kept = _objects_folder(paths)
     return [str(_object(kept, source)) for source in sources]
 
 
@@ -169,11 +175,10 @@ def makings(
         Stages: what one makes is there before the next begins; files of one may be made at once.
     """
     paths = _paths(compiler, instruction_set)
-    kept, wanted = _objects_folder(paths), _all() if sources is None else sources
-    missing = [source for source in wanted if not _object(kept, source).is_file()]
+    kept = _objects_folder(paths)
     objects = [
         Making([*_compiling(compiler, source), "-o", RESULT], str(_object(kept, source)))
-        for source in missing
+        for source in _missing(paths, sources)
     ]
     if sources is not None or _are_there(paths):
         return [objects]
@@ -186,13 +191,19 @@ def missing_s(compiler: str, instruction_set: str, sources: Collection[str] | No
 
     Takes what ``makings`` does, and raises what ``static_library`` does.
     """
-    paths = _paths(compiler, instruction_set)
-    if sources is None and _are_there(paths):
-        return 0.0
-    kept, wanted = _objects_folder(paths), _all() if sources is None else sources
-    seconds = KERNELS | SHIMS
-    compiling = sum(seconds[each] for each in wanted if not _object(kept, each).is_file())
-    return compiling + (_LINK_S if sources is None else 0.0)
+    paths, seconds = _paths(compiler, instruction_set), KERNELS | SHIMS
+    compiling = sum(seconds[each] for each in _missing(paths, sources))
+    return compiling + (_LINK_S if sources is None and not _are_there(paths) else 0.0)
+
+
+def _missing(paths: tuple[Path, Path], sources: Collection[str] | None) -> list[str]:
+    """Sources that are still to be compiled: for programs that link them, or for both libraries."""
+    archive_does = sources is not None and paths[0].is_file()
+    if archive_does or _are_there(paths):
+        return []
+    kept = _objects_folder(paths)
+    wanted = _all() if sources is None else sources
+    return [source for source in wanted if not _object(kept, source).is_file()]
 
 
 def _paths(compiler: str, instruction_set: str) -> tuple[Path, Path]:

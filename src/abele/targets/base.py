@@ -173,8 +173,17 @@ class Lowering(abc.ABC):
             CompilerError: the compiler behind the target failed.
         """
 
-    def needs(self, program: Program) -> Collection[str] | None:
-        """Names of what is made once per machine that ``program`` needs; None: all of it.
+    def may_need(self, program: Program) -> Collection[str] | None:
+        """Names of what is made once per machine that ``program`` may need; None: all of it.
+
+        Args:
+            program: after the common pipeline; this takes no time to speak of.
+        """
+        del program
+        return ()
+
+    def needs(self, program: Program) -> Collection[str]:
+        """What of that it does need; asked where something of it is not there.
 
         Args:
             program: after ``passes``.

@@ -140,11 +140,14 @@ class Prepared(Keeping):
         return self.first_s
 
 
-@pytest.mark.parametrize(("first_s", "notes"), [(20.0, 0), (0.0, 1)])
-def test_what_is_made_once_per_machine_is_no_part_of_a_program(program, folder, first_s, notes):
-    target = Prepared(first_s)
+def test_what_is_made_once_per_machine_is_no_part_of_a_program(program, folder, monkeypatch):
+    target, stages = Prepared(20.0), []
+    noted = estimates.noted
+    monkeypatch.setattr(target, "prepare", lambda needed: stages.append("once"))
+    monkeypatch.setattr(estimates, "noted", lambda *each: stages.append("noted") or noted(*each))
     build([program], StepConfig(), target=target)
-    assert len(list(folder.glob("*.json"))) == notes
+    assert stages == ["once", "noted"]
+    assert len(list(folder.glob("*.json"))) == 1
 
 
 def test_what_is_made_once_per_machine_is_expected(program, monkeypatch):

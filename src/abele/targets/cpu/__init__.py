@@ -86,7 +86,7 @@ class Cpu(Target):
             if sources is None:
                 build.shared_library(path, instruction_set())
             else:
-                build.objects(path, instruction_set(), sources)
+                build.compile_objects(path, instruction_set(), sources)
             if memory is not None:
                 memory.result()
             read.result()

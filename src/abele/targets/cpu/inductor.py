@@ -52,7 +52,7 @@ class Inductor(Lowering):
         """Our kernels where passes have put them; the rest is up to torch's compiler."""
         return {each: _choice(each) for each in operators_of(program)}
 
-    def needs(self, program: Program) -> None:
+    def may_need(self, program: Program) -> None:
         """All: what it links has all kernels, and torch's compiler takes far longer than they."""
         del program
 

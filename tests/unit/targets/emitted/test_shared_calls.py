@@ -1,13 +1,18 @@
 """What threads share is called in the library; other work is compiled into the program."""
 
-import os
 import re
 
 import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
+from abele import arena, passes
 from abele.kernels import binding
 from abele.targets.cpu.emitted import build, headers
 from abele.targets.cpu.emitted.calls import shared
+from abele.targets.cpu.emitted.lowering import Emitted
+from helpers.models import MODELS
+from helpers.runs import captured, rule_for
 
 
 def test_a_template_takes_what_it_knows_as_parameters():
@@ -56,6 +61,35 @@ def test_the_last_flag_decides_how_much_is_optimised(monkeypatch):
 
 def test_programs_that_call_the_library_link_it(monkeypatch):
     text = shared.call("softmax", 2, (False,), "1, 1, 1, {0}, {1}")
-    linked = [each for each in flags(text, monkeypatch, gcc=True) if each.endswith(".o")]
-    assert [os.path.basename(each) for each in linked] == ["rows.cpp.o"]
-    assert not any(each.endswith(".o") for each in flags("int x;", monkeypatch, gcc=True))
+    monkeypatch.setattr(
+        build.kernels, "linkable", lambda *here: [f"the-{each}.o" for each in here[2]]
+    )
+    assert "the-rows.cpp.o" in flags(text, monkeypatch, gcc=True)
+    assert "the-product.cpp.o" not in flags(text, monkeypatch, gcc=True)
+    assert "the-rows.cpp.o" not in flags("int x;", monkeypatch, gcc=True)
+
+
+class Attention(torch.nn.Module):
+    """Large enough for the kernel."""
+
+    def forward(self, q):
+        return F.scaled_dot_product_attention(q, q, q, is_causal=True).mean()
+
+
+PROGRAMS = {name: (model.fresh, model.batch) for name, model in MODELS.items() if name != "affine"}
+PROGRAMS["attention"] = Attention, lambda: (torch.zeros(2, 4, 64, 32),)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_a_program_may_need_is_no_less_than_what_it_needs(name):
+    make, rows = PROGRAMS[name]
+    lowering, model = Emitted(), make()
+    rule = rule_for(model) if list(model.parameters()) else None
+    (program,) = captured(model, rows(), rule=rule).programs
+    at_most = lowering.may_need(program)
+    needs = lowering.needs(passes.run_only(program, lowering.passes))
+    assert set(needs) <= set(at_most)
+    assert arena.NAME in at_most
+    if name == "attention":
+        assert "attention.cpp" in needs
+        assert "conv.cpp" not in at_most

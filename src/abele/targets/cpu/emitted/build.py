@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -28,6 +29,8 @@ _CALLS = {
     "abele::at_most": "rows",
     "abele_threads": "threads",
 }
+# What the names of operators have in common without which no kernel of a kind is called.
+_OF_OPERATORS = {"convolutions": "conv", "pools": "pool", "attention": "attention"}
 # With GCC, long files are compiled with these passes alone, in half of the time that -O3 takes and
 # to code that is as fast: kernels take most of a step. Small programs keep -O3: templates gain up
 # to a quarter from it. Without the second flag, products and sums would not become one instruction.
@@ -71,6 +74,13 @@ def kernels_of(text: str) -> list[str]:
     return sorted(called)
 
 
+def kernels_for(operators: Iterable[str]) -> set[str]:
+    """The sources of the kernels that a file for operators of these names may call, at most."""
+    text = " ".join(operators)
+    kinds = [kind for kind in kernels.KINDS if _OF_OPERATORS.get(kind, "") in text]
+    return {source for kind in kinds for source in kernels.KINDS[kind]}
+
+
 def command(text: str, source: str, result: str) -> list[str]:
     """What makes a shared library of a file, once the kernels that it calls have been compiled.
 
@@ -86,7 +96,7 @@ def command(text: str, source: str, result: str) -> list[str]:
     parts = [path, *FLAGS, *quick, *read, f"-I{headers.FOLDER}", f"-I{kernels.FOLDER}", source]
     called = kernels_of(text)
     if called:
-        parts += kernels.object_paths(path, instruction_set(), called)
+        parts += kernels.linkable(path, instruction_set(), called)
     return [*parts, f"-L{library.parent}", "-ltorch_cpu", "-o", result]
 
 
@@ -105,7 +115,7 @@ def compiled(name: str, text: str) -> bytes:
         CompilerError: the compiler does not accept it, or the kernels that it calls.
     """
     headers.make(_compiler(), instruction_set())
-    kernels.objects(_compiler(), instruction_set(), kernels_of(text))
+    kernels.compile_objects(_compiler(), instruction_set(), kernels_of(text))
     with temporary.folder() as folder:
         source, result = os.path.join(folder, "program.cpp"), os.path.join(folder, "program.so")
         Path(source).write_text(text)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from abele import arena
+from abele._torch.copies import called_targets
 from abele.passes.of_lowerings.few_channel_convolutions import few_channel_convolutions
 from abele.passes.of_lowerings.half_convolutions import half_convolutions
 from abele.passes.of_lowerings.kept_derivatives import kept_derivatives
@@ -68,6 +69,11 @@ class Emitted(Lowering):
         plan = planned_code(program)
         code = build.compiled(program.name, plan.source.text)
         return _runnable(program, plan.calling(), code)
+
+    def may_need(self, program: Program) -> Collection[str]:
+        """Kernels by the kinds of operators that there are, and planned places."""
+        operators = {str(each) for each in called_targets(program.graph.graph)}
+        return {*build.kernels_for(operators), arena.NAME}
 
     def needs(self, program: Program) -> Collection[str]:
         """The kernels that its code calls, and planned places for what torch computes."""

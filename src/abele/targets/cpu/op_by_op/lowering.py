@@ -59,7 +59,7 @@ class OpByOp(Lowering):
         """Be measured where its kernels have work: the rest is torch's or code either way."""
         return choice.has_work(program)
 
-    def needs(self, program: Program) -> None:
+    def may_need(self, program: Program) -> None:
         """All: they are in one library."""
         del program
 
