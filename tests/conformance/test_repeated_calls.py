@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from abele.errors import IndexCheckError
 from abele.runtime.observers import Observer
@@ -59,6 +60,45 @@ def test_the_bits_are_those_of_calls_from_python(config):
     assert len(steps.values) == 3 * micro_steps
     assert groups_of(watched, batches(config)[0]) == [1] * micro_steps
     assert max(groups_of(together, batches(config)[0])) > 1
+
+
+class Language(torch.nn.Module):
+    """Causal attention over tokens; what is predicted is the same tokens, one further."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.joint = torch.nn.Embedding(11, 16), torch.nn.Linear(16, 48)
+
+    def forward(self, text):
+        x = self.tokens(text[:, :-1])
+        parts = self.joint(x).view(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(*parts.unbind(0), is_causal=True)
+        scores = F.linear(seen.transpose(1, 2).reshape(x.shape), self.tokens.weight)
+        return F.cross_entropy(scores.flatten(0, 1), text[:, 1:].flatten())
+
+
+def test_models_with_attention_and_token_indices_run_so_too():
+    config = CONFIGS["all outputs"]
+    generator = torch.Generator().manual_seed(5)
+    texts = [(torch.randint(0, 11, (14, 9), generator=generator),) for _ in range(3)]
+    together, watched = (_language_session(config, texts[0][0][:2]) for _ in range(2))
+    watched.add_observer(AfterMicroSteps(lambda: None))
+    assert_same_bits(run(together, texts), run(watched, texts))
+    assert max(groups_of(together, texts[0])) > 1
+    watched.step(texts[0])
+    wrong = texts[0][0].clone()
+    wrong[5, 8] = 11  # only ever predicted
+    for session in (together, watched):
+        with pytest.raises(IndexCheckError, match=r"nll_loss takes the indices 0 to 10 .* 11\."):
+            session.step((wrong,))
+    for name, value in together.params.items():
+        assert torch.equal(value, watched.params[name]), name
+
+
+def _language_session(config, rows):
+    torch.manual_seed(2)
+    module = Language()
+    return started(module, (rows,), rule_for(module), config, target="cpu")[0]
 
 
 def test_results_of_earlier_calls_and_micro_steps_stay():
