@@ -41,6 +41,15 @@ _VALUES = {
     aten.bernoulli_.float: aten.bernoulli.p,
     aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
 }
+# Views of what is turned in place.
+_VIEWS: dict[Any, OpOverload] = {
+    aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+}
 
 
 def pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
@@ -52,6 +61,7 @@ def pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx
     """
     constants = lift(graph)
     fakes = [*fakes, *(constant.fake for constant in constants)]
+    _turn_by_views(graph.graph)
     memory = _Memory()
     without_writes = _Pure(memory)
     if all(map(without_writes.follow, graph.graph.nodes)):
@@ -64,6 +74,18 @@ def pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx
     restore_views(graph)
     graph.recompile()
     return graph
+
+
+def _turn_by_views(graph: torch.fx.Graph) -> None:
+    """Puts views in place of what only changes how a tensor of the graph is looked at.
+
+    Recurrent layers of torch end so: ``stack(states).transpose_(0, 1)``. Nodes that follow read the
+    result already, and memory stays as it is.
+    """
+    for node in graph.nodes:
+        view = _VIEWS.get(node.target)
+        if view is not None and node_argument(node, 0).op == "call_function":
+            node.target = view
 
 
 def _retraced(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx.GraphModule:

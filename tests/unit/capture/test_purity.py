@@ -7,6 +7,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from abele import _torch
 from abele.program import returned_nodes, writes
 from abele.trace import functionalize
+from helpers.runs import rule_for, started
 
 aten = torch.ops.aten
 
@@ -49,6 +50,21 @@ def view_of_the_new_value(x, n):
     return [y.view(12) + 1, y.t().clone()]
 
 
+def turned_in_place(x, n):
+    y = x * 2
+    row, flat = y[0], y.sum(0)
+    y.transpose_(0, 1)
+    z = y.unsqueeze(0) * 3
+    return [z.squeeze_() + 1, y @ x, row + 1, flat]
+
+
+def turned_and_written(x, n):
+    y = x * 1
+    y.t_()
+    y.mul_(2)
+    return [y]
+
+
 def write_through_a_view(x, n):
     y = x * 1
     y[0].mul_(2)
@@ -69,8 +85,8 @@ def other_type(x, n):
 
 
 BY_NODES = [relu_in_place, written_again, read_under_its_old_name, batch_norm_twice]
-BY_NODES += [dropout_of_a_transposed, view_of_the_new_value]
-RETRACED = [write_through_a_view, stale_view, other_type]
+BY_NODES += [dropout_of_a_transposed, view_of_the_new_value, turned_in_place]
+RETRACED = [write_through_a_view, stale_view, other_type, turned_and_written]
 
 
 def _values():
@@ -160,3 +176,24 @@ def test_a_second_write_under_the_name_of_the_input_is_the_last():
     written_again(*expected)
     graph(*actual)
     assert torch.equal(actual[1], expected[1])
+
+
+@pytest.mark.parametrize("layer", [torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_layers_are_not_traced_twice(layer, retraced):
+    torch.manual_seed(0)
+    module = layer(3, 4, num_layers=2, batch_first=True)
+    sequences, wanted = torch.randn(2, 5, 3), torch.randn(2, 5, 4)
+    model = Loss(module)
+    session, _ = started(model, (sequences, wanted), rule_for(model))
+    assert not retraced
+    (loss,) = session.step((sequences, wanted))
+    torch.testing.assert_close(loss, model(sequences, wanted), rtol=0, atol=0)
+
+
+class Loss(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, sequences, wanted):
+        return F.mse_loss(self.inner(sequences)[0], wanted)
