@@ -2,10 +2,11 @@
 
     y = relu_(x); n.add_(1)   ->   y = relu(x); m = add(n, 1); ...; copy_(n, m)
 
-Nearly every write is of a whole tensor that no view looks into. It becomes the operation that
-computes the new value, node by node, and whoever reads the tensor later reads that. Where views see
-a write, or there are loops, torch's functionalisation runs the graph once more. It gives the same
-graph and takes about as long as tracing did.
+Nearly every write is of a whole tensor that no view looks into, or of all of one through a view of
+another shape. It becomes the operation that computes the new value, node by node, and whoever reads
+the tensor later reads that. Where other views see a write, or there are loops, torch's
+functionalisation runs the graph once more. It gives the same graph, but for views, and takes longer
+than tracing did.
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ _VIEWS: dict[Any, OpOverload] = {
     aten.squeeze_.dims: aten.squeeze.dims,
     aten.unsqueeze_.default: aten.unsqueeze.default,
 }
+# Views of a whole tensor, in its order.
+_RESHAPES = {
+    *(aten.view.default, aten._reshape_alias.default, aten.alias.default, aten.detach.default),
+    *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default),
+}
 
 
 def pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
@@ -62,6 +68,7 @@ def pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx
     constants = lift(graph)
     fakes = [*fakes, *(constant.fake for constant in constants)]
     _turn_by_views(graph.graph)
+    _write_whole(graph.graph)
     memory = _Memory()
     without_writes = _Pure(memory)
     if all(map(without_writes.follow, graph.graph.nodes)):
@@ -86,6 +93,54 @@ def _turn_by_views(graph: torch.fx.Graph) -> None:
         view = _VIEWS.get(node.target)
         if view is not None and node_argument(node, 0).op == "call_function":
             node.target = view
+
+
+def _write_whole(graph: torch.fx.Graph) -> None:
+    """Makes writes through views that only reshape a tensor writes of the tensor itself.
+
+        y = view(x, shape); add_(y, z)
+    ->  copy_(x, view(add(view(x, shape), z), shape of x)); y = view(x, shape)
+
+    So it is where a residual is added in place to what a linear layer gives.
+    """
+    results = Results()
+    for node in list(graph.nodes):
+        if not _returns_first_argument(node):
+            continue
+        view = root = node_argument(node, 0)
+        while root.target in _RESHAPES:
+            root = node_argument(root, 0)
+        new = None if root is view else _new_value(node, view, root, results)
+        if new is None:
+            continue
+        with graph.inserting_before(node):
+            value = _call(node, _value_of(node.target), node.args, node.kwargs, new)
+            shape = list(root.meta["val"].shape)
+            whole = _call(node, aten.view.default, (value, shape), {}, new.view(shape))
+            write = _call(node, aten.copy_.default, (root, whole), {}, root.meta["val"])
+            seen = view.meta["val"]
+            result = _call(node, aten.view.default, (write, list(seen.shape)), {}, seen)
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
+
+
+def _new_value(
+    node: torch.fx.Node, view: torch.fx.Node, root: torch.fx.Node, results: Results
+) -> torch.Tensor | None:
+    """What a write through a view computes, without data; None if that is not what it writes."""
+    seen, whole = view.meta["val"], root.meta["val"]
+    new = _computed(node, lambda each: each.meta.get("val"), results)
+    if new is None or (new.dtype, new.shape) != (seen.dtype, seen.shape):
+        return None
+    return new if new.is_contiguous() and whole.is_contiguous() else None
+
+
+def _call(
+    like: torch.fx.Node, target: Any, args: Any, kwargs: Any, value: torch.Tensor
+) -> torch.fx.Node:
+    node = like.graph.call_function(target, args, dict(kwargs))
+    node.meta = {**like.meta, "val": value}
+    return node
 
 
 def _retraced(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx.GraphModule:

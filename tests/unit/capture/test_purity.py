@@ -58,6 +58,35 @@ def turned_in_place(x, n):
     return [z.squeeze_() + 1, y @ x, row + 1, flat]
 
 
+def residual_in_place(x, n):
+    y = (x @ x.t()).view(2, 8)
+    before = y.sum()
+    y += 1
+    z = y.view(4, 4) * 2
+    y.mul_(3).relu_()
+    return [y, z, before, y.t() + 1]
+
+
+def gradient_of_such_a_write(x, n):
+    copy = torch.empty_strided((4, 3), (3, 1)).copy_(x * 2)
+    view = copy.view(2, 6)
+    view.copy_(view.clone().mul_(3))
+    return [copy.sum(0), copy.t() + n]
+
+
+def input_of_another_shape(x, n):
+    x.view(-1).mul_(2)
+    n.unsqueeze(0).add_(1)
+    return [x + n]
+
+
+def reshaped_and_stale(x, n):
+    y = x * 1
+    other = y.view(6, 2)
+    y.view(12).add_(1)
+    return [other + 1]
+
+
 def turned_and_written(x, n):
     y = x * 1
     y.t_()
@@ -86,7 +115,8 @@ def other_type(x, n):
 
 BY_NODES = [relu_in_place, written_again, read_under_its_old_name, batch_norm_twice]
 BY_NODES += [dropout_of_a_transposed, view_of_the_new_value, turned_in_place]
-RETRACED = [write_through_a_view, stale_view, other_type, turned_and_written]
+RESHAPED = [residual_in_place, gradient_of_such_a_write, input_of_another_shape]
+RETRACED = [write_through_a_view, stale_view, other_type, turned_and_written, reshaped_and_stale]
 
 
 def _values():
@@ -117,7 +147,7 @@ def retraced(monkeypatch):
     return graphs
 
 
-@pytest.mark.parametrize("function", BY_NODES + RETRACED)
+@pytest.mark.parametrize("function", BY_NODES + RESHAPED + RETRACED)
 def test_it_computes_and_writes_what_the_function_does(function):
     traced, fakes, mode = _traced(function)
     with mode:
@@ -141,6 +171,14 @@ def test_it_is_the_graph_of_functionalisation_without_its_cost(function, retrace
     assert _printed(graph) == _printed(reference)
 
 
+@pytest.mark.parametrize("function", RESHAPED)
+def test_writes_through_views_that_reshape_a_tensor_are_writes_of_it(function, retraced):
+    traced, fakes, mode = _traced(function)
+    with mode:
+        functionalize.pure(traced, fakes)
+    assert not retraced
+
+
 @pytest.mark.parametrize("function", RETRACED)
 def test_views_that_see_a_write_are_left_to_functionalisation(function, retraced):
     traced, fakes, mode = _traced(function)
@@ -149,7 +187,7 @@ def test_views_that_see_a_write_are_left_to_functionalisation(function, retraced
     assert retraced
 
 
-@pytest.mark.parametrize("function", BY_NODES + RETRACED)
+@pytest.mark.parametrize("function", BY_NODES + RESHAPED + RETRACED)
 def test_only_final_copies_into_inputs_write(function):
     traced, fakes, mode = _traced(function)
     with mode:
