@@ -134,11 +134,12 @@ class Arena:
             with self._otherwise():
                 yield
             return
-        run = self._begin(self._plan)
+        run = self._begin(self._plan)  # None where there is no memory
         try:
             yield
         finally:
-            self._end(run)
+            if run is not None:
+                self._end(run)
 
 
 def counts() -> tuple[int, int, int]:
