@@ -249,6 +249,11 @@ void retire() {
   }
 }
 
+void* mapped(size_t size) {
+  void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return base == MAP_FAILED ? nullptr : base;
+}
+
 Slab* slab_for(size_t total) {
   std::vector<Slab*> small;
   for (const auto& [base, slab] : state().slabs) {
@@ -260,9 +265,13 @@ Slab* slab_for(size_t total) {
     slab->retired = true;
     unmap_if_unused(slab);
   }
-  const size_t size = most();
-  void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (base == MAP_FAILED) return nullptr;
+  size_t size = most();
+  void* base = mapped(size);
+  if (base == nullptr) {  // another program may be too large to run
+    size = total;
+    base = mapped(size);
+  }
+  if (base == nullptr) return nullptr;
   Slab* slab = new Slab{static_cast<char*>(base), size};
   state().slabs.emplace(slab->base, slab);
   return slab;

@@ -479,3 +479,16 @@ def test_without_the_library_freed_memory_stays_with_the_process(planned, switch
     with arena.Arena(arena.planned(use) if planned else None).used():
         inside = len(settings)
     assert (inside, len(settings)) == (switched, 2 * switched)
+
+
+def test_a_program_too_large_to_run_takes_no_places_from_others(library):
+    sizes = [2**50]
+    large = arena.Arena(places.Places(sizes=sizes, offsets=[0], total=2**50))
+    step = program()
+    run = Interpreter().compile(step).run
+    with large.used():
+        pass
+    before = running.counts()
+    run(arguments(step))
+    assert running.counts()[0] > before[0]
+    del large
