@@ -24,10 +24,9 @@ _SAMPLES, _SHORTEST, _LONGEST = 24, 2, 7
 # What these compute is not decided by their arguments, or is no tensor of this process.
 _RANDOM = ("empty", "rand", "normal", "multinomial", "bernoulli", "poisson", "dropout", "cauchy",
            "exponential", "geometric", "uniform", "rrelu", "resize")  # fmt: skip
-# The shape of their results follows from values, they are of a kind that no program holds, or the
-# last bit of an argument decides about all of a result.
+# The shape of their results follows from values, or they are of a kind that no program holds.
 _OTHER = ("lstsq", "unique", "allclose", "equal", "nonzero", "masked_select", "argwhere", "item",
-          "sparse", "jiterator", "hash_tensor")  # fmt: skip
+          "sparse", "jiterator")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
