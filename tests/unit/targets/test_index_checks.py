@@ -128,6 +128,18 @@ def test_calls_with_the_same_state_look_at_the_batch_alone(name):
     assert counting.calls == 1
 
 
+def test_bits_of_other_numbers_are_looked_at_as_indices():
+    def rows(index):
+        return torch.tensor(index).view(torch.float64)
+
+    function = Indexed(lambda t, i: t[i.view(torch.int64)])
+    session, _ = started(function, (rows([0, 4, 2]),), None, INFER, target=Checking())
+    (output,) = session.step([rows([0, 4, 1])])
+    torch.testing.assert_close(output, ROWS[[0, 4, 1]], rtol=0, atol=0)
+    with pytest.raises(IndexCheckError, match=r"found 5\."):
+        session.step([rows([0, 5, 1])])
+
+
 def test_indices_that_are_state_are_looked_at_in_each_call():
     class Kept(nn.Module):
         def __init__(self):

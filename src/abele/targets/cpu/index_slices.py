@@ -57,7 +57,7 @@ def of_program(program: torch.fx.GraphModule, refuse: Refuse) -> Looks:
     """
     part = _Slice(program, refuse, "")
     inputs = part.add_checks(of_inputs=False)
-    read = part.used()
+    read = part.used() if part.checks else []
     return Looks(inputs, part.finished([], read) if part.checks else None, read)
 
 
@@ -226,7 +226,10 @@ class _Slice:
 def same_elements(node: torch.fx.Node) -> torch.fx.Node:
     """The first node that has the same elements as one, however often, in whatever order."""
     while name_of(node) in _SAME_ELEMENTS:
-        node = node.all_input_nodes[0]
+        source = node.all_input_nodes[0]
+        if source.meta["val"].dtype != node.meta["val"].dtype:
+            break  # a view of another type has the same bits, and other numbers
+        node = source
     return node
 
 
