@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import os
 import platform
 import weakref
 from collections.abc import Generator
@@ -22,7 +21,6 @@ import torch
 from abele.arena.kept import kept
 from abele.arena.places import LEAST, Places
 from abele.kernels import build
-from abele.storage import temporary
 
 #: What targets call it among what is made once per machine.
 NAME = "arena"
@@ -38,11 +36,8 @@ def made(compiler: str) -> bool:
     Raises:
         CompilerError: the compiler does not accept it.
     """
-    for command, path in makings(compiler):
-        with temporary.folder(build.cache_folder()) as folder:
-            library = os.path.join(folder, os.path.basename(path))
-            build.tool_output([library if part == build.RESULT else part for part in command])
-            os.replace(library, path)
+    for each in makings(compiler):
+        build.make(each)
     return available()
 
 

@@ -82,7 +82,7 @@ FLAGS = (
     "-Wno-psabi",
 )
 
-
+#: In a command that makes a file: the path of that file; ``compile.native`` knows it, too.
 RESULT = "{result}"
 
 
@@ -182,8 +182,19 @@ def makings(
     ]
     if sources is not None or _are_there(paths):
         return [objects]
-    linked = zip(_linking(compiler, kept, RESULT), paths, strict=True)
-    return [objects, [Making(command, str(path)) for command, path in linked]]
+    return [objects, _linking(compiler, paths)]
+
+
+def make(making: Making) -> None:
+    """Make a file; a crash of the system leaves all of it, or none.
+
+    Raises:
+        CompilerError: the command fails.
+    """
+    with temporary.folder(cache_folder()) as folder:
+        made = os.path.join(folder, os.path.basename(making.path))
+        tool_output([made if part == RESULT else part for part in making.command])
+        _published(made, Path(making.path))
 
 
 def missing_s(compiler: str, instruction_set: str, sources: Collection[str] | None = None) -> float:
@@ -256,16 +267,12 @@ def _make(compiler: str, paths: tuple[Path, Path]) -> None:
     kept = _objects_folder(paths)
     kept.mkdir(exist_ok=True)
     _compile(compiler, kept, _all())
-    with temporary.folder(cache_folder()) as folder:
-        made = [os.path.join(folder, path.name) for path in paths]
-        commands = _linking(compiler, kept, RESULT)
-        try:
-            for command, result, path in zip(commands, made, paths, strict=True):
-                tool_output([result if part == RESULT else part for part in command])
-                _published(result, path)
-        except CompilerError:  # one of them is damaged: the next run compiles all again
-            shutil.rmtree(kept, ignore_errors=True)
-            raise
+    try:
+        for each in _linking(compiler, paths):
+            make(each)
+    except CompilerError:  # one of them is damaged: the next run compiles all again
+        shutil.rmtree(kept, ignore_errors=True)
+        raise
 
 
 def _all() -> tuple[str, ...]:
@@ -279,12 +286,15 @@ def _published(made: str, path: Path) -> None:
     os.replace(made, path)
 
 
-def _linking(compiler: str, kept: Path, result: str) -> tuple[list[str], list[str]]:
+def _linking(compiler: str, paths: tuple[Path, Path]) -> list[Making]:
     """What makes archive and library of the objects."""
-    kernels = [str(_object(kept, source)) for source in KERNELS]
-    shims = [str(_object(kept, source)) for source in SHIMS]
-    archive = [os.environ.get("AR") or "ar", "rcs", result, *kernels, *shims]
-    return archive, [compiler, "-shared", "-fopenmp", "-s", "-o", result, *kernels]
+    kept, (archive, library) = _objects_folder(paths), paths
+    kernels, shims = ([str(_object(kept, each)) for each in some] for some in (KERNELS, SHIMS))
+    archiver = os.environ.get("AR") or "ar"
+    return [
+        Making([archiver, "rcs", RESULT, *kernels, *shims], str(archive)),
+        Making([compiler, "-shared", "-fopenmp", "-s", "-o", RESULT, *kernels], str(library)),
+    ]
 
 
 def _compile(compiler: str, kept: Path, sources: Iterable[str]) -> None:

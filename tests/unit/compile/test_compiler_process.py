@@ -131,6 +131,10 @@ class Unprepared(Target):
         return [[Making(self._command, str(self._path))]]
 
 
+def test_both_sides_mark_the_file_of_a_command_alike():
+    assert native._RESULT == RESULT  # that process imports nothing of abele
+
+
 def test_what_is_made_once_per_machine_is_made_before(begin, tmp_path):
     target = Unprepared(tmp_path / "new" / "kernel.o", ["touch", RESULT])
     job = dataclasses.replace(job_of(COPIES), target=target)

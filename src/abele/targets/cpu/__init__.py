@@ -69,7 +69,7 @@ class Cpu(Target):
         return kernels_s + (_ARENA_S if wants_memory else 0.0)
 
     def preparing(self, needed: Collection[str] | None = None) -> list[list[Making]]:
-        """Objects of the kernels, then the libraries that are made of all."""
+        """Objects of the kernels, then the libraries of all; programs do without read headers."""
         path = compiler() or "g++"
         first, *further = build.makings(path, instruction_set(), _sources(needed))
         memory = arena.makings(path) if needed is None or arena.NAME in needed else []
