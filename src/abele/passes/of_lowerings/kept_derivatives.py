@@ -28,13 +28,11 @@ def kept_derivatives(program: Program) -> Program:
             continue
         gradient, x = node_argument(node, 0), node_argument(node, 1)
         value = x.meta["val"]
-        with graph.graph.inserting_after(forward):
-            derivative = graph.graph.call_function(node.target, (gradient, x), dict(node.kwargs))
-        with graph.graph.inserting_before(derivative):
+        with graph.graph.inserting_before(forward.next):
             one = graph.graph.call_function(
                 aten.full.default, (list(value.shape), 1.0), {"dtype": value.dtype}
             )
-        derivative.args = (one, x)
+            derivative = graph.graph.call_function(node.target, (one, x), dict(node.kwargs))
         one.meta, derivative.meta = (dict(forward.meta) for _ in range(2))
         with graph.graph.inserting_before(node):
             product = graph.graph.call_function(aten.mul.Tensor, (gradient, derivative))
