@@ -24,6 +24,7 @@ from abele.compile.later import Announce, Failure, Running
 from abele.compile.measuring import Way
 from abele.compile.process import FromProcess, failure_of
 from abele.errors import CompilerError
+from abele.kernels.build import ADVICE
 from abele.program import Program
 from abele.targets.base import Written
 
@@ -102,7 +103,8 @@ class FromCompiler(FromProcess):
         self.running.compile_s = time.monotonic() - self._began
         failed = results[native.ONCE]
         if failed is not None:
-            raise CompilerError("abele's kernels could not be compiled.", log=failed["log"])
+            problem = f"abele's kernels could not be compiled. {ADVICE}"
+            raise CompilerError(problem, log=failed["log"])
         pairs = list(zip(self._files, results[native.PROGRAMS], strict=True))
         for file, result in pairs:
             if result["code"] == 0:

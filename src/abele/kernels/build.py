@@ -65,6 +65,8 @@ KINDS = {
         *("conv_planes.cpp", "conv_planes_half.cpp", "calls.cpp"),
     ),
 }
+#: What to do where they cannot be compiled.
+ADVICE = "Set CXX to another C++ compiler (g++ 11 or clang++ 14, or later)."
 #: How long to wait for another process that compiles the same, in seconds.
 WAITS_S = 120.0
 
@@ -354,8 +356,7 @@ def tool_output(command: list[str]) -> str:
         raise CompilerError(f"{command[0]} could not be started: {error.strerror}.") from error
     if done.returncode != 0:
         raise CompilerError(
-            f"abele's kernels could not be compiled: {command[0]} failed. "
-            "Set CXX to another C++ compiler (g++ 11 or clang++ 14, or later).",
+            f"abele's kernels could not be compiled: {command[0]} failed. {ADVICE}",
             log=f"{' '.join(command)}\n{done.stdout}{done.stderr}",
         )
     return done.stdout

@@ -146,7 +146,7 @@ def test_nothing_is_compiled_for_a_program_whose_kernels_cannot_be_made(begin, t
     target = Unprepared(tmp_path / "kernel.o", [sys.executable, "-c", "exit('not this one')"])
     failure = begin(dataclasses.replace(job_of(COPIES), target=target)).wait()
     assert isinstance(failure, Failure)
-    assert "abele's kernels could not be compiled" in failure.problem
+    assert "abele's kernels could not be compiled. Set CXX to another" in failure.problem
     assert "not this one" in failure.log
 
 
