@@ -8,8 +8,8 @@ from torch.nn import functional as F  # noqa: N812 - torch's own convention
 
 from abele.errors import CorruptExecutable
 from abele.kernels import binding
-from abele.ops import adam, norm_activation
-from abele.targets.cpu.op_by_op import calls
+from abele.ops import adam, norm_activation, sgd
+from abele.targets.cpu.op_by_op import calls, updates
 from helpers.kernel_library import NEEDS_COMPILER, kernels
 
 pytestmark = NEEDS_COMPILER
@@ -226,12 +226,51 @@ def test_adam_is_the_rule(own, decay):
     steps = [torch.tensor(float(k), dtype=torch.float64) for k in (0, 3, 100)]
     settings = torch.tensor([1e-3, 0.9, 0.999, 1e-8, decay], dtype=torch.float64).unbind()
     expected = adam.update(*columns, steps, *settings)
-    actual = calls.adam(own, overwrite=False)(*columns, steps, *settings)
+    actual = updates.own_adam(own, overwrite=False)(*columns, steps, *settings)
     for value, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(value, wanted, rtol=1e-6, atol=1e-7)
     assert [step.item() for step in steps] == [0, 3, 100]
-    calls.adam(own, overwrite=True)(*columns, steps, *settings)
+    updates.own_adam(own, overwrite=True)(*columns, steps, *settings)
     assert torch.equal(columns[0][1], actual[1])
+
+
+@pytest.mark.parametrize("nesterov", [0.0, 1.0])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_sgd_is_the_rule(own, decay, nesterov):
+    sizes = [(3,), (70_001,), (2, 3, 4)]
+    columns = [[torch.randn(shape) for shape in sizes] for _ in range(3)]
+    settings = torch.tensor([1e-2, 0.9, 0.8, decay, nesterov], dtype=torch.float64).unbind()
+    before = [each.clone() for column in columns for each in column]
+    expected = sgd.update(*columns, *settings)
+    actual = updates.own_sgd(own, overwrite=False)(*columns, *settings)
+    for value, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(value, wanted, rtol=1e-6, atol=1e-6)  # terms up to 4
+    given = [each for column in columns for each in column]
+    assert all(torch.equal(one, other) for one, other in zip(given, before, strict=True))
+    updates.own_sgd(own, overwrite=True)(*columns, *settings)
+    assert torch.equal(columns[0][1], actual[1])
+    assert torch.equal(columns[2][1], actual[4])
+
+
+def test_threads_share_an_update_and_give_the_same_bits(own):
+    results = []
+    for threads in (1, 2):
+        torch.manual_seed(1)
+        tensors = [torch.randn(300_001) for _ in range(3)]
+        rows = (binding.SgdTensor * 1)((300_001, *(each.data_ptr() for each in tensors)))
+        own.abele_sgd(binding.Sgd(0.1, 0.9, 1.0, 0.01, 1.0), rows, 1, threads)
+        results.append(tensors)
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_sgd_keeps_what_is_no_number(own, number):
+    columns = [[torch.tensor([1.0, number])], [torch.tensor([number, 1.0])], [torch.zeros(2)]]
+    settings = torch.tensor([1e-2, 0.9, 1.0, 0.0, 0.0], dtype=torch.float64).unbind()
+    expected = sgd.update(*columns, *settings)
+    actual = updates.own_sgd(own, overwrite=False)(*columns, *settings)
+    for value, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(value, wanted, equal_nan=True)
 
 
 def test_a_library_that_is_none_is_refused():

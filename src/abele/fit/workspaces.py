@@ -15,7 +15,7 @@ import torch
 from abele import arena
 from abele.containers import is_sequence
 from abele.fit.estimate import Interval
-from abele.ops import adam, norm_activation
+from abele.ops import adam, norm_activation, sgd
 from abele.program import is_getitem, is_view
 
 aten = torch.ops.aten
@@ -37,6 +37,7 @@ _NOTHING: set[Any] = {
     aten.copy_.default,
     aten._to_copy.default,
     adam.update,
+    sgd.update,
     norm_activation.forward,
     norm_activation.backward,
     norm_activation.evaluation,

@@ -315,6 +315,24 @@ typedef struct AbeleAdamTensor {
 ABELE_API int abele_adam(const AbeleAdam* adam, const AbeleAdamTensor* tensors, int64_t count,
                          double rate, int threads);
 
+// -- SGD with momentum, over many parameters at once -------------------------------------------
+
+typedef struct AbeleSgd {
+  // rest: what dampening leaves of a gradient; decay is added to it; nesterov: 1 or 0.
+  double rate, momentum, rest, decay, nesterov;
+} AbeleSgd;
+
+// One parameter, updated in place.
+typedef struct AbeleSgdTensor {
+  int64_t size;
+  float* param;
+  float* velocity;
+  const float* grad;
+} AbeleSgdTensor;
+
+ABELE_API int abele_sgd(const AbeleSgd* sgd, const AbeleSgdTensor* tensors, int64_t count,
+                        int threads);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,16 +1,12 @@
 // Adam (arXiv 1412.6980) over many tensors in one pass over memory.
 //
 // The arithmetic is that of update_rules.py, operation by operation, in float32 with corrections in
-// float64. Work is cut into pieces of equal size, wherever tensors begin.
-#include <algorithm>
+// float64.
 #include <cmath>
 
-#include "abi.h"
-#include "float_mode.h"
+#include "pieces.h"
 
 namespace {
-
-constexpr int64_t PIECE = 16384;
 
 void update(const AbeleAdam& adam, const AbeleAdamTensor& t, double rate, int64_t begin,
             int64_t end) {
@@ -40,14 +36,9 @@ void update(const AbeleAdam& adam, const AbeleAdamTensor& t, double rate, int64_
 int abele_adam(const AbeleAdam* adam, const AbeleAdamTensor* tensors, int64_t count, double rate,
                int threads) {
   for (int64_t k = 0; k < count; ++k) *tensors[k].step += 1.0;
-  const abele::FloatMode mode;
-#pragma omp parallel num_threads(threads) if (threads > 1) firstprivate(mode)
-  for (int64_t k = 0; k < count; ++k) {
-    const int64_t pieces = (tensors[k].size + PIECE - 1) / PIECE;
-#pragma omp for schedule(static) nowait
-    for (int64_t piece = 0; piece < pieces; ++piece)
-      update(*adam, tensors[k], rate, piece * PIECE,
-             std::min(tensors[k].size, (piece + 1) * PIECE));
-  }
+  abele::for_each_piece(tensors, count, threads,
+                        [&](const AbeleAdamTensor& tensor, int64_t begin, int64_t end) {
+                          update(*adam, tensor, rate, begin, end);
+                        });
   return ABELE_OK;
 }

@@ -114,6 +114,21 @@ class AdamTensor(ctypes.Structure):
     ]
 
 
+class Sgd(ctypes.Structure):
+    """``AbeleSgd``: settings that all parameters share."""
+
+    _fields_ = _doubles("rate", "momentum", "rest", "decay", "nesterov")
+
+
+class SgdTensor(ctypes.Structure):
+    """``AbeleSgdTensor``: one parameter and its state."""
+
+    _fields_ = [
+        *_integers("size"),
+        *((name, ctypes.c_void_p) for name in ("param", "velocity", "grad")),
+    ]
+
+
 STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "AbeleConv": Conv,
     "AbelePatches": Patches,
@@ -126,6 +141,8 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "AbeleDim": Dim,
     "AbeleAdam": Adam,
     "AbeleAdamTensor": AdamTensor,
+    "AbeleSgd": Sgd,
+    "AbeleSgdTensor": SgdTensor,
 }
 
 
@@ -187,6 +204,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "abele_sum_rows": _of_rows(1, 0, *_SUM),
     "abele_embedding_backward": _of_rows(0, 4, *[ctypes.c_void_p] * 3),
     "abele_adam": _takes(Adam, 0, ctypes.POINTER(AdamTensor), ctypes.c_int64, ctypes.c_double),
+    "abele_sgd": _takes(Sgd, 0, ctypes.POINTER(SgdTensor), ctypes.c_int64),
 }
 
 

@@ -47,6 +47,7 @@ KERNELS = {
     "upsample.cpp": 0.5,
     "conv.cpp": 0.4,
     "adam.cpp": 0.4,
+    "sgd.cpp": 0.4,
     "calls.cpp": 0.4,
 }
 #: What Inductor's code calls; only this knows torch, so it is in the archive alone.

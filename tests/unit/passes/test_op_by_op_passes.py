@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -10,15 +11,17 @@ from torch import nn
 
 from abele import passes
 from abele.capture import capture
-from abele.ops import adam, memory_layout, norm_activation
+from abele.ops import adam, memory_layout, norm_activation, sgd
 from abele.passes.of_lowerings.channels_last import channels_last
 from abele.passes.of_lowerings.folded_normalisation import folded_normalisation
 from abele.passes.of_lowerings.fused_adam import fused_adam
 from abele.passes.of_lowerings.fused_normalisation import fused_normalisation
+from abele.passes.of_lowerings.fused_sgd import fused_sgd
 from abele.passes.of_lowerings.fused_sums import fused_sums
 from abele.passes.of_lowerings.joined_counters import joined_counters
 from abele.passes.of_lowerings.pointwise_before_upsampling import pointwise_before_upsampling
 from abele.step.config import StepConfig
+from abele.step.update_rules import Group
 from abele.targets.cpu import TARGET as CPU
 from abele.targets.cpu.op_by_op import choice
 from abele.targets.reference import Interpreter, Reference
@@ -99,6 +102,54 @@ def test_an_adam_that_is_another_one_stays():
         after = fused_adam(before).verify()
         # Coupled decay only changes the gradient; without corrections it is another computation.
         assert (adam.update in targets(after)) is ("weight_decay" in settings)
+
+
+_SLOTS = ("lr", "momentum", "dampening", "weight_decay")
+
+
+@pytest.mark.parametrize("variable", [(), ("lr",), _SLOTS], ids=["constants", "rate", "slots"])
+@pytest.mark.parametrize("nesterov", [0, 1])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_fused_sgd_computes_the_rule(decay, nesterov, variable):
+    model, batches = planes(), events(3)
+    values = {"momentum": 0.9, "dampening": 0.2, "weight_decay": decay, "nesterov": nesterov}
+    rule = rule_for(model, "sgd", variable=variable, **values)
+    plain = run(started(model, batches[0], rule)[0], batches)
+    session, _ = started(model, batches[0], rule, target=lowered_by(fused_sgd))
+    assert targets(session.executable.programs[0]).count(sgd.update) == 1
+    assert_close_by_norm(run(session, batches), plain, 1e-6)
+
+
+class Linears(nn.Sequential):
+    """Two layers and a loss."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def forward(self, x):
+        return nn.functional.mse_loss(super().forward(x), x)
+
+
+def test_sgd_of_two_groups_has_a_call_for_each():
+    model = Linears()
+    rule = rule_for(model, "sgd", momentum=0.9)
+    first, second = rule.groups[0].params[:2], rule.groups[0].params[2:]
+    values = rule.groups[0].values
+    groups = (
+        Group(params=first, values=values),
+        Group(params=second, values={**values, "weight_decay": 0.1}),
+    )
+    rule = dataclasses.replace(rule, groups=groups)
+    program = passes.run(captured(model, (torch.ones(2, 4),), rule=rule).programs[0])
+    assert targets(fused_sgd(program).verify()).count(sgd.update) == 2
+
+
+@pytest.mark.parametrize(("values", "dtype"), [({"momentum": 0.0}, None), ({}, torch.half)])
+def test_an_sgd_that_is_another_one_stays(values, dtype):
+    model = Linears().to(dtype)
+    rule = rule_for(model, "sgd", **{"momentum": 0.9, **values})
+    step = captured(model, (torch.ones(2, 4, dtype=dtype),), rule=rule).programs[0]
+    assert sgd.update not in targets(fused_sgd(passes.run(step)).verify())
 
 
 def test_every_norm_is_joined_with_its_activation_both_ways():

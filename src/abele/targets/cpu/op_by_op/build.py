@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -13,8 +13,8 @@ from abele import _torch
 from abele._torch.copies import copied_graph
 from abele.arena import Arena
 from abele.arena.kept import kept
-from abele.ops import adam, norm_activation
-from abele.program import Program, is_getitem, node_argument
+from abele.ops import norm_activation
+from abele.program import Program
 from abele.targets import straight
 from abele.targets.base import Run
 from abele.targets.clocked import Clocked, GraphClocks
@@ -22,6 +22,7 @@ from abele.targets.cpu.op_by_op import calls
 from abele.targets.cpu.op_by_op.convolutions import own_convolution
 from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
 from abele.targets.cpu.op_by_op.pools import own_pool
+from abele.targets.cpu.op_by_op.updates import is_update, own_update
 from abele.targets.cpu.op_by_op.upsampling import own_upsampling
 
 aten = torch.ops.aten
@@ -77,9 +78,8 @@ def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
         elif node.target in OURS:
             make, _ = OURS[node.target]
             node.target = make(library, overwrite=overwritten(node, lifetimes) is not None)
-        elif node.target is adam.update:
-            overwrite = _writes_back(node, lifetimes)
-            node.target = calls.adam(library, overwrite=overwrite)
+        elif is_update(node):
+            node.target = own_update(node, library, lifetimes)
         elif node.target in _IN_PLACE:
             _use_in_place(node, lifetimes)
     graph.graph.lint()
@@ -125,37 +125,3 @@ def _use_in_place(node: _Node, lifetimes: Lifetimes) -> None:
         if index:
             node.args = (node.args[index], node.args[0], *node.args[2:])
         node.target = _IN_PLACE[node.target][0]
-
-
-def _writes_back(node: _Node, lifetimes: Lifetimes) -> bool:
-    """Removes the copies of an update's results into its arguments, if nothing else needs either.
-
-    Returns whether that was possible for all of them.
-    """
-    copies = copies_back(node, lifetimes)
-    for each in copies or ():
-        result = node_argument(each, 1)
-        node.graph.erase_node(each)
-        node.graph.erase_node(result)
-    return copies is not None
-
-
-def copies_back(node: _Node, lifetimes: Lifetimes) -> list[_Node] | None:
-    """The copies of an update's results into its arguments; None if they cannot all be spared."""
-    params, _, first, second, steps = cast("Any", node.args[:5])
-    arguments: list[_Node] = [*params, *first, *second, *steps]
-    results = {user.args[1]: user for user in node.users if is_getitem(user)}
-    copies: list[_Node] = []
-    for index, argument in enumerate(arguments):
-        result = results.get(index)
-        users = [] if result is None else list(result.users)
-        if len(users) != 1 or users[0].target is not aten.copy_.default:
-            return None
-        if users[0].args[0] is not argument or users[0].users or argument.op != "placeholder":
-            return None
-        here = lifetimes.position(node)
-        later = [user for user in argument.users if lifetimes.position(user) > here]
-        if later != users:
-            return None
-        copies.append(users[0])
-    return copies

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from abele.kernels import prepared
-from abele.kernels.binding import Adam, AdamTensor, Norm, threads_for
+from abele.kernels.binding import Norm
 from abele.kernels.on_tensors import channels_last, dense
 
 
@@ -171,32 +171,3 @@ def scale_shift_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable
         return y
 
     return scale_shift_activation
-
-
-def adam(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
-    """``abele::adam``; may write over parameters and state."""
-
-    def adam(
-        params: list[torch.Tensor],
-        grads: list[torch.Tensor],
-        first: list[torch.Tensor],
-        second: list[torch.Tensor],
-        steps: list[torch.Tensor],
-        rate: torch.Tensor,
-        *numbers: torch.Tensor,
-    ) -> list[torch.Tensor]:
-        if not overwrite:
-            params, first, second, steps = (
-                [each.clone() for each in column] for column in (params, first, second, steps)
-            )
-        grads = dense(*grads)
-        columns = zip(params, first, second, grads, steps, strict=True)
-        tensors = (AdamTensor * len(params))(
-            *((row[0].numel(), *(each.data_ptr() for each in row)) for row in columns)
-        )
-        threads = threads_for(library, sum(each.numel() for each in params))
-        settings = Adam(*(each.item() for each in numbers))
-        library.abele_adam(settings, tensors, len(params), rate.item(), threads)
-        return [*params, *first, *second, *steps]
-
-    return adam

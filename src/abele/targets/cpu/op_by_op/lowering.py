@@ -13,6 +13,7 @@ from abele.passes.of_lowerings.channels_last import channels_last
 from abele.passes.of_lowerings.folded_normalisation import folded_normalisation
 from abele.passes.of_lowerings.fused_adam import fused_adam
 from abele.passes.of_lowerings.fused_normalisation import fused_normalisation
+from abele.passes.of_lowerings.fused_sgd import fused_sgd
 from abele.passes.of_lowerings.fused_sums import fused_sums
 from abele.passes.of_lowerings.half_convolutions import half_convolutions
 from abele.passes.of_lowerings.joined_counters import joined_counters
@@ -43,6 +44,7 @@ class OpByOp(Lowering):
         pointwise_before_upsampling,  # after the norms: they tell which gradients are zero
         folded_normalisation,
         fused_adam,
+        fused_sgd,
         joined_counters,
         channels_last,  # last: it asks what each operator has become
     )

@@ -12,15 +12,16 @@ from abele.arena.calls import Calls, value
 from abele.kernels import scratch
 from abele.kernels.convolution import convolution_of
 from abele.kernels.ways import way_of_node
-from abele.ops import adam, norm_activation
+from abele.ops import norm_activation
 from abele.ops.memory_layout import in_layout
 from abele.passes.of_lowerings.channels_last import that_read_channels_last
 from abele.program import Program, is_getitem, node_argument
 from abele.program.aliasing import Liveness, aliases_of_calls
 from abele.program.memory import MemoryUse, Piece
 from abele.targets.cpu.op_by_op import pools
-from abele.targets.cpu.op_by_op.build import copies_back, overwritten
+from abele.targets.cpu.op_by_op.build import overwritten
 from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
+from abele.targets.cpu.op_by_op.updates import copies_back, is_update
 
 aten = torch.ops.aten
 
@@ -111,7 +112,7 @@ class _Memories:
         self._taken: dict[_Node, _Node] = {}
         lifetimes = Lifetimes(graph)
         for node in graph.nodes:
-            if node.target is adam.update:
+            if is_update(node):
                 self._update(node, lifetimes)
                 continue
             index, first = overwritten(node, lifetimes), _result(node, 0)

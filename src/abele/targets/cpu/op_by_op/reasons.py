@@ -12,10 +12,11 @@ from abele.program import Program, is_view
 from abele.targets.cpu.op_by_op import build, pools, upsampling
 from abele.targets.cpu.op_by_op.convolutions import name_of
 from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
+from abele.targets.cpu.op_by_op.updates import copies_back, is_update
 from abele.targets.kernel_choice import NOBODY, VIEW, KernelChoice, operators_of
 
 _NORM = "our kernel: a normalisation with its activation"
-_ADAM = "our kernel: all tensors in one call, each read and written once"
+_UPDATE = "our kernel: all tensors in one call, each read and written once"
 _POOL = "our kernel: windows of 2 x 2 side by side, in channels last"
 _POOL_BACKWARD = "our kernel, where the pool was ours; else torch's call"
 _UPSAMPLING = "our kernel: images twice as large, in channels last"
@@ -34,8 +35,8 @@ def kernel_choices(program: Program) -> dict[torch.fx.Node, KernelChoice]:
     lifetimes = Lifetimes(program.graph.graph)
     choices = {node: _choice(node, lifetimes) for node in operators_of(program)}
     for node in choices:
-        if node.target is adam.update:
-            choices |= dict.fromkeys(build.copies_back(node, lifetimes) or (), _SPARED)
+        if is_update(node):
+            choices |= dict.fromkeys(copies_back(node, lifetimes) or (), _SPARED)
     return choices
 
 
@@ -55,8 +56,8 @@ def _choice(node: torch.fx.Node, lifetimes: Lifetimes) -> KernelChoice:
     if node.target in build.OURS:
         make, _ = build.OURS[node.target]
         return KernelChoice(make.__name__, _NORM)
-    if node.target is adam.update:
-        return KernelChoice("adam", _ADAM)
+    if is_update(node):
+        return KernelChoice("adam" if node.target is adam.update else "sgd", _UPDATE)
     if node.target is in_layout:
         return KernelChoice("in_layout", _LAYOUT)
     if is_view(node):

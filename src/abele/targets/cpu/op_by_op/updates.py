@@ -1,0 +1,119 @@
+"""Updates of many parameters by one call of our kernels, written over parameters and state."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+
+from abele.kernels.binding import Adam, AdamTensor, Sgd, SgdTensor, threads_for
+from abele.kernels.on_tensors import dense
+from abele.ops import adam, sgd
+from abele.program import is_getitem
+from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
+
+aten = torch.ops.aten
+
+_Node = torch.fx.Node
+
+# How many lists of tensors an update takes; the second has the gradients, the others change.
+_LISTS: dict[Any, int] = {adam.update: 5, sgd.update: 3}
+
+
+def is_update(node: _Node) -> bool:
+    """Whether a node updates many parameters."""
+    return node.target in _LISTS
+
+
+def own_update(node: _Node, library: ctypes.CDLL, lifetimes: Lifetimes) -> Callable[..., Any]:
+    """What computes an update; results that are only written back are not copied.
+
+    Args:
+        node: of which ``is_update`` is true; copies of its results are erased where possible.
+        library: the kernels.
+        lifetimes: of the values of its graph.
+    """
+    copies = copies_back(node, lifetimes)
+    for each in copies or ():
+        result = cast("_Node", each.args[1])
+        node.graph.erase_node(each)
+        node.graph.erase_node(result)
+    make = own_adam if node.target is adam.update else own_sgd
+    return make(library, overwrite=copies is not None)
+
+
+def copies_back(node: _Node, lifetimes: Lifetimes) -> list[_Node] | None:
+    """The copies of an update's results into its arguments; None if they cannot all be spared."""
+    columns = cast("Any", node.args[: _LISTS[node.target]])
+    arguments: list[_Node] = [each for column in _changed(columns) for each in column]
+    results = {user.args[1]: user for user in node.users if is_getitem(user)}
+    copies: list[_Node] = []
+    for index, argument in enumerate(arguments):
+        result = results.get(index)
+        users = [] if result is None else list(result.users)
+        if len(users) != 1 or users[0].target is not aten.copy_.default:
+            return None
+        if users[0].args[0] is not argument or users[0].users or argument.op != "placeholder":
+            return None
+        here = lifetimes.position(node)
+        later = [user for user in argument.users if lifetimes.position(user) > here]
+        if later != users:
+            return None
+        copies.append(users[0])
+    return copies
+
+
+def _changed(columns: Sequence[Any]) -> list[Any]:
+    """All lists but the gradients."""
+    return [columns[0], *columns[2:]]
+
+
+def own_adam(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
+    """``abele::adam``; may write over parameters and state."""
+
+    def adam(*given: Any) -> list[torch.Tensor]:
+        *columns, rate, beta1, beta2, eps, decay = given
+        params, grads, first, second, steps = _writable(columns, overwrite=overwrite)
+        tensors = _described(AdamTensor, params, first, second, grads, steps)
+        settings = Adam(*(each.item() for each in (beta1, beta2, eps, decay)))
+        threads = _threads(library, params)
+        library.abele_adam(settings, tensors, len(params), rate.item(), threads)
+        return [*params, *first, *second, *steps]
+
+    return adam
+
+
+def own_sgd(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
+    """``abele::sgd``; may write over parameters and velocities."""
+
+    def sgd(*given: Any) -> list[torch.Tensor]:
+        *columns, rate, momentum, rest, decay, nesterov = given
+        params, grads, velocities = _writable(columns, overwrite=overwrite)
+        tensors = _described(SgdTensor, params, velocities, grads)
+        settings = Sgd(*(each.item() for each in (rate, momentum, rest, decay, nesterov)))
+        library.abele_sgd(settings, tensors, len(params), _threads(library, params))
+        return [*params, *velocities]
+
+    return sgd
+
+
+def _writable(columns: Sequence[list[torch.Tensor]], *, overwrite: bool) -> list[Any]:
+    """The lists, with copies of what the kernel changes unless it may be overwritten."""
+    params, grads, *state = columns
+    if not overwrite:
+        params, *state = ([each.clone() for each in column] for column in (params, *state))
+    return [params, dense(*grads), *state]
+
+
+def _described(kind: type[ctypes.Structure], *columns: list[torch.Tensor]) -> Any:
+    """An array that has size and addresses for each parameter, in the order of the lists."""
+    rows = zip(*columns, strict=True)
+    return (kind * len(columns[0]))(
+        *((row[0].numel(), *(each.data_ptr() for each in row)) for row in rows)
+    )
+
+
+def _threads(library: ctypes.CDLL, params: list[torch.Tensor]) -> int:
+    return threads_for(library, sum(each.numel() for each in params))
