@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
-from collections.abc import Callable, Hashable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ from abele.program.dead_nodes import erase_dead_nodes, stays_in_program
 aten = torch.ops.aten
 
 _Node = torch.fx.Node
-FLOAT = torch.float32
+_FLOAT = torch.float32
 
 # A hyper-parameter: a constant, or the node of one that may change.
 Number = float | torch.fx.Node
@@ -25,38 +26,23 @@ class Mismatch(Exception):
     """A node does not match an update at this place."""
 
 
-class Rule(Hashable, Protocol):
-    """How parameters are updated; those that share it are updated by one call."""
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """One parameter's update.
 
-    def numbers(self) -> tuple[Number, ...]:
-        """The hyper-parameters, in the order of the operator's arguments."""
-        ...
+    Attributes:
+        numbers: hyper-parameters, in the order of the operator's arguments.
+        inputs: one of each list of tensors that the operator takes, the parameter first.
+        results: the nodes with one value of each list that it returns, likewise.
+    """
 
-
-class Update(Protocol):
-    """One parameter's update: what goes in, and the nodes whose values come out."""
-
-    @property
-    def rule(self) -> Rule:
-        """How it is updated."""
-        ...
-
-    @property
-    def inputs(self) -> tuple[_Node, ...]:
-        """One of each list of tensors that the operator takes."""
-        ...
-
-    @property
-    def results(self) -> tuple[_Node, ...]:
-        """One of each list that it returns, one list after another; the new parameter first."""
-        ...
+    numbers: tuple[Number, ...]
+    inputs: tuple[_Node, ...]
+    results: tuple[_Node, ...]
 
 
-_Update = TypeVar("_Update", bound=Update)
-
-
-def joined(program: Program, target: Any, match: Callable[[_Node, _Node], _Update]) -> Program:
-    """Replace updates by one call for all that share a rule.
+def joined(program: Program, target: Any, match: Callable[[_Node, _Node], Update]) -> Program:
+    """Replace updates by one call for all that share their numbers.
 
     Args:
         program: with an update of each parameter by itself.
@@ -66,15 +52,15 @@ def joined(program: Program, target: Any, match: Callable[[_Node, _Node], _Updat
     """
     graph = editable(program)
     writes = [node for node in graph.graph.nodes if node.target is aten.copy_.default]
-    by_rule: dict[Rule, list[Update]] = {}
+    by_numbers: dict[tuple[Number, ...], list[Update]] = {}
     for write in writes:
         try:
             update = match(*write.args)
         except Mismatch:
             continue
-        by_rule.setdefault(update.rule, []).append(update)
-    for rule, updates in by_rule.items():
-        _join(target, rule, updates, writes[0])
+        by_numbers.setdefault(update.numbers, []).append(update)
+    for updates in by_numbers.values():
+        _join(target, updates, writes[0])
     erase_dead_nodes(graph, stays_in_program)
     return finished(program, graph)
 
@@ -98,7 +84,7 @@ def converted(value: Any) -> Any:
     """A number before it got the type of the tensors, if it did."""
     if not isinstance(value, _Node) or value.target is not aten._to_copy.default:
         return value
-    if dict(value.kwargs) != {"dtype": FLOAT}:
+    if dict(value.kwargs) != {"dtype": _FLOAT}:
         raise Mismatch
     return value.args[0]
 
@@ -109,7 +95,7 @@ def check_tensors(tensors: tuple[Any, ...]) -> None:
         raise Mismatch
     values = [node.meta["val"] for node in tensors]
     shapes = {tuple(value.shape) for value in values}
-    if len(shapes) > 1 or any(value.dtype is not FLOAT for value in values):
+    if len(shapes) > 1 or any(value.dtype is not _FLOAT for value in values):
         raise Mismatch
 
 
@@ -120,12 +106,12 @@ def check_numbers(numbers: tuple[Any, ...]) -> None:
         raise Mismatch
 
 
-def _join(target: Any, rule: Rule, updates: list[Update], before: _Node) -> None:
+def _join(target: Any, updates: list[Update], before: _Node) -> None:
     graph, count = before.graph, len(updates)
     columns = [list(column) for column in zip(*(each.inputs for each in updates), strict=True)]
     kinds = range(len(updates[0].results))
     with graph.inserting_before(before):
-        numbers = [_slot(each, updates[0].results[0]) for each in rule.numbers()]
+        numbers = [_slot(each, updates[0].results[0]) for each in updates[0].numbers]
         call = graph.call_function(target, (*columns, *numbers))
         values = [each.results[kind].meta["val"] for kind in kinds for each in updates]
         call.meta = {**updates[0].results[0].meta, "val": values}

@@ -10,7 +10,6 @@ may change between calls, a slot.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from abele.ops import adam
 from abele.passes.of_lowerings._updates import (
     Mismatch,
     Number,
+    Update,
     check_numbers,
     check_tensors,
     converted,
@@ -32,33 +32,12 @@ aten = torch.ops.aten
 _Node = torch.fx.Node
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rule:
-    rate: _Node
-    beta1: Number
-    beta2: Number
-    eps: Number
-    decay: Number
-
-    def numbers(self) -> tuple[Number, ...]:
-        return self.rate, self.beta1, self.beta2, self.eps, self.decay
-
-
-@dataclasses.dataclass(frozen=True)
-class _Update:
-    """One parameter's update: what goes in, and the nodes whose values come out."""
-
-    rule: _Rule
-    inputs: tuple[_Node, ...]  # param, grad, first, second, step
-    results: tuple[_Node, ...]  # the new param, first, second, step
-
-
 def fused_adam(program: Program) -> Program:
     """Replace the updates by Adam of float32 parameters that share their hyper-parameters."""
     return joined(program, adam.update, _match)
 
 
-def _match(param: _Node, new: _Node) -> _Update:
+def _match(param: _Node, new: _Node) -> Update:
     left, change = take(new, aten.sub.Tensor)
     moved, denominator = take(change, aten.div.Tensor)
     first, rate = take(moved, aten.mul.Tensor)
@@ -78,11 +57,11 @@ def _match(param: _Node, new: _Node) -> _Update:
     _check_rest(weight, beta1)
     _check_rest(rest, beta2)
     old_step, _ = take(step, aten.add.Tensor, ..., 1)
-    rule = _Rule(rate, beta1, beta2, eps, _decay(left, param, rate))
+    numbers = (rate, beta1, beta2, eps, _decay(left, param, rate))
     inputs = (param, grad, old_first, old_second, old_step)
     check_tensors(inputs[:-1])
-    check_numbers((old_step, *rule.numbers()))
-    return _Update(rule, inputs, (new, first, second, step))
+    check_numbers((old_step, *numbers))
+    return Update(numbers, inputs, (new, first, second, step))
 
 
 def _correction(node: Any) -> tuple[Number, _Node]:

@@ -10,7 +10,6 @@ where it may change between calls, a slot.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, cast
 
 import torch
@@ -19,6 +18,7 @@ from abele.ops import sgd
 from abele.passes.of_lowerings._updates import (
     Mismatch,
     Number,
+    Update,
     check_numbers,
     check_tensors,
     converted,
@@ -32,33 +32,12 @@ aten = torch.ops.aten
 _Node = torch.fx.Node
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rule:
-    rate: Number
-    momentum: Number
-    rest: Number  # 1 - dampening
-    decay: Number
-    nesterov: float  # 1 or 0
-
-    def numbers(self) -> tuple[Number, ...]:
-        return self.rate, self.momentum, self.rest, self.decay, self.nesterov
-
-
-@dataclasses.dataclass(frozen=True)
-class _Update:
-    """One parameter's update: what goes in, and the nodes whose values come out."""
-
-    rule: _Rule
-    inputs: tuple[_Node, ...]  # param, grad, velocity
-    results: tuple[_Node, ...]  # the new param and velocity
-
-
 def fused_sgd(program: Program) -> Program:
     """Replace the updates by SGD with momentum of float32 parameters that share their numbers."""
     return joined(program, sgd.update, _match)
 
 
-def _match(param: _Node, new: _Node) -> _Update:
+def _match(param: _Node, new: _Node) -> Update:
     old_param, moved, rate = _scaled_sum(new, sign=-1)
     if old_param is not param:
         raise Mismatch
@@ -73,16 +52,17 @@ def _match(param: _Node, new: _Node) -> _Update:
         old, momentum, grad, rest = _velocity(velocity)
     grad, decay = _without_decay(grad, param)
     check_tensors((param, grad, old))
-    rule = _Rule(rate, momentum, rest, decay, nesterov)
-    check_numbers(rule.numbers())
-    return _Update(rule, (param, grad, old), (new, velocity))
+    numbers = (rate, momentum, rest, decay, nesterov)
+    check_numbers(numbers)
+    return Update(numbers, (param, grad, old), (new, velocity))
 
 
 def _velocity(node: Any) -> tuple[_Node, Number, _Node, Number]:
-    """``old * momentum + rest * grad`` -> these four; the old one is state."""
+    """``old * momentum + rest * grad`` -> these four, where it is written over the old one."""
     kept, grad, rest = _scaled_sum(node)
     old, momentum = take(kept, aten.mul.Tensor)
-    if not isinstance(old, _Node) or old.op != "placeholder":
+    written = [user.args[0] for user in node.users if user.target is aten.copy_.default]
+    if old not in written:
         raise Mismatch
     return old, momentum, grad, rest
 
