@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import operator
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from abele.passes.of_lowerings.pointwise_before_upsampling import pointwise_befo
 from abele.step.config import StepConfig
 from abele.step.update_rules import Group
 from abele.targets.cpu import TARGET as CPU
-from abele.targets.cpu.op_by_op import choice
+from abele.targets.cpu.op_by_op import choice, updates
 from abele.targets.reference import Interpreter, Reference
 from helpers.planes import WITHOUT_GRADIENT, events, planes
 from helpers.runs import assert_close_by_norm, captured, flat, rule_for, run, run_eagerly, started
@@ -150,6 +151,68 @@ def test_an_sgd_that_is_another_one_stays(values, dtype):
     rule = rule_for(model, "sgd", **{"momentum": 0.9, **values})
     step = captured(model, (torch.ones(2, 4, dtype=dtype),), rule=rule).programs[0]
     assert sgd.update not in targets(fused_sgd(passes.run(step)).verify())
+
+
+class Pulled(torch.autograd.Function):
+    """Gives its second argument a gradient that reads like a velocity."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(weight)
+        return x + 0 * weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        (weight,) = ctx.saved_tensors
+        return grad, weight * 0.5 + grad
+
+
+def test_a_gradient_that_looks_like_momentum_is_none():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return nn.functional.mse_loss(Pulled.apply(x, self.weight), x)
+
+    model = Model()
+    rule = rule_for(model, "sgd", momentum=0.0)
+    program = passes.run(captured(model, (torch.ones(4),), rule=rule).programs[0])
+    assert sgd.update not in targets(fused_sgd(program).verify())
+
+
+def updated(gradient, read=None):
+    """A graph that updates two parameters; ``gradient`` makes one's, ``read`` reads after it."""
+    graph = torch.fx.Graph()
+    p, q, grad, v, w = (graph.placeholder(name) for name in ("p", "q", "grad", "v", "w"))
+    made = gradient(graph, q, grad)
+    seen = [] if read is None else [read(graph, q)]
+    node = graph.call_function(sgd.update, ([p, q], [made, grad], [v, w], *[0.0] * 5))
+    for index, each in enumerate((p, q, v, w)):
+        result = graph.call_function(operator.getitem, (node, index))
+        graph.call_function(aten.copy_.default, (each, result))
+    seen = [graph.call_function(aten.relu.default, (each,)) for each in seen]
+    graph.output(seen)
+    return node
+
+
+def test_an_update_is_written_over_its_arguments():
+    copies = updates.copies_back(updated(lambda graph, q, grad: grad))
+    assert [str(each.args[0]) for each in copies] == ["p", "q", "v", "w"]
+
+
+def _view(graph, q, *_):
+    return graph.call_function(aten.view.default, (q, [4]))
+
+
+@pytest.mark.parametrize("gradient", [lambda graph, q, grad: q, _view], ids=["parameter", "view"])
+def test_a_gradient_that_is_another_parameter_is_read_before_it_changes(gradient):
+    assert updates.copies_back(updated(gradient)) is None
+
+
+def test_a_view_of_a_parameter_is_read_before_it_changes():
+    assert updates.copies_back(updated(lambda graph, q, grad: grad, read=_view)) is None
 
 
 def test_every_norm_is_joined_with_its_activation_both_ways():

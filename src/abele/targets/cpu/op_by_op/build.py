@@ -22,7 +22,7 @@ from abele.targets.cpu.op_by_op import calls
 from abele.targets.cpu.op_by_op.convolutions import own_convolution
 from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
 from abele.targets.cpu.op_by_op.pools import own_pool
-from abele.targets.cpu.op_by_op.updates import is_update, own_update
+from abele.targets.cpu.op_by_op.updates import copies_back, is_update, own_update
 from abele.targets.cpu.op_by_op.upsampling import own_upsampling
 
 aten = torch.ops.aten
@@ -67,6 +67,7 @@ def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
     """The graph with what is called in the place of each operator."""
     graph = _torch.graph_module(program.graph, copied_graph(program.graph.graph))
     lifetimes = Lifetimes(graph.graph)
+    spared = {node: copies_back(node) for node in graph.graph.nodes if is_update(node)}
     for node in list(graph.graph.nodes):
         kernel = (
             own_convolution(node, library)
@@ -78,8 +79,8 @@ def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
         elif node.target in OURS:
             make, _ = OURS[node.target]
             node.target = make(library, overwrite=overwritten(node, lifetimes) is not None)
-        elif is_update(node):
-            node.target = own_update(node, library, lifetimes)
+        elif node in spared:
+            node.target = own_update(node, library, spared[node])
         elif node.target in _IN_PLACE:
             _use_in_place(node, lifetimes)
     graph.graph.lint()

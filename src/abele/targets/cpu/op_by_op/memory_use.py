@@ -113,7 +113,7 @@ class _Memories:
         lifetimes = Lifetimes(graph)
         for node in graph.nodes:
             if is_update(node):
-                self._update(node, lifetimes)
+                self._update(node)
                 continue
             index, first = overwritten(node, lifetimes), _result(node, 0)
             if node.target is norm_activation.forward:
@@ -141,8 +141,8 @@ class _Memories:
             memory = self._taken[memory]
         return memory
 
-    def _update(self, node: _Node, lifetimes: Lifetimes) -> None:
-        for copy in copies_back(node, lifetimes) or ():
+    def _update(self, node: _Node) -> None:
+        for copy in copies_back(node) or ():
             self._taken[node_argument(copy, 1)] = node_argument(copy, 0)
 
 

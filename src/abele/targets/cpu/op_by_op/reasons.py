@@ -36,7 +36,7 @@ def kernel_choices(program: Program) -> dict[torch.fx.Node, KernelChoice]:
     choices = {node: _choice(node, lifetimes) for node in operators_of(program)}
     for node in choices:
         if is_update(node):
-            choices |= dict.fromkeys(copies_back(node, lifetimes) or (), _SPARED)
+            choices |= dict.fromkeys(copies_back(node) or (), _SPARED)
     return choices
 
 

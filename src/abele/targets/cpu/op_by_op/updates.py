@@ -12,7 +12,7 @@ from abele.kernels.binding import Adam, AdamTensor, Sgd, SgdTensor, threads_for
 from abele.kernels.on_tensors import dense
 from abele.ops import adam, sgd
 from abele.program import is_getitem
-from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
+from abele.program.aliasing import aliases_of_calls
 
 aten = torch.ops.aten
 
@@ -27,15 +27,14 @@ def is_update(node: _Node) -> bool:
     return node.target in _LISTS
 
 
-def own_update(node: _Node, library: ctypes.CDLL, lifetimes: Lifetimes) -> Callable[..., Any]:
-    """What computes an update; results that are only written back are not copied.
+def own_update(node: _Node, library: ctypes.CDLL, copies: list[_Node] | None) -> Callable[..., Any]:
+    """What computes an update; copies of its results that are spared are erased.
 
     Args:
-        node: of which ``is_update`` is true; copies of its results are erased where possible.
+        node: of which ``is_update`` is true.
         library: the kernels.
-        lifetimes: of the values of its graph.
+        copies: what ``copies_back`` says, before anything else in the graph is replaced.
     """
-    copies = copies_back(node, lifetimes)
     for each in copies or ():
         result = cast("_Node", each.args[1])
         node.graph.erase_node(each)
@@ -44,30 +43,40 @@ def own_update(node: _Node, library: ctypes.CDLL, lifetimes: Lifetimes) -> Calla
     return make(library, overwrite=copies is not None)
 
 
-def copies_back(node: _Node, lifetimes: Lifetimes) -> list[_Node] | None:
+def copies_back(node: _Node) -> list[_Node] | None:
     """The copies of an update's results into its arguments; None if they cannot all be spared."""
-    columns = cast("Any", node.args[: _LISTS[node.target]])
-    arguments: list[_Node] = [each for column in _changed(columns) for each in column]
+    params, grads, *state = cast("Any", node.args[: _LISTS[node.target]])
+    changed: list[_Node] = [each for column in (params, *state) for each in column]
     results = {user.args[1]: user for user in node.users if is_getitem(user)}
-    copies: list[_Node] = []
-    for index, argument in enumerate(arguments):
-        result = results.get(index)
-        users = [] if result is None else list(result.users)
-        if len(users) != 1 or users[0].target is not aten.copy_.default:
-            return None
-        if users[0].args[0] is not argument or users[0].users or argument.op != "placeholder":
-            return None
-        here = lifetimes.position(node)
-        later = [user for user in argument.users if lifetimes.position(user) > here]
-        if later != users:
-            return None
-        copies.append(users[0])
-    return copies
+    copies = [_only_copy(results.get(index), each) for index, each in enumerate(changed)]
+    if None in copies or _are_read(set(changed), node, grads, {*copies}):
+        return None
+    return cast("list[_Node]", copies)
 
 
-def _changed(columns: Sequence[Any]) -> list[Any]:
-    """All lists but the gradients."""
-    return [columns[0], *columns[2:]]
+def _only_copy(result: _Node | None, argument: _Node) -> _Node | None:
+    """The copy of a result into its argument, if nobody else reads the result or the copy."""
+    users = [] if result is None else list(result.users)
+    if len(users) != 1 or users[0].target is not aten.copy_.default or users[0].users:
+        return None
+    back = users[0].args[0] is argument and argument.op == "placeholder"
+    return users[0] if back else None
+
+
+def _are_read(
+    changed: set[_Node], node: _Node, grads: list[_Node], copies: set[_Node | None]
+) -> bool:
+    """Whether tensors that an update changes are read when some of them may be new already.
+
+    A gradient may be another parameter, or a view of one, where a function says its own backward.
+    """
+    aliases = aliases_of_calls(node.graph)
+    read = list(grads)
+    later = node.next
+    while later.op != "root":
+        read += [] if later in copies else later.all_input_nodes
+        later = later.next
+    return any(aliases.base(each) in changed for each in read)
 
 
 def own_adam(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
