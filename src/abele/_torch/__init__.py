@@ -317,11 +317,16 @@ def kernel_of(operator: OpOverload) -> Callable[..., Any]:
 
 @functools.cache
 def is_composite(operator: OpOverload) -> bool:
-    """Return whether an operator is made of others, so that tracing it may take it apart."""
+    """Return whether an operator is made of others, so that tracing it may take it apart.
+
+    Those that have code of their own for processors beside it stay: ``silu_backward``.
+    """
     key = torch._C.DispatchKey.CompositeImplicitAutograd
-    return key in operator.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(
-        operator.name(), key
-    )
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    if key in operator.py_kernels:
+        return True
+    own = has_kernel(operator.name(), torch._C.DispatchKey.CPU)
+    return has_kernel(operator.name(), key) and not own
 
 
 @contextlib.contextmanager

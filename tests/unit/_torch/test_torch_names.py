@@ -518,6 +518,7 @@ def test_composite_operators_are_made_of_others():
     assert _torch.is_composite(torch.ops.aten.matmul.default)
     assert _torch.is_composite(torch.ops.aten.upsample_bilinear2d.vec)
     assert not _torch.is_composite(torch.ops.aten.mm.default)
+    assert not _torch.is_composite(torch.ops.aten.silu_backward.default)
 
 
 def test_graphs_can_generate_their_code_when_they_first_run():

@@ -228,10 +228,26 @@ def test_recurrent_layers_are_not_traced_twice(layer, retraced):
     torch.testing.assert_close(loss, model(sequences, wanted), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("activation", [torch.nn.SiLU, torch.nn.Mish])
+def test_activations_made_of_others_beside_batch_norms_are_not_traced_twice(activation, retraced):
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm1d(4)
+    model = Loss(torch.nn.Sequential(torch.nn.Linear(3, 4), norm, activation()), whole=True)
+    inputs, wanted = torch.randn(8, 3), torch.randn(8, 4)
+    session, _ = started(model, (inputs, wanted), rule_for(model))
+    assert not retraced
+    (loss,) = session.step((inputs, wanted))
+    torch.testing.assert_close(loss, model(inputs, wanted), rtol=0, atol=0)
+
+
 class Loss(torch.nn.Module):
-    def __init__(self, inner):
+    """Of the inner model's first result, or of all that it gives."""
+
+    def __init__(self, inner, *, whole=False):
         super().__init__()
         self.inner = inner
+        self.whole = whole
 
     def forward(self, sequences, wanted):
-        return F.mse_loss(self.inner(sequences)[0], wanted)
+        result = self.inner(sequences)
+        return F.mse_loss(result if self.whole else result[0], wanted)
