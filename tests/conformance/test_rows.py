@@ -71,6 +71,53 @@ def test_layer_norms(library, rows, size, weighted):
         close(sums, *(each.grad for each in weights))
 
 
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(("shape", "groups"), [((2, 6, 130), 3), ((3, 4, 5), 1), ((1, 3, 7), 3)])
+def test_group_norms(library, shape, groups, masked):
+    x, grad = torch.randn(shape).relu(), torch.randn(shape)
+    weight, bias = torch.rand(shape[1]), torch.rand(shape[1])
+    sizes, statistics = (*shape, groups), (shape[0] * groups,)
+    y, mean, rstd = computed(
+        library.abele_group_norm, (*sizes, EPS), (x, weight, bias), shape, statistics, statistics
+    )
+    inner, scale = x.double().requires_grad_(), weight.double().requires_grad_()
+    exact = functional.group_norm(inner, groups, scale, bias.double(), EPS)
+    close([y], exact)
+    exact.backward(grad.double())
+    reads = (grad, x, mean, rstd, weight)
+    function, before = library.abele_group_norm_backward, (int(masked), *sizes)
+    grad_x, sums = computed(function, before, reads, shape, (*shape[:2], 2))
+    close([grad_x], inner.grad * (x > 0) if masked else inner.grad)
+    close(sums.sum(0).unbind(1), grad.sum((0, 2)), scale.grad)
+
+
+@pytest.mark.parametrize("running", [True, False])
+@pytest.mark.parametrize("shape", [(4, 33, 1), (3, 10, 5), (2, 6, 1300), (5, 70, 1)])
+def test_batch_norms(library, shape, running):
+    x, grad, momentum = torch.randn(shape) + 3, torch.randn(shape), 0.25
+    channels = (shape[1],)
+    old = [torch.rand(channels) if running else None for _ in (0, 1)]
+    written = [channels] * (4 if running else 2)
+    function, before = library.abele_batch_statistics, (*shape, EPS, momentum)
+    if not running:
+
+        def function(*given):  # writes the running statistics nowhere
+            library.abele_batch_statistics(*given[:-1], None, None, given[-1])
+
+    mean, rstd, *news = computed(function, before, (x, *old), *written)
+    news_exact = [None if each is None else each.double() for each in old]
+    inner, scale = x.double().requires_grad_(), torch.ones(channels).double().requires_grad_()
+    exact = functional.batch_norm(
+        inner, *news_exact, scale, training=True, momentum=momentum, eps=EPS
+    )
+    var = inner.detach().var((0, 2), correction=0)
+    close([mean, rstd], inner.detach().mean((0, 2)), (var + EPS).rsqrt())
+    close(news, *(news_exact if running else []))
+    exact.backward(grad.double())
+    sums = computed(library.abele_batch_norm_sums, shape, (grad, x, mean, rstd), channels, channels)
+    close(sums, scale.grad, grad.double().sum((0, 2)))
+
+
 @pytest.mark.parametrize("log", [True, False])
 @pytest.mark.parametrize("shape", AROUND)
 def test_softmax(library, shape, log):

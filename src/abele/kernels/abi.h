@@ -262,6 +262,28 @@ ABELE_API int abele_layer_norm_weights(int64_t rows, int64_t size, const float* 
                                        const float* x, const float* mean, const float* rstd,
                                        float* grad_weight, float* grad_bias, int threads);
 
+// The same over groups of channels of samples x channels x pixels. Backward also gives the sums of
+// each plane's gradient, and of that times the normalised x; with `masked`, x went through a ReLU.
+ABELE_API int abele_group_norm(int64_t samples, int64_t channels, int64_t pixels, int64_t groups,
+                               double eps, const float* x, const float* weight, const float* bias,
+                               float* y, float* mean, float* rstd, int threads);
+ABELE_API int abele_group_norm_backward(int masked, int64_t samples, int64_t channels,
+                                        int64_t pixels, int64_t groups, const float* grad,
+                                        const float* x, const float* mean, const float* rstd,
+                                        const float* weight, float* grad_x, float* sums,
+                                        int threads);
+
+// Statistics of each channel of samples x channels x pixels, and the running ones after them, which
+// may be null. Sums are those of the gradients of weight and bias.
+ABELE_API int abele_batch_statistics(int64_t samples, int64_t channels, int64_t pixels, double eps,
+                                     double momentum, const float* x, const float* running_mean,
+                                     const float* running_var, float* mean, float* rstd,
+                                     float* next_mean, float* next_var, int threads);
+ABELE_API int abele_batch_norm_sums(int64_t samples, int64_t channels, int64_t pixels,
+                                    const float* grad, const float* x, const float* mean,
+                                    const float* rstd, float* grad_weight, float* grad_bias,
+                                    int threads);
+
 // Softmax over the middle of outer x size x inner; with `log` its logarithm. Backward takes the result.
 ABELE_API int abele_softmax(int log, int64_t outer, int64_t size, int64_t inner, const float* x,
                             float* y, int threads);

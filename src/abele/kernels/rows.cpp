@@ -36,6 +36,42 @@ int abele_layer_norm_weights(int64_t rows, int64_t size, const float* grad, cons
   return ABELE_OK;
 }
 
+int abele_group_norm(int64_t samples, int64_t channels, int64_t pixels, int64_t groups,
+                     double eps, const float* x, const float* weight, const float* bias, float* y,
+                     float* mean, float* rstd, int threads) {
+  abele::group_norm<ANY>(samples, channels, pixels, groups, float(eps), x, weight, bias, y, mean,
+                         rstd, threads);
+  return ABELE_OK;
+}
+
+int abele_group_norm_backward(int masked, int64_t samples, int64_t channels, int64_t pixels,
+                              int64_t groups, const float* grad, const float* x,
+                              const float* mean, const float* rstd, const float* weight,
+                              float* grad_x, float* sums, int threads) {
+  const auto backward =
+      masked ? abele::group_norm_backward<ANY, true> : abele::group_norm_backward<ANY, false>;
+  backward(samples, channels, pixels, groups, grad, x, mean, rstd, weight, grad_x, sums, threads);
+  return ABELE_OK;
+}
+
+int abele_batch_statistics(int64_t samples, int64_t channels, int64_t pixels, double eps,
+                           double momentum, const float* x, const float* running_mean,
+                           const float* running_var, float* mean, float* rstd, float* next_mean,
+                           float* next_var, int threads) {
+  abele::batch_statistics<ANY>(samples, channels, pixels, float(eps), float(momentum), x,
+                               running_mean, running_var, mean, rstd, next_mean, next_var,
+                               threads);
+  return ABELE_OK;
+}
+
+int abele_batch_norm_sums(int64_t samples, int64_t channels, int64_t pixels, const float* grad,
+                          const float* x, const float* mean, const float* rstd,
+                          float* grad_weight, float* grad_bias, int threads) {
+  abele::batch_norm_sums<ANY>(samples, channels, pixels, grad, x, mean, rstd, grad_weight,
+                              grad_bias, threads);
+  return ABELE_OK;
+}
+
 int abele_softmax(int log, int64_t outer, int64_t size, int64_t inner, const float* x, float* y,
                   int threads) {
   const auto softmax = log ? abele::softmax<ANY, true> : abele::softmax<ANY, false>;

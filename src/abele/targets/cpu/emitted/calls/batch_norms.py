@@ -1,4 +1,4 @@
-"""Sums of each channel for batch norms, as calls of a template."""
+"""Sums of each channel for batch norms, as calls of a template or of the kernels' library."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from abele.targets.cpu.emitted.calls import shared
 from abele.targets.translation.batch_norms import BatchNorms
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
@@ -28,20 +29,16 @@ def _statistics(
         if running
         else ("{0}, nullptr, nullptr, {1}, {2}, nullptr, nullptr")
     )
-    text = (
-        f"abele::batch_statistics<{_workers(x)}>({_sizes(x)}, {eps!r}f, {momentum!r}f, "
-        f"{pointers}, threads)"
-    )
+    given = f"{_sizes(x)}, {eps!r}f, {momentum!r}f, {pointers}"
+    text = shared.call("batch_statistics", _workers(x), (), given)
     translator.add(Call([x, *running], [*saved, *updated], text))
 
 
 def _sums(
     translator: Any, grad: Place, x: Place, mean: Place, rstd: Place, results: Sequence[Place]
 ) -> None:
-    text = (
-        f"abele::batch_norm_sums<{_workers(x)}>({_sizes(x)}, "
-        "{0}, {1}, {2}, {3}, {4}, {5}, threads)"
-    )
+    given = f"{_sizes(x)}, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}"
+    text = shared.call("batch_norm_sums", _workers(x), (), given)
     translator.add(Call([grad, x, mean, rstd], list(results), text))
 
 

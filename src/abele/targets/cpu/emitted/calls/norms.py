@@ -80,10 +80,9 @@ def group_norm(translator: Any, node: torch.fx.Node) -> bool:
         return False
     reads = [_dense(translator, each) for each in (x, weight, bias)]
     results = [_fresh(translator, each) for each in node.meta["val"]]
-    text = (
-        f"abele::group_norm<{_passes(samples * groups, x)}>({samples}, {channels}, {pixels}, "
-        f"{groups}, {float(eps)!r}f, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}, threads)"
-    )
+    sizes = f"{samples}, {channels}, {pixels}, {groups}"
+    given = f"{sizes}, {float(eps)!r}f, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}"
+    text = shared.call("group_norm", _passes(samples * groups, x), (), given)
     translator.add(Call(reads, results, text))
     translator.places[node] = results
     return True
@@ -100,10 +99,10 @@ def group_norm_backward(translator: Any, node: torch.fx.Node) -> bool:
     grad_x = translator.new(x.shape, x.dtype)
     sums = translator.new((samples, channels, 2), x.dtype)
     mask = _mask(node)
-    text = (
-        f"abele::group_norm_backward<{_passes(samples * groups, x)}, {_bool(mask)}>({samples}, "
-        f"{channels}, {pixels}, {groups}, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}, {{6}}, threads)"
-    )
+    sizes = f"{samples}, {channels}, {pixels}, {groups}"
+    given = f"{sizes}, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}, {{6}}"
+    kind = (mask is not None,)
+    text = shared.call("group_norm_backward", _passes(samples * groups, x), kind, given)
     translator.add(Call(reads, [grad_x, sums], text, also=(mask,) if mask else ()))
     if mask is not None:
         translator.places[mask] = grad_x
@@ -133,10 +132,6 @@ def _dense(translator: Any, place: Place) -> Place:
 
 def _fresh(translator: Any, value: torch.Tensor) -> Place:
     return translator.new(tuple(value.shape), value.dtype)
-
-
-def _bool(value: Any) -> str:
-    return "true" if value else "false"
 
 
 HANDLERS = {
