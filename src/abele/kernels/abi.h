@@ -262,8 +262,9 @@ ABELE_API int abele_layer_norm_weights(int64_t rows, int64_t size, const float* 
                                        const float* x, const float* mean, const float* rstd,
                                        float* grad_weight, float* grad_bias, int threads);
 
-// The same over groups of channels of samples x channels x pixels. Backward also gives the sums of
-// each plane's gradient, and of that times the normalised x; with `masked`, x went through a ReLU.
+// Norms over groups of channels of samples x channels x pixels, with weight and bias. Backward also
+// gives `sums` of each plane: of grad, and of grad times the normalised x. With `masked`, x went through
+// a ReLU, and the gradient does as well.
 ABELE_API int abele_group_norm(int64_t samples, int64_t channels, int64_t pixels, int64_t groups,
                                double eps, const float* x, const float* weight, const float* bias,
                                float* y, float* mean, float* rstd, int threads);
@@ -273,8 +274,8 @@ ABELE_API int abele_group_norm_backward(int masked, int64_t samples, int64_t cha
                                         const float* weight, float* grad_x, float* sums,
                                         int threads);
 
-// Statistics of each channel of samples x channels x pixels, and the running ones after them, which
-// may be null. Sums are those of the gradients of weight and bias.
+// Batch norm: statistics of each channel of samples x channels x pixels, and what the running ones
+// are afterwards, of which all four pointers may be null. Sums are the gradients of weight and bias.
 ABELE_API int abele_batch_statistics(int64_t samples, int64_t channels, int64_t pixels, double eps,
                                      double momentum, const float* x, const float* running_mean,
                                      const float* running_var, float* mean, float* rstd,
