@@ -104,6 +104,24 @@ def test_threads_share_the_inner_dimension(library, sizes, turned):
         assert torch.equal(product(library, a, b, threads, halves=1), one)
 
 
+@pytest.mark.parametrize("turned", [(0, 0), (0, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_products_are_summed(library, sizes, turned):
+    rows, columns, inner = sizes
+    a = factor(5, rows, inner, turned=turned[0], step=1, seed=11)
+    b = factor(5, inner, columns, turned=turned[1], step=2, seed=12)
+    exact = torch.einsum("nij,njk->ik", a.double(), b.double())
+    results = []
+    for threads in (1, 2, 3):
+        results.append(torch.full((rows, columns), math.nan))
+        sizes = described(a, b)
+        sizes.c_next = 0
+        pointers = (each.data_ptr() for each in (a, b, results[-1]))
+        library.abele_product(ctypes.byref(sizes), *pointers, threads)
+    assert (results[0] - exact).abs().max() < 2e-6 * math.sqrt(5 * inner) + 1e-6 * inner**0.5
+    assert all(torch.equal(each, results[0]) for each in results)
+
+
 @pytest.mark.parametrize("threads", [2, 3, 6])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_any_number_of_threads_gives_the_same_bits(library, sizes, threads):

@@ -188,7 +188,8 @@ ABELE_API int abele_scale_shift(const AbeleNorm* norm, const float* x, const flo
 // -- products of matrices -------------------------------------------------------------------------
 
 // c[i] = a[i] b[i] for i < count: [rows, inner] times [inner, columns]. Of the two steps of a, and of
-// b, one is 1; `next` leads from one matrix to the next. Elements of a row of c are neighbours.
+// b, one is 1; `next` leads from one matrix to the next. Elements of a row of c are neighbours. If c_next
+// is 0, c is the sum of all products.
 typedef struct AbeleProduct {
   int64_t count, rows, columns, inner;
   int64_t a_next, a_row, a_column;

@@ -410,15 +410,18 @@ int abele_product(const AbeleProduct* product, const float* a, const float* b, f
     const AbeleProduct& p = *product;
     if (p.halves) return multiply_in_halves(p, whole(p, a, b, c), threads, memory);
     const Way compute = way_of(p);
+    const bool summed = p.count > 1 && p.c_next == 0;
     const auto nth = [&](Index i) {
-      return whole(p, a + i * p.a_next, b + i * p.b_next, c + i * p.c_next);
+      Share share = whole(p, a + i * p.a_next, b + i * p.b_next, c + i * p.c_next);
+      share.added = share.added || (summed && i > 0);
+      return share;
     };
     if (threads == 1) {
       float* work = memory.each<float>(compute.room, 1).first;
       for (Index i = 0; i < p.count; ++i) compute(nth(i), work);
       return;
     }
-    const bool alone = p.count >= threads;  // a thread computes whole products
+    const bool alone = p.count >= threads && !summed;  // a thread computes whole products
     const Index across = alone ? 1 : column_parts(p, threads);
     if (!compute.small && !compute.few && takes_rows(p, across))
       return multiply_rows(p, a, b, c, row_blocks(p, ROWS_AT_ONCE, threads), 0, threads, memory,

@@ -10,7 +10,7 @@ samples. Which is faster was measured with AVX-512 on 1 and 2 cores; see
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,11 +36,21 @@ _MOST_PIXELS_PER_SAMPLE = 65536
 
 def few_channel_convolutions(program: Program) -> Program:
     """Replace the convolutions that our kernels compute faster."""
+    return replaced(program, is_supported)
+
+
+def replaced(program: Program, is_ours: Callable[[torch.fx.Node], bool]) -> Program:
+    """Replace convolutions by our kernels.
+
+    Args:
+        program: any.
+        is_ours: says which, of convolutions and their backwards; ``is_supported`` has to be true.
+    """
     graph = editable(program)
     for node in graph.graph.nodes:
-        if node.target is aten.convolution.default and is_supported(node):
+        if node.target is aten.convolution.default and is_ours(node):
             substitute(node, few_channel_conv.forward, _arguments(node))
-        elif node.target is aten.convolution_backward.default and is_supported(node):
+        elif node.target is aten.convolution_backward.default and is_ours(node):
             substitute(node, few_channel_conv.backward, _arguments(node))
     return finished(program, graph)
 

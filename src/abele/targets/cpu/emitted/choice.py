@@ -7,9 +7,8 @@ from typing import Any, cast
 
 import torch
 
-from abele.passes.of_lowerings.few_channel_convolutions import is_supported
 from abele.program import Program, has_effect, is_getitem, is_view, subgraphs
-from abele.targets.cpu.emitted import build
+from abele.targets.cpu.emitted import build, convolutions
 from abele.targets.cpu.emitted.calls import HANDLERS, attention
 from abele.targets.translation.expressions import RULES
 from abele.targets.translation.pointwise import TYPES
@@ -17,9 +16,8 @@ from abele.targets.translation.translate import VIEWS
 
 aten = torch.ops.aten
 
-_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 # Calling these from Python costs nothing beside what they do.
-_HEAVY = (*_CONVOLUTIONS, *attention.HANDLERS)
+_HEAVY = (*convolutions.OPERATORS, *attention.HANDLERS)
 # Of all other operators, so many may be called from Python, or this share.
 _FEW, _SHARE = 8, 0.1
 
@@ -70,8 +68,8 @@ def _is_expressible(node: torch.fx.Node) -> bool:
     """Whether an operator probably becomes code."""
     if is_getitem(node) or is_view(node) or node.target in VIEWS:
         return True
-    if node.target in _CONVOLUTIONS:
-        return is_supported(node)
+    if node.target in convolutions.OPERATORS:
+        return convolutions.why_not(node) is None
     if node.target in attention.HANDLERS:
         return attention.is_ours(node)
     known = node.target in RULES or node.target in HANDLERS or node.target is aten.copy_.default

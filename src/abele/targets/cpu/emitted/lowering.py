@@ -10,7 +10,6 @@ import torch
 
 from abele import arena
 from abele._torch.copies import called_targets
-from abele.passes.of_lowerings.few_channel_convolutions import few_channel_convolutions
 from abele.passes.of_lowerings.half_convolutions import half_convolutions
 from abele.passes.of_lowerings.kept_derivatives import kept_derivatives
 from abele.passes.of_lowerings.lstm_steps import lstm_steps
@@ -26,6 +25,7 @@ from abele.targets.cpu.emitted.bound import BoundRunner
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
 from abele.targets.cpu.emitted.clocked import kernel_of, with_clocks
+from abele.targets.cpu.emitted.convolutions import few_channel_convolutions
 from abele.targets.cpu.emitted.dialect import DIALECT
 from abele.targets.cpu.emitted.memory import arranged
 from abele.targets.cpu.emitted.memory_use import memory_use, until_code_ends

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from abele.passes.of_lowerings import few_channel_convolutions
 from abele.program import Program
 from abele.targets.clocked import LOOP
-from abele.targets.cpu.emitted import calls
+from abele.targets.cpu.emitted import calls, convolutions
 from abele.targets.cpu.emitted.by_rows import ByRows
 from abele.targets.cpu.emitted.calls import attention
 from abele.targets.cpu.emitted.clocked import who
@@ -20,7 +19,6 @@ from abele.targets.translation.pointwise import TYPES
 
 aten = torch.ops.aten
 
-_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 _CALLS = {
     "convolve": "few channels: our kernel is faster than the library's",
     "convolve_backward": "few channels: our kernel is faster than the library's",
@@ -58,9 +56,8 @@ def _of_unit(unit: Unit) -> KernelChoice:
 
 def why_torch(node: torch.fx.Node) -> str:
     """Return why an operator is called as torch has it."""
-    if node.target in _CONVOLUTIONS:
-        why = few_channel_convolutions.why_not(node)
-        return why or "torch's call: the pass that replaces it did not run"
+    if node.target in convolutions.OPERATORS:
+        return convolutions.why_not(node) or "torch's call: the pass that replaces it did not run"
     if node.target in attention.HANDLERS:
         return "torch's call: our kernel is for float32 without mask and dropout"
     unknown = {str(t).removeprefix("torch.") for t in shared.types_of(node) if t not in TYPES}

@@ -24,6 +24,11 @@ def selected(place: Place, dim: int, index: int) -> Place:
     return Place(place.buffer, tuple(shape), tuple(stride), offset)
 
 
+def turned(matrix: Place) -> Place:
+    """Columns as rows."""
+    return Place(matrix.buffer, matrix.shape[::-1], matrix.stride[::-1], matrix.offset)
+
+
 def store(translator: Any, value: Place, target: Place) -> None:
     """Write a tensor to where another lies, converted and broadcast if need be."""
     if target.size:

@@ -14,6 +14,7 @@ from abele.targets.cpu.emitted.calls import (
     losses,
     matrices,
     norms,
+    pointwise_convolutions,
     pooled_convolutions,
     reductions,
     tables,
@@ -36,6 +37,7 @@ HANDLERS: dict[Any, Handler] = {
     **losses.HANDLERS,
     **matrices.HANDLERS,
     **norms.HANDLERS,
+    **pointwise_convolutions.HANDLERS,
     **reductions.HANDLERS,
     **shapes.HANDLERS,
 }

@@ -23,7 +23,7 @@ def mm(translator: Any, node: torch.fx.Node) -> bool:
     if not _computable(node):
         return False
     a, b = (translator.places[each] for each in arguments(node))
-    translator.places[node] = _product(translator, node, a, b)
+    translator.places[node] = multiplied(translator, a, b)
     return True
 
 
@@ -32,7 +32,7 @@ def addmm(translator: Any, node: torch.fx.Node) -> bool:
     if not _computable(node):
         return False
     added, a, b = (translator.places[each] for each in arguments(node))
-    product = _product(translator, node, a, b)
+    product = multiplied(translator, a, b)
     result = translator.new_like(node)
     _added(translator, node, product, added, result)
     return True
@@ -66,7 +66,7 @@ def mv(translator: Any, node: torch.fx.Node) -> bool:
     stride = a.stride if len(a.shape) == 2 else (a.shape[0] * a.stride[0], a.stride[0])
     matrix = Place(a.buffer, (rows, a.shape[-1]), stride, a.offset)
     column = Place(b.buffer, (b.shape[0], 1), (b.stride[0], 1), b.offset)
-    result = _product(translator, node, matrix, column)
+    result = multiplied(translator, matrix, column)
     translator.places[node] = Place(
         result.buffer, tuple(node.meta["val"].shape), (1,) * (rows > 1 or len(a.shape) == 2)
     )
@@ -119,10 +119,17 @@ def _usable_batch(translator: Any, matrices: Place) -> Place:
     return matrices if _is_usable(first) else translator.contiguous(matrices)
 
 
-def _product(translator: Any, node: torch.fx.Node, a: Place, b: Place) -> Place:
+def multiplied(translator: Any, a: Place, b: Place) -> Place:
+    """The product of two matrices.
+
+    Args:
+        translator: what the operation is added to.
+        a: float32 or float64 ``[rows, inner]``.
+        b: ``[inner, columns]``, of the same type.
+    """
     (m, k), n = a.shape, b.shape[1]
-    a, b = _usable(translator, a), _usable(translator, b)
-    result = translator.new((m, n), node.meta["val"].dtype)
+    a, b = usable(translator, a), usable(translator, b)
+    result = translator.new((m, n), a.dtype)
     if not k:
         translator.pointwise([0], "{0}".format, result)
         return result
@@ -138,7 +145,7 @@ def _product(translator: Any, node: torch.fx.Node, a: Place, b: Place) -> Place:
     return result
 
 
-def _usable(translator: Any, matrix: Place) -> Place:
+def usable(translator: Any, matrix: Place) -> Place:
     """A matrix with rows or columns whose elements are neighbours."""
     return matrix if _is_usable(matrix) else translator.contiguous(matrix)
 

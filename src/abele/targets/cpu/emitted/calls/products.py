@@ -47,6 +47,7 @@ class Product(Call):
         steps: of the factors: to the next matrix, row and column.
         packed: the right factor is.
         halves: the inner dimension is summed in two, which two threads share.
+        summed: the result is the sum of all products.
     """
 
     count: int
@@ -54,11 +55,12 @@ class Product(Call):
     steps: tuple[str, ...]
     packed: bool = False
     halves: bool = False
+    summed: bool = False
 
     def described(self) -> str:
         """What ``abi.h`` calls ``AbeleProduct``, in C++ between the braces of a format."""
         rows, columns, _ = self.sizes
-        result = rows * columns, self.writes[0].stride[-2]
+        result = 0 if self.summed else rows * columns, self.writes[0].stride[-2]
         flags = int(self.packed), 0, int(self.halves)
         numbers = (self.count, *self.sizes, *self.steps, *result, *flags)
         return f"AbeleProduct{{{{{', '.join(map(str, numbers))}}}}}"
@@ -116,7 +118,15 @@ def is_ours(dtype: torch.dtype, rows: int, columns: int, inner: int) -> bool:
     return dtype is torch.float32 and large and rows * columns * inner >= _LEAST_WORK
 
 
-def product(a: Place, b: Place, result: Place, count: int, steps: tuple[Steps, Steps]) -> Product:
+def product(
+    a: Place,
+    b: Place,
+    result: Place,
+    count: int,
+    steps: tuple[Steps, Steps],
+    *,
+    summed: bool = False,
+) -> Product:
     """The operation; the last two dimensions of the tensors are the matrices.
 
     Args:
@@ -125,9 +135,11 @@ def product(a: Place, b: Place, result: Place, count: int, steps: tuple[Steps, S
         result: contiguous.
         count: of products; with more than one, tensors have a dimension before.
         steps: of ``a`` and ``b``; the one to the next matrix comes first.
+        summed: the result is the sum of all products, and has no dimension before.
     """
     (rows, inner), columns = a.shape[-2:], b.shape[-1]
-    made = Product([a, b], [result], "", count=count, sizes=(rows, columns, inner), steps=steps)
+    sizes = rows, columns, inner
+    made = Product([a, b], [result], "", count=count, sizes=sizes, steps=steps, summed=summed)
     near = inner * columns <= _NEAR_FACTOR and _ROWS_TO_INNER * rows <= inner
     made.halves = near and count == 1 and b.stride[-1] == 1
     made.text = _multiplied(made)

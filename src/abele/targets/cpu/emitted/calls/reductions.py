@@ -45,13 +45,16 @@ def _reduced(translator: Any, node: torch.fx.Node, *, mean: bool) -> bool:
     if sum_text(place, result, reduced, scale) is None:
         place = translator.contiguous(moved_last(place, reduced))
         reduced = set(range(len(place.shape) - len(reduced), len(place.shape)))
-    translator.add(_sum(place, result, reduced, scale))
+    translator.add(summed(place, result, reduced, scale))
     translator.places[node] = result
     return True
 
 
-def _sum(place: Place, result: Place, reduced: set[int], scale: float) -> StridedCall:
-    """The call, of a tensor that may lie elsewhere where it is summed in the same order."""
+def summed(place: Place, result: Place, reduced: set[int], scale: float) -> StridedCall:
+    """The call, of a tensor that may lie elsewhere where it is summed in the same order.
+
+    Takes what ``sum_text`` does, and has to be possible.
+    """
     order = _order(_groups(place, reduced))
 
     def form(reads: Sequence[Place], writes: Sequence[Place]) -> str:

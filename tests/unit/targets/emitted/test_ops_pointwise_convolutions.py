@@ -1,0 +1,119 @@
+"""Convolutions of 1x1 in emitted code are those of the interpreter, and called products."""
+
+import pytest
+import torch
+from torch.nn.functional import conv1d, conv2d, conv3d, conv_transpose2d
+
+from abele.targets.cpu.emitted.calls import pointwise_convolutions
+from helpers.emitted_operators import Case, Compiled
+from helpers.runs import started
+
+G = torch.Generator().manual_seed(7)
+
+
+def numbers(*shape):
+    return torch.randn(shape, generator=G)
+
+
+IMAGES, WEIGHT, BIAS = numbers(3, 24, 9, 7), numbers(40, 24, 1, 1), numbers(40)
+CLOSE = {"gradients": True, "rtol": 1e-4, "atol": 1e-3}
+CASES = {
+    "images": Case(lambda x, w: conv2d(x, w), (IMAGES, WEIGHT), **CLOSE),
+    "a bias": Case(lambda x, w, b: conv2d(x, w, b).relu(), (IMAGES, WEIGHT, BIAS), **CLOSE),
+    "one sample": Case(
+        lambda x, w, b: conv2d(x[:1], w, b),
+        (IMAGES, WEIGHT, BIAS),
+        same_for_threads=True,
+        **CLOSE,
+    ),
+    "a stride": Case(
+        lambda x, w, b: (
+            conv2d(x.repeat(1, 1, 2, 2), w, b, stride=2),
+            conv2d(x.repeat(1, 1, 1, 2), w, stride=(1, 2)),
+            conv2d(x.repeat(1, 1, 2, 3)[:1], w, stride=(3, 1)),
+        ),
+        (IMAGES, WEIGHT, BIAS),
+        **CLOSE,
+    ),
+    "one pixel": Case(
+        lambda x, w, b: conv2d(x.mean((2, 3), keepdim=True), w, b).sigmoid(),
+        (numbers(12, 24, 3, 3), WEIGHT, BIAS),
+        **CLOSE,
+    ),
+    "one pixel of one channel": Case(
+        lambda x, w, b: conv2d(x, w[:, :1], b), (numbers(2, 1, 1, 1), WEIGHT, BIAS), **CLOSE
+    ),
+    "one dimension": Case(
+        lambda x, w, b: conv1d(x, w[..., 0], b), (numbers(4, 24, 50), WEIGHT, BIAS), **CLOSE
+    ),
+    "three dimensions": Case(
+        lambda x, w, b: conv3d(x, w[..., None], b),
+        (numbers(2, 24, 3, 4, 5), WEIGHT, BIAS),
+        **CLOSE,
+    ),
+    "left to the library": Case(
+        lambda x, w, b: (
+            conv2d(x[..., :2, :2], w, b),
+            conv2d(x, w[:4]),
+            conv2d(x, w[:, :12], b, groups=2),
+            conv2d(x, w, b, padding=1),
+            conv_transpose2d(x, w[:24, :16]),
+        ),
+        (IMAGES, WEIGHT, BIAS),
+        calls={"convolution.default": 4, "convolution_backward.default": 4},
+        same_for_threads=False,
+        **CLOSE,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return Compiled(CASES)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("name", CASES)
+def test_as_the_interpreter(compiled, name):
+    compiled.agree(name)
+
+
+class Convolves(torch.nn.Module):
+    def __init__(self, *settings, **more):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(*settings, **more)
+
+    def forward(self, x):
+        return self.conv(x)
+
+
+@pytest.mark.parametrize(
+    ("settings", "size", "why"),
+    [
+        ((24, 40, 1), 8, None),
+        ((24, 40, 1, 2), 16, None),
+        ((512, 512, 1), 1, None),
+        ((24, 40, 3), 8, "larger than one pixel"),
+        ((24, 40, 1, 1, 1), 8, "no padding"),
+        ((24, 40, 1, 1, 0, 1, 8), 8, "or groups"),
+        ((24, 4, 1), 8, "too few channels"),
+        ((24, 40, 1), 5, "too few pixels"),
+        ((512, 512, 1), 7, "too few pixels"),
+    ],
+)
+def test_why_one_is_no_product(settings, size, why):
+    session, _ = started(Convolves(*settings), (torch.ones(4, settings[0], size, size),), None)
+    (program,) = session.executable.programs
+    aten = torch.ops.aten.convolution.default
+    (node,) = program.graph.graph.find_nodes(op="call_function", target=aten)
+    reason = pointwise_convolutions.why_not(node)
+    assert (reason is None) if why is None else (reason is not None and why in reason)
+
+
+def test_other_layouts_are_left_to_the_library():
+    images = torch.ones(4, 24, 8, 8).to(memory_format=torch.channels_last)
+    session, _ = started(Convolves(24, 40, 1), (images,), None)
+    (program,) = session.executable.programs
+    aten = torch.ops.aten.convolution.default
+    (node,) = program.graph.graph.find_nodes(op="call_function", target=aten)
+    assert "contiguous images" in (pointwise_convolutions.why_not(node) or "")
