@@ -72,6 +72,26 @@ ABELE_API int abele_winograd_backward(const AbeleConv* conv, const float* grad, 
                                       const float* weight, float* grad_x, float* grad_weight,
                                       float* grad_bias, int threads);
 
+// -- depthwise convolution: a kernel for each channel ------------------------------------------------
+
+// Images have their channels apart; weights are [channels, 1, size, size].
+typedef struct AbeleDepthwise {
+  int64_t images, channels, in_height, in_width;
+  int64_t size, step;  // of kernels, and from window to window; there is code for 3, 5, 7 and 1, 2
+  int64_t pad_height, pad_width;  // less than `size`
+} AbeleDepthwise;
+
+// y = x * weight + bias of each channel; `bias` may be null.
+ABELE_API int abele_depthwise_forward(const AbeleDepthwise* depthwise, const float* x,
+                                      const float* weight, const float* bias, float* y,
+                                      int threads);
+
+// Gradients of x, weight and bias; those that are null are not computed. Any number of threads gives
+// the same bits. A number at a border that is not finite reaches all gradients of its channel's weight.
+ABELE_API int abele_depthwise_backward(const AbeleDepthwise* depthwise, const float* grad,
+                                       const float* x, const float* weight, float* grad_x,
+                                       float* grad_weight, float* grad_bias, int threads);
+
 // The largest values of windows of 2x2 that do not overlap, of what forward would give; a last row
 // or column that fills no window belongs to none. There is code for images with their channels
 // apart, and slopes of 0 and 1.

@@ -69,6 +69,15 @@ class Norm(ctypes.Structure):
     _fields_ = [*_integers("rows", "channels"), *_doubles("momentum", "eps", "slope")]
 
 
+class Depthwise(ctypes.Structure):
+    """``AbeleDepthwise``: sizes of a convolution with a kernel for each channel."""
+
+    _fields_ = [
+        *_integers("images", "channels", "in_height", "in_width", "size", "step"),
+        *_integers("pad_height", "pad_width"),
+    ]
+
+
 class Product(ctypes.Structure):
     """``AbeleProduct``: sizes and steps of the factors."""
 
@@ -131,6 +140,7 @@ class SgdTensor(ctypes.Structure):
 
 STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "AbeleConv": Conv,
+    "AbeleDepthwise": Depthwise,
     "AbelePatches": Patches,
     "AbelePool": Pool,
     "AbeleUpsample": Upsample,
@@ -174,6 +184,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "abele_conv_backward": _takes(Conv, 6),
     "abele_winograd_forward": _takes(Conv, 4),
     "abele_winograd_backward": _takes(Conv, 6),
+    "abele_depthwise_forward": _takes(Depthwise, 4),
+    "abele_depthwise_backward": _takes(Depthwise, 6),
     "abele_conv_pool": _takes(Conv, 5),
     "abele_conv_pool_backward": _takes(Conv, 7),
     "abele_patches_spread": _takes(Patches, 4),

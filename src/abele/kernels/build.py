@@ -44,6 +44,7 @@ KERNELS = {
     "norm_activation.cpp": 1.9,
     "conv_pixels.cpp": 1.5,
     "max_pool.cpp": 0.8,
+    "conv_depthwise.cpp": 0.9,
     "upsample.cpp": 0.5,
     "conv.cpp": 0.4,
     "adam.cpp": 0.4,
@@ -61,6 +62,7 @@ KINDS = {
     "attention": ("attention.cpp", "calls.cpp"),
     "rows": ("rows.cpp",),
     "pools": ("max_pool.cpp",),
+    "depthwise": ("conv_depthwise.cpp", "calls.cpp"),
     "convolutions": (
         *("conv.cpp", "conv_channels_last.cpp", "conv_pixels.cpp"),
         *("conv_planes.cpp", "conv_planes_half.cpp", "calls.cpp"),

@@ -24,13 +24,19 @@ FLAGS = (*kernels.FLAGS, "-shared")
 _CALLS = {
     "abele::convolve": "convolutions",
     "abele::pool": "pools",
+    "abele::depthwise": "depthwise",
     "abele::multiply": "products",
     "abele::attention": "attention",
     "abele::at_most": "rows",
     "abele_threads": "threads",
 }
 # What the names of operators have in common without which no kernel of a kind is called.
-_OF_OPERATORS = {"convolutions": "conv", "pools": "pool", "attention": "attention"}
+_OF_OPERATORS = {
+    "convolutions": "conv",
+    "depthwise": "conv",
+    "pools": "pool",
+    "attention": "attention",
+}
 # With GCC, long files are compiled with these passes alone, in half of the time that -O3 takes and
 # to code that is as fast: kernels take most of a step. Small programs keep -O3: templates gain up
 # to a quarter from it. Without the second flag, products and sums would not become one instruction.

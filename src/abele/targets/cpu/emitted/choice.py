@@ -8,8 +8,8 @@ from typing import Any, cast
 import torch
 
 from abele.program import Program, has_effect, is_getitem, is_view, subgraphs
-from abele.targets.cpu.emitted import build, convolutions
-from abele.targets.cpu.emitted.calls import HANDLERS, attention
+from abele.targets.cpu.emitted import build
+from abele.targets.cpu.emitted.calls import HANDLERS, attention, convolutions
 from abele.targets.translation.expressions import RULES
 from abele.targets.translation.pointwise import TYPES
 from abele.targets.translation.translate import VIEWS

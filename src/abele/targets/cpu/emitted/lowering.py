@@ -24,8 +24,8 @@ from abele.targets.cpu.emitted import build, choice, reasons, source, subnormals
 from abele.targets.cpu.emitted.bound import BoundRunner
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
+from abele.targets.cpu.emitted.calls.convolutions import few_channel_convolutions
 from abele.targets.cpu.emitted.clocked import kernel_of, with_clocks
-from abele.targets.cpu.emitted.convolutions import few_channel_convolutions
 from abele.targets.cpu.emitted.dialect import DIALECT
 from abele.targets.cpu.emitted.memory import arranged
 from abele.targets.cpu.emitted.memory_use import memory_use, until_code_ends

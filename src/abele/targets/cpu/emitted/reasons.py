@@ -6,9 +6,9 @@ import torch
 
 from abele.program import Program
 from abele.targets.clocked import LOOP
-from abele.targets.cpu.emitted import calls, convolutions
+from abele.targets.cpu.emitted import calls
 from abele.targets.cpu.emitted.by_rows import ByRows
-from abele.targets.cpu.emitted.calls import attention
+from abele.targets.cpu.emitted.calls import attention, convolutions
 from abele.targets.cpu.emitted.clocked import who
 from abele.targets.kernel_choice import KernelChoice
 from abele.targets.translation import reasons as shared

@@ -7,6 +7,7 @@ from typing import Any
 from abele.targets.cpu.emitted.calls import (
     attention,
     batch_norms,
+    convolutions,
     distances,
     extremes,
     images,
@@ -14,7 +15,6 @@ from abele.targets.cpu.emitted.calls import (
     losses,
     matrices,
     norms,
-    pointwise_convolutions,
     pooled_convolutions,
     reductions,
     tables,
@@ -29,6 +29,7 @@ HANDLERS: dict[Any, Handler] = {
     **tables.HANDLERS,
     **windows.HANDLERS,
     **batch_norms.HANDLERS,
+    **convolutions.HANDLERS,
     **extremes.HANDLERS,
     **gates.HANDLERS,
     **images.HANDLERS,
@@ -37,7 +38,6 @@ HANDLERS: dict[Any, Handler] = {
     **losses.HANDLERS,
     **matrices.HANDLERS,
     **norms.HANDLERS,
-    **pointwise_convolutions.HANDLERS,
     **reductions.HANDLERS,
     **shapes.HANDLERS,
 }

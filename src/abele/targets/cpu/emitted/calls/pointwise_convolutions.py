@@ -21,8 +21,6 @@ from abele.targets.translation.moves.arguments import arguments
 from abele.targets.translation.moves.slices import fill, sliced, store, turned
 from abele.targets.translation.places import Place, contiguous_stride
 
-aten = torch.ops.aten
-
 # Columns of a tile of a product, and of half of one: those without a pixel cost as much as others.
 _TILE, _HALF = 32, 16
 _LEAST_PIXELS, _LEAST_FILLED = 32, 0.9
@@ -66,8 +64,8 @@ def why_not(node: torch.fx.Node) -> str | None:
 
 def _pixels_of(convolution: Convolution) -> int:
     """How many pixels a sample of its result has."""
-    sizes = zip(convolution.image.shape[2:], convolution.stride, strict=True)
-    return math.prod(-(-size // step) for size, step in sizes)
+    sizes, steps = convolution.image.shape[2:], convolution.stride
+    return math.prod(-(-size // steps[i % len(steps)]) for i, size in enumerate(sizes))
 
 
 def _fills_tiles(pixels: int, weights: int) -> bool:
@@ -121,7 +119,8 @@ def _read(translator: Any, images: Place, stride: list[int]) -> Place:
 
 def _every(images: Place, stride: list[int]) -> Place:
     """Every so many pixels along each dimension."""
-    for dim, step in enumerate(stride, 2):
+    for dim in range(2, len(images.shape)):
+        step = stride[(dim - 2) % len(stride)]
         images = sliced(images, dim, 0, -(-images.shape[dim] // step), step)
     return images
 
@@ -198,9 +197,3 @@ def _weight(place: Place) -> Place:
 def _along_channels(bias: Place, rank: int) -> Place:
     ones = (1,) * (rank - 2)
     return Place(bias.buffer, (*bias.shape, *ones), (*bias.stride, *(0 for _ in ones)), bias.offset)
-
-
-HANDLERS = {
-    aten.convolution.default: convolution,
-    aten.convolution_backward.default: convolution_backward,
-}

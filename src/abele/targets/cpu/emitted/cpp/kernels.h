@@ -30,6 +30,16 @@ inline int convolve_and_pool_backward(AbeleConv conv, const float* grad, const u
                                   abele_conv_threads(&conv, threads));
 }
 
+inline int depthwise(AbeleDepthwise conv, const float* x, const float* weight, const float* bias,
+                     float* y, int threads) {
+  return abele_depthwise_forward(&conv, x, weight, bias, y, threads);
+}
+inline int depthwise_backward(AbeleDepthwise conv, const float* grad, const float* x,
+                              const float* weight, float* grad_x, float* grad_weight,
+                              float* grad_bias, int threads) {
+  return abele_depthwise_backward(&conv, grad, x, weight, grad_x, grad_weight, grad_bias, threads);
+}
+
 inline int pool(AbelePool pool, const float* x, float* y, uint8_t* places, int threads) {
   return abele_max_pool(&pool, x, y, places, nullptr, threads);
 }

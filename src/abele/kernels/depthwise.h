@@ -1,0 +1,132 @@
+// Depthwise convolutions: sizes, and registers that hold pixels of a row with zeros around it.
+#pragma once
+
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
+#include <array>
+
+#include "lanes.h"
+
+namespace abele::depthwise {
+
+// Kernels of size x size that advance by `step`.
+struct Depthwise : AbeleDepthwise {
+  Index out_height, out_width;
+  explicit Depthwise(const AbeleDepthwise& d)
+      : AbeleDepthwise(d),
+        out_height((in_height + 2 * pad_height - size) / step + 1),
+        out_width((in_width + 2 * pad_width - size) / step + 1) {}
+  Index in_plane() const { return in_height * in_width; }
+  Index out_plane() const { return out_height * out_width; }
+};
+
+// The lanes of a register that belong to a row, which begins `before` lanes behind the register's first
+// and has `count` elements. Others are not read, nor written: there may be no memory.
+class Within {
+ public:
+  Within(Index before, Index count) {
+#if defined(__AVX512F__)
+    const Index begin = bounded(before), end = bounded(before + count);
+    mask_ = static_cast<__mmask16>((1u << end) - (1u << begin));
+#else
+    for (Index i = 0; i < LANES; ++i) mask_[i] = i >= before && i < before + count ? -1 : 0;
+#endif
+  }
+
+  Vec load(const float* from) const {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_maskz_loadu_ps(mask_, from);
+#elif defined(__AVX__)
+    return (Vec)_mm256_maskload_ps(from, (__m256i)mask_);
+#else
+    Vec value = {};
+    for (int i = 0; i < LANES; ++i)
+      if (mask_[i]) value[i] = from[i];
+    return value;
+#endif
+  }
+
+  void store(float* to, Vec value) const {
+#if defined(__AVX512F__)
+    _mm512_mask_storeu_ps(to, mask_, (__m512)value);
+#elif defined(__AVX__)
+    _mm256_maskstore_ps(to, (__m256i)mask_, (__m256)value);
+#else
+    for (int i = 0; i < LANES; ++i)
+      if (mask_[i]) to[i] = value[i];
+#endif
+  }
+
+ private:
+#if defined(__AVX512F__)
+  static Index bounded(Index lane) { return lane < 0 ? 0 : lane > LANES ? LANES : lane; }
+  __mmask16 mask_;
+#else
+  using Mask = int32_t __attribute__((vector_size(LANES * sizeof(int32_t))));
+  Mask mask_;
+#endif
+};
+
+using Numbers = int32_t __attribute__((vector_size(LANES * sizeof(int32_t))));
+
+// Every second lane of two registers, and the way back.
+inline Vec every_second(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return ABELE_SHUFFLE(Numbers, a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+#elif defined(__AVX__)
+  return ABELE_SHUFFLE(Numbers, a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+#else
+  return ABELE_SHUFFLE(Numbers, a, b, 0, 2, 4, 6);
+#endif
+}
+inline Vec lower_in_turns(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return ABELE_SHUFFLE(Numbers, a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+#elif defined(__AVX__)
+  return ABELE_SHUFFLE(Numbers, a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+#else
+  return ABELE_SHUFFLE(Numbers, a, b, 0, 4, 1, 5);
+#endif
+}
+inline Vec upper_in_turns(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return ABELE_SHUFFLE(Numbers, a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif defined(__AVX__)
+  return ABELE_SHUFFLE(Numbers, a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+  return ABELE_SHUFFLE(Numbers, a, b, 2, 6, 3, 7);
+#endif
+}
+
+// Pixels `first`, `first + step`, ... of rows of `count` pixels; those outside are zero.
+template <int step>
+class Pixels;
+
+template <>
+class Pixels<1> {
+ public:
+  Pixels(Index first, Index count) : first_(first), within_(-first, count) {}
+  Vec of(const float* row) const { return within_.load(row + first_); }
+
+ private:
+  Index first_;
+  Within within_;
+};
+
+template <>
+class Pixels<2> {
+ public:
+  Pixels(Index first, Index count)
+      : first_(first), low_(-first, count), high_(-first - LANES, count) {}
+  Vec of(const float* row) const {
+    return every_second(low_.load(row + first_), high_.load(row + first_ + LANES));
+  }
+
+ private:
+  Index first_;
+  Within low_, high_;
+};
+
+}  // namespace abele::depthwise

@@ -1,0 +1,55 @@
+"""Which convolutions emitted code computes itself, and how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from abele.passes.of_lowerings import few_channel_convolutions as few_channels
+from abele.program import Program
+from abele.targets.cpu.emitted.calls import depthwise_convolutions, pointwise_convolutions
+
+aten = torch.ops.aten
+
+OPERATORS = (aten.convolution.default, aten.convolution_backward.default)
+_WAYS = (pointwise_convolutions, depthwise_convolutions)
+
+
+def few_channel_convolutions(program: Program) -> Program:
+    """Replace those of few channels by our kernels, except where a product is faster."""
+    return few_channels.replaced(program, _has_few_channels)
+
+
+def why_not(node: torch.fx.Node) -> str | None:
+    """Return why the library computes a convolution or its backward; ``None`` if our code does.
+
+    Args:
+        node: any of the two, before or after ``few_channel_convolutions``.
+    """
+    for way in _WAYS:
+        if way.is_one(node):
+            why = way.why_not(node)
+            return why and (None if few_channels.is_supported(node) else why)
+    return few_channels.why_not(node)
+
+
+def convolution(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.convolution``, by the way that suits it."""
+    return any(way.convolution(translator, node) for way in _WAYS)
+
+
+def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.convolution_backward``, by the way that suits it."""
+    return any(way.convolution_backward(translator, node) for way in _WAYS)
+
+
+def _has_few_channels(node: torch.fx.Node) -> bool:
+    ours = any(way.why_not(node) is None for way in _WAYS)
+    return not ours and few_channels.is_supported(node)
+
+
+HANDLERS = {
+    aten.convolution.default: convolution,
+    aten.convolution_backward.default: convolution_backward,
+}

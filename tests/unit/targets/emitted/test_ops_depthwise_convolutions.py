@@ -1,0 +1,110 @@
+"""Convolutions with a kernel for each channel in emitted code are those of the interpreter."""
+
+import pytest
+import torch
+from torch.nn.functional import conv2d
+
+from abele.targets.cpu.emitted.calls import convolutions
+from helpers.emitted_operators import Case, Compiled
+from helpers.runs import started
+
+G = torch.Generator().manual_seed(8)
+
+
+def numbers(*shape):
+    return torch.randn(shape, generator=G)
+
+
+IMAGES, BIAS = numbers(2, 6, 13, 19), numbers(6)
+SMALL, MIDDLE, LARGE = (numbers(6, 1, size, size) for size in (3, 5, 7))
+CLOSE = {"gradients": True, "rtol": 1e-4, "atol": 1e-4}
+CASES = {
+    "sizes": Case(
+        lambda x, a, b, c: (
+            conv2d(x, a, groups=6, padding=1),
+            conv2d(x, b, groups=6),
+            conv2d(x, c, groups=6, padding=(3, 2)),
+        ),
+        (IMAGES, SMALL, MIDDLE, LARGE),
+        **CLOSE,
+    ),
+    "steps": Case(
+        lambda x, a, b, c: (
+            conv2d(x, a, groups=6, padding=1, stride=2),
+            conv2d(x, b, groups=6, padding=2, stride=2),
+            conv2d(x[:1], c, groups=6, stride=2),
+        ),
+        (IMAGES, SMALL, MIDDLE, LARGE),
+        **CLOSE,
+    ),
+    "a bias and an activation": Case(
+        lambda x, a, bias: conv2d(x, a, bias, groups=6, padding=1).relu(),
+        (IMAGES, SMALL, BIAS),
+        **CLOSE,
+    ),
+    "left to the library": Case(
+        lambda x, a: (
+            conv2d(x, a, groups=6, padding=2, dilation=2),
+            conv2d(x, a, groups=6, stride=3),
+            conv2d(x, a, groups=6, stride=(1, 2)),
+            conv2d(x, torch.cat([a, a]), groups=6),
+        ),
+        (IMAGES, SMALL),
+        calls={"convolution.default": 4, "convolution_backward.default": 4},
+        same_for_threads=False,
+        **CLOSE,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return Compiled(CASES)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("name", CASES)
+def test_as_the_interpreter(compiled, name):
+    compiled.agree(name)
+
+
+class Convolves(torch.nn.Module):
+    def __init__(self, **settings):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(8, 8, groups=8, **settings)
+
+    def forward(self, x):
+        return self.conv(x)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"kernel_size": 3, "padding": 1}, None),
+        ({"kernel_size": 7, "stride": 2}, None),
+        ({"kernel_size": 4}, "3x3, 5x5 and 7x7"),
+        ({"kernel_size": (3, 5)}, "3x3, 5x5 and 7x7"),
+        ({"kernel_size": 3, "stride": 3}, "strides 1 and 2"),
+        ({"kernel_size": 3, "padding": 3}, "3x3, 5x5 and 7x7"),
+        ({"kernel_size": 3, "dilation": 2}, "3x3, 5x5 and 7x7"),
+        ({"kernel_size": 3, "dtype": torch.float64}, "float32"),
+    ],
+    ids=str,
+)
+def test_why_the_library_computes_one(settings, why):
+    images = torch.ones(2, 8, 16, 16, dtype=settings.get("dtype"))
+    reason = _why_not(Convolves(**settings), images)
+    assert reason is None if why is None else why in reason
+
+
+def test_other_layouts_are_left_to_the_library():
+    images = torch.ones(2, 8, 16, 16).to(memory_format=torch.channels_last)
+    assert "contiguous images" in _why_not(Convolves(kernel_size=3), images)
+
+
+def _why_not(module, images):
+    session, _ = started(module, (images,), None)
+    (program,) = session.executable.programs
+    aten = torch.ops.aten.convolution.default
+    (node,) = program.graph.graph.find_nodes(op="call_function", target=aten)
+    return convolutions.why_not(node)
