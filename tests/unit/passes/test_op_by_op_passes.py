@@ -426,6 +426,27 @@ def test_networks_of_many_convolutions_with_norms_run_operator_by_operator(monke
     assert choice.why(program) is None
 
 
+class Separable(nn.Module):
+    """Depthwise convolutions, and some of 1x1."""
+
+    def __init__(self):
+        super().__init__()
+        pairs = [(nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.Conv2d(16, 16, 1)) for _ in range(4)]
+        self.layers = nn.Sequential(*(each for pair in pairs for each in pair))
+
+    def forward(self, x):
+        return self.layers(x).square().mean()
+
+
+def test_separable_convolutions_of_large_images_are_compiled(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    monkeypatch.setattr(choice, "LARGE_IMAGE", 1024)
+    program = passes.run(captured(Separable(), (torch.randn(2, 16, 16, 16),)).programs[0])
+    assert choice.why(program) is None
+    monkeypatch.setattr(choice, "reads_planes", lambda _: False)  # then the library computes them
+    assert "8 convolutions with images of" in (choice.why(program) or "")
+
+
 def test_networks_of_many_convolutions_without_norms_are_compiled(monkeypatch):
     monkeypatch.setattr(choice, "MANY_CONVOLUTIONS", 1)
     monkeypatch.setattr(choice, "MEAN_WORK", 1)

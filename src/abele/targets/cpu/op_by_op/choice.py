@@ -9,6 +9,7 @@ import torch
 
 from abele.kernels.ways import suits_winograd, way_of_node
 from abele.program import Program, Role, node_argument
+from abele.targets.cpu.emitted.calls.convolutions import reads_planes
 
 aten = torch.ops.aten
 
@@ -42,7 +43,7 @@ def why(program: Program) -> str | None:
     Args:
         program: before any lowering pass; they change what is counted here.
     """
-    convolutions, large, ours = _work(program)
+    convolutions, foreign, large, ours = _work(program)
     if not convolutions:
         return _why_update(program)
     total = sum(convolutions)
@@ -57,9 +58,9 @@ def why(program: Program) -> str | None:
             f"{len(ours)} convolutions of 3x3 do {_share(ours, total)} of its multiply-adds; "
             "our kernels do them faster than the library, and nothing needs compiling"
         )
-    if _many(convolutions) and 2 * _norms(program) >= len(convolutions):
+    if _many(foreign) and 2 * _norms(program) >= len(convolutions):
         return (
-            f"{len(convolutions)} convolutions of {total / len(convolutions) / 1e6:.0f} million "
+            f"{len(foreign)} convolutions of {sum(foreign) / len(foreign) / 1e6:.0f} million "
             "multiply-adds on average, with batch norms between; compiling so many takes long and "
             "gains nothing"
         )
@@ -88,7 +89,7 @@ def why_not(program: Program) -> str | None:
     """Why a program does not run operator by operator, or ``None`` if it does."""
     if why(program) is not None:
         return None
-    convolutions, large, ours = _work(program)
+    convolutions, _, large, ours = _work(program)
     if not convolutions:
         return "it has no convolutions of float32 images, and is no large update"
     total = sum(convolutions)
@@ -103,15 +104,23 @@ def why_not(program: Program) -> str | None:
 
 
 class _Work(NamedTuple):
-    """Multiply-adds of each convolution, of those with large images, and of our kernels'."""
+    """Multiply-adds of convolutions.
+
+    Attributes:
+        convolutions: of all.
+        foreign: of those that compiled code would leave to the library.
+        large: of those with large images among them.
+        ours: of those that only our kernels of channels-last images compute.
+    """
 
     convolutions: list[int]
+    foreign: list[int]
     large: list[int]
     ours: list[int]
 
 
 def _work(program: Program) -> _Work:
-    work = _Work([], [], [])
+    work = _Work([], [], [], [])
     for node in program.graph.graph.nodes:
         if node.target is not aten.convolution.default:
             continue
@@ -120,6 +129,9 @@ def _work(program: Program) -> _Work:
             continue
         adds = result.numel() * math.prod(weight.shape[1:])
         work.convolutions.append(adds)
+        if reads_planes(node):
+            continue
+        work.foreign.append(adds)
         if math.prod(result.shape[1:]) * result.element_size() >= LARGE_IMAGE:
             work.large.append(adds)
         if adds >= LEAST_WORK and suits_winograd(node):

@@ -34,6 +34,11 @@ def why_not(node: torch.fx.Node) -> str | None:
     return few_channels.why_not(node)
 
 
+def reads_planes(node: torch.fx.Node) -> bool:
+    """Return whether our code computes a convolution, few channels or many, of images as planes."""
+    return any(way.why_not(node) is None for way in _WAYS)
+
+
 def convolution(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.convolution``, by the way that suits it."""
     return any(way.convolution(translator, node) for way in _WAYS)
@@ -45,8 +50,7 @@ def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
 
 
 def _has_few_channels(node: torch.fx.Node) -> bool:
-    ours = any(way.why_not(node) is None for way in _WAYS)
-    return not ours and few_channels.is_supported(node)
+    return not reads_planes(node) and few_channels.is_supported(node)
 
 
 HANDLERS = {
