@@ -72,6 +72,14 @@ ABELE_API int abele_winograd_backward(const AbeleConv* conv, const float* grad, 
                                       const float* weight, float* grad_x, float* grad_weight,
                                       float* grad_bias, int threads);
 
+// The same two for kernels of 1x1 without padding, and images of two or more pixels; `slope` is 1.
+ABELE_API int abele_pointwise_forward(const AbeleConv* conv, const float* x, const float* weight,
+                                      const float* bias, float* y, int threads);
+
+ABELE_API int abele_pointwise_backward(const AbeleConv* conv, const float* grad, const float* x,
+                                       const float* weight, float* grad_x, float* grad_weight,
+                                       float* grad_bias, int threads);
+
 // -- depthwise convolution: a kernel for each channel ------------------------------------------------
 
 // Images have their channels apart; weights are [channels, 1, size, size].

@@ -184,6 +184,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "abele_conv_backward": _takes(Conv, 6),
     "abele_winograd_forward": _takes(Conv, 4),
     "abele_winograd_backward": _takes(Conv, 6),
+    "abele_pointwise_forward": _takes(Conv, 4),
+    "abele_pointwise_backward": _takes(Conv, 6),
     "abele_depthwise_forward": _takes(Depthwise, 4),
     "abele_depthwise_backward": _takes(Depthwise, 6),
     "abele_conv_pool": _takes(Conv, 5),

@@ -6,6 +6,7 @@
 // alone: any number of threads gives the same bits.
 #include "blocks.h"
 #include "few_rows.h"
+#include "product.h"
 #include "small_product.h"
 
 namespace abele {
@@ -400,42 +401,44 @@ bool takes_rows(const AbeleProduct& p, Index across) {
 }
 
 }  // namespace
+
+void product(const AbeleProduct& p, const float* a, const float* b, float* c, int threads,
+             Scratch& memory) {
+  if (p.halves) return multiply_in_halves(p, whole(p, a, b, c), threads, memory);
+  const Way compute = way_of(p);
+  const bool summed = p.count > 1 && p.c_next == 0;
+  const auto nth = [&](Index i) {
+    Share share = whole(p, a + i * p.a_next, b + i * p.b_next, c + i * p.c_next);
+    share.added = share.added || (summed && i > 0);
+    return share;
+  };
+  if (threads == 1) {
+    float* work = memory.each<float>(compute.room, 1).first;
+    for (Index i = 0; i < p.count; ++i) compute(nth(i), work);
+    return;
+  }
+  const bool alone = p.count >= threads && !summed;  // a thread computes whole products
+  const Index across = alone ? 1 : column_parts(p, threads);
+  if (!compute.small && !compute.few && takes_rows(p, across))
+    return multiply_rows(p, a, b, c, row_blocks(p, ROWS_AT_ONCE, threads), 0, threads, memory,
+                         [](const float*, Part) {});
+  const Each<float> work = memory.each<float>(compute.room, threads);
+  const FloatMode mode;
+#pragma omp parallel for num_threads(threads) schedule(static, 1) firstprivate(mode)
+  for (int thread = 0; thread < threads; ++thread) {
+    const Part some = alone ? part(p.count, threads, thread) : Part{0, p.count};
+    for (Index i = some.begin; i < some.begin + some.size; ++i)
+      compute(alone ? nth(i) : share_of(p, nth(i), threads, across, thread), work.of(thread));
+  }
+}
+
 }  // namespace abele
 
 using namespace abele;
 
-int abele_product(const AbeleProduct* product, const float* a, const float* b, float* c,
+int abele_product(const AbeleProduct* sizes, const float* a, const float* b, float* c,
                   int threads) {
-  return guarded([&](Scratch& memory) {
-    const AbeleProduct& p = *product;
-    if (p.halves) return multiply_in_halves(p, whole(p, a, b, c), threads, memory);
-    const Way compute = way_of(p);
-    const bool summed = p.count > 1 && p.c_next == 0;
-    const auto nth = [&](Index i) {
-      Share share = whole(p, a + i * p.a_next, b + i * p.b_next, c + i * p.c_next);
-      share.added = share.added || (summed && i > 0);
-      return share;
-    };
-    if (threads == 1) {
-      float* work = memory.each<float>(compute.room, 1).first;
-      for (Index i = 0; i < p.count; ++i) compute(nth(i), work);
-      return;
-    }
-    const bool alone = p.count >= threads && !summed;  // a thread computes whole products
-    const Index across = alone ? 1 : column_parts(p, threads);
-    if (!compute.small && !compute.few && takes_rows(p, across))
-      return multiply_rows(p, a, b, c, row_blocks(p, ROWS_AT_ONCE, threads), 0, threads, memory,
-                           [](const float*, Part) {});
-    const Each<float> work = memory.each<float>(compute.room, threads);
-    const FloatMode mode;
-#pragma omp parallel for num_threads(threads) schedule(static, 1) firstprivate(mode)
-    for (int thread = 0; thread < threads; ++thread) {
-      const Part some = alone ? part(p.count, threads, thread) : Part{0, p.count};
-      for (Index i = some.begin; i < some.begin + some.size; ++i)
-        compute(alone ? nth(i) : share_of(p, nth(i), threads, across, thread),
-                work.of(thread));
-    }
-  });
+  return guarded([&](Scratch& memory) { product(*sizes, a, b, c, threads, memory); });
 }
 
 int abele_product_by_rows(const AbeleProduct* product, const float* a, const float* b,

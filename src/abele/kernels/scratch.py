@@ -1,13 +1,14 @@
 """Memory that our kernels take beside tensors, and keep for their next call; see ``calls.h``.
 
-The sizes are those of ``conv_winograd.cpp``; what other kernels take is little beside them.
+The sizes are those of ``conv_winograd.cpp`` and ``conv_pointwise.cpp``; what other kernels take is
+little beside them.
 """
 
 from __future__ import annotations
 
 import torch
 
-from abele.kernels import winograd
+from abele.kernels import pointwise, winograd
 from abele.kernels.convolution import Convolution
 from abele.kernels.ways import Way, way_of
 
@@ -19,8 +20,11 @@ _LONG_ROW = 64
 
 
 def bytes_of(convolution: Convolution) -> int:
-    """Bytes that a convolution, or its backward, takes and touches; 0 if not Winograd's way."""
-    if way_of(convolution) is not Way.WINOGRAD:
+    """Bytes that a convolution, or its backward, takes and touches."""
+    way = way_of(convolution)
+    if way is Way.POINTWISE:
+        return pointwise.scratch(convolution)
+    if way is not Way.WINOGRAD:
         return 0
     lanes = winograd.lanes(convolution)
     assert lanes is not None  # or it would be another way

@@ -6,7 +6,7 @@ import enum
 
 import torch
 
-from abele.kernels import direct, patches, winograd
+from abele.kernels import direct, patches, pointwise, winograd
 from abele.kernels.convolution import Convolution, convolution_of
 
 
@@ -16,6 +16,7 @@ class Way(enum.Enum):
     DIRECT = enum.auto()
     WINOGRAD = enum.auto()
     PATCHES = enum.auto()
+    POINTWISE = enum.auto()
 
 
 def way_of(convolution: Convolution) -> Way | None:
@@ -24,12 +25,15 @@ def way_of(convolution: Convolution) -> Way | None:
         return Way.WINOGRAD
     if patches.gains(convolution):
         return Way.PATCHES
+    if pointwise.gains(convolution):
+        return Way.POINTWISE
     return Way.DIRECT if direct.gains(convolution) else None
 
 
 _WHY = {
     Way.WINOGRAD: "3x3 with enough channels: our kernel needs half of the multiplications",
     Way.PATCHES: "windows side by side: our kernel computes them as a product",
+    Way.POINTWISE: "1x1 with enough channels: our kernel computes it as a product",
     Way.DIRECT: "few channels on large images: our kernel is faster than the library's",
 }
 

@@ -39,7 +39,7 @@ _NORMS = (
 )
 
 # Kernels that know channels-last images alone, and give gradients of weights in the default order.
-_ALWAYS_LAST = (Way.WINOGRAD, Way.PATCHES)
+_ALWAYS_LAST = (Way.WINOGRAD, Way.PATCHES, Way.POINTWISE)
 
 # Operators that keep the order of their images if all images have the same order.
 _FOLLOWERS = {

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from abele.kernels.ways import suits_winograd, way_of_node
+from abele.kernels.ways import Way, suits_winograd, way_of_node
 from abele.program import Program, Role, node_argument
 from abele.targets.cpu.emitted.calls.convolutions import reads_planes
 
@@ -74,7 +74,8 @@ def has_work(program: Program) -> bool:
         program: before any lowering pass.
     """
     return any(
-        way_of_node(node) is not None or (node.target in _PASSES and _is_large(node))
+        way_of_node(node) not in (None, Way.POINTWISE)
+        or (node.target in _PASSES and _is_large(node))
         for node in program.graph.graph.nodes
     )
 

@@ -20,6 +20,8 @@ _Node = torch.fx.Node
 
 # The kernels of weight gradients hold so many channels.
 _LANES = 8
+# What abi.h calls those of a way.
+_KERNELS = {Way.DIRECT: "conv", Way.WINOGRAD: "winograd", Way.POINTWISE: "pointwise"}
 
 
 def own_convolution(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | None:
@@ -33,14 +35,13 @@ def own_convolution(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | N
     way = None if convolution is None else way_of(convolution)
     if convolution is None or way is None:
         return None
-    winograd = way is Way.WINOGRAD
     if way is Way.PATCHES:
         make = _patches_backward if convolution.backward else _patches
         function = make(library, transposed=convolution.transposed)
     elif convolution.backward:
-        function = _backward(library, convolution, winograd=winograd)
+        function = _backward(library, convolution, way)
     else:
-        function = _forward(library, convolution, winograd=winograd)
+        function = _forward(library, convolution, way)
     function.__name__ = name_of(convolution, way)
     return function
 
@@ -51,9 +52,9 @@ def name_of(convolution: Convolution, way: Way) -> str:
 
 
 def _forward(
-    library: ctypes.CDLL, convolution: Convolution, *, winograd: bool
+    library: ctypes.CDLL, convolution: Convolution, way: Way
 ) -> Callable[..., torch.Tensor]:
-    how: dict[str, Any] = {"slope": convolution.slope, "winograd": winograd}
+    how: dict[str, Any] = {"slope": convolution.slope, "kernel_of": _KERNELS[way]}
     run = prepared.conv(library, *_sizes(convolution), layout=CHANNELS_LAST, **how)
 
     def run_forward(
@@ -64,12 +65,10 @@ def _forward(
     return run_forward
 
 
-def _backward(
-    library: ctypes.CDLL, convolution: Convolution, *, winograd: bool
-) -> Callable[..., Any]:
-    weight_is_ours = winograd or _fill(*convolution.weight.shape)
+def _backward(library: ctypes.CDLL, convolution: Convolution, way: Way) -> Callable[..., Any]:
+    weight_is_ours = way is not Way.DIRECT or _fill(*convolution.weight.shape)
     sizes = _sizes(convolution)
-    how: dict[str, Any] = {"layout": CHANNELS_LAST, "winograd": winograd}
+    how: dict[str, Any] = {"layout": CHANNELS_LAST, "kernel_of": _KERNELS[way]}
 
     @functools.cache
     def prepared_for(*wanted: bool) -> prepared.Backward:

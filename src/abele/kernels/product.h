@@ -1,0 +1,12 @@
+// Products of matrices, for kernels that have memory of their own beside.
+#pragma once
+
+#include "calls.h"
+
+namespace abele {
+
+// What abele_product computes.
+void product(const AbeleProduct& p, const float* a, const float* b, float* c, int threads,
+             Scratch& memory);
+
+}  // namespace abele
