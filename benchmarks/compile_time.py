@@ -47,8 +47,8 @@ def _introduction() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
 def _network(name: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     from networks import NETWORKS
 
-    make, batch = NETWORKS[name]
-    return make(), batch()
+    network = NETWORKS[name]
+    return network.make(), network.batch()
 
 
 def _a21() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:

@@ -59,10 +59,11 @@ class Case(NamedTuple):
     accumulation: int = 1
 
 
+_RESNET18 = networks.NETWORKS["resnet18"]
 MODELS = {
     "introduction": Case(ClassificationModel, _garments, 1.0),
     "introduction-accumulated": Case(ClassificationModel, _more_garments, 3.0, accumulation=8),
-    "resnet18": Case(*networks.NETWORKS["resnet18"], window_s=6.0),
+    "resnet18": Case(_RESNET18.make, _RESNET18.batch, 6.0),
 }
 
 

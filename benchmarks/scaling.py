@@ -91,10 +91,16 @@ def main() -> int:
 
 def resnet18_step() -> float:
     """Return seconds of a step of batch 32, of the newest record."""
-    paths = sorted(harness.RECORDS.glob("resnet18_*_1t_*.json"), key=lambda path: path.stem[-12:])
-    if not paths:
-        raise SystemExit("There is no record of ResNet-18: python benchmarks/networks.py --record")
-    return 1 / json.loads(paths[-1].read_text())["step_per_s"]["abele"]["median"]
+    records = harness.RECORDS
+    paths = [*records.glob("resnet18_*_1t_*.json"), *records.glob("networks_*_1t_*.json")]
+    for path in sorted(paths, key=lambda path: path.stem[-12:], reverse=True):
+        result = json.loads(path.read_text())
+        result = result.get("networks", {"resnet18": result}).get("resnet18")
+        if result is not None:
+            return 1 / result["step_per_s"]["abele"]["median"]
+    raise SystemExit(
+        "There is no record of ResNet-18: python benchmarks/networks.py --only resnet18 --record"
+    )
 
 
 def project(

@@ -25,6 +25,9 @@ INTRODUCTION_COLUMNS = """\
 COSMICTAGGER_COLUMNS = """\
 | machine | work | images/s | peak memory | first step after | record |
 |---|---|---:|---:|---:|---|"""
+NETWORKS_COLUMNS = """\
+| machine | network | abele | lowering | first step, waiting | record |
+|---|---|---:|---|---:|---|"""
 _PIXELS = {1: "640 x 1024", 2: "320 x 512", 3: "160 x 256"}
 
 
@@ -38,6 +41,7 @@ def main() -> int:
         "peers": page.table(RECORDS, LINKS),
         "introduction": introduction(),
         "cosmictagger": cosmictagger(),
+        "networks": networks(),
     }
     for name, text in tables.items():
         part = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.S)
@@ -92,6 +96,23 @@ def _cosmictagger_row(size: int, mode: str, machine: str, path: Path) -> str:
         f"| {ratio['peak_mib']:.2f} x | {compiled['first_step_s']:.1f} s "
         f"| [json]({LINKS}/{path.name}) |"
     )
+
+
+def networks() -> str:
+    """Return the newest record of each network per machine, as ratios to eager."""
+    newest: dict[tuple[str, str], tuple[Path, dict[str, Any]]] = {}
+    for path in sorted(RECORDS.glob("networks_*.json"), key=page.age):
+        result = json.loads(path.read_text())
+        for row in result["networks"].values():
+            newest[_machine(result), row["title"]] = path, row
+    if not newest:
+        return "No record yet: `python benchmarks/networks.py --threads 2 --record`.\n"
+    rows = [
+        f"| {machine} | {title} | {row['ratio']['abele']:.2f} x | {row['lowering']} "
+        f"| {row['first_step_s']:.1f} s | [json]({LINKS}/{path.name}) |"
+        for (machine, title), (path, row) in newest.items()
+    ]
+    return "\n".join([NETWORKS_COLUMNS, *rows]) + "\n"
 
 
 def _machine(result: dict[str, Any]) -> str:

@@ -44,6 +44,15 @@ class Convolution:
         )
 
     @property
+    def reads_channels_last(self) -> bool:
+        """Whether its image has channels last in memory, and no planes."""
+        image = self.image
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        last = formats.get(image.dim())
+        dense = last is not None and image.is_contiguous(memory_format=last)
+        return dense and not image.is_contiguous()
+
+    @property
     def moves_by_one(self) -> bool:
         """Whether it is plain: stride and dilation one, one group, not transposed."""
         return {*self.stride, *self.dilation, self.groups} == {1} and not self.transposed

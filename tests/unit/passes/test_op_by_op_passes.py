@@ -447,6 +447,31 @@ def test_separable_convolutions_of_large_images_are_compiled(monkeypatch):
     assert "8 convolutions with images of" in (choice.why(program) or "")
 
 
+class Bottlenecks(nn.Module):
+    """Convolutions of 3x3 between larger ones of 1x1, which compiled code computes as well."""
+
+    def __init__(self):
+        super().__init__()
+        triples = (
+            (nn.Conv2d(96, 16, 1), nn.Conv2d(16, 16, 3, 1, 1), nn.Conv2d(16, 96, 1))
+            for _ in range(3)
+        )
+        self.layers = nn.Sequential(*(each for triple in triples for each in triple))
+
+    def forward(self, x):
+        return self.layers(x).square().mean()
+
+
+def test_only_what_compiled_code_leaves_to_the_library_decides(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    monkeypatch.setattr(choice, "LEAST_CONVOLUTIONS", 3)
+    monkeypatch.setattr(choice, "LEAST_WORK", 1)
+    program = passes.run(captured(Bottlenecks(), (torch.randn(2, 96, 8, 8),)).programs[0])
+    assert (choice.why(program) or "").startswith("3 convolutions of 3x3 do 43 % of its")
+    monkeypatch.setattr(choice, "reads_planes", lambda _: False)
+    assert choice.why(program) is None
+
+
 def test_networks_of_many_convolutions_without_norms_are_compiled(monkeypatch):
     monkeypatch.setattr(choice, "MANY_CONVOLUTIONS", 1)
     monkeypatch.setattr(choice, "MEAN_WORK", 1)

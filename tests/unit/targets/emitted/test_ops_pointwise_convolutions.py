@@ -51,6 +51,27 @@ CASES = {
         (numbers(2, 24, 3, 4, 5), WEIGHT, BIAS),
         **CLOSE,
     ),
+    "few pixels, many weights": Case(
+        lambda x, w, b: (
+            conv2d(x[..., :4, :5], w.repeat(9, 9, 1, 1), b.repeat(9)),
+            conv2d(x[..., :5, :9], w.repeat(9, 9, 1, 1), stride=2).relu(),
+        ),
+        (numbers(3, 216, 9, 9), WEIGHT, BIAS),
+        gradients=True,
+        rtol=1e-4,
+        atol=1e-2,
+    ),
+    "windows side by side": Case(
+        lambda x, w, b: (
+            conv2d(x.repeat(1, 1, 2, 2), w[:, :16].reshape(40, 4, 2, 2).repeat(1, 6, 1, 1), b, 2),
+            conv2d(x.repeat(1, 1, 2, 2)[:1], w.reshape(40, 4, 2, 3).repeat(1, 6, 1, 1), b, (2, 3)),
+            conv2d(
+                x.repeat(1, 1, 2, 2), w[:, :9].reshape(40, 1, 3, 3).repeat(1, 24, 1, 1), None, 3
+            ),
+        ),
+        (IMAGES, WEIGHT, BIAS),
+        **CLOSE,
+    ),
     "left to the library": Case(
         lambda x, w, b: (
             conv2d(x[..., :2, :2], w, b),
@@ -93,12 +114,14 @@ class Convolves(torch.nn.Module):
         ((24, 40, 1), 8, None),
         ((24, 40, 1, 2), 16, None),
         ((512, 512, 1), 1, None),
-        ((24, 40, 3), 8, "larger than one pixel"),
+        ((24, 40, 2, 2), 16, None),
+        ((24, 40, 3), 8, "overlap"),
+        ((24, 40, 2, 2, 0, 2), 16, "no padding, dilation"),
         ((24, 40, 1, 1, 1), 8, "no padding"),
+        ((512, 512, 1), 7, None),
         ((24, 40, 1, 1, 0, 1, 8), 8, "or groups"),
         ((24, 4, 1), 8, "too few channels"),
-        ((24, 40, 1), 5, "too few pixels"),
-        ((512, 512, 1), 7, "too few pixels"),
+        ((24, 40, 1), 2, "too few pixels"),
     ],
 )
 def test_why_one_is_no_product(settings, size, why):
@@ -116,4 +139,4 @@ def test_other_layouts_are_left_to_the_library():
     (program,) = session.executable.programs
     aten = torch.ops.aten.convolution.default
     (node,) = program.graph.graph.find_nodes(op="call_function", target=aten)
-    assert "contiguous images" in (pointwise_convolutions.why_not(node) or "")
+    assert "lie as planes" in (pointwise_convolutions.why_not(node) or "")

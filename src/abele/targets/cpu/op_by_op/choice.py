@@ -53,7 +53,7 @@ def why(program: Program) -> str | None:
             f"{_share(large, total)} of its multiply-adds; the library runs them best, "
             "one by one, and nothing needs compiling"
         )
-    if _enough(ours, total):
+    if _enough(ours, sum(foreign)) and 4 * sum(ours) >= total:
         return (
             f"{len(ours)} convolutions of 3x3 do {_share(ours, total)} of its multiply-adds; "
             "our kernels do them faster than the library, and nothing needs compiling"

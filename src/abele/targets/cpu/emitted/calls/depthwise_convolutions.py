@@ -30,7 +30,7 @@ def why_not(node: torch.fx.Node) -> str | None:
     """Return why our kernel does not compute a convolution or its backward; ``None`` if it does.
 
     Args:
-        node: any of the two; its images, and their gradients, are described in ``meta["val"]``.
+        node: any of the two; its images are described in ``meta["val"]``.
     """
     convolution = convolution_of(node)
     if convolution is None or not is_one(node):
@@ -41,10 +41,8 @@ def why_not(node: torch.fx.Node) -> str | None:
     plain = len(set(size)) == len(set(step)) == 1 and set(convolution.dilation) == {1}
     if not plain or size[0] not in _SIZES or step[0] not in _STEPS or max(pad) >= size[0]:
         return "the library's: our kernel of each channel is for 3x3, 5x5 and 7x7, strides 1 and 2"
-    images: Any = node.args[0]
-    values = [convolution.image, convolution.weight, images.meta["val"]]
-    if not all(each.is_contiguous() and each.numel() for each in values):
-        return "the library's: our kernel of each channel is for contiguous images"
+    if convolution.reads_channels_last or not convolution.image.numel():
+        return "the library's: our kernel of each channel is for images that lie as planes"
     return None
 
 
@@ -53,7 +51,7 @@ def convolution(translator: Any, node: torch.fx.Node) -> bool:
     if why_not(node) is not None:
         return False
     x, weight, bias, stride, padding, *_ = arguments(node)
-    reads = [translator.places[each] for each in (x, weight)]
+    reads = [translator.contiguous(translator.places[each]) for each in (x, weight)]
     if bias is not None:
         reads.append(translator.contiguous(translator.places[bias]))
     result = translator.new_like(node)
@@ -70,7 +68,7 @@ def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
     if why_not(node) is not None:
         return False
     grad, x, weight, _, stride, padding, *_, mask = arguments(node)
-    reads = [translator.places[each] for each in (grad, x, weight)]
+    reads = [translator.contiguous(translator.places[each]) for each in (grad, x, weight)]
     results, pointers = gradients(translator, node, mask, len(reads))
     sizes, threads = _described(reads[1], reads[2], stride, padding), _threads(reads[2], reads[0])
     given = f"{{0}}, {{1}}, {{2}}, {pointers}"

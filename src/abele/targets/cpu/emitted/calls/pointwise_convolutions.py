@@ -1,74 +1,85 @@
-"""Convolutions of 1x1, which are products of matrices for each sample.
+"""Convolutions of 1x1, and those whose windows lie side by side: products for each sample.
 
     y = convolution(x, w)   ->   y[n] = w x[n]
 
-Images lie as planes, and a product reads them where they are: rows of ``x[n]`` are channels,
-columns are pixels. The library changes the order of images before and after it computes.
+Images lie as planes, and a product reads those of 1x1 where they are: rows of ``x[n]`` are
+channels, columns are pixels. Otherwise windows are brought together first: rows are the numbers of
+a window, columns windows. The library changes the order of images before and after it computes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from abele.kernels.convolution import Convolution, convolution_of
+from abele.kernels.convolution import convolution_of
 from abele.targets.cpu.emitted.calls import products
 from abele.targets.cpu.emitted.calls.matrices import multiplied, usable
 from abele.targets.cpu.emitted.calls.reductions import summed
 from abele.targets.translation.moves.arguments import arguments
-from abele.targets.translation.moves.slices import fill, sliced, store, turned
+from abele.targets.translation.moves.slices import fill, store, turned
 from abele.targets.translation.places import Place, contiguous_stride
 
 # Columns of a tile of a product, and of half of one: those without a pixel cost as much as others.
 _TILE, _HALF = 32, 16
 _LEAST_PIXELS, _LEAST_FILLED = 32, 0.9
-# The library's way costs more than that with so few weights.
+# With so few weights, bringing samples together costs more than columns that are not used.
 _FEW_WEIGHTS = 1 << 16
 
 
 def is_one(node: torch.fx.Node) -> bool:
-    """Return whether a node is a convolution of 1x1, or its backward."""
+    """Return whether a node convolves windows of 1x1 or side by side, or is its backward."""
     convolution = convolution_of(node)
-    return convolution is not None and set(convolution.weight.shape[2:]) == {1}
+    if convolution is None:
+        return False
+    kernel = convolution.weight.shape[2:]
+    return set(kernel) == {1} or list(kernel) == _each(convolution.stride, len(kernel))
 
 
 def why_not(node: torch.fx.Node) -> str | None:
     """Return why a convolution or its backward is no product; ``None`` if it is one.
 
     Args:
-        node: any of the two; its images, and their gradients, are described in ``meta["val"]``.
+        node: any of the two; its images are described in ``meta["val"]``.
     """
     convolution = convolution_of(node)
     if convolution is None or not is_one(node):
-        return "the library's: its kernel is larger than one pixel"
+        return "the library's: its windows overlap"
     plain = not any(convolution.padding) and not convolution.transposed
-    if not plain or convolution.groups != 1:
-        return "the library's: our products know no padding, transposition or groups"
-    images: Any = node.args[0]
-    values = [convolution.image, images.meta["val"]]
-    floats = convolution.weight.dtype is torch.float32
-    if not floats or any(
-        each.dtype is not torch.float32 or not each.is_contiguous() for each in values
-    ):
-        return "the library's: our products are for contiguous images in float32"
-    outputs, inputs = convolution.weight.shape[:2]
-    pixels = _pixels_of(convolution)
-    if pixels > 1 and not products.is_ours(torch.float32, outputs, inputs, pixels):
+    if not plain or convolution.groups != 1 or set(convolution.dilation) != {1}:
+        return "the library's: our products know no padding, dilation, transposition or groups"
+    types = {convolution.image.dtype, convolution.weight.dtype}
+    if types != {torch.float32} or convolution.reads_channels_last:
+        return "the library's: our products are for images in float32 that lie as planes"
+    outputs, inputs = convolution.weight.flatten(1).shape
+    pixels = math.prod(_out(convolution.image.shape, convolution.weight.shape, convolution.stride))
+    if not convolution.image.numel():
+        return "the library's: it has no images"
+    columns = convolution.image.shape[0] * pixels
+    if pixels > 1 and not products.is_ours(torch.float32, outputs, inputs, columns):
         return "the library's: it has too few channels for our products"
-    if pixels > 1 and not _fills_tiles(pixels, outputs * inputs):
+    if pixels > 1 and columns < _LEAST_PIXELS:
         return "the library's: it has too few pixels for our products"
     return None
 
 
-def _pixels_of(convolution: Convolution) -> int:
-    """How many pixels a sample of its result has."""
-    sizes, steps = convolution.image.shape[2:], convolution.stride
-    return math.prod(-(-size // steps[i % len(steps)]) for i, size in enumerate(sizes))
+def _each(values: Sequence[int], rank: int) -> list[int]:
+    """Those of all dimensions, of which one may be given."""
+    return list(values) * rank if len(values) == 1 else list(values)
+
+
+def _out(images: Sequence[int], weight: Sequence[int], stride: Sequence[int]) -> list[int]:
+    """How many windows there are along each dimension."""
+    steps = _each(stride, len(images) - 2)
+    sizes = zip(images[2:], weight[2:], steps, strict=True)
+    return [(size - kernel) // step + 1 for size, kernel, step in sizes]
 
 
 def _fills_tiles(pixels: int, weights: int) -> bool:
+    """Whether a product of each sample wastes little."""
     rest = pixels % _TILE
     computed = pixels - rest + (0 if rest == 0 else _HALF if rest <= _HALF else _TILE)
     enough = weights <= _FEW_WEIGHTS or pixels >= _LEAST_FILLED * computed
@@ -76,13 +87,14 @@ def _fills_tiles(pixels: int, weights: int) -> bool:
 
 
 def convolution(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.convolution`` of 1x1."""
+    """``aten.convolution`` of such windows."""
     if why_not(node) is not None:
         return False
     x, weight, bias, stride, *_ = arguments(node)
-    images = _read(translator, translator.places[x], stride)
-    result = _weighted(translator, _weight(translator.places[weight]), images)
-    result = _seen(result, tuple(node.meta["val"].shape))
+    x, weight = (translator.places[each] for each in (x, weight))
+    images = _read(translator, x, weight.shape, stride)
+    product = _weighted(translator, _weight(translator, weight), images)
+    result = _seen(product, tuple(node.meta["val"].shape))
     if bias is not None:
         place = _along_channels(translator.places[bias], len(result.shape))
         product, result = result, translator.new_like(node)
@@ -92,18 +104,21 @@ def convolution(translator: Any, node: torch.fx.Node) -> bool:
 
 
 def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.convolution_backward`` of 1x1."""
+    """``aten.convolution_backward`` of such windows."""
     if why_not(node) is not None:
         return False
     grad, x, weight, _, stride, *_, mask = arguments(node)
     grad, x, weight = (translator.places[each] for each in (grad, x, weight))
+    grad = translator.contiguous(grad)
+    grads = _matrices(grad, grad.shape[1], math.prod(grad.shape[2:]))
     results: list[Place | None] = [None, None, None]
     if mask[0]:
-        of_read = _weighted(translator, turned(_weight(weight)), grad)
-        results[0] = _spread(translator, of_read, x.shape, stride)
+        of_read = _weighted(translator, turned(_weight(translator, weight)), grads)
+        results[0] = _spread(translator, of_read, x.shape, weight.shape, stride)
     if mask[1]:
-        result = _summed_product(translator, grad, _read(translator, x, stride))
-        results[1] = _seen(result, weight.shape)
+        images = _read(translator, x, weight.shape, stride)
+        result = _summed_product(translator, grads, images)
+        results[1] = Place(result.buffer, weight.shape, contiguous_stride(weight.shape))
     if mask[2]:
         results[2] = translator.new((grad.shape[1],), grad.dtype)
         others = {0, *range(2, len(grad.shape))}
@@ -112,86 +127,129 @@ def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
     return True
 
 
-def _read(translator: Any, images: Place, stride: list[int]) -> Place:
-    """The pixels that are read, in order."""
-    return translator.contiguous(_every(images, stride))
+# -- images as matrices: samples, rows, pixels, which are neighbours -------------------------------
 
 
-def _every(images: Place, stride: list[int]) -> Place:
-    """Every so many pixels along each dimension."""
-    for dim in range(2, len(images.shape)):
-        step = stride[(dim - 2) % len(stride)]
-        images = sliced(images, dim, 0, -(-images.shape[dim] // step), step)
-    return images
-
-
-def _spread(translator: Any, pixels: Place, shape: tuple[int, ...], stride: list[int]) -> Place:
-    """Images with these pixels where some were read, and 0 elsewhere."""
-    if set(stride) == {1}:
-        return _seen(pixels, shape)
-    images = translator.new(shape, pixels.dtype)
-    target = _every(images, stride)
-    fill(translator, images)
-    store(translator, _seen(pixels, target.shape), target)
-    return images
-
-
-def _weighted(translator: Any, weight: Place, images: Place) -> Place:
-    """A product of ``[O, C]`` and contiguous ``[N, C, ...]`` of each sample: ``[N, O, pixels]``."""
-    (rows, inner), (count, *_) = weight.shape, images.shape
-    pixels = math.prod(images.shape[2:])
-    if pixels == 1:
-        return multiplied(translator, _matrix(images, count, inner), turned(weight))
-    weight = usable(translator, weight)
-    row, column = weight.stride
-    result = translator.new((count, rows, pixels), images.dtype)
-    if count == 1:
-        steps = f"0, {row}, {column}", f"0, {pixels}, 1"
-        of_result = _matrix(result, rows, pixels)
-        made = products.product(weight, _matrix(images, inner, pixels), of_result, 1, steps)
-    else:
-        shared = Place(weight.buffer, (count, rows, inner), (0, row, column), weight.offset)
-        each = _seen(images, (count, inner, pixels))
-        steps = f"0, {row}, {column}", f"{inner * pixels}, {pixels}, 1"
-        made = products.product(shared, each, result, count, steps)
-    translator.add(made)
-    return result
-
-
-def _summed_product(translator: Any, grad: Place, images: Place) -> Place:
-    """The sum over samples of ``[O, pixels]`` times ``[pixels, C]``: ``[O, C]``."""
-    (count, rows), columns = grad.shape[:2], images.shape[1]
-    pixels = math.prod(grad.shape[2:])
-    if pixels == 1:
-        of_samples = _matrix(grad, count, rows)
-        return multiplied(translator, turned(of_samples), _matrix(images, count, columns))
-    result = translator.new((rows, columns), grad.dtype)
-    if count == 1:
-        right = turned(_matrix(images, columns, pixels))
-        steps = f"0, {pixels}, 1", f"0, 1, {pixels}"
-        made = products.product(_matrix(grad, rows, pixels), right, result, 1, steps)
-    else:
-        each = Place(
-            images.buffer, (count, pixels, columns), (columns * pixels, 1, pixels), images.offset
-        )
-        steps = f"{rows * pixels}, {pixels}, 1", f"{columns * pixels}, 1, {pixels}"
-        of_samples = _seen(grad, (count, rows, pixels))
-        made = products.product(of_samples, each, result, count, steps, summed=True)
-    translator.add(made)
-    return result
-
-
-def _seen(place: Place, shape: tuple[int, ...]) -> Place:
-    """Contiguous memory as a tensor of another shape."""
+def _matrices(place: Place, rows: int, pixels: int) -> Place:
+    """Contiguous memory as a matrix for each sample."""
+    shape = place.shape[0], rows, pixels
     return Place(place.buffer, shape, contiguous_stride(shape), place.offset)
 
 
-def _matrix(place: Place, rows: int, columns: int) -> Place:
-    return _seen(place, (rows, columns))
+def _seen(matrices: Place, shape: tuple[int, ...]) -> Place:
+    """Matrices as images ``[N, C, ...]``, or as windows ``[N, C, kernel ..., windows ...]``."""
+    (_, rows, _), (sample, row, _) = matrices.shape, matrices.stride
+    split = next(i for i in range(2, len(shape) + 1) if math.prod(shape[1:i]) == rows)
+    strides = (row * each for each in contiguous_stride(shape[1:split]))
+    return Place(
+        matrices.buffer,
+        shape,
+        (sample, *strides, *contiguous_stride(shape[split:])),
+        matrices.offset,
+    )
 
 
-def _weight(place: Place) -> Place:
-    return Place(place.buffer, place.shape[:2], place.stride[:2], place.offset)
+def _read(translator: Any, images: Place, weight: tuple[int, ...], stride: list[int]) -> Place:
+    """What windows read: matrices whose rows are the numbers of a window."""
+    read = translator.contiguous(_windows(images, weight, stride))
+    pixels = math.prod(_out(images.shape, weight, stride))
+    return _matrices(read, math.prod(weight[1:]), pixels)
+
+
+def _windows(images: Place, weight: tuple[int, ...], stride: list[int]) -> Place:
+    """Images ``[N, C, ...]`` as what windows read: ``[N, C, kernel ..., windows ...]``."""
+    steps, strides = _each(stride, len(images.shape) - 2), images.stride[2:]
+    shape = *images.shape[:2], *weight[2:], *_out(images.shape, weight, stride)
+    further = [a * b for a, b in zip(strides, steps, strict=True)]
+    return Place(images.buffer, shape, (*images.stride[:2], *strides, *further), images.offset)
+
+
+def _spread(
+    translator: Any,
+    read: Place,
+    shape: tuple[int, ...],
+    weight: tuple[int, ...],
+    stride: list[int],
+) -> Place:
+    """Images with these numbers where windows read some, and 0 elsewhere."""
+    if set(weight[2:]) == set(stride) == {1}:
+        return _seen(read, shape)
+    images = translator.new(shape, read.dtype)
+    target = _windows(images, weight, stride)
+    if target.size < images.size:
+        fill(translator, images)
+    store(translator, _seen(read, target.shape), target)
+    return images
+
+
+def _together(translator: Any, matrices: Place) -> Place:
+    """One matrix that has the pixels of all samples side by side."""
+    (count, rows, pixels), (sample, row, _) = matrices.shape, matrices.stride
+    shape = rows, count, pixels
+    moved = Place(matrices.buffer, shape, (row, sample, 1), matrices.offset)
+    moved = translator.contiguous(moved)
+    return Place(moved.buffer, (rows, count * pixels), (count * pixels, 1), moved.offset)
+
+
+def _is_apart(images: Place, weights: int) -> bool:
+    """Whether each sample is a product of its own."""
+    return images.shape[0] > 1 and _fills_tiles(images.shape[2], weights)
+
+
+# -- products --------------------------------------------------------------------------------------
+
+
+def _weighted(translator: Any, weight: Place, images: Place) -> Place:
+    """A product of ``[O, C]`` and ``[N, C, pixels]`` for each sample: ``[N, O, pixels]``."""
+    (rows, inner), (count, _, pixels) = weight.shape, images.shape
+    if not _is_apart(images, weight.size):
+        if pixels == 1:  # samples are the rows then
+            matrix = Place(images.buffer, (count, inner), images.stride[:2], images.offset)
+            result = multiplied(translator, matrix, turned(weight))
+            return Place(result.buffer, (count, rows, 1), (rows, 1, 1), result.offset)
+        result = multiplied(translator, weight, _together(translator, images))
+        strides = pixels, count * pixels, 1
+        return Place(result.buffer, (count, rows, pixels), strides, result.offset)
+    weight = usable(translator, weight)
+    row, column = weight.stride
+    shared = Place(weight.buffer, (count, rows, inner), (0, row, column), weight.offset)
+    result = translator.new((count, rows, pixels), images.dtype)
+    steps = f"0, {row}, {column}", _steps(images)
+    translator.add(products.product(shared, images, result, count, steps))
+    return result
+
+
+def _summed_product(translator: Any, grads: Place, images: Place) -> Place:
+    """The sum over samples of ``[O, pixels]`` times ``[pixels, C]``: ``[O, C]``."""
+    (count, rows, pixels), columns = grads.shape, images.shape[1]
+    if not _is_apart(images, rows * columns):
+        if pixels == 1:
+            of_grads, of_images = (
+                Place(each.buffer, (count, each.shape[1]), each.stride[:2], each.offset)
+                for each in (grads, images)
+            )
+            return multiplied(translator, turned(of_grads), of_images)
+        left, right = (_together(translator, each) for each in (grads, images))
+        return multiplied(translator, left, turned(right))
+    sample, row, _ = images.stride
+    right = Place(images.buffer, (count, pixels, columns), (sample, 1, row), images.offset)
+    result = translator.new((rows, columns), grads.dtype)
+    steps = _steps(grads), f"{sample}, 1, {row}"
+    translator.add(products.product(grads, right, result, count, steps, summed=True))
+    return result
+
+
+def _steps(matrices: Place) -> str:
+    return ", ".join(map(str, matrices.stride))
+
+
+def _weight(translator: Any, place: Place) -> Place:
+    """A weight as a matrix; one of a pixel need not be in order."""
+    if math.prod(place.shape[2:]) == 1:
+        return Place(place.buffer, place.shape[:2], place.stride[:2], place.offset)
+    place = translator.contiguous(place)
+    shape = place.shape[0], math.prod(place.shape[1:])
+    return Place(place.buffer, shape, contiguous_stride(shape), place.offset)
 
 
 def _along_channels(bias: Place, rank: int) -> Place:
