@@ -55,13 +55,21 @@ def replaced(program: Program, is_ours: Callable[[torch.fx.Node], bool]) -> Prog
     return finished(program, graph)
 
 
-def is_supported(node: torch.fx.Node) -> bool:
-    """Return whether our kernels support a convolution or its backward, and are faster at it."""
-    return why_not(node) is None
+def is_supported(node: torch.fx.Node, *, copied: bool = False) -> bool:
+    """Return whether our kernels support a convolution or its backward, and are faster at it.
+
+    Args:
+        node: any of the two.
+        copied: a gradient that does not lie in order is copied before.
+    """
+    return why_not(node, copied=copied) is None
 
 
-def why_not(node: torch.fx.Node) -> str | None:
-    """Return why the library computes a convolution or its backward; ``None`` if our kernels do."""
+def why_not(node: torch.fx.Node, *, copied: bool = False) -> str | None:
+    """Return why the library computes a convolution or its backward; ``None`` if our kernels do.
+
+    Takes what ``is_supported`` does.
+    """
     arguments: tuple[Any, ...] = node.args
     if node.target is aten.convolution.default:
         x, weight, _, stride, padding, dilation, transposed, _, groups = arguments
@@ -71,6 +79,8 @@ def why_not(node: torch.fx.Node) -> str | None:
     values = [each.meta["val"] for each in (x, weight, result)]
     if any(each != 1 for each in dilation) or transposed or groups != 1:
         return "the library's: our kernels know no dilation, transposition or groups"
+    if copied:
+        values[2] = torch.empty_like(values[2], memory_format=torch.contiguous_format)
     if not all(_plain(value) for value in values):
         return "the library's: our kernels are for contiguous images in float32"
     where = _library_gains(*values, one_by_one=_one_by_one(values[1], stride, padding))

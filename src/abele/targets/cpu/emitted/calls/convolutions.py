@@ -30,8 +30,8 @@ def why_not(node: torch.fx.Node) -> str | None:
     for way in _WAYS:
         if way.is_one(node):
             why = way.why_not(node)
-            return why and (None if few_channels.is_supported(node) else why)
-    return few_channels.why_not(node)
+            return why and (None if few_channels.is_supported(node, copied=True) else why)
+    return few_channels.why_not(node, copied=True)
 
 
 def reads_planes(node: torch.fx.Node) -> bool:
@@ -50,7 +50,7 @@ def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
 
 
 def _has_few_channels(node: torch.fx.Node) -> bool:
-    return not reads_planes(node) and few_channels.is_supported(node)
+    return not reads_planes(node) and few_channels.is_supported(node, copied=True)
 
 
 HANDLERS = {
