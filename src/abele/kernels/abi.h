@@ -72,7 +72,8 @@ ABELE_API int abele_winograd_backward(const AbeleConv* conv, const float* grad, 
                                       const float* weight, float* grad_x, float* grad_weight,
                                       float* grad_bias, int threads);
 
-// The same two for kernels of 1x1 without padding, and images of two or more pixels; `slope` is 1.
+// The same two for kernels of 1x1, as products of matrices. There is code for channels-last images, no
+// padding, results of two or more pixels, and a slope of 1.
 ABELE_API int abele_pointwise_forward(const AbeleConv* conv, const float* x, const float* weight,
                                       const float* bias, float* y, int threads);
 
