@@ -79,7 +79,7 @@ def why_not(node: torch.fx.Node, *, copied: bool = False) -> str | None:
     values = [each.meta["val"] for each in (x, weight, result)]
     if any(each != 1 for each in dilation) or transposed or groups != 1:
         return "the library's: our kernels know no dilation, transposition or groups"
-    if copied:
+    if copied and node.target is aten.convolution_backward.default:
         values[2] = torch.empty_like(values[2], memory_format=torch.contiguous_format)
     if not all(_plain(value) for value in values):
         return "the library's: our kernels are for contiguous images in float32"

@@ -18,6 +18,7 @@ def numbers(*shape):
 IMAGES, BIAS = numbers(2, 6, 13, 19), numbers(6)
 SMALL, MIDDLE, LARGE = (numbers(6, 1, size, size) for size in (3, 5, 7))
 CLOSE = {"gradients": True, "rtol": 1e-4, "atol": 1e-4}
+LAST = {"memory_format": torch.channels_last}
 CASES = {
     "sizes": Case(
         lambda x, a, b, c: (
@@ -40,6 +41,12 @@ CASES = {
     "a bias and an activation": Case(
         lambda x, a, bias: conv2d(x, a, bias, groups=6, padding=1).relu(),
         (IMAGES, SMALL, BIAS),
+        **CLOSE,
+    ),
+    # Images of one pixel lie in both orders; torch's result has channels last then.
+    "one pixel": Case(
+        lambda x, a: conv2d(x[..., :1, :1].contiguous().to(**LAST), a, groups=6, padding=2).sin(),
+        (IMAGES, SMALL),
         **CLOSE,
     ),
     "left to the library": Case(

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import conv2d
 
+from abele.targets.cpu.emitted.calls import convolutions
 from helpers.emitted_operators import Case, Compiled
 
 G = torch.Generator().manual_seed(9)
@@ -38,3 +39,15 @@ def compiled():
 @pytest.mark.parametrize("name", CASES)
 def test_as_the_interpreter(compiled, name):
     compiled.agree(name)
+
+
+def test_results_that_lie_otherwise_are_left_to_the_library():
+    """Images of one channel lie in both orders; torch's result may have channels last then."""
+    graph, settings = torch.fx.Graph(), ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    x, weight = graph.placeholder("x"), graph.placeholder("weight")
+    x.meta["val"], weight.meta["val"] = torch.empty(2, 1, 7, 8), torch.empty(5, 1, 3, 3)
+    node = graph.call_function(torch.ops.aten.convolution.default, (x, weight, None, *settings))
+    node.meta["val"] = torch.empty(2, 5, 7, 8)
+    assert convolutions.why_not(node) is None
+    node.meta["val"] = node.meta["val"].contiguous(memory_format=torch.channels_last)
+    assert "contiguous images" in (convolutions.why_not(node) or "")

@@ -54,7 +54,7 @@ def convolution(translator: Any, node: torch.fx.Node) -> bool:
     reads = [translator.contiguous(translator.places[each]) for each in (x, weight)]
     if bias is not None:
         reads.append(translator.contiguous(translator.places[bias]))
-    result = translator.new_like(node)
+    result = translator.new(tuple(node.meta["val"].shape), reads[0].dtype)
     pointers = "{0}, {1}, {2}, {3}" if bias is not None else "{0}, {1}, nullptr, {2}"
     sizes, threads = _described(reads[0], reads[1], stride, padding), _threads(reads[1], result)
     text = f"status |= abele::depthwise({sizes}, {pointers}, {threads})"
