@@ -59,7 +59,7 @@ def torchs(case, dtype):
 def ours(library, case, threads, mask=(True, True, True)):
     (x, weight, bias, grad), (stride, padding, *_) = operands(case)
     sizes = x.shape, weight.shape, stride, padding
-    how = {"layout": LAST, "kernel_of": "pointwise", "threads": threads}
+    how = {"layout": LAST, "function": "pointwise", "threads": threads}
     y = prepared.conv(library, *sizes, **how)(x, weight, bias)
     return y, *prepared.conv_backward(library, *sizes, mask, **how)(grad, x, weight)
 
@@ -130,7 +130,7 @@ def test_others_are_not_products(changes):
 
 def test_what_there_is_no_code_for_is_said(library):
     run = prepared.conv(
-        library, (1, 4, 8, 8), (4, 4, 1, 1), (1, 1), (1, 1), layout=LAST, kernel_of="pointwise"
+        library, (1, 4, 8, 8), (4, 4, 1, 1), (1, 1), (1, 1), layout=LAST, function="pointwise"
     )
     with pytest.raises(CorruptExecutable, match="no code"):
         run(torch.ones(1, 4, 8, 8), torch.ones(4, 4, 1, 1), None)

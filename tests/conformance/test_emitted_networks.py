@@ -113,6 +113,11 @@ def test_networks_train_as_interpreted():
     assert not left["programs with branches or effects"]
 
 
+def test_images_that_lie_in_both_orders_train_as_interpreted():
+    """Of one channel: in this network torch's result of a convolution has channels last."""
+    assert agree(of_network(169))["programs"] == 1
+
+
 def test_views_and_writes_train_as_interpreted():
     left = tried(of_views, COUNT or FEW)
     assert left["programs"] > FEW / 3

@@ -2,9 +2,10 @@
 //
 // A register holds pixels of one row, read where they lie. Several rows of results are computed together,
 // so that a register that is read serves all of them.
-#include "depthwise.h"
-
 #include <utility>
+
+#include "conv.h"
+#include "depthwise.h"
 
 namespace abele::depthwise {
 namespace {
@@ -137,10 +138,6 @@ double sum_of(const float* values, Index count) {
   return total;
 }
 
-struct Gradients {
-  float *x, *weight, *bias;  // null: not wanted
-};
-
 // Calls run(i) for i < count, which threads share.
 template <class Run>
 void for_each(Index count, int threads, Run run) {
@@ -226,7 +223,7 @@ int abele_depthwise_backward(const AbeleDepthwise* description, const float* gra
                              float* grad_bias, int threads) {
   return depthwise::with_sizes(*description, [&](auto size, auto step) {
     const depthwise::Depthwise d(*description);
-    const depthwise::Gradients to{grad_x, grad_weight, grad_bias};
+    const Gradients to{grad_x, grad_weight, grad_bias};
     depthwise::backward<size, step>(d, grad, x, weight, to, threads);
   });
 }

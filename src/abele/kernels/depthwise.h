@@ -22,6 +22,8 @@ struct Depthwise : AbeleDepthwise {
   Index out_plane() const { return out_height * out_width; }
 };
 
+using Numbers = int32_t __attribute__((vector_size(LANES * sizeof(int32_t))));
+
 // The lanes of a register that belong to a row, which begins `before` lanes behind the register's first
 // and has `count` elements. Others are not read, nor written: there may be no memory.
 class Within {
@@ -64,12 +66,9 @@ class Within {
   static Index bounded(Index lane) { return lane < 0 ? 0 : lane > LANES ? LANES : lane; }
   __mmask16 mask_;
 #else
-  using Mask = int32_t __attribute__((vector_size(LANES * sizeof(int32_t))));
-  Mask mask_;
+  Numbers mask_;
 #endif
 };
-
-using Numbers = int32_t __attribute__((vector_size(LANES * sizeof(int32_t))));
 
 // Every second lane of two registers, and the way back.
 inline Vec every_second(Vec a, Vec b) {

@@ -55,11 +55,8 @@ def conv(
     """
     _require(layout, x)
     _require(PLANES, weight, bias)
-    how: dict[str, Any] = {
-        "layout": layout,
-        "threads": threads,
-        "kernel_of": "winograd" if winograd else "conv",
-    }
+    name = "winograd" if winograd else "conv"
+    how: dict[str, Any] = {"layout": layout, "threads": threads, "function": name}
     run = prepared.conv(library, x.shape, weight.shape, stride, padding, slope=slope, **how)
     return run(x, weight, bias)
 
@@ -83,11 +80,8 @@ def conv_backward(
     """
     _require(layout, grad, x)
     _require(PLANES, weight)
-    how: dict[str, Any] = {
-        "layout": layout,
-        "threads": threads,
-        "kernel_of": "winograd" if winograd else "conv",
-    }
+    name = "winograd" if winograd else "conv"
+    how: dict[str, Any] = {"layout": layout, "threads": threads, "function": name}
     run = prepared.conv_backward(
         library, x.shape, weight.shape, stride, padding, output_mask, **how
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from abele.kernels.convolution import Convolution
+from abele.kernels.prepared import result_shape
 
 # Fewer leave columns of a product's tiles empty.
 _LEAST_CHANNELS = 32
@@ -30,8 +31,9 @@ def gains(convolution: Convolution) -> bool:
 
 def pixels(convolution: Convolution) -> int:
     """Return how many pixels all results have together."""
-    sizes = zip(convolution.image.shape[2:], convolution.stride, strict=True)
-    return convolution.image.shape[0] * math.prod(-(-size // step) for size, step in sizes)
+    sizes = convolution.image.shape, convolution.weight.shape
+    count, _, *pixels = result_shape(*sizes, convolution.stride, convolution.padding)
+    return count * math.prod(pixels)
 
 
 def scratch(convolution: Convolution) -> int:

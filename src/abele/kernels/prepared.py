@@ -53,12 +53,15 @@ def conv(
     layout: torch.memory_format = torch.contiguous_format,
     slope: float = 1.0,
     threads: int | None = None,
-    kernel_of: str = "conv",
+    function: str = "conv",
 ) -> Forward:
-    """A convolution of images of shape ``[N, C, H, W]`` with a weight of ``[O, C, h, w]``."""
+    """A convolution of images of shape ``[N, C, H, W]`` with a weight of ``[O, C, h, w]``.
+
+    ``function`` is the name in ``abi.h`` of those that compute it: conv, winograd or pointwise.
+    """
     described = ctypes.byref(describe(images, kernel, stride, padding, layout, slope))
     shape = result_shape(images, kernel, stride, padding)
-    run = getattr(library, f"abele_{kernel_of}_forward")
+    run = getattr(library, f"abele_{function}_forward")
     worth = threads_worth(library, 0, math.prod(shape) * math.prod(kernel[1:]))
 
     def conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -80,13 +83,16 @@ def conv_backward(
     *,
     layout: torch.memory_format = torch.contiguous_format,
     threads: int | None = None,
-    kernel_of: str = "conv",
+    function: str = "conv",
 ) -> Backward:
-    """The gradients that the mask asks for; of the images, the weight and a bias."""
+    """The gradients that the mask asks for; of the images, the weight and a bias.
+
+    ``function`` is as for ``conv``.
+    """
     described = ctypes.byref(describe(images, kernel, stride, padding, layout))
     of_x, of_weight, of_bias = output_mask
     multiply_adds = math.prod(result_shape(images, kernel, stride, padding)) * math.prod(kernel[1:])
-    run = getattr(library, f"abele_{kernel_of}_backward")
+    run = getattr(library, f"abele_{function}_backward")
     worth = threads_worth(library, 0, (of_x + of_weight) * multiply_adds)
 
     def conv_backward(grad: Tensor, x: Tensor, weight: Tensor) -> list[Tensor | None]:

@@ -443,7 +443,9 @@ def test_separable_convolutions_of_large_images_are_compiled(monkeypatch):
     monkeypatch.setattr(choice, "LARGE_IMAGE", 1024)
     program = passes.run(captured(Separable(), (torch.randn(2, 16, 16, 16),)).programs[0])
     assert choice.why(program) is None
-    monkeypatch.setattr(choice, "reads_planes", lambda _: False)  # then the library computes them
+    monkeypatch.setattr(
+        choice, "is_product_or_depthwise", lambda _: False
+    )  # then the library computes them
     assert "8 convolutions with images of" in (choice.why(program) or "")
 
 
@@ -468,7 +470,7 @@ def test_only_what_compiled_code_leaves_to_the_library_decides(monkeypatch):
     monkeypatch.setattr(choice, "LEAST_WORK", 1)
     program = passes.run(captured(Bottlenecks(), (torch.randn(2, 96, 8, 8),)).programs[0])
     assert (choice.why(program) or "").startswith("3 convolutions of 3x3 do 43 % of its")
-    monkeypatch.setattr(choice, "reads_planes", lambda _: False)
+    monkeypatch.setattr(choice, "is_product_or_depthwise", lambda _: False)
     assert choice.why(program) is None
 
 

@@ -113,6 +113,29 @@ def test_upsampling_is_said_to_be_ours_where_it_is():
     assert by == ["upsample", "torch"]
 
 
+class Separable(torch.nn.Module):
+    """A depthwise convolution, and one of 1x1."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Conv2d(16, 16, 3, groups=16), torch.nn.Conv2d(16, 32, 1)
+        )
+
+    def forward(self, x):
+        return self.layers(x).sum()
+
+
+def test_our_ways_of_planes_are_said_to_be_ours():
+    session, _ = started(Separable(), (torch.ones(2, 16, 10, 10),), None)
+    lowering = CPU.lowering("emitted")
+    program = passes.run_only(session.executable.programs[0], lowering.passes)
+    chosen = lowering.kernel_choices(program).items()
+    ours = [each for node, each in chosen if node.target is aten.convolution.default]
+    assert [each.by for each in ours] == ["depthwise", "multiply"]
+    assert "a kernel for each channel" in ours[0].why
+
+
 def test_what_one_kernel_does_of_several_operators_is_said_of_all_of_them():
     model = MODELS["introduction"]
     module = model.fresh()

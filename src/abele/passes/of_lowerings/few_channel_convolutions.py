@@ -79,17 +79,15 @@ def why_not(node: torch.fx.Node, *, copied: bool = False) -> str | None:
     values = [each.meta["val"] for each in (x, weight, result)]
     if any(each != 1 for each in dilation) or transposed or groups != 1:
         return "the library's: our kernels know no dilation, transposition or groups"
-    if copied and node.target is aten.convolution_backward.default:
-        values[2] = torch.empty_like(values[2], memory_format=torch.contiguous_format)
-    if not all(_plain(value) for value in values):
+    in_order = values[:2] if copied and node.target is aten.convolution_backward.default else values
+    if not all(map(_plain, values)) or not all(value.is_contiguous() for value in in_order):
         return "the library's: our kernels are for contiguous images in float32"
     where = _library_gains(*values, one_by_one=_one_by_one(values[1], stride, padding))
     return where and f"the library's: it is faster with {where}"
 
 
 def _plain(value: torch.Tensor) -> bool:
-    contiguous = value.dim() == 4 and value.is_contiguous() and value.numel() > 0
-    return contiguous and value.dtype is torch.float32
+    return value.dim() == 4 and value.numel() > 0 and value.dtype is torch.float32
 
 
 def _one_by_one(weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int]) -> bool:

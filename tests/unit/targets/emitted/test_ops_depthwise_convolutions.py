@@ -5,8 +5,8 @@ import torch
 from torch.nn.functional import conv2d
 
 from abele.targets.cpu.emitted.calls import convolutions
+from helpers.convolution_nodes import forward_node
 from helpers.emitted_operators import Case, Compiled
-from helpers.runs import started
 
 G = torch.Generator().manual_seed(8)
 
@@ -75,13 +75,8 @@ def test_as_the_interpreter(compiled, name):
     compiled.agree(name)
 
 
-class Convolves(torch.nn.Module):
-    def __init__(self, **settings):
-        super().__init__()
-        self.conv = torch.nn.Conv2d(8, 8, groups=8, **settings)
-
-    def forward(self, x):
-        return self.conv(x)
+def depthwise(**settings):
+    return torch.nn.Conv2d(8, 8, groups=8, **settings)
 
 
 @pytest.mark.parametrize(
@@ -100,18 +95,12 @@ class Convolves(torch.nn.Module):
 )
 def test_why_the_library_computes_one(settings, why):
     images = torch.ones(2, 8, 16, 16, dtype=settings.get("dtype"))
-    reason = _why_not(Convolves(**settings), images)
+    reason = convolutions.why_not(forward_node(depthwise(**settings), images))
     assert reason is None if why is None else why in reason
 
 
 def test_other_layouts_are_left_to_the_library():
     images = torch.ones(2, 8, 16, 16).to(memory_format=torch.channels_last)
-    assert "lie as planes" in _why_not(Convolves(kernel_size=3), images)
-
-
-def _why_not(module, images):
-    session, _ = started(module, (images,), None)
-    (program,) = session.executable.programs
-    aten = torch.ops.aten.convolution.default
-    (node,) = program.graph.graph.find_nodes(op="call_function", target=aten)
-    return convolutions.why_not(node)
+    assert "lie as planes" in (
+        convolutions.why_not(forward_node(depthwise(kernel_size=3), images)) or ""
+    )

@@ -5,8 +5,8 @@ import torch
 from torch.nn.functional import conv1d, conv2d, conv3d, conv_transpose2d
 
 from abele.targets.cpu.emitted.calls import pointwise_convolutions
+from helpers.convolution_nodes import forward_node
 from helpers.emitted_operators import Case, Compiled
-from helpers.runs import started
 
 G = torch.Generator().manual_seed(7)
 
@@ -99,15 +99,6 @@ def test_as_the_interpreter(compiled, name):
     compiled.agree(name)
 
 
-class Convolves(torch.nn.Module):
-    def __init__(self, *settings, **more):
-        super().__init__()
-        self.conv = torch.nn.Conv2d(*settings, **more)
-
-    def forward(self, x):
-        return self.conv(x)
-
-
 @pytest.mark.parametrize(
     ("settings", "size", "why"),
     [
@@ -125,18 +116,13 @@ class Convolves(torch.nn.Module):
     ],
 )
 def test_why_one_is_no_product(settings, size, why):
-    session, _ = started(Convolves(*settings), (torch.ones(4, settings[0], size, size),), None)
-    (program,) = session.executable.programs
-    aten = torch.ops.aten.convolution.default
-    (node,) = program.graph.graph.find_nodes(op="call_function", target=aten)
+    images = torch.ones(4, settings[0], size, size)
+    node = forward_node(torch.nn.Conv2d(*settings), images)
     reason = pointwise_convolutions.why_not(node)
     assert (reason is None) if why is None else (reason is not None and why in reason)
 
 
 def test_other_layouts_are_left_to_the_library():
     images = torch.ones(4, 24, 8, 8).to(memory_format=torch.channels_last)
-    session, _ = started(Convolves(24, 40, 1), (images,), None)
-    (program,) = session.executable.programs
-    aten = torch.ops.aten.convolution.default
-    (node,) = program.graph.graph.find_nodes(op="call_function", target=aten)
+    node = forward_node(torch.nn.Conv2d(24, 40, 1), images)
     assert "lie as planes" in (pointwise_convolutions.why_not(node) or "")

@@ -24,6 +24,8 @@ _CALLS = {
     "convolve_backward": "few channels: our kernel is faster than the library's",
     "convolve_and_pool": "only a pool of 2 x 2 reads the convolution: one kernel does both",
     "convolve_and_pool_backward": "the gradient of a pool goes to one convolution: one kernel",
+    "depthwise": "a kernel for each channel: ours reads images where they lie",
+    "depthwise_backward": "a kernel for each channel: ours reads images where they lie",
     "multiply": "large enough for our kernel of products in float32",
     "product": "too small for our kernel of products, or not in float32: the library's",
     "products": "too small for our kernel of products, or not in float32: the library's",

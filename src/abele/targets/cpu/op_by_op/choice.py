@@ -9,7 +9,7 @@ import torch
 
 from abele.kernels.ways import Way, suits_winograd, way_of_node
 from abele.program import Program, Role, node_argument
-from abele.targets.cpu.emitted.calls.convolutions import reads_planes
+from abele.targets.cpu.emitted.calls.convolutions import is_product_or_depthwise
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ def why(program: Program) -> str | None:
     Args:
         program: before any lowering pass; they change what is counted here.
     """
-    convolutions, foreign, large, ours = _work(program)
+    convolutions, others, large, ours = _work(program)
     if not convolutions:
         return _why_update(program)
     total = sum(convolutions)
@@ -53,14 +53,14 @@ def why(program: Program) -> str | None:
             f"{_share(large, total)} of its multiply-adds; the library runs them best, "
             "one by one, and nothing needs compiling"
         )
-    if _enough(ours, sum(foreign)) and 4 * sum(ours) >= total:
+    if _enough(ours, sum(others)) and 4 * sum(ours) >= total:
         return (
             f"{len(ours)} convolutions of 3x3 do {_share(ours, total)} of its multiply-adds; "
             "our kernels do them faster than the library, and nothing needs compiling"
         )
-    if _many(foreign) and 2 * _norms(program) >= len(convolutions):
+    if _many(others) and 2 * _norms(program) >= len(convolutions):
         return (
-            f"{len(foreign)} convolutions of {sum(foreign) / len(foreign) / 1e6:.0f} million "
+            f"{len(others)} convolutions of {sum(others) / len(others) / 1e6:.0f} million "
             "multiply-adds on average, with batch norms between; compiling so many takes long and "
             "gains nothing"
         )
@@ -109,13 +109,13 @@ class _Work(NamedTuple):
 
     Attributes:
         convolutions: of all.
-        foreign: of those that compiled code would leave to the library.
-        large: of those with large images among them.
+        others: of those that are neither products nor depthwise in compiled code.
+        large: of those with large images among these.
         ours: of those that only our kernels of channels-last images compute.
     """
 
     convolutions: list[int]
-    foreign: list[int]
+    others: list[int]
     large: list[int]
     ours: list[int]
 
@@ -130,9 +130,9 @@ def _work(program: Program) -> _Work:
             continue
         adds = result.numel() * math.prod(weight.shape[1:])
         work.convolutions.append(adds)
-        if reads_planes(node):
+        if is_product_or_depthwise(node):
             continue
-        work.foreign.append(adds)
+        work.others.append(adds)
         if math.prod(result.shape[1:]) * result.element_size() >= LARGE_IMAGE:
             work.large.append(adds)
         if adds >= LEAST_WORK and suits_winograd(node):

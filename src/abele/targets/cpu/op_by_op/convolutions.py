@@ -21,7 +21,7 @@ _Node = torch.fx.Node
 # The kernels of weight gradients hold so many channels.
 _LANES = 8
 # What abi.h calls those of a way.
-_KERNELS = {Way.DIRECT: "conv", Way.WINOGRAD: "winograd", Way.POINTWISE: "pointwise"}
+_FUNCTIONS = {Way.DIRECT: "conv", Way.WINOGRAD: "winograd", Way.POINTWISE: "pointwise"}
 
 
 def own_convolution(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | None:
@@ -54,7 +54,7 @@ def name_of(convolution: Convolution, way: Way) -> str:
 def _forward(
     library: ctypes.CDLL, convolution: Convolution, way: Way
 ) -> Callable[..., torch.Tensor]:
-    how: dict[str, Any] = {"slope": convolution.slope, "kernel_of": _KERNELS[way]}
+    how: dict[str, Any] = {"slope": convolution.slope, "function": _FUNCTIONS[way]}
     run = prepared.conv(library, *_sizes(convolution), layout=CHANNELS_LAST, **how)
 
     def run_forward(
@@ -68,7 +68,7 @@ def _forward(
 def _backward(library: ctypes.CDLL, convolution: Convolution, way: Way) -> Callable[..., Any]:
     weight_is_ours = way is not Way.DIRECT or _fill(*convolution.weight.shape)
     sizes = _sizes(convolution)
-    how: dict[str, Any] = {"layout": CHANNELS_LAST, "kernel_of": _KERNELS[way]}
+    how: dict[str, Any] = {"layout": CHANNELS_LAST, "function": _FUNCTIONS[way]}
 
     @functools.cache
     def prepared_for(*wanted: bool) -> prepared.Backward:

@@ -17,7 +17,7 @@ _WAYS = (pointwise_convolutions, depthwise_convolutions)
 
 
 def few_channel_convolutions(program: Program) -> Program:
-    """Replace those of few channels by our kernels, except where a product is faster."""
+    """Replace those of few channels by our kernels, except where another way is faster."""
     return few_channels.replaced(program, _has_few_channels)
 
 
@@ -27,15 +27,14 @@ def why_not(node: torch.fx.Node) -> str | None:
     Args:
         node: any of the two, before or after ``few_channel_convolutions``.
     """
-    for way in _WAYS:
-        if way.is_one(node):
-            why = way.why_not(node)
-            return why and (None if few_channels.is_supported(node, copied=True) else why)
-    return few_channels.why_not(node, copied=True)
+    why = few_channels.why_not(node, copied=True)
+    if why is None or is_product_or_depthwise(node):
+        return None
+    return next((way.why_not(node) for way in _WAYS if way.is_one(node)), why)
 
 
-def reads_planes(node: torch.fx.Node) -> bool:
-    """Return whether our code computes a convolution, few channels or many, of images as planes."""
+def is_product_or_depthwise(node: torch.fx.Node) -> bool:
+    """Return whether a convolution or its backward is a product, or has a kernel per channel."""
     return any(way.why_not(node) is None for way in _WAYS)
 
 
@@ -50,7 +49,7 @@ def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
 
 
 def _has_few_channels(node: torch.fx.Node) -> bool:
-    return not reads_planes(node) and few_channels.is_supported(node, copied=True)
+    return not is_product_or_depthwise(node) and few_channels.is_supported(node, copied=True)
 
 
 HANDLERS = {

@@ -10,17 +10,25 @@ a window, columns windows. The library changes the order of images before and af
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from abele.kernels.convolution import convolution_of
 from abele.targets.cpu.emitted.calls import products
+from abele.targets.cpu.emitted.calls.image_matrices import (
+    are_side_by_side,
+    matrices_of,
+    read_by_windows,
+    seen_as,
+    spread_by_windows,
+    together,
+    windows,
+)
 from abele.targets.cpu.emitted.calls.matrices import multiplied, usable
 from abele.targets.cpu.emitted.calls.reductions import summed
 from abele.targets.translation.moves.arguments import arguments
-from abele.targets.translation.moves.slices import fill, store, turned
+from abele.targets.translation.moves.slices import turned
 from abele.targets.translation.places import Place, contiguous_stride
 
 # Columns of a tile of a product, and of half of one: those without a pixel cost as much as others.
@@ -35,8 +43,7 @@ def is_one(node: torch.fx.Node) -> bool:
     convolution = convolution_of(node)
     if convolution is None:
         return False
-    kernel = convolution.weight.shape[2:]
-    return set(kernel) == {1} or list(kernel) == _each(convolution.stride, len(kernel))
+    return are_side_by_side(convolution.weight.shape, convolution.stride)
 
 
 def why_not(node: torch.fx.Node) -> str | None:
@@ -55,7 +62,8 @@ def why_not(node: torch.fx.Node) -> str | None:
     if types != {torch.float32} or convolution.reads_channels_last:
         return "the library's: our products are for images in float32 that lie as planes"
     outputs, inputs = convolution.weight.flatten(1).shape
-    pixels = math.prod(_out(convolution.image.shape, convolution.weight.shape, convolution.stride))
+    sizes = convolution.image.shape, convolution.weight.shape
+    pixels = math.prod(windows(*sizes, convolution.stride))
     if not convolution.image.numel():
         return "the library's: it has no images"
     columns = convolution.image.shape[0] * pixels
@@ -64,18 +72,6 @@ def why_not(node: torch.fx.Node) -> str | None:
     if pixels > 1 and columns < _LEAST_PIXELS:
         return "the library's: it has too few pixels for our products"
     return None
-
-
-def _each(values: Sequence[int], rank: int) -> list[int]:
-    """Those of all dimensions, of which one may be given."""
-    return list(values) * rank if len(values) == 1 else list(values)
-
-
-def _out(images: Sequence[int], weight: Sequence[int], stride: Sequence[int]) -> list[int]:
-    """How many windows there are along each dimension."""
-    steps = _each(stride, len(images) - 2)
-    sizes = zip(images[2:], weight[2:], steps, strict=True)
-    return [(size - kernel) // step + 1 for size, kernel, step in sizes]
 
 
 def _fills_tiles(pixels: int, weights: int) -> bool:
@@ -92,9 +88,9 @@ def convolution(translator: Any, node: torch.fx.Node) -> bool:
         return False
     x, weight, bias, stride, *_ = arguments(node)
     x, weight = (translator.places[each] for each in (x, weight))
-    images = _read(translator, x, weight.shape, stride)
+    images = read_by_windows(translator, x, weight.shape, stride)
     product = _weighted(translator, _weight(translator, weight), images)
-    result = _seen(product, tuple(node.meta["val"].shape))
+    result = seen_as(product, tuple(node.meta["val"].shape))
     if bias is not None:
         place = _along_channels(translator.places[bias], len(result.shape))
         product, result = result, translator.new_like(node)
@@ -110,13 +106,13 @@ def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
     grad, x, weight, _, stride, *_, mask = arguments(node)
     grad, x, weight = (translator.places[each] for each in (grad, x, weight))
     grad = translator.contiguous(grad)
-    grads = _matrices(grad, grad.shape[1], math.prod(grad.shape[2:]))
+    grads = matrices_of(grad, grad.shape[1], math.prod(grad.shape[2:]))
     results: list[Place | None] = [None, None, None]
     if mask[0]:
         of_read = _weighted(translator, turned(_weight(translator, weight)), grads)
-        results[0] = _spread(translator, of_read, x.shape, weight.shape, stride)
+        results[0] = spread_by_windows(translator, of_read, x.shape, weight.shape, stride)
     if mask[1]:
-        images = _read(translator, x, weight.shape, stride)
+        images = read_by_windows(translator, x, weight.shape, stride)
         result = _summed_product(translator, grads, images)
         results[1] = Place(result.buffer, weight.shape, contiguous_stride(weight.shape))
     if mask[2]:
@@ -127,76 +123,9 @@ def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
     return True
 
 
-# -- images as matrices: samples, rows, pixels, which are neighbours -------------------------------
-
-
-def _matrices(place: Place, rows: int, pixels: int) -> Place:
-    """Contiguous memory as a matrix for each sample."""
-    shape = place.shape[0], rows, pixels
-    return Place(place.buffer, shape, contiguous_stride(shape), place.offset)
-
-
-def _seen(matrices: Place, shape: tuple[int, ...]) -> Place:
-    """Matrices as images ``[N, C, ...]``, or as windows ``[N, C, kernel ..., windows ...]``."""
-    (_, rows, _), (sample, row, _) = matrices.shape, matrices.stride
-    split = next(i for i in range(2, len(shape) + 1) if math.prod(shape[1:i]) == rows)
-    strides = (row * each for each in contiguous_stride(shape[1:split]))
-    return Place(
-        matrices.buffer,
-        shape,
-        (sample, *strides, *contiguous_stride(shape[split:])),
-        matrices.offset,
-    )
-
-
-def _read(translator: Any, images: Place, weight: tuple[int, ...], stride: list[int]) -> Place:
-    """What windows read: matrices whose rows are the numbers of a window."""
-    read = translator.contiguous(_windows(images, weight, stride))
-    pixels = math.prod(_out(images.shape, weight, stride))
-    return _matrices(read, math.prod(weight[1:]), pixels)
-
-
-def _windows(images: Place, weight: tuple[int, ...], stride: list[int]) -> Place:
-    """Images ``[N, C, ...]`` as what windows read: ``[N, C, kernel ..., windows ...]``."""
-    steps, strides = _each(stride, len(images.shape) - 2), images.stride[2:]
-    shape = *images.shape[:2], *weight[2:], *_out(images.shape, weight, stride)
-    further = [a * b for a, b in zip(strides, steps, strict=True)]
-    return Place(images.buffer, shape, (*images.stride[:2], *strides, *further), images.offset)
-
-
-def _spread(
-    translator: Any,
-    read: Place,
-    shape: tuple[int, ...],
-    weight: tuple[int, ...],
-    stride: list[int],
-) -> Place:
-    """Images with these numbers where windows read some, and 0 elsewhere."""
-    if set(weight[2:]) == set(stride) == {1}:
-        return _seen(read, shape)
-    images = translator.new(shape, read.dtype)
-    target = _windows(images, weight, stride)
-    if target.size < images.size:
-        fill(translator, images)
-    store(translator, _seen(read, target.shape), target)
-    return images
-
-
-def _together(translator: Any, matrices: Place) -> Place:
-    """One matrix that has the pixels of all samples side by side."""
-    (count, rows, pixels), (sample, row, _) = matrices.shape, matrices.stride
-    shape = rows, count, pixels
-    moved = Place(matrices.buffer, shape, (row, sample, 1), matrices.offset)
-    moved = translator.contiguous(moved)
-    return Place(moved.buffer, (rows, count * pixels), (count * pixels, 1), moved.offset)
-
-
 def _is_apart(images: Place, weights: int) -> bool:
     """Whether each sample is a product of its own."""
     return images.shape[0] > 1 and _fills_tiles(images.shape[2], weights)
-
-
-# -- products --------------------------------------------------------------------------------------
 
 
 def _weighted(translator: Any, weight: Place, images: Place) -> Place:
@@ -207,7 +136,7 @@ def _weighted(translator: Any, weight: Place, images: Place) -> Place:
             matrix = Place(images.buffer, (count, inner), images.stride[:2], images.offset)
             result = multiplied(translator, matrix, turned(weight))
             return Place(result.buffer, (count, rows, 1), (rows, 1, 1), result.offset)
-        result = multiplied(translator, weight, _together(translator, images))
+        result = multiplied(translator, weight, together(translator, images))
         strides = pixels, count * pixels, 1
         return Place(result.buffer, (count, rows, pixels), strides, result.offset)
     weight = usable(translator, weight)
@@ -229,7 +158,7 @@ def _summed_product(translator: Any, grads: Place, images: Place) -> Place:
                 for each in (grads, images)
             )
             return multiplied(translator, turned(of_grads), of_images)
-        left, right = (_together(translator, each) for each in (grads, images))
+        left, right = (together(translator, each) for each in (grads, images))
         return multiplied(translator, left, turned(right))
     sample, row, _ = images.stride
     right = Place(images.buffer, (count, pixels, columns), (sample, 1, row), images.offset)
