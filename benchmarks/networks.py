@@ -58,7 +58,7 @@ NETWORKS = {
         "ResNet-50, 128 x 128, batch 4", bottlenecks.resnet50, lambda: separable.batch(4, 128)
     ),
     "densenet": Network(
-        "DenseNet, 22 layers, 32 x 32, batch 16",
+        "DenseNet, 40 layers, 32 x 32, batch 16",
         bottlenecks.densenet,
         lambda: separable.batch(16, 32),
     ),

@@ -103,14 +103,14 @@ def networks() -> str:
     newest: dict[tuple[str, str], tuple[Path, dict[str, Any]]] = {}
     for path in sorted(RECORDS.glob("networks_*.json"), key=page.age):
         result = json.loads(path.read_text())
-        for row in result["networks"].values():
-            newest[_machine(result), row["title"]] = path, row
+        for name, row in result["networks"].items():
+            newest[_machine(result), name] = path, row
     if not newest:
         return "No record yet: `python benchmarks/networks.py --threads 2 --record`.\n"
     rows = [
-        f"| {machine} | {title} | {row['ratio']['abele']:.2f} x | {row['lowering']} "
+        f"| {machine} | {row['title']} | {row['ratio']['abele']:.2f} x | {row['lowering']} "
         f"| {row['first_step_s']:.1f} s | [json]({LINKS}/{path.name}) |"
-        for (machine, title), (path, row) in newest.items()
+        for (machine, _), (path, row) in newest.items()
     ]
     return "\n".join([NETWORKS_COLUMNS, *rows]) + "\n"
 
