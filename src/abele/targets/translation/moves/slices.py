@@ -41,6 +41,10 @@ def fill(translator: Any, target: Place) -> None:
 
 
 def around(shape: tuple[int, ...], dim: int) -> str:
-    """How many elements lie outside a dimension, along it, and inside it, as arguments."""
+    """How many elements lie outside a dimension, along it, and inside it, as arguments.
+
+    A number counts as one dimension of one element, as in torch.
+    """
+    shape = shape or (1,)
     dim %= len(shape)
     return f"{math.prod(shape[:dim])}, {shape[dim]}, {math.prod(shape[dim + 1 :])}"
