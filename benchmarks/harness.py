@@ -141,9 +141,24 @@ def _cpu_name() -> str:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor() or "unknown"
-    match = re.search(r"model name\s*: (.+)", text)
-    features = [name for name in ("avx512f", "avx2") if name in text]
-    return f"{match[1] if match else 'unknown'} ({features[0] if features else 'no AVX2'})"
+    return cpu_name(text)
+
+
+def cpu_name(description: str) -> str:
+    """Return what a processor is called in records, and its widest vectors.
+
+    Virtual machines name the maker alone, "AMD EPYC". Two generations of it differ by a factor of
+    two, so such names get the number of the family: 25 is Zen 3 and 4, 26 is Zen 5.
+
+    Args:
+        description: what Linux has in ``/proc/cpuinfo``.
+    """
+    fields = dict(re.findall(r"^([\w ]+?)\s*: (.+)$", description.partition("\n\n")[0], re.M))
+    name = fields.get("model name", "unknown")
+    if not re.search(r"\d", name) and "cpu family" in fields:
+        name += f" of family {fields['cpu family']}"
+    features = [each for each in ("avx512f", "avx2") if each in fields.get("flags", "")]
+    return f"{name} ({features[0] if features else 'no AVX2'})"
 
 
 def threads_over_one(threads: int) -> float:
