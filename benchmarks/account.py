@@ -31,7 +31,7 @@ from benchmarks.table import ways  # noqa: E402
 
 from abele import StepConfig, passes  # noqa: E402
 from abele.capture import capture  # noqa: E402
-from abele.kernels.build import FLAGS  # noqa: E402
+from abele.kernels.sources import FLAGS  # noqa: E402
 from abele.program import Program, Role  # noqa: E402
 from abele.step.update_rules import Group, UpdateRule  # noqa: E402
 from abele.targets.cpu.compiler import compiler  # noqa: E402

@@ -7,9 +7,9 @@ Three runs of each row take turns, each a new process with empty caches and so m
 compiling shares: plain PyTorch, abele as it starts by itself, abele that waits for the compiler.
 Abele's own kernels, which are compiled once per machine, are there already, and so are the times of
 earlier compiles and the bytecode of abele's modules, which pip makes; with ``--new-machine`` the
-kernels and the times are not. A run ends some steps after
-compiled programs took over, or after ``--limit-s``; what 200 steps take is then the time so far,
-and the rest at the median of the last steps.
+kernels and the times are not, unless the installed package brings kernels (``PYTHONPATH=FOLDER`` of
+an unpacked wheel). A run ends some steps after compiled programs took over, or after ``--limit-s``;
+what 200 steps take is then the time so far, and the rest at the median of the last steps.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ import torch
 from benchmarks import harness
 from benchmarks.table import ways
 from benchmarks.table.rows import ABELE, EAGER, ROWS, Row
+
+import abele
+from abele.kernels import packaged
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT = ("introduction-16", "mlp", "lstm", "gpt", "unet", "resnet18", "transformer")
@@ -55,11 +58,12 @@ def main() -> int:
         print(json.dumps(_run(ROWS[row], kind, options.cores[0], options.limit_s)))
         return 0
     torch.set_num_threads(max(options.cores))
-    compileall.compile_dir(ROOT / "src", quiet=2)
+    compileall.compile_dir(Path(abele.__file__).parents[1], quiet=2, maxlevels=20)
     result: dict[str, Any] = {
         "environment": harness.environment(),
         "steps": STEPS,
         "new_machine": options.new_machine,
+        "packaged_kernels": packaged.folder() is not None,
         "rows": {},
     }
     path = None

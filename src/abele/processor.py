@@ -30,10 +30,15 @@ def instructions() -> str:
     return hashlib.sha256(" ".join(sorted(listed.split())).encode()).hexdigest()[:12]
 
 
+def listed() -> frozenset[str]:
+    """Return the instructions that the system lists, by Linux's names; none if it lists none."""
+    described = _described()
+    return frozenset(each for key in _INSTRUCTIONS for each in described.get(key, "").split())
+
+
 def has(instruction: str) -> bool:
     """Return whether the system lists an instruction, by Linux's name of it."""
-    described = _described()
-    return any(instruction in described.get(key, "").split() for key in _INSTRUCTIONS)
+    return instruction in listed()
 
 
 @functools.cache

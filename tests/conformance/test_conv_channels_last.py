@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from abele.errors import CorruptExecutable
-from abele.kernels import binding, build
+from abele.kernels import binding, build, sources
 from abele.kernels.binding import Conv
 from abele.targets.cpu.op_by_op import convolutions
 from helpers.kernel_library import COMPILER, NEEDS_COMPILER, kernels
@@ -290,11 +290,11 @@ def test_a_bias_may_be_a_column(own, capable):
 
 def library_for(folder, *flags):
     """The kernels compiled otherwise, with every warning an error."""
-    usual = [flag for flag in build.FLAGS if flag != "-march=native"]
+    usual = [flag for flag in sources.FLAGS if flag != "-march=native"]
     # GCC says of vectors in template arguments what -Wno-psabi says already.
     warnings = "-Wall", "-Wextra", "-Werror", "-Wno-ignored-attributes"
     flags = *usual, *warnings, *flags
-    objects = build.compiled(COMPILER, str(folder), build.KERNELS, flags)
+    objects = build.compiled(COMPILER, str(folder), sources.KERNELS, flags)
     path = folder / "kernels.so"
     subprocess.run([COMPILER, "-shared", "-fopenmp", "-o", str(path), *objects], check=True)
     return binding.bound(path)

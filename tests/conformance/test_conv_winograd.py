@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from abele.errors import CorruptExecutable
-from abele.kernels import binding, build
+from abele.kernels import binding, build, sources
 from abele.kernels.binding import Conv
 from helpers import winograd_memory
 from helpers.kernel_library import COMPILER, NEEDS_COMPILER, kernels
@@ -248,9 +248,9 @@ x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="
 @pytest.mark.thorough
 @pytest.mark.parametrize("flag", ["-march=haswell", "-march=x86-64"])
 def test_processors_with_narrower_registers_compute_the_same(tmp_path, flag):
-    usual = [each for each in build.FLAGS if each != "-march=native"]
+    usual = [each for each in sources.FLAGS if each != "-march=native"]
     flags = *usual, "-Wall", "-Wextra", "-Werror", flag
-    objects = build.compiled(COMPILER, str(tmp_path), build.KERNELS, flags)
+    objects = build.compiled(COMPILER, str(tmp_path), sources.KERNELS, flags)
     path = tmp_path / "kernels.so"
     subprocess.run([COMPILER, "-shared", "-fopenmp", "-o", str(path), *objects], check=True)
     for case in CASES:

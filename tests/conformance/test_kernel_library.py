@@ -13,7 +13,7 @@ import pytest
 
 from abele.compile import native
 from abele.errors import CompilerError
-from abele.kernels import binding, build
+from abele.kernels import binding, build, sources
 from abele.targets.cpu.compiler import instruction_set
 from helpers.kernel_library import COMPILER, NEEDS_COMPILER, kernels
 
@@ -30,7 +30,7 @@ def output(*command):
 def object_of(folder, source):
     """``source`` compiled as C that knows the header alone."""
     (folder / "main.c").write_text(source)
-    command = [COMPILER, *AS_C, f"-I{build.FOLDER}", "-c", str(folder / "main.c")]
+    command = [COMPILER, *AS_C, f"-I{sources.FOLDER}", "-c", str(folder / "main.c")]
     subprocess.run([*command, "-o", str(folder / "main.o")], check=True)
     return str(folder / "main.o")
 
@@ -114,9 +114,9 @@ def test_a_compiler_that_fails_is_named_and_quoted(tmp_path):
     assert "this is not C++" in caught.value.log
 
 
-@pytest.mark.parametrize("kind", build.KINDS)
+@pytest.mark.parametrize("kind", sources.KINDS)
 def test_kernels_of_one_kind_need_no_others(kind, tmp_path):
-    objects = build.compiled(COMPILER, str(tmp_path), build.KINDS[kind], FAST)
+    objects = build.compiled(COMPILER, str(tmp_path), sources.KINDS[kind], FAST)
     command = [COMPILER, "-shared", "-fopenmp", "-Wl,-z,defs", *objects]
     subprocess.run([*command, "-o", str(tmp_path / "kind.so")], check=True)
 
@@ -133,8 +133,9 @@ def cache_folder(tmp_path, monkeypatch):
 
 def test_archive_and_library_are_compiled_once(cache_folder):
     assert build.missing_s(COMPILER, "here") > 0
-    first = build.static_library(COMPILER, "here")
+    build.everything(COMPILER, "here")
     assert build.missing_s(COMPILER, "here") == 0
+    first = build.static_library(COMPILER, "here")
     stamp = first.stat().st_mtime_ns
     library = build.shared_library(COMPILER, "here")
     assert library.startswith(b"\x7fELF")
@@ -154,10 +155,10 @@ def ended_in(source, monkeypatch):
     """Make an archive in a process that ends while it compiles one of the sources."""
     compiled = build.compiled
 
-    def one(compiler, folder, sources):
-        if sources == [source]:
+    def one(compiler, folder, names):
+        if names == [source]:
             raise KeyboardInterrupt
-        return compiled(compiler, folder, sources)
+        return compiled(compiler, folder, names)
 
     with monkeypatch.context() as patch:
         patch.setattr(build, "compiled", one)
@@ -170,15 +171,15 @@ def test_what_a_run_has_compiled_before_it_ended_is_not_compiled_again(two_sourc
     ended_in("adam.cpp", monkeypatch)
     assert build.missing_s(COMPILER, "here") == all_s - 0.5
     assert [each.name for each in two_sources.glob("*/*")] == ["calls.cpp.o"]
-    compiled, sources = build.compiled, []
+    compiled, names = build.compiled, []
 
     def noted(compiler, folder, given):
-        sources.extend(given)
+        names.extend(given)
         return compiled(compiler, folder, given)
 
     monkeypatch.setattr(build, "compiled", noted)
     build.static_library(COMPILER, "here")
-    assert sources == ["adam.cpp"]
+    assert names == ["adam.cpp"]
 
 
 def test_objects_are_compiled_one_by_one_and_used_by_the_libraries(two_sources):

@@ -74,7 +74,7 @@ class Refusing(Keeping):
     name = "refusing"
     code = _Unreachable
 
-    def cannot_compile(self) -> str:
+    def cannot_compile(self, lowerings=None) -> str:
         return "there is no compiler here. Install one."
 
 

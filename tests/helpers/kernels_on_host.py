@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from abele.kernels import build as kernels
+from abele.kernels import sources as kernels
 from abele.targets.base import Compiled, Lowering
 from abele.targets.cuda.emitted import lowering
 from abele.targets.cuda.emitted.run import Runner

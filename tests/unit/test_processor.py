@@ -3,7 +3,7 @@
 import pytest
 
 from abele import processor
-from abele.kernels import build
+from abele.kernels import build, sources
 from abele.targets import get_target
 from abele.targets.cpu.compiler import instruction_set
 
@@ -62,11 +62,21 @@ def test_clock_and_order_do_not_count(machine):
 
 
 def test_executables_and_kernels_of_another_processor_have_other_names(machine):
-    """Both are compiled for whatever ``-march=native`` means."""
+    """Below the levels that kernels are compiled for, it is what ``-march=native`` means."""
     target, names = get_target("cpu"), []
     for flags in ("avx2 gfni", "avx2"):
         machine(x86(flags))
-        names.append((target.describe(), build._paths("g++", instruction_set())))
+        names.append((target.describe(), build._places("g++", instruction_set())[:3]))
     (description, library), (other_description, other_library) = names
     assert description["isa"] != other_description["isa"]
     assert not set(library) & set(other_library)
+
+
+def test_processors_of_one_level_share_kernels_but_no_executables(machine):
+    target, names = get_target("cpu"), []
+    for further in ("gfni", ""):
+        machine(x86(f"{further} {' '.join(sources.LEVELS['x86-64-v3'])}"))
+        names.append((target.describe()["isa"], build._places("g++", instruction_set())))
+    (isa, kernels), (other_isa, other_kernels) = names
+    assert isa != other_isa
+    assert kernels == other_kernels

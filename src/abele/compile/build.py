@@ -188,6 +188,8 @@ def _build_for(
     after = Lowered(
         programs=common, parts=parts, target=target, config=config, cache=cache, stored=stored
     )
+    if stored is None:
+        _warn_uncompiled(after)
     record.running = tiers.decided(wanted, after)
     record.running.required = target.name if record.forced else None
     record.running.lowerings = record.lowerings
@@ -201,6 +203,17 @@ def _build_for(
             made = _compiled_once(cache, target, common, parts, record, progress)
     record.lowerings.update(made.chosen)
     return made
+
+
+def _warn_uncompiled(lowered: Lowered) -> None:
+    """Say that there is no compiler, where programs run without one, slower than they could."""
+    reason = lowered.target.cannot_compile()
+    if reason is not None and lowered.target.cannot_compile(lowered.names) is None:
+        warn_user(
+            "Programs run operator by operator, with kernels that abele's package brings: "
+            f"{reason}",
+            FallbackWarning,
+        )
 
 
 def _begun(lowered: Lowered, record: BuildRecord, wanted: Wanted) -> Executable | None:

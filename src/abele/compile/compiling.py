@@ -43,7 +43,8 @@ def compile_programs(
         TargetError: the target cannot compile here.
         CompilerError: the compiler behind the target failed.
     """
-    reason = target.cannot_compile()
+    named = {name for each in programs for name in executable.lowerings_of(parts, each.name)}
+    reason = target.cannot_compile(named)
     if reason is not None:
         raise TargetError(f"Target {target.name!r} cannot compile: {reason}")
     lowered: list[Program] = []

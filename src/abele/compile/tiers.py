@@ -206,7 +206,7 @@ def _alone(lowered: Lowered) -> bool:
 
 
 def _why_no_worker(lowered: Lowered) -> str | None:
-    if lowered.target.cannot_compile() is not None:
+    if lowered.target.cannot_compile(lowered.names) is not None:
         return "there is no compiler"
     if lowered.cache is not None and not isinstance(lowered.cache, ExecutableCache):
         return "the programs come out of a file"

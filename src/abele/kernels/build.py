@@ -3,7 +3,8 @@
 Emitted programs link the objects whose kernels they call, and Inductor's the archive; programs that
 run operator by operator load the library. The names of all hold a hash of everything that decides
 their code; two versions never meet. Each object is kept as it is compiled, so that runs that end
-sooner than the compiler come to the end of it together.
+sooner than the compiler come to the end of it together. A package that was installed from a wheel
+may bring objects and library (``packaged.py``); then these are used.
 """
 
 from __future__ import annotations
@@ -24,69 +25,19 @@ from typing import NamedTuple
 import torch
 
 from abele.errors import CompilerError
+from abele.kernels import packaged, sources
+from abele.kernels.sources import KERNELS, SHIMS
 from abele.storage import files, temporary
 from abele.storage.turns import turn
 
-FOLDER = Path(__file__).parent
-
-#: The functions of abi.h; they need nothing but the C++ library and OpenMP. Beside each, the
-#: processor time that g++ 12 takes, in seconds; what takes longest comes first.
-KERNELS = {
-    "product.cpp": 4.3,
-    "conv_winograd.cpp": 4.3,
-    "conv_channels_last.cpp": 3.9,
-    "conv_winograd_half.cpp": 3.7,
-    "attention.cpp": 2.7,
-    "conv_planes.cpp": 2.7,
-    "conv_planes_half.cpp": 2.5,
-    "rows.cpp": 2.4,
-    "conv_patches.cpp": 2.1,
-    "norm_activation.cpp": 1.9,
-    "conv_pixels.cpp": 1.5,
-    "max_pool.cpp": 0.8,
-    "conv_depthwise.cpp": 2.3,
-    "conv_pointwise.cpp": 0.9,
-    "upsample.cpp": 0.5,
-    "conv.cpp": 0.4,
-    "adam.cpp": 0.4,
-    "sgd.cpp": 0.4,
-    "calls.cpp": 0.4,
-}
-#: What Inductor's code calls; only this knows torch, so it is in the archive alone.
-SHIMS = {"shims.cpp": 0.6}
-# Archive and library, of objects; the same unit.
-_LINK_S = 0.3
-#: The sources of which functions of these kinds are made, with all that they call.
-KINDS = {
-    "threads": ("calls.cpp",),
-    "products": ("product.cpp", "calls.cpp"),
-    "attention": ("attention.cpp", "calls.cpp"),
-    "rows": ("rows.cpp",),
-    "pools": ("max_pool.cpp",),
-    "depthwise": ("conv_depthwise.cpp", "calls.cpp"),
-    "convolutions": (
-        *("conv.cpp", "conv_channels_last.cpp", "conv_pixels.cpp"),
-        *("conv_planes.cpp", "conv_planes_half.cpp", "calls.cpp"),
-    ),
-}
+#: Among names of sources: all kernels as a library for Python, or with the shims as an archive.
+LIBRARY, ARCHIVE = "library", "archive"
+# To link either, in the same unit as ``KERNELS``.
+_LINK_S = {LIBRARY: 0.2, ARCHIVE: 0.1}
 #: What to do where they cannot be compiled.
 ADVICE = "Set CXX to another C++ compiler (g++ 11 or clang++ 14, or later)."
 #: How long to wait for another process that compiles the same, in seconds.
 WAITS_S = 120.0
-
-# No -ffast-math: NaN and infinity must keep their meaning.
-FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-march=native",
-    "-ffp-contract=fast",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fopenmp",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-Wno-psabi",
-)
 
 #: In a command that makes a file: the path of that file; ``compile.native`` knows it, too.
 RESULT = "{result}"
@@ -104,14 +55,30 @@ class Making(NamedTuple):
     path: str
 
 
-@functools.cache
-def fingerprint() -> str:
-    """Return a hash of the sources and flags; needs no compiler."""
-    digest = hashlib.sha256(" ".join(FLAGS).encode())
-    for source in sorted((*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h"))):
-        digest.update(source.name.encode())
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
+class Places(NamedTuple):
+    """Where files are, or will be.
+
+    Attributes:
+        archive: for compiled programs to link.
+        library: for ``binding.load``.
+        objects: a folder; one for each source that the package does not bring compiled.
+        packaged: the folder of those that it brings, or None.
+    """
+
+    archive: Path
+    library: Path
+    objects: Path
+    packaged: Path | None
+
+    def linked(self, name: str) -> Path:
+        """The file that ``LIBRARY`` or ``ARCHIVE`` stands for."""
+        return self.library if name == LIBRARY else self.archive
+
+    def object(self, source: str) -> Path:
+        """The object of a source."""
+        if self.packaged is None or source not in KERNELS:
+            return self.objects / f"{source}.o"
+        return self.packaged / f"{source}.o"
 
 
 def static_library(compiler: str, instruction_set: str) -> Path:
@@ -124,71 +91,80 @@ def static_library(compiler: str, instruction_set: str) -> Path:
     Raises:
         CompilerError: the compiler does not accept the kernels.
     """
-    return _libraries(compiler, instruction_set)[0]
+    return _linked(compiler, instruction_set, ARCHIVE)
 
 
 def shared_library(compiler: str, instruction_set: str) -> bytes:
     """Return the library for ``binding.load``, compiled unless it is there already.
 
-    Takes and raises what ``static_library`` does.
+    Takes and raises what ``static_library`` does. What the package brings needs no compiler.
     """
-    with files.open_regular(_libraries(compiler, instruction_set)[1]) as file:
+    brought = packaged.folder()
+    if brought is not None:
+        return (brought / packaged.LIBRARY).read_bytes()
+    with files.open_regular(_linked(compiler, instruction_set, LIBRARY)) as file:
         return file.read()
 
 
-def compile_objects(compiler: str, instruction_set: str, sources: Collection[str]) -> None:
+def everything(compiler: str, instruction_set: str) -> None:
+    """Make all that is missing. Takes and raises what ``static_library`` does."""
+    for name in (LIBRARY, ARCHIVE):  # the latter may be there without the former
+        _linked(compiler, instruction_set, name)
+
+
+def compile_objects(compiler: str, instruction_set: str, names: Collection[str]) -> None:
     """Compile objects of some sources, unless they or the archive are there.
 
     Args:
         compiler: path of the C++ compiler.
         instruction_set: what this processor has; another one needs other objects.
-        sources: of ``KERNELS``.
+        names: of sources, and maybe ``LIBRARY`` and ``ARCHIVE``.
 
     Raises:
         CompilerError: the compiler does not accept the kernels.
     """
-    paths = _paths(compiler, instruction_set)
-    if _missing(paths, sources):
-        kept = _objects_folder(paths)
+    places = _places(compiler, instruction_set)
+    for name in _unlinked(places, names):
+        _linked(compiler, instruction_set, name)
+    if _missing(places, names):
         with turn(cache_folder(), WAITS_S):
-            kept.mkdir(exist_ok=True)
-            _compile(compiler, kept, sources)
+            _compile(compiler, places, _missing(places, names))
 
 
-def linkable(compiler: str, instruction_set: str, sources: Iterable[str]) -> list[str]:
+def linkable(compiler: str, instruction_set: str, names: Iterable[str]) -> list[str]:
     """Return what a program links that calls kernels of some sources: the archive if it is there.
 
-    Takes what ``compile_objects`` does, which need not have come to its end.
+    Args:
+        compiler: path of the C++ compiler.
+        instruction_set: what this processor has.
+        names: of sources, whose objects need not be there yet.
     """
-    paths = _paths(compiler, instruction_set)
-    if paths[0].is_file():
-        return [str(paths[0])]
-    kept = _objects_folder(paths)
-    return [str(_object(kept, source)) for source in sources]
+    places = _places(compiler, instruction_set)
+    if places.archive.is_file():
+        return [str(places.archive)]
+    return [str(places.object(name)) for name in names]
 
 
 def makings(
-    compiler: str, instruction_set: str, sources: Collection[str] | None = None
+    compiler: str, instruction_set: str, names: Collection[str] | None = None
 ) -> list[list[Making]]:
     """Return what makes the files that are missing, for another process to do.
 
     Args:
         compiler: path of the C++ compiler.
         instruction_set: what this processor has.
-        sources: those whose objects are wanted; None: all, with archive and library.
+        names: what ``compile_objects`` takes; None: all of it.
 
     Returns:
         Stages: what one makes is there before the next begins; files of one may be made at once.
     """
-    paths = _paths(compiler, instruction_set)
-    kept = _objects_folder(paths)
+    places = _places(compiler, instruction_set)
     objects = [
-        Making([*_compiling(compiler, source), "-o", RESULT], str(_object(kept, source)))
-        for source in _missing(paths, sources)
+        Making([*_compiling(compiler, source), "-o", RESULT], str(places.object(source)))
+        for source in _missing(places, names)
     ]
-    if sources is not None or _are_there(paths):
-        return [objects]
-    return [objects, _linking(compiler, paths)]
+    linked = [_linking(compiler, places, name) for name in _unlinked(places, names)]
+    return [objects, linked] if linked else [objects]
 
 
 def make(making: Making) -> None:
@@ -203,39 +179,57 @@ def make(making: Making) -> None:
         _published(made, Path(making.path))
 
 
-def missing_s(compiler: str, instruction_set: str, sources: Collection[str] | None = None) -> float:
+def missing_s(compiler: str, instruction_set: str, names: Collection[str] | None = None) -> float:
     """Return the processor time that making what is not there takes, in seconds; 0 if nothing.
 
     Takes what ``makings`` does, and raises what ``static_library`` does.
     """
-    paths, seconds = _paths(compiler, instruction_set), KERNELS | SHIMS
-    compiling = sum(seconds[each] for each in _missing(paths, sources))
-    return compiling + (_LINK_S if sources is None and not _are_there(paths) else 0.0)
+    places, seconds = _places(compiler, instruction_set), KERNELS | SHIMS
+    compiling = sum(seconds[each] for each in _missing(places, names))
+    return compiling + sum(_LINK_S[name] for name in _unlinked(places, names))
 
 
-def _missing(paths: tuple[Path, Path], sources: Collection[str] | None) -> list[str]:
-    """Sources that are still to be compiled: for programs that link them, or for both libraries."""
-    archive_does = sources is not None and paths[0].is_file()
-    if archive_does or _are_there(paths):
-        return []
-    kept = _objects_folder(paths)
-    wanted = _all() if sources is None else sources
-    return [source for source in wanted if not _object(kept, source).is_file()]
+def _unlinked(places: Places, names: Collection[str] | None) -> list[str]:
+    """Of library and archive, what is wanted and not there.
+
+    Archives take any object. That all are whole shows when the library is linked, so that is first.
+    """
+    if names is None or (ARCHIVE in names and not places.archive.is_file()):
+        wanted = [LIBRARY, ARCHIVE]
+    else:
+        wanted = [LIBRARY] if LIBRARY in names else []
+    return [name for name in wanted if not places.linked(name).is_file()]
 
 
-def _paths(compiler: str, instruction_set: str) -> tuple[Path, Path]:
-    """Of archive and library, which may not be there yet."""
+def _missing(places: Places, names: Collection[str] | None) -> list[str]:
+    """Sources still to be compiled: for programs that link them, or for archive and library."""
+    wanted = {source for name in _unlinked(places, names) for source in _parts(name)}
+    if names is not None and not places.archive.is_file():
+        wanted.update(name for name in names if name not in (LIBRARY, ARCHIVE))
+    in_order = (source for source in _parts(ARCHIVE) if source in wanted)
+    return [source for source in in_order if not places.object(source).is_file()]
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """The sources of archive or library."""
+    return (*KERNELS, *SHIMS) if name == ARCHIVE else (*KERNELS,)
+
+
+def _places(compiler: str, instruction_set: str) -> Places:
     parts = (
-        fingerprint(),
+        sources.fingerprint(),
         _version(compiler),
-        instruction_set,
+        packaged.level() or instruction_set,
         platform.machine(),
         torch.__version__,
     )
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     # Names that differ: where both could be meant, linkers take the shared one.
-    folder = cache_folder()
-    return folder / f"libabele_archive_{name}.a", folder / f"abele_shared_{name}.so"
+    folder, brought = cache_folder(), packaged.folder()
+    archive = folder / f"libabele_archive_{name}.a"
+    made = folder / f"abele_shared_{name}.so"
+    library = made if brought is None else brought / packaged.LIBRARY
+    return Places(archive, library, archive.with_suffix(".objects"), brought)
 
 
 @functools.cache
@@ -243,109 +237,91 @@ def _version(compiler: str) -> str:
     return tool_output([compiler, "--version"])
 
 
-def _objects_folder(paths: tuple[Path, Path]) -> Path:
-    """Where the objects of archive and library are."""
-    return paths[0].with_suffix(".objects")
-
-
-def _object(folder: Path, source: str) -> Path:
-    return folder / f"{source}.o"
-
-
-def _libraries(compiler: str, instruction_set: str) -> tuple[Path, Path]:
-    """Return archive and library; if one is missing, both are made.
+def _linked(compiler: str, instruction_set: str, name: str) -> Path:
+    """Return archive or library, made if it is missing.
 
     Of processes that start at once, instances of a program for example, one compiles.
     """
-    paths = _paths(compiler, instruction_set)
-    if not _are_there(paths):
+    places = _places(compiler, instruction_set)
+    if _unlinked(places, [name]):
         with turn(cache_folder(), WAITS_S):
-            if not _are_there(paths):
-                _make(compiler, paths)
-    return paths
+            for each in _unlinked(places, [name]):
+                _make(compiler, places, each)
+    return places.linked(name)
 
 
-def _are_there(paths: tuple[Path, Path]) -> bool:
-    return all(path.is_file() for path in paths)
-
-
-def _make(compiler: str, paths: tuple[Path, Path]) -> None:
-    kept = _objects_folder(paths)
-    kept.mkdir(exist_ok=True)
-    _compile(compiler, kept, _all())
+def _make(compiler: str, places: Places, name: str) -> None:
+    _compile(compiler, places, _missing(places, [name]))
     try:
-        for each in _linking(compiler, paths):
-            make(each)
+        make(_linking(compiler, places, name))
     except CompilerError:  # one of them is damaged: the next run compiles all again
-        shutil.rmtree(kept, ignore_errors=True)
+        shutil.rmtree(places.objects, ignore_errors=True)
         raise
-
-
-def _all() -> tuple[str, ...]:
-    return (*KERNELS, *SHIMS)
 
 
 def _published(made: str, path: Path) -> None:
     """Move a file to where others look for it; a crash of the system leaves all of it, or none."""
     with open(made, "rb") as file:
         os.fsync(file.fileno())
+    path.parent.mkdir(exist_ok=True)
     os.replace(made, path)
 
 
-def _linking(compiler: str, paths: tuple[Path, Path]) -> list[Making]:
-    """What makes archive and library of the objects."""
-    kept, (archive, library) = _objects_folder(paths), paths
-    kernels, shims = ([str(_object(kept, each)) for each in some] for some in (KERNELS, SHIMS))
+def _linking(compiler: str, places: Places, name: str) -> Making:
+    """What makes archive or library of the objects."""
+    objects = [str(places.object(source)) for source in _parts(name)]
+    if name == LIBRARY:
+        return Making(sources.linking(compiler, objects, RESULT), str(places.library))
     archiver = os.environ.get("AR") or "ar"
-    return [
-        Making([archiver, "rcs", RESULT, *kernels, *shims], str(archive)),
-        Making([compiler, "-shared", "-fopenmp", "-s", "-o", RESULT, *kernels], str(library)),
-    ]
+    return Making([archiver, "rcs", RESULT, *objects], str(places.archive))
 
 
-def _compile(compiler: str, kept: Path, sources: Iterable[str]) -> None:
+def _compile(compiler: str, places: Places, names: Collection[str]) -> None:
     """Compile what an earlier run has not; one that is ended meanwhile loses unfinished ones."""
     with temporary.folder(cache_folder()) as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
 
         def one(source: str) -> None:
-            path = _object(kept, source)
+            path = places.object(source)
             if not path.is_file():
                 (made,) = compiled(compiler, folder, [source])
                 _published(made, path)
 
-        list(pool.map(one, sources))
+        list(pool.map(one, names))
 
 
 def compiled(
-    compiler: str, folder: str, sources: Sequence[str], flags: Sequence[str] = FLAGS
+    compiler: str, folder: str, names: Sequence[str], flags: Sequence[str] | None = None
 ) -> list[str]:
     """Compile several sources at once.
 
     Args:
         compiler: path of the C++ compiler.
         folder: where the objects go.
-        sources: names in this folder, or paths.
-        flags: for the compiler.
+        names: of sources in this folder, or paths.
+        flags: for the compiler; None: those for kernels on this machine.
 
     Returns:
-        Paths of the objects, in the order of ``sources``.
+        Paths of the objects, in the order of ``names``.
 
     Raises:
         CompilerError: the compiler does not accept one of them.
     """
-    objects = [os.path.join(folder, f"{Path(source).name}.o") for source in sources]
+    objects = [os.path.join(folder, f"{Path(source).name}.o") for source in names]
 
     def one(source: str, output: str) -> None:
         tool_output([*_compiling(compiler, source, flags), "-o", output])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(one, sources, objects))
+        list(pool.map(one, names, objects))
     return objects
 
 
-def _compiling(compiler: str, source: str, flags: Sequence[str] = FLAGS) -> list[str]:
-    headers = Path(torch.__file__).parent / "include"
-    return [compiler, *flags, f"-I{headers}", "-c", str(FOLDER / source)]
+def _compiling(compiler: str, source: str, flags: Sequence[str] | None = None) -> list[str]:
+    wanted = sources.flags(packaged.level()) if flags is None else flags
+    command = sources.compiling(compiler, source, wanted)
+    if os.path.basename(source) in SHIMS:
+        command.append(f"-I{Path(torch.__file__).parent / 'include'}")
+    return command
 
 
 def tool_output(command: list[str]) -> str:

@@ -326,8 +326,13 @@ class Target(abc.ABC):
         """
         return
 
-    def cannot_compile(self) -> str | None:
-        """Why programs cannot be compiled here (they may still be loaded), or ``None``."""
+    def cannot_compile(self, lowerings: Collection[str] | None = None) -> str | None:
+        """Why programs cannot be compiled here (they may still be loaded), or ``None``.
+
+        Args:
+            lowerings: names of all that programs may have; None: any.
+        """
+        del lowerings
         return self.unavailable()
 
     def choose(self, program: Program) -> tuple[Lowering, str]:

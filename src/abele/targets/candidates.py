@@ -74,7 +74,16 @@ def candidates(
     if lowering.certain or unmeasured is not None:
         return [(lowering, reason)]
     others = (each for each in target.lowerings if each is not lowering and each.beside(program))
-    return [(lowering, reason), *((each, "it is measured beside") for each in others)]
+    ways = [(lowering, reason), *((each, "it is measured beside") for each in others)]
+    return _possible(target, ways)
+
+
+def _possible(target: Target, ways: list[tuple[Lowering, str]]) -> list[tuple[Lowering, str]]:
+    """Those for which nothing has to be compiled, if nothing can be and these are enough."""
+    if target.cannot_compile([each.name for each, _ in ways]) is None:
+        return ways
+    rest = [way for way in ways if not way[0].compiles]
+    return rest if target.cannot_compile([each.name for each, _ in rest]) is None else ways
 
 
 def decided_by(target: Target, *, measured: bool) -> dict[str, Any]:
@@ -87,7 +96,13 @@ def decided_by(target: Target, *, measured: bool) -> dict[str, Any]:
     if len(target.lowerings) == 1 and not target.lowerings[0].passes:
         return {}
     asked = os.environ.get(ENVIRONMENT, "")
-    return {"asked": asked, "measured": measured, "sources": _fingerprint()}
+    compiles = target.cannot_compile() is None
+    return {
+        "asked": asked,
+        "measured": measured,
+        "compiles": compiles,
+        "sources": _fingerprint(),
+    }
 
 
 @functools.cache

@@ -148,7 +148,7 @@ def test_a_fallback_stores_nothing(programs, monkeypatch, isolated_cache):
 
 def test_the_environment_makes_a_fallback_an_error(programs, monkeypatch):
     monkeypatch.setenv(ENVIRONMENT, "cpu")
-    monkeypatch.setattr(get_target("cpu"), "cannot_compile", lambda: "there is no compiler.")
+    monkeypatch.setattr(get_target("cpu"), "cannot_compile", lambda *_: "there is no compiler.")
     with pytest.raises(TargetError, match="Target 'cpu' cannot compile: there is no compiler"):
         build(programs, CONFIG)
 

@@ -60,7 +60,7 @@ def test_a_compiler_that_fails_is_an_error(target, left_s, capsys):
 
 
 def test_where_there_is_no_compiler_it_says_so(target, monkeypatch, capsys):
-    monkeypatch.setattr(target, "cannot_compile", lambda: "no C++ compiler was found")
+    monkeypatch.setattr(target, "cannot_compile", lambda *_: "no C++ compiler was found")
     assert __main__.main(["prepare"]) == 1
     expected = "abele prepare: Target 'unprepared' cannot be prepared: no C++ compiler was found\n"
     assert capsys.readouterr().err == expected

@@ -143,7 +143,7 @@ def test_temporary_files_lie_in_the_folder_of_the_job(done, tmp_path):
 
 
 def test_an_error_is_told(done, tmp_path, monkeypatch):
-    monkeypatch.setattr(type(REFERENCE), "cannot_compile", lambda self: "it is full")
+    monkeypatch.setattr(type(REFERENCE), "cannot_compile", lambda *_: "it is full")
     result = done(tmp_path, job_of())
     assert result.problem == "Target 'reference' cannot compile: it is full (TargetError)"
 

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from abele.kernels import binding, build
+from abele.kernels import binding, sources
 
-HEADER = re.sub(r"//[^\n]*", "", (build.FOLDER / "abi.h").read_text())
+HEADER = re.sub(r"//[^\n]*", "", (sources.FOLDER / "abi.h").read_text())
 NUMBERS = {
     "int": ctypes.c_int,
     "int64_t": ctypes.c_int64,
@@ -76,10 +76,13 @@ def test_the_header_is_plain_c():
     assert all(name.startswith("Abele") for name, _ in structures())
 
 
-@pytest.mark.parametrize("path", sorted(build.FOLDER.glob("*.cpp")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(sources.FOLDER.glob("*.cpp")), ids=lambda path: path.name)
 def test_only_the_shims_know_torch(path):
-    assert ("torch" in re.sub(r"//[^\n]*", "", path.read_text())) is (path.name in build.SHIMS)
+    assert ("torch" in re.sub(r"//[^\n]*", "", path.read_text())) is (path.name in sources.SHIMS)
 
 
 def test_every_source_is_compiled():
-    assert {path.name for path in build.FOLDER.glob("*.cpp")} == {*build.KERNELS, *build.SHIMS}
+    assert {path.name for path in sources.FOLDER.glob("*.cpp")} == {
+        *sources.KERNELS,
+        *sources.SHIMS,
+    }

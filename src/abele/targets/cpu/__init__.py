@@ -13,7 +13,7 @@ import torch
 
 from abele import _torch, arena
 from abele.errors import CompilerError
-from abele.kernels import build
+from abele.kernels import build, packaged, sources
 from abele.kernels.build import Making
 from abele.targets.base import Lowering, Target
 from abele.targets.cpu.compiler import compiler, instruction_set
@@ -46,15 +46,19 @@ class Cpu(Target):
         """The host."""
         return torch.device("cpu")
 
-    def cannot_compile(self) -> str | None:
-        """A C++ compiler is needed to compile; loading needs none."""
-        if compiler() is None:
-            wanted = os.environ.get("CXX") or "g++ or clang++"
-            return (
-                f"no C++ compiler was found (looked for {wanted} on PATH). "
-                "Install one (Debian: apt-get install g++) or set CXX to its path."
-            )
-        return None
+    def cannot_compile(self, lowerings: Collection[str] | None = None) -> str | None:
+        """A C++ compiler is needed, but for loading, and for kernels that the package brings."""
+        if compiler() is not None:
+            return None
+        names = lowerings or ()
+        compiled = any(self.lowering(name).compiles for name in names)
+        if OpByOp.name in names and not compiled and packaged.folder() is not None:
+            return None
+        wanted = os.environ.get("CXX") or "g++ or clang++"
+        return (
+            f"no C++ compiler was found (looked for {wanted} on PATH). "
+            "Install one (Debian: apt-get install g++) or set CXX to its path."
+        )
 
     def unprepared_s(self, needed: Collection[str] | None = None) -> float:
         """Abele's own kernels are compiled once per machine, and what reserves memory."""
@@ -62,16 +66,16 @@ class Cpu(Target):
         if path is None:
             return 0.0
         try:
-            kernels_s = build.missing_s(path, instruction_set(), _sources(needed))
+            kernels_s = build.missing_s(path, instruction_set(), _kernels(needed))
         except CompilerError:
             return 0.0  # whoever compiles with it gets the message
         wants_memory = needed is not None and arena.NAME in needed and not arena.available()
         return kernels_s + (_ARENA_S if wants_memory else 0.0)
 
     def preparing(self, needed: Collection[str] | None = None) -> list[list[Making]]:
-        """Objects of the kernels, then the libraries of all; programs do without read headers."""
+        """Objects of kernels, then what they are linked to; programs do without read headers."""
         path = compiler() or "g++"
-        first, *further = build.makings(path, instruction_set(), _sources(needed))
+        first, *further = build.makings(path, instruction_set(), _kernels(needed))
         memory = arena.makings(path) if needed is None or arena.NAME in needed else []
         return [[*first, *memory], *further]
 
@@ -82,11 +86,11 @@ class Cpu(Target):
             wants_memory = needed is None or arena.NAME in needed
             memory = pool.submit(arena.made, path) if wants_memory else None
             read = pool.submit(headers.make, path, instruction_set())
-            sources = _sources(needed)
-            if sources is None:
-                build.shared_library(path, instruction_set())
+            names = _kernels(needed)
+            if names is None:
+                build.everything(path, instruction_set())
             else:
-                build.compile_objects(path, instruction_set(), sources)
+                build.compile_objects(path, instruction_set(), names)
             if memory is not None:
                 memory.result()
             read.result()
@@ -100,12 +104,12 @@ class Cpu(Target):
             "machine": platform.machine(),
             "isa": instruction_set(),
             "options": _torch.default_options_for_cpu(),
-            "kernels": build.fingerprint(),
+            "kernels": sources.fingerprint(),
             "emitted": emitter_fingerprint(),
         }
 
 
-def _sources(needed: Collection[str] | None) -> list[str] | None:
+def _kernels(needed: Collection[str] | None) -> list[str] | None:
     """Of what is needed, the kernels."""
     return None if needed is None else [each for each in needed if each != arena.NAME]
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
-import shutil
 
 import torch
 
 from abele import processor
+from abele.kernels.sources import compiler
 
-
-def compiler() -> str | None:
-    """Path of the C++ compiler, if there is one."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
-    return next((path for path in map(shutil.which, names) if path), None)
+__all__ = ["compiler", "instruction_set"]
 
 
 @functools.cache

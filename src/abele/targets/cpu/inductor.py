@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from abele import _torch, kernels
@@ -52,9 +54,14 @@ class Inductor(Lowering):
         """Our kernels where passes have put them; the rest is up to torch's compiler."""
         return {each: _choice(each) for each in operators_of(program)}
 
-    def may_need(self, program: Program) -> None:
-        """All: what it links has all kernels, and torch's compiler takes far longer than they."""
+    def may_need(self, program: Program) -> Collection[str]:
+        """All kernels: what it links is one archive."""
         del program
+        return {build.ARCHIVE}
+
+    def needs(self, program: Program) -> Collection[str]:
+        """The same where the code calls any."""
+        return {build.ARCHIVE} if kernels.used_by(program) else ()
 
     def compile(self, program: Program) -> Compiled:
         """Compile with the C++ compiler; seconds to minutes."""

@@ -36,7 +36,7 @@ def test_else_threads_share_a_template(why):
 
 def test_the_library_has_all_of_them():
     assert {f"abele_{name}" for name in shared.OF_THE_LIBRARY} <= set(binding.SIGNATURES)
-    templates = "".join(path.read_text() for path in build.kernels.FOLDER.glob("*.h"))
+    templates = "".join(path.read_text() for path in build.sources.FOLDER.glob("*.h"))
     for name in shared.OF_THE_LIBRARY:
         assert re.search(rf"inline void {name}\(", templates), name
 

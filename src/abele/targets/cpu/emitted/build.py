@@ -14,12 +14,13 @@ import torch
 
 from abele.errors import CompilerError, CorruptExecutable
 from abele.kernels import build as kernels
+from abele.kernels import sources
 from abele.storage import temporary
 from abele.targets import translation
 from abele.targets.cpu.compiler import compiler, instruction_set
 from abele.targets.cpu.emitted import headers
 
-FLAGS = (*kernels.FLAGS, "-shared")
+FLAGS = (*sources.FLAGS, "-shared")
 # What stands in the text of programs that call kernels, and which these are; ``KINDS`` has them.
 _CALLS = {
     "abele::convolve": "convolutions",
@@ -75,16 +76,16 @@ def fingerprint() -> str:
 
 
 def kernels_of(text: str) -> list[str]:
-    """The sources of the kernels that a file calls, as ``kernels.build`` names them."""
-    called = {s for call, kind in _CALLS.items() if call in text for s in kernels.KINDS[kind]}
+    """The sources of the kernels that a file calls, as ``kernels.sources`` names them."""
+    called = {s for call, kind in _CALLS.items() if call in text for s in sources.KINDS[kind]}
     return sorted(called)
 
 
 def kernels_for(operators: Iterable[str]) -> set[str]:
     """The sources of the kernels that a file for operators of these names may call, at most."""
     text = " ".join(operators)
-    kinds = [kind for kind in kernels.KINDS if _OF_OPERATORS.get(kind, "") in text]
-    return {source for kind in kinds for source in kernels.KINDS[kind]}
+    kinds = [kind for kind in sources.KINDS if _OF_OPERATORS.get(kind, "") in text]
+    return {source for kind in kinds for source in sources.KINDS[kind]}
 
 
 def command(text: str, source: str, result: str) -> list[str]:
@@ -99,7 +100,7 @@ def command(text: str, source: str, result: str) -> list[str]:
     assert library is not None
     read = headers.arguments(path, instruction_set())
     quick = _QUICK_FLAGS if len(text) >= _LONG and headers.is_gcc(path) else ()
-    parts = [path, *FLAGS, *quick, *read, f"-I{headers.FOLDER}", f"-I{kernels.FOLDER}", source]
+    parts = [path, *FLAGS, *quick, *read, f"-I{headers.FOLDER}", f"-I{sources.FOLDER}", source]
     called = kernels_of(text)
     if called:
         parts += kernels.linkable(path, instruction_set(), called)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from abele.errors import CompilerError
 from abele.kernels import build as kernels
+from abele.kernels import sources
 from abele.storage import temporary
 
 FOLDER = Path(__file__).parent / "cpp"
@@ -50,8 +51,8 @@ def make(compiler: str, instruction_set: str) -> None:
         with temporary.folder(kernels.cache_folder()) as folder:
             header = Path(folder) / path.name
             header.write_text(_text())
-            include = [f"-I{FOLDER}", f"-I{kernels.FOLDER}"]
-            command = [compiler, *kernels.FLAGS, *include, "-x", "c++-header", str(header)]
+            include = [f"-I{FOLDER}", f"-I{sources.FOLDER}"]
+            command = [compiler, *sources.FLAGS, *include, "-x", "c++-header", str(header)]
             kernels.tool_output([*command, "-o", str(_read(header))])
             for old in path.parent.glob(f"{_NAME}*.gch"):  # 40 MB each; their headers do as well
                 old.unlink(missing_ok=True)
@@ -104,7 +105,7 @@ def _path(compiler: str, instruction_set: str) -> Path | None:
     version = _version(compiler)
     if _GCC not in version:
         return None
-    digest = hashlib.sha256("\n".join((version, instruction_set, *kernels.FLAGS)).encode())
-    for each in sorted((*FOLDER.glob("*.h"), *kernels.FOLDER.glob("*.h"))):
+    digest = hashlib.sha256("\n".join((version, instruction_set, *sources.FLAGS)).encode())
+    for each in sorted((*FOLDER.glob("*.h"), *sources.FOLDER.glob("*.h"))):
         digest.update(each.name.encode() + each.read_bytes())
     return kernels.cache_folder() / f"{_NAME}{digest.hexdigest()[:16]}.h"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 
 import torch
 
@@ -61,9 +62,14 @@ class OpByOp(Lowering):
         """Be measured where its kernels have work: the rest is torch's or code either way."""
         return choice.has_work(program)
 
-    def may_need(self, program: Program) -> None:
-        """All: they are in one library."""
+    def may_need(self, program: Program) -> Collection[str]:
+        """All kernels, in one library, and planned places."""
         del program
+        return {build.LIBRARY, arena.NAME}
+
+    def needs(self, program: Program) -> Collection[str]:
+        """The same."""
+        return self.may_need(program)
 
     def compile(self, program: Program) -> Compiled:
         """Compile the kernels, once per machine; seconds, later none."""

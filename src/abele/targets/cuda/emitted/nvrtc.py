@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from abele.errors import CompilerError, CorruptExecutable
-from abele.kernels import build as kernels
+from abele.kernels import sources as kernels
 
 # The first includes the second.
 _HEADERS = (

@@ -1,0 +1,141 @@
+"""Sources of the kernels and how they are compiled; needs nothing but Python's own library.
+
+``hatch_build.py`` reads this file, too: it compiles the kernels that a wheel brings.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+#: The functions of abi.h; they need nothing but the C++ library and OpenMP. Beside each, the
+#: processor time that g++ 12 takes, in seconds; what takes longest comes first.
+KERNELS = {
+    "product.cpp": 4.3,
+    "conv_winograd.cpp": 4.3,
+    "conv_channels_last.cpp": 3.9,
+    "conv_winograd_half.cpp": 3.7,
+    "attention.cpp": 2.7,
+    "conv_planes.cpp": 2.7,
+    "conv_planes_half.cpp": 2.5,
+    "rows.cpp": 2.4,
+    "conv_depthwise.cpp": 2.3,
+    "conv_patches.cpp": 2.1,
+    "norm_activation.cpp": 1.9,
+    "conv_pixels.cpp": 1.5,
+    "conv_pointwise.cpp": 0.9,
+    "max_pool.cpp": 0.8,
+    "upsample.cpp": 0.5,
+    "conv.cpp": 0.4,
+    "adam.cpp": 0.4,
+    "sgd.cpp": 0.4,
+    "calls.cpp": 0.4,
+}
+#: What Inductor's code calls; only this knows torch, so it is in the archive alone.
+SHIMS = {"shims.cpp": 0.6}
+#: The sources of which functions of these kinds are made, with all that they call.
+KINDS = {
+    "threads": ("calls.cpp",),
+    "products": ("product.cpp", "calls.cpp"),
+    "attention": ("attention.cpp", "calls.cpp"),
+    "rows": ("rows.cpp",),
+    "pools": ("max_pool.cpp",),
+    "depthwise": ("conv_depthwise.cpp", "calls.cpp"),
+    "convolutions": (
+        *("conv.cpp", "conv_channels_last.cpp", "conv_pixels.cpp"),
+        *("conv_planes.cpp", "conv_planes_half.cpp", "calls.cpp"),
+    ),
+}
+
+# No -ffast-math: NaN and infinity must keep their meaning.
+_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fopenmp",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-Wno-psabi",
+)
+#: For programs, which only this machine runs.
+FLAGS = (*_FLAGS, "-march=native")
+
+_V3 = frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))
+#: The levels of x86-64 that kernels are compiled for, with instructions that Linux lists for each;
+#: the highest comes first. Source: "micro-architecture levels" of the x86-64 psABI.
+LEVELS = {
+    "x86-64-v4": _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "x86-64-v3": _V3,
+}
+
+
+def compiler() -> str | None:
+    """Return the path of the C++ compiler of this machine, if there is one."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
+    return next((path for path in map(shutil.which, names) if path), None)
+
+
+def level(instructions: Collection[str]) -> str | None:
+    """Return the level of a processor, or None: below all, or not x86-64.
+
+    Args:
+        instructions: that it has, by Linux's names.
+    """
+    has = frozenset(instructions)
+    return next((name for name, needed in LEVELS.items() if needed <= has), None)
+
+
+def flags(level: str | None) -> tuple[str, ...]:
+    """Return the compiler's flags for kernels.
+
+    Kernels for a level are as fast as those for one processor alone, and serve all of a cluster.
+
+    Args:
+        level: of ``LEVELS``; None: what this machine has.
+    """
+    if level is None:
+        return FLAGS
+    # clang divides vectors of 512 bits otherwise: this level does not say that they are fast.
+    wide = ("-mprefer-vector-width=512",) if level == "x86-64-v4" else ()
+    return (*_FLAGS, f"-march={level}", *wide)
+
+
+def compiling(compiler: str, source: str, flags: Collection[str]) -> list[str]:
+    """Return the command that compiles a source, but for where its object goes (``-o``).
+
+    Args:
+        compiler: path of the C++ compiler.
+        source: a name in this folder, or a path.
+        flags: for the compiler.
+    """
+    return [compiler, *flags, "-c", str(FOLDER / source)]
+
+
+def linking(compiler: str, objects: Collection[str], library: str) -> list[str]:
+    """Return the command that links the objects of all ``KERNELS`` to a library for Python.
+
+    Args:
+        compiler: path of the C++ compiler.
+        objects: their paths.
+        library: path of what is made.
+    """
+    return [compiler, "-shared", "-fopenmp", "-s", "-o", library, *objects]
+
+
+@functools.cache
+def fingerprint() -> str:
+    """Return a hash of the sources and flags; needs no compiler."""
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    digest.update(" ".join(flag for each in LEVELS for flag in flags(each)).encode())
+    for source in sorted((*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h"))):
+        digest.update(source.name.encode())
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]

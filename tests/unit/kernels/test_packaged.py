@@ -1,0 +1,165 @@
+"""Compiled kernels that the package brings: which are used, and which are not."""
+
+import hashlib
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+from abele.kernels import build, packaged, sources
+from abele.targets import candidates
+from abele.targets.base import Target
+from abele.targets.cpu import Cpu
+
+ZEN_4 = sorted(sources.LEVELS["x86-64-v4"] | {"sse2", "avx512_bf16"})
+HASWELL = sorted(sources.LEVELS["x86-64-v3"] | {"sse2"})
+
+
+@pytest.mark.parametrize(
+    ("instructions", "level"),
+    [
+        (ZEN_4, "x86-64-v4"),
+        (HASWELL, "x86-64-v3"),
+        ([*HASWELL, "avx512f"], "x86-64-v3"),  # Xeon Phi has this one and few others
+        (["sse2", "avx"], None),
+        (["asimd", "sve"], None),
+        ([], None),
+    ],
+)
+def test_a_processor_has_the_highest_level_of_which_it_has_everything(instructions, level):
+    assert sources.level(instructions) == level
+
+
+def test_kernels_are_compiled_for_a_level_or_else_for_this_processor():
+    assert "-march=x86-64-v3" in sources.flags("x86-64-v3")
+    assert "-march=native" not in sources.flags("x86-64-v4")
+    assert sources.flags(None) == sources.FLAGS
+
+
+@pytest.fixture
+def brought(tmp_path, monkeypatch):
+    """A folder of a package for this machine's level; ``write`` makes its list anew."""
+    monkeypatch.setattr(packaged, "FOLDER", tmp_path / "compiled")
+    monkeypatch.setattr(packaged.processor, "listed", lambda: frozenset(ZEN_4))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "_version", lambda compiler: "a compiler")
+    caches = build.cache_folder, packaged._whole
+    for each in caches:
+        each.cache_clear()
+    folder = tmp_path / "compiled" / "x86-64-v4"
+    folder.mkdir(parents=True)
+    for source in sources.KERNELS:
+        (folder / f"{source}.o").write_text(source)
+    (folder / packaged.LIBRARY).write_text("all")
+    write(folder)
+    yield folder
+    for each in caches:
+        each.cache_clear()
+
+
+def write(folder: Path, **other):
+    files = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.iterdir()
+        if path.name != packaged.LIST
+    }
+    content = {"sources": sources.fingerprint(), "files": files, **other}
+    (folder / packaged.LIST).write_text(json.dumps(content))
+
+
+def test_nothing_is_compiled_that_the_package_brings(brought):
+    assert packaged.folder() == brought
+    assert build.missing_s("c++", "here", ["product.cpp", build.LIBRARY]) == 0
+    assert build.makings("c++", "here", ["product.cpp", build.LIBRARY]) == [[]]
+    assert build.linkable("c++", "here", ["rows.cpp"]) == [str(brought / "rows.cpp.o")]
+    assert build.shared_library("c++", "here") == b"all"
+
+
+def test_what_knows_torch_is_compiled_and_archived_with_what_the_package_brings(brought):
+    objects, (archive,) = build.makings("c++", "here", [build.ARCHIVE])
+    assert [Path(each.path).name for each in objects] == ["shims.cpp.o"]
+    assert str(brought / "product.cpp.o") in archive.command
+    assert build.missing_s("c++", "here") == pytest.approx(sum(sources.SHIMS.values()) + 0.1)
+
+
+@pytest.mark.usefixtures("brought")
+def test_a_processor_of_another_level_compiles_its_own(monkeypatch):
+    monkeypatch.setattr(packaged.processor, "listed", lambda: frozenset(HASWELL))
+    assert packaged.folder() is None
+    assert build.missing_s("c++", "here", ["rows.cpp"]) == sources.KERNELS["rows.cpp"]
+
+
+def damaged(folder):
+    (folder / "rows.cpp.o").write_text("cut")
+
+
+def removed(folder):
+    (folder / "rows.cpp.o").unlink()
+
+
+def of_other_sources(folder):
+    write(folder, sources="0")
+
+
+def with_other_files(folder):
+    write(folder, files={"../rows.cpp.o": ""})
+
+
+def without_files(folder):
+    write(folder, files=None)
+
+
+def no_json(folder):
+    (folder / packaged.LIST).write_text("{")
+
+
+def no_mapping(folder):
+    (folder / packaged.LIST).write_text("[]")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (damaged, "rows.cpp.o is missing or damaged"),
+        (removed, "rows.cpp.o is missing or damaged"),
+        (of_other_sources, "compiled from other sources"),
+        (with_other_files, "kernels.json names other files"),
+        (without_files, "kernels.json names other files"),
+        (no_json, "kernels.json cannot be read"),
+        (no_mapping, "compiled from other sources"),
+    ],
+)
+def test_what_is_not_as_it_was_made_is_compiled_again_with_one_warning(brought, spoil, why):
+    spoil(brought)
+    with pytest.warns(RuntimeWarning, match=f"(?s){why}.*install abele again"):
+        assert build.missing_s("c++", "here", ["rows.cpp"]) == sources.KERNELS["rows.cpp"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert packaged.folder() is None
+
+
+@pytest.mark.usefixtures("brought")
+def test_programs_do_not_wait_for_kernels_that_the_package_brings(monkeypatch):
+    monkeypatch.setattr("abele.targets.cpu.compiler", lambda: "c++")
+    target: Target = Cpu()
+    for name, once in (("op_by_op", {build.LIBRARY}), ("inductor", {build.ARCHIVE})):
+        needed = set(target.lowering(name).may_need(None)) & {build.LIBRARY, build.ARCHIVE}
+        assert needed == once
+    assert target.unprepared_s({build.LIBRARY}) == 0
+    assert target.unprepared_s({build.ARCHIVE}) > 0
+
+
+def test_without_a_compiler_the_package_runs_what_needs_none_of_its_own(brought, monkeypatch):
+    monkeypatch.setattr("abele.targets.cpu.compiler", lambda: None)
+    target: Target = Cpu()
+    assert target.cannot_compile(["op_by_op"]) is None
+    for lowerings in (["op_by_op", "emitted"], ["interpreter"], None):
+        assert "no C++ compiler was found" in str(target.cannot_compile(lowerings))
+    ways = [(target.lowering(name), "") for name in ("emitted", "op_by_op", "interpreter")]
+    assert candidates._possible(target, ways) == ways[1:]
+    without = ways[::2]  # what would only be interpreted falls back, and says so
+    assert candidates._possible(target, without) == without
+    (brought / packaged.LIST).unlink()
+    packaged._whole.cache_clear()
+    assert "no C++ compiler was found" in str(target.cannot_compile(["op_by_op"]))
