@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,13 @@ _INSTRUCTIONS = ("flags", "Features", "isa")
 def name() -> str:
     """Return what the processor is called, such as ``AMD EPYC``; its architecture if unknown."""
     return _described().get("model name") or platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def instructions() -> str:

@@ -188,8 +188,9 @@ def _build_for(
     after = Lowered(
         programs=common, parts=parts, target=target, config=config, cache=cache, stored=stored
     )
-    if stored is None:
-        _warn_uncompiled(after)
+    if stored is None and _runs_uncompiled(after):
+        # Whoever has a compiler later shall not find this.
+        cache, after = None, dataclasses.replace(after, cache=None)
     record.running = tiers.decided(wanted, after)
     record.running.required = target.name if record.forced else None
     record.running.lowerings = record.lowerings
@@ -205,15 +206,16 @@ def _build_for(
     return made
 
 
-def _warn_uncompiled(lowered: Lowered) -> None:
-    """Say that there is no compiler, where programs run without one, slower than they could."""
+def _runs_uncompiled(lowered: Lowered) -> bool:
+    """Whether programs run although there is no compiler, slower than they could; warns then."""
     reason = lowered.target.cannot_compile()
-    if reason is not None and lowered.target.cannot_compile(lowered.names) is None:
-        warn_user(
-            "Programs run operator by operator, with kernels that abele's package brings: "
-            f"{reason}",
-            FallbackWarning,
-        )
+    if reason is None or lowered.target.cannot_compile(lowered.names) is not None:
+        return False
+    warn_user(
+        f"Programs run operator by operator, with kernels that abele's package brings: {reason}",
+        FallbackWarning,
+    )
+    return True
 
 
 def _begun(lowered: Lowered, record: BuildRecord, wanted: Wanted) -> Executable | None:

@@ -38,7 +38,7 @@ from abele.targets.candidates import considered
 INTERPRETING = "reference"
 #: Compiling that takes no longer, in seconds, is waited for: beside steps it would take several
 #: times as long, and slow them down meanwhile.
-WORTH_WAITING_S = 1.0
+WORTH_WAITING_S = 1.25
 _STORED = "stored"  # what a process says that has the programs already
 #: Why nobody waits although nothing is interpreted.
 COMPILED_BEFORE = "the programs were compiled before"

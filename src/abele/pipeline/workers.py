@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from abele import processor
+
 Job = Callable[[], None]
 
 # What a worker is handed: a job, what it sees, whom to tell and the worker's number; None ends it.
@@ -24,16 +26,9 @@ _Inbox = queue.SimpleQueue[_Order | None]
 _thread_count_lock = threading.Lock()
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def share_of_cores(workers: int) -> int:
     """Threads of torch for each of ``workers``; together no more than the cores, if possible."""
-    return max(1, min(torch.get_num_threads(), cores() // workers))
+    return max(1, min(torch.get_num_threads(), processor.cores() // workers))
 
 
 class WorkerPool:

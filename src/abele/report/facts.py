@@ -47,7 +47,7 @@ def machine() -> record.Machine:
     """What this process runs on."""
     return record.Machine(
         processor=processor.name(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+        cores=processor.cores(),
         threads=torch.get_num_threads(),
         memory_bytes=_memory_bytes(),
         system=f"{platform.system()} {platform.machine()}",

@@ -96,13 +96,7 @@ def decided_by(target: Target, *, measured: bool) -> dict[str, Any]:
     if len(target.lowerings) == 1 and not target.lowerings[0].passes:
         return {}
     asked = os.environ.get(ENVIRONMENT, "")
-    compiles = target.cannot_compile() is None
-    return {
-        "asked": asked,
-        "measured": measured,
-        "compiles": compiles,
-        "sources": _fingerprint(),
-    }
+    return {"asked": asked, "measured": measured, "sources": _fingerprint()}
 
 
 @functools.cache

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import torch
 
+from abele import processor
 from abele.capture import Captured
-from abele.pipeline import Cut, Uncuttable, cut, workers
+from abele.pipeline import Cut, Uncuttable, cut
 from abele.pipeline.assignment import STAGE
 from abele.program import Program
 from abele.program.printing import node_phase
@@ -91,7 +92,7 @@ def _decided(captured: Captured, stages: int, config: StepConfig) -> Cut | str:
         )
     if choice == "sequential":
         return f"{ENVIRONMENT}=sequential asks for it"
-    if not choice and workers.cores() < 2:
+    if not choice and processor.cores() < 2:
         return f"this process may use one core only ({ENVIRONMENT}=workers insists)"
     try:
         return cut(captured.programs[0], stages, config)

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
-from abele.pipeline import PipelineRunner, workers
+from abele import processor
+from abele.pipeline import PipelineRunner
 from helpers.wrapping import inference, options, sgd
 
 BLOCKS = ("features", "middle", "scores")
@@ -61,7 +62,7 @@ def trained(model, calls=3, **settings):
 @pytest.fixture(autouse=True)
 def _two_cores(monkeypatch):
     """Whatever the machine has."""
-    monkeypatch.setattr(workers, "cores", lambda: 2)
+    monkeypatch.setattr(processor, "cores", lambda: 2)
 
 
 def test_a_pipelined_model_trains_to_the_same_bits():
@@ -115,7 +116,7 @@ def test_what_runs_sequentially_is_told_once(settings, environment, reason, monk
 
 
 def test_one_core_runs_one_program_unless_told_otherwise(monkeypatch, caplog):
-    monkeypatch.setattr(workers, "cores", lambda: 1)
+    monkeypatch.setattr(processor, "cores", lambda: 1)
     trainer, _ = trained(Classifier(), 1)
     assert "may use one core only" in trainer.pipelineReport().sentence()
     assert "because this process may use one core only" in caplog.text

@@ -1,5 +1,7 @@
 """Headers that the compiler has read: the same code sooner, and nothing that can go wrong."""
 
+import threading
+
 import pytest
 
 from abele.kernels import build as kernels
@@ -84,3 +86,27 @@ def test_other_compilers_read_them_each_time(folder):
     headers.make(str(other), "any")
     assert headers.arguments(str(other), "any") == []
     assert list(folder.iterdir()) == [other]
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_files_do_not_wait_for_what_a_thread_makes(folder, monkeypatch, cores):
+    if keeps_nothing():
+        pytest.skip("this compiler is not GCC")
+    made, may_go_on, make = [], threading.Event(), headers.make
+
+    def slowly(*here):
+        may_go_on.wait(10)
+        make(*here)
+        made.append(here)
+
+    monkeypatch.setattr(headers, "make", slowly)
+    monkeypatch.setattr(headers.processor, "cores", lambda: cores)
+    if cores == 1:
+        may_go_on.set()
+    headers.make_beside(*HERE)
+    headers.make_beside(*HERE)  # one thread does
+    assert len(made) == (2 if cores == 1 else 0)
+    may_go_on.set()
+    with headers._MAKING:  # it has come to its end
+        assert headers.arguments(*HERE)[0] == "-include"
+    assert len(made) == 3 - cores

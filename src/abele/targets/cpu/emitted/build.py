@@ -121,7 +121,7 @@ def compiled(name: str, text: str) -> bytes:
     Raises:
         CompilerError: the compiler does not accept it, or the kernels that it calls.
     """
-    headers.make(_compiler(), instruction_set())
+    headers.make_beside(_compiler(), instruction_set())
     kernels.compile_objects(_compiler(), instruction_set(), kernels_of(text))
     with temporary.folder() as folder:
         source, result = os.path.join(folder, "program.cpp"), os.path.join(folder, "program.so")
