@@ -51,7 +51,7 @@ def table(folder: Path, links: str) -> str:
 def compact(folder: Path, links: str) -> str:
     """Return the table of one processor and one GPU: those with most rows beside other compilers.
 
-    Where two have as many, the one that was measured last.
+    Where two have as many, the one that was measured last; then that of fewer runs.
 
     Args:
         folder: of the records.
@@ -109,11 +109,12 @@ def age(path: Path) -> tuple[str, int]:
     return (record[1], int(record[2] or 1)) if record else ("", 0)
 
 
-def _rank(item: tuple[Machine, Entries]) -> tuple[int, int, Machine]:
+def _rank(item: tuple[Machine, Entries]) -> tuple[int, int, int, Machine]:
     machine, entries = item
     beside_peers = sum("abele / best peer" in row["ratio"] for row, _ in entries.values())
     day = max(age(Path(record))[0] for _, record in entries.values())
-    return -beside_peers, -int(day.replace("-", "") or 0), machine
+    records = len({record for _, record in entries.values()})
+    return -beside_peers, -int(day.replace("-", "") or 0), records, machine
 
 
 def _line(name: str, entry: tuple[dict[str, Any], str] | None, links: str) -> str:
