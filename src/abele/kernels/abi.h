@@ -315,6 +315,18 @@ ABELE_API int abele_batch_norm_sums(int64_t samples, int64_t channels, int64_t p
                                     const float* rstd, float* grad_weight, float* grad_bias,
                                     int threads);
 
+// The same of the channels from `begin` to `end`, in the calling thread. Samples of grad are `stride`
+// elements apart; where pixels is 1, channels x pixels.
+ABELE_API int abele_channel_statistics(int64_t begin, int64_t end, int64_t samples,
+                                       int64_t channels, int64_t pixels, double eps,
+                                       double momentum, const float* x, const float* running_mean,
+                                       const float* running_var, float* mean, float* rstd,
+                                       float* next_mean, float* next_var);
+ABELE_API int abele_channel_gradients(int64_t begin, int64_t end, int64_t samples,
+                                      int64_t channels, int64_t pixels, int64_t stride,
+                                      const float* grad, const float* x, const float* mean,
+                                      const float* rstd, float* grad_weight, float* grad_bias);
+
 // Softmax over the middle of outer x size x inner; with `log` its logarithm. Backward takes the result.
 ABELE_API int abele_softmax(int log, int64_t outer, int64_t size, int64_t inner, const float* x,
                             float* y, int threads);

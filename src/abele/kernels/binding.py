@@ -215,6 +215,12 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "abele_group_norm_backward": _of_rows(1, 4, *[ctypes.c_void_p] * 7),
     "abele_batch_statistics": _of_rows(0, 3, *[ctypes.c_double] * 2, *[ctypes.c_void_p] * 7),
     "abele_batch_norm_sums": _of_rows(0, 3, *[ctypes.c_void_p] * 6),
+    "abele_channel_statistics": (
+        *[ctypes.c_int64] * 5,
+        *[ctypes.c_double] * 2,
+        *[ctypes.c_void_p] * 7,
+    ),
+    "abele_channel_gradients": (*[ctypes.c_int64] * 6, *[ctypes.c_void_p] * 6),
     "abele_softmax": _of_rows(1, 3, *[ctypes.c_void_p] * 2),
     "abele_softmax_backward": _of_rows(1, 3, *[ctypes.c_void_p] * 3),
     "abele_nll_loss_backward": _of_rows(1, 4, *[ctypes.c_void_p] * 5),

@@ -175,69 +175,85 @@ inline void channel_sums(Index samples, Index channels, Index pixels, Index firs
     }
 }
 
-// Statistics of a batch, and the running ones after it.
+// Statistics of a batch, and the running ones after it, of the channels from `begin` to `end`.
+inline void channel_statistics(Index begin, Index end, Index samples, Index channels, Index pixels,
+                               float eps, float momentum, const float* x,
+                               const float* running_mean, const float* running_var, float* mean,
+                               float* rstd, float* next_mean, float* next_var) {
+  const double count = double(samples * pixels);
+  for (Index first = begin; first < end; first += COLUMNS) {
+    const Index width = end - first < COLUMNS ? end - first : COLUMNS;
+    double sums[COLUMNS];
+    channel_sums(samples, channels, pixels, first, width, sums,
+                 [=](Index, Index i) { return x[i]; });
+    for (Index k = 0; k < width; ++k) mean[first + k] = float(sums[k] / count);
+    channel_sums(samples, channels, pixels, first, width, sums, [=](Index c, Index i) {
+      return (x[i] - mean[c]) * (x[i] - mean[c]);
+    });
+    for (Index k = 0; k < width; ++k) {
+      const Index c = first + k;
+      rstd[c] = float(1.0 / std::sqrt(sums[k] / count + eps));
+      if (next_mean == nullptr) continue;
+      next_mean[c] = momentum * mean[c] + (1.0f - momentum) * running_mean[c];
+      const float unbiased = float(sums[k] / (count - 1.0));
+      next_var[c] = momentum * unbiased + (1.0f - momentum) * running_var[c];
+    }
+  }
+}
+
 template <int most>
 inline void batch_statistics(Index samples, Index channels, Index pixels, float eps,
                              float momentum, const float* x, const float* running_mean,
                              const float* running_var, float* mean, float* rstd, float* next_mean,
                              float* next_var, int threads) {
   share<most>(channels, threads, [=](Index begin, Index end) {
-    const double count = double(samples * pixels);
-    for (Index first = begin; first < end; first += COLUMNS) {
-      const Index width = end - first < COLUMNS ? end - first : COLUMNS;
-      double sums[COLUMNS];
-      channel_sums(samples, channels, pixels, first, width, sums,
-                   [=](Index, Index i) { return x[i]; });
-      for (Index k = 0; k < width; ++k) mean[first + k] = float(sums[k] / count);
-      channel_sums(samples, channels, pixels, first, width, sums, [=](Index c, Index i) {
-        return (x[i] - mean[c]) * (x[i] - mean[c]);
-      });
-      for (Index k = 0; k < width; ++k) {
-        const Index c = first + k;
-        rstd[c] = float(1.0 / std::sqrt(sums[k] / count + eps));
-        if (next_mean == nullptr) continue;
-        next_mean[c] = momentum * mean[c] + (1.0f - momentum) * running_mean[c];
-        const float unbiased = float(sums[k] / (count - 1.0));
-        next_var[c] = momentum * unbiased + (1.0f - momentum) * running_var[c];
-      }
-    }
+    channel_statistics(begin, end, samples, channels, pixels, eps, momentum, x, running_mean,
+                       running_var, mean, rstd, next_mean, next_var);
   });
 }
 
-// Gradients of the bias and of the weight: sums of grad and of grad times the normalised x.
+// Gradients of the bias and of the weight, of the channels from `begin` to `end`: sums of grad and of
+// grad times the normalised x. Samples of grad are `stride` elements apart.
+inline void channel_gradients(Index begin, Index end, Index samples, Index channels, Index pixels,
+                              Index stride, const float* grad, const float* x, const float* mean,
+                              const float* rstd, float* grad_weight, float* grad_bias) {
+  if (pixels > 1) {
+    for (Index c = begin; c < end; ++c) {
+      const float m = mean[c];
+      double plain = 0.0, scaled = 0.0;
+      for (Index n = 0; n < samples; ++n)
+        for (Index first = 0; first < pixels; first += SHORT) {
+          const float* g = grad + n * stride + c * pixels + first;
+          const float* from = x + (n * channels + c) * pixels + first;
+          const Index count = pixels - first < SHORT ? pixels - first : SHORT;
+          const Pair sums = sums_of(count, [=](Index i) { return Pair{g[i], g[i] * (from[i] - m)}; });
+          plain += sums.first, scaled += sums.second;
+        }
+      grad_bias[c] = float(plain), grad_weight[c] = float(scaled * rstd[c]);
+    }
+    return;
+  }
+  for (Index first = begin; first < end; first += COLUMNS) {
+    const Index width = end - first < COLUMNS ? end - first : COLUMNS;
+    double plain[COLUMNS], scaled[COLUMNS];
+    channel_sums(samples, channels, pixels, first, width, plain,
+                 [=](Index, Index i) { return grad[i]; });
+    channel_sums(samples, channels, pixels, first, width, scaled,
+                 [=](Index c, Index i) { return grad[i] * (x[i] - mean[c]); });
+    for (Index k = 0; k < width; ++k) {
+      grad_bias[first + k] = float(plain[k]);
+      grad_weight[first + k] = float(scaled[k] * rstd[first + k]);
+    }
+  }
+}
+
 template <int most>
 inline void batch_norm_sums(Index samples, Index channels, Index pixels, const float* grad,
                             const float* x, const float* mean, const float* rstd,
                             float* grad_weight, float* grad_bias, int threads) {
   share<most>(channels, threads, [=](Index begin, Index end) {
-    if (pixels > 1) {
-      for (Index c = begin; c < end; ++c) {
-        const float m = mean[c];
-        double plain = 0.0, scaled = 0.0;
-        for (Index n = 0; n < samples; ++n)
-          for (Index first = 0; first < pixels; first += SHORT) {
-            const Index plane = (n * channels + c) * pixels + first;
-            const float *g = grad + plane, *from = x + plane;
-            const Index count = pixels - first < SHORT ? pixels - first : SHORT;
-            const Pair sums = sums_of(count, [=](Index i) { return Pair{g[i], g[i] * (from[i] - m)}; });
-            plain += sums.first, scaled += sums.second;
-          }
-        grad_bias[c] = float(plain), grad_weight[c] = float(scaled * rstd[c]);
-      }
-      return;
-    }
-    for (Index first = begin; first < end; first += COLUMNS) {
-      const Index width = end - first < COLUMNS ? end - first : COLUMNS;
-      double plain[COLUMNS], scaled[COLUMNS];
-      channel_sums(samples, channels, pixels, first, width, plain,
-                   [=](Index, Index i) { return grad[i]; });
-      channel_sums(samples, channels, pixels, first, width, scaled,
-                   [=](Index c, Index i) { return grad[i] * (x[i] - mean[c]); });
-      for (Index k = 0; k < width; ++k) {
-        grad_bias[first + k] = float(plain[k]);
-        grad_weight[first + k] = float(scaled[k] * rstd[first + k]);
-      }
-    }
+    channel_gradients(begin, end, samples, channels, pixels, channels * pixels, grad, x, mean,
+                      rstd, grad_weight, grad_bias);
   });
 }
 

@@ -72,6 +72,24 @@ int abele_batch_norm_sums(int64_t samples, int64_t channels, int64_t pixels, con
   return ABELE_OK;
 }
 
+int abele_channel_statistics(int64_t begin, int64_t end, int64_t samples, int64_t channels,
+                             int64_t pixels, double eps, double momentum, const float* x,
+                             const float* running_mean, const float* running_var, float* mean,
+                             float* rstd, float* next_mean, float* next_var) {
+  abele::channel_statistics(begin, end, samples, channels, pixels, float(eps), float(momentum), x,
+                            running_mean, running_var, mean, rstd, next_mean, next_var);
+  return ABELE_OK;
+}
+
+int abele_channel_gradients(int64_t begin, int64_t end, int64_t samples, int64_t channels,
+                            int64_t pixels, int64_t stride, const float* grad, const float* x,
+                            const float* mean, const float* rstd, float* grad_weight,
+                            float* grad_bias) {
+  abele::channel_gradients(begin, end, samples, channels, pixels, stride, grad, x, mean, rstd,
+                           grad_weight, grad_bias);
+  return ABELE_OK;
+}
+
 int abele_softmax(int log, int64_t outer, int64_t size, int64_t inner, const float* x, float* y,
                   int threads) {
   const auto softmax = log ? abele::softmax<ANY, true> : abele::softmax<ANY, false>;

@@ -7,6 +7,7 @@ import functools
 import math
 import re
 from collections.abc import Collection
+from typing import cast
 
 import torch
 
@@ -115,10 +116,52 @@ def rows(unit: Unit, kept: Collection[Buffer], count: int) -> list[Rows] | None:
     return _Writer(unit, kept).rows(count)
 
 
+def pointwise(unit: Unit) -> list[Pointwise]:
+    """The operations of an elementwise unit."""
+    return cast("list[Pointwise]", unit.operations)
+
+
+def goes_through_channels(unit: Unit, images: tuple[int, ...]) -> bool:
+    """Whether a loop may go through the elements of images of a shape.
+
+    Args:
+        unit: its operations are all ``Pointwise``.
+        images: samples, channels, and further dimensions.
+    """
+    return unit.size == math.prod(images) and unit.shape in (None, images)
+
+
+def steps(unit: Unit, images: tuple[int, ...]) -> list[tuple[Place, tuple[int, ...]]]:
+    """What a loop reads and writes, and with which steps along each dimension of images.
+
+    Takes what ``goes_through_channels`` says may do so.
+    """
+    return _Writer(unit, (), images).steps()
+
+
+def by_channels(
+    unit: Unit,
+    kept: Collection[Buffer],
+    images: tuple[int, ...],
+    inside: Collection[Buffer] = (),
+    apart: int = 0,
+) -> Kernel:
+    """Write a loop as a function for the channels from ``begin`` to ``end``.
+
+    Args:
+        unit: what ``goes_through_channels`` says may do so.
+        kept: memory that is written.
+        images: samples, channels, and further dimensions.
+        inside: images of which samples lie otherwise.
+        apart: how many elements from each other they lie.
+    """
+    return _Writer(unit, kept, images).by_channels(inside, apart)
+
+
 class _Writer:
-    def __init__(self, unit: Unit, kept: Collection[Buffer]):
-        self._operations: list[Pointwise] = unit.operations  # type: ignore[assignment]
-        self._shape = unit.shape if unit.shape is not None else (unit.size,)
+    def __init__(self, unit: Unit, kept: Collection[Buffer], shape: tuple[int, ...] | None = None):
+        self._operations: list[Pointwise] = pointwise(unit)
+        self._shape = shape or (unit.shape if unit.shape is not None else (unit.size,))
         self._size, self._kept = unit.size, kept
         self._pointers: list[tuple[Buffer, int]] = []
         self._written: set[int] = set()
@@ -150,16 +193,40 @@ class _Writer:
             if key[0] in self._kept
         ]
 
-    def _turned(self) -> tuple[list[int], dict[_Key, list[int]]]:
-        """Sizes of the loops, the outermost first, and with which steps they go through memory."""
+    def _turned(self, apart: int = 0) -> tuple[list[int], dict[_Key, list[int]]]:
+        """Sizes of the loops, the outermost first, and with which steps they go through memory.
+
+        Args:
+            apart: so many dimensions, the first ones, are loops of their own.
+        """
         accesses = self._accesses()
-        shape, strides = _merged(self._shape, [self._stride(place) for place in accesses])
-        return shape, {
-            self._key(place): stride for place, stride in zip(accesses, strides, strict=True)
+        strides = [self._stride(place) for place in accesses]
+        shape, inner = _merged(self._shape[apart:], [stride[apart:] for stride in strides])
+        return [*self._shape[:apart], *shape], {
+            self._key(place): [*outer[:apart], *further]
+            for place, outer, further in zip(accesses, strides, inner, strict=True)
         }
 
-    def loop(self) -> Loop:
-        shape, by_access = self._turned()
+    def steps(self) -> list[tuple[Place, tuple[int, ...]]]:
+        return [(place, self._stride(place)) for place in self._accesses()]
+
+    def by_channels(self, inside: Collection[Buffer], apart: int) -> Kernel:
+        shape, by_access = self._turned(apart=2)
+        for key, stride in by_access.items():
+            if key[0] in inside:
+                stride[0] = apart
+        loop = self.loop(shape, by_access)
+        text = _function(self._arguments(loop), loop.shape, loop.body, shared=1)
+        return Kernel(text, loop.pointers, loop.types, loop.shape[1], 1)
+
+    def _arguments(self, loop: Loop) -> list[str]:
+        return [f"{name}* __restrict p{i}" for i, name in enumerate(loop.types)]
+
+    def loop(
+        self, shape: list[int] | None = None, by_access: dict[_Key, list[int]] | None = None
+    ) -> Loop:
+        if shape is None or by_access is None:
+            shape, by_access = self._turned()
         self._index = {key: _index(stride) for key, stride in by_access.items()}
         body = [line for each in self._operations for line in self._lines(each)]
         types = [
@@ -170,10 +237,9 @@ class _Writer:
 
     def kernel(self) -> Kernel:
         loop = self.loop()
-        arguments = [f"{name}* __restrict p{i}" for i, name in enumerate(loop.types)]
-        cost = len(self._operations) + _FUNCTION * sum(map(_functions, loop.body))
+        cost = len(self._operations) + _FUNCTION * sum(map(functions, loop.body))
         work = self._size * max(1, cost // _PLAIN)
-        text = _function(arguments, loop.shape, loop.body)
+        text = _function(self._arguments(loop), loop.shape, loop.body)
         turns = loop.shape[0] if loop.shape else 0
         near = self._updates() and cost == len(self._operations) and self._bytes() <= _NEAR
         workers = 1 if near else max(1, min(turns, work // _WORK_PER_THREAD))
@@ -258,8 +324,12 @@ def _steps(
     return tuple(0 if n == 1 else s for n, s in zip(loop, stride, strict=True))
 
 
-def _functions(line: str) -> int:
-    """How many functions a line calls that take many instructions."""
+def functions(line: str) -> int:
+    """How many functions a line calls that take many instructions.
+
+    Args:
+        line: of C++.
+    """
     return _LIGHT.sub("", line).count("::")
 
 
@@ -291,12 +361,13 @@ def _index(stride: list[int]) -> str:
     return " + ".join(terms) or "0"
 
 
-def _function(arguments: list[str], shape: list[int], body: list[str]) -> str:
+def _function(arguments: list[str], shape: list[int], body: list[str], *, shared: int = 0) -> str:
+    """A function whose loop of the number ``shared`` goes from ``begin`` to ``end``."""
     lines = [f"{LOOP} NAME({', '.join([*arguments, 'Index begin, Index end'])}) {{"]
     for d, size in enumerate(shape):
         if d == len(shape) - 1:
             lines.append("#pragma GCC ivdep")
-        limits = ("begin", "end") if d == 0 else ("0", str(size))
+        limits = ("begin", "end") if d == shared else ("0", str(size))
         lines.append(f"for (Index i{d} = {limits[0]}; i{d} < {limits[1]}; ++i{d}) {{")
     lines += [f"  {line}" for line in body]
     lines += ["}"] * len(shape)

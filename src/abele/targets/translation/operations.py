@@ -117,6 +117,22 @@ class StridedCall(Call):
 
 
 @dataclasses.dataclass(eq=False)
+class ChannelCall(Call):
+    """A call that computes something of each channel of images, from that channel alone.
+
+    Attributes:
+        shape: of the images: samples, channels, pixels in all further dimensions. Every tensor is
+            such images, in the order of memory, or has one element for each channel.
+        part: the call for channels from ``begin`` to ``end``, by the thread that calls.
+        apart: in ``part``, samples of the first tensor are ``{apart}`` elements apart.
+    """
+
+    shape: tuple[int, ...]
+    part: str
+    apart: bool = False
+
+
+@dataclasses.dataclass(eq=False)
 class Foreign(Operation):
     """An operator that torch computes.
 

@@ -54,6 +54,23 @@ CASES = {
         rtol=1e-4,
         atol=1e-4,
     ),
+    **{
+        f"batch norm of large images and {name}": Case(
+            lambda x, w, b, f=f: f(F.batch_norm(x, None, None, w, b, True), x),
+            (LARGE, WEIGHT[:70], BIAS[:70]),
+            gradients=True,
+            rtol=1e-4,
+            atol=1e-4,
+        )
+        for name, f in {
+            "relu": lambda y, x: F.relu(y),
+            "relu6": lambda y, x: F.relu6(y),
+            "silu": lambda y, x: F.silu(y),
+            "a sum": lambda y, x: F.relu(y + x),
+            "both": lambda y, x: (F.relu6(y) * 2, F.silu(y)),
+            "a gate for each channel": lambda y, x: F.silu(y) * y.mean((2, 3), keepdim=True),
+        }.items()
+    },
     "layer norm": Case(
         lambda x, w, b: (F.layer_norm(x, (131,), w, b), F.layer_norm(x, (131,))),
         (ROWS, WEIGHT, BIAS),

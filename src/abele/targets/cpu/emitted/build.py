@@ -29,6 +29,7 @@ _CALLS = {
     "abele::multiply": "products",
     "abele::attention": "attention",
     "abele::at_most": "rows",
+    "abele_channel_": "rows",
     "abele_threads": "threads",
 }
 # What the names of operators have in common without which no kernel of a kind is called.

@@ -13,6 +13,7 @@ import torch
 from abele.program import Program
 from abele.targets.base import Compiled
 from abele.targets.clocked import LOOP, Clocked
+from abele.targets.cpu.emitted.by_channels import ByChannels
 from abele.targets.cpu.emitted.calling import Calling
 from abele.targets.cpu.emitted.regions import Region
 from abele.targets.cpu.emitted.run import Runner
@@ -107,6 +108,8 @@ def who(unit: Unit) -> str:
     operation = unit.operations[0]
     if isinstance(unit, Region):
         return "region"
+    if isinstance(unit, ByChannels):
+        return "channels"
     if isinstance(operation, Foreign):
         return "torch"
     if not isinstance(operation, Call):

@@ -22,6 +22,7 @@ from abele.targets.clocked import Clocked
 from abele.targets.cpu.compiler import compiler
 from abele.targets.cpu.emitted import build, choice, reasons, source, subnormals
 from abele.targets.cpu.emitted.bound import BoundRunner
+from abele.targets.cpu.emitted.by_channels import by_channels
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
 from abele.targets.cpu.emitted.calls.convolutions import few_channel_convolutions
@@ -30,6 +31,7 @@ from abele.targets.cpu.emitted.dialect import DIALECT
 from abele.targets.cpu.emitted.memory import arranged
 from abele.targets.cpu.emitted.memory_use import memory_use, until_code_ends
 from abele.targets.cpu.emitted.order import lifetimes, ordered
+from abele.targets.cpu.emitted.recomputed import recomputed
 from abele.targets.cpu.emitted.regions import with_regions
 from abele.targets.cpu.emitted.rows_apart import rows_apart
 from abele.targets.cpu.emitted.source import Segment
@@ -227,11 +229,12 @@ def _plan(program: Program, plan: Placed, *, clocked: bool) -> Plan:
 def placed(program: Program) -> Placed:
     """Translate, group and order a program, and place it in memory."""
     translation = translate(program, DIALECT)
-    units = by_rows(grouped(translation.operations))
-    rows_apart(units, {place.buffer for place in translation.outputs})
+    returned = {place.buffer for place in translation.outputs}
+    units = by_rows(grouped(recomputed(translation.operations, returned)))
+    rows_apart(units, returned)
     units = ordered(units)
     kept = _kept(units, translation)
-    units = with_regions(units, kept)
+    units = with_regions(by_channels(units, returned), kept)
     lives = {buffer: life for buffer, life in lifetimes(units).items() if buffer in kept}
     lives = until_code_ends(units, lives)
     offsets, size = arranged(lives)

@@ -26,6 +26,7 @@ _CALLS = {
     "convolve_and_pool_backward": "the gradient of a pool goes to one convolution: one kernel",
     "depthwise": "a kernel for each channel: ours reads images where they lie",
     "depthwise_backward": "a kernel for each channel: ours reads images where they lie",
+    "channels": "sums of channels and the loops around them: each block of channels is read once",
     "multiply": "large enough for our kernel of products in float32",
     "product": "too small for our kernel of products, or not in float32: the library's",
     "products": "too small for our kernel of products, or not in float32: the library's",

@@ -7,13 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from abele.targets.cpu.emitted import headers, regions
+from abele.targets.cpu.emitted.by_channels import ByChannels
 from abele.targets.cpu.emitted.by_rows import ByRows
 from abele.targets.cpu.emitted.calls import products
 from abele.targets.cpu.emitted.calls.products import Product
 from abele.targets.cpu.emitted.regions import Region
 from abele.targets.translation import loops
 from abele.targets.translation.groups import Unit
-from abele.targets.translation.operations import Call, Foreign
+from abele.targets.translation.operations import Call, ChannelCall, Foreign
 from abele.targets.translation.places import Buffer, Kind, Place
 from abele.targets.translation.pointwise import TYPES
 
@@ -122,6 +123,8 @@ class _Writer:
                 parts.append(operation)
             elif isinstance(unit, Region):
                 lines.append(self._region(unit))
+            elif isinstance(unit, ByChannels):
+                lines.append(self._by_channels(unit))
             elif isinstance(unit, ByRows):
                 lines.append(self._by_rows(unit))
             elif isinstance(operation, Call):
@@ -188,6 +191,31 @@ class _Writer:
         return (
             f"abele::share<{most}>({region.rows}, {threads}, [&](Index begin, Index end) {{\n"
             f"{body}\n  }});"
+        )
+
+    def _by_channels(self, unit: ByChannels) -> str:
+        lines: list[str] = []
+        # Each thread has the first block of its part of such memory, and writes over it again.
+        inside = {
+            each: f"({self._pointer(each, 0, 'float')} + {unit.shift})" for each in unit.inside
+        }
+        for each in unit.units:
+            call = each.operations[0]
+            if isinstance(call, ChannelCall):
+                pointers = [
+                    inside.get(place.buffer) or self._place(place) for place in call.pointers()
+                ]
+                lines.append(call.part.format(*pointers, apart=unit.apart(call.reads[0])) + ";")
+            else:
+                kernel = loops.by_channels(each, self._kept, unit.images, inside, unit.block_size)
+                lines.append(self._run(kernel, "begin", "end", inside))
+        body = "\n".join(f"      {line}" for line in lines)
+        channels, most = unit.images[1], unit.images[1] // unit.block
+        return (
+            f"abele::share<{most}>({channels}, threads, [&](Index first, Index last) {{\n"
+            f"    for (Index begin = first; begin < last; begin += {unit.block}) {{\n"
+            f"      const Index end = std::min<Index>(last, begin + {unit.block});\n"
+            f"{body}\n    }}\n  }});"
         )
 
     def _run(

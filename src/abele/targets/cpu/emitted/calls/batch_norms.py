@@ -9,7 +9,7 @@ import torch
 
 from abele.targets.cpu.emitted.calls import shared
 from abele.targets.translation.batch_norms import BatchNorms
-from abele.targets.translation.operations import Call
+from abele.targets.translation.operations import ChannelCall
 from abele.targets.translation.places import Place
 
 _FLOATS_PER_THREAD = 8192
@@ -31,15 +31,18 @@ def _statistics(
     )
     given = f"{_sizes(x)}, {eps!r}f, {momentum!r}f, {pointers}"
     text = shared.call("batch_statistics", _workers(x), (), given)
-    translator.add(Call([x, *running], [*saved, *updated], text))
+    part = f"abele_channel_statistics(begin, end, {given})"
+    translator.add(ChannelCall([x, *running], [*saved, *updated], text, x.shape, part))
 
 
 def _sums(
     translator: Any, grad: Place, x: Place, mean: Place, rstd: Place, results: Sequence[Place]
 ) -> None:
-    given = f"{_sizes(x)}, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}"
-    text = shared.call("batch_norm_sums", _workers(x), (), given)
-    translator.add(Call([grad, x, mean, rstd], list(results), text))
+    pointers = "{0}, {1}, {2}, {3}, {4}, {5}"
+    text = shared.call("batch_norm_sums", _workers(x), (), f"{_sizes(x)}, {pointers}")
+    part = f"abele_channel_gradients(begin, end, {_sizes(x)}, {{apart}}, {pointers})"
+    reads = [grad, x, mean, rstd]
+    translator.add(ChannelCall(reads, list(results), text, x.shape, part, apart=True))
 
 
 def _usable(x: Place) -> bool:

@@ -1,0 +1,251 @@
+"""Loops and sums of images that threads go through channel by channel, all of them in turn.
+
+    statistics(images, mean, deviation)              for some channels at a time:
+    result = relu((images - mean) / deviation)  ->     statistics, and at once the loop
+
+Sums of a channel need all of its pixels, so a batch norm goes through images twice, and its
+backward three times. Images that no cache holds then come from memory each time. The channels of a
+block are still in the cache of the core that has summed them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Sequence
+
+import torch
+
+from abele.targets.translation import loops
+from abele.targets.translation.groups import Unit
+from abele.targets.translation.operations import ChannelCall
+from abele.targets.translation.places import Buffer, Kind, Place
+
+# Smaller images stay in a core's cache from one loop to the next. Fewer channels or pixels cost
+# more than that gains: threads share channels, and loops begin anew for each.
+_LEAST_BYTES, _LEAST_CHANNELS, _LEAST_PIXELS = 1 << 18, 8, 32
+# Of all images of a block together: a part of the second-level cache.
+_BLOCK_BYTES = 1 << 18
+# So many threads can share the channels.
+_LEAST_PARTS = 8
+# Between units of a group, as many others run before or after it instead.
+_NEAR = 16
+
+# With which steps a unit goes through memory, and where it begins: of the dimensions of images.
+_Steps = tuple[int, tuple[int, ...]]
+# What units do with a piece of memory: the steps of all, and whether one writes.
+_Uses = dict[Buffer, tuple[set[_Steps], bool]]
+
+
+@dataclasses.dataclass(eq=False)
+class ByChannels(Unit):
+    """Units that run one after the other on some channels at a time.
+
+    Attributes:
+        units: calls and loops.
+        images: their shape: samples, channels, and further dimensions.
+        block: how many channels; no thread has fewer.
+        inside: images that nothing else reads. Of these, only one block at a time exists for each
+            thread, so that they need not leave its cache.
+    """
+
+    units: list[Unit] = dataclasses.field(kw_only=True)
+    images: tuple[int, ...] = dataclasses.field(kw_only=True)
+    block: int = dataclasses.field(kw_only=True)
+    inside: frozenset[Buffer] = dataclasses.field(kw_only=True)
+
+    @property
+    def pixels(self) -> int:
+        """Of a channel of a sample."""
+        return math.prod(self.images[2:])
+
+    @property
+    def block_size(self) -> int:
+        """Elements of one sample of a block."""
+        return self.block * self.pixels
+
+    @property
+    def shift(self) -> str:
+        """From the beginning of images inside to where channel 0 would be for a thread's block."""
+        return f"first * {self.images[0] * self.pixels} - begin * {self.pixels}"
+
+    def apart(self, place: Place) -> int:
+        """How many elements from each other samples of a tensor lie."""
+        return self.block_size if place.buffer in self.inside else self.images[1] * self.pixels
+
+    @property
+    def elementwise(self) -> bool:
+        """It is no loop, though it may begin with one."""
+        return False
+
+
+def by_channels(units: Sequence[Unit], returned: Collection[Buffer]) -> list[Unit]:
+    """The same units; sums of channels and the loops around them become one.
+
+    Args:
+        units: in the order in which they run, which the result has but for those in between.
+        returned: memory of the program's results, which others read.
+    """
+    result = list(units)
+    index = 0
+    while index < len(result):
+        group = _Group.around(result, index)
+        if group is not None and len(group.units) > 1:
+            index = group.put_together(result, returned)
+        index += 1
+    return result
+
+
+class _Group:
+    """Units that may run together, while they are found; the first is a call."""
+
+    def __init__(self, call: Unit, images: tuple[int, ...]):
+        self.units, self.images = [call], images
+        self._uses: _Uses = {}
+
+    @classmethod
+    def around(cls, units: Sequence[Unit], index: int) -> _Group | None:
+        """The largest group with a call; None if it is no call of channels that are worth it."""
+        call = units[index].operations[0]
+        if not isinstance(call, ChannelCall) or not _is_worth_it(call.shape):
+            return None
+        group = cls(units[index], call.shape)
+        group._take(units[index])
+        group._look(units[index + 1 : index + 1 + _NEAR], forward=True)
+        group._look(units[max(0, index - _NEAR) : index][::-1], forward=False)
+        return group
+
+    def _look(self, units: Sequence[Unit], *, forward: bool) -> None:
+        """Take those that need nothing in between, or that nothing in between needs."""
+        between: set[Unit] = set()
+        for unit in units:
+            needed = unit.before & between if forward else any(unit in b.before for b in between)
+            if needed or not self._shares(unit) or not self._take(unit):
+                between.add(unit)
+            elif forward:
+                self.units.append(unit)
+            else:
+                self.units.insert(0, unit)
+
+    def _shares(self, unit: Unit) -> bool:
+        """Whether it works on what the group does, so that the cache has it."""
+        operations = (each for other in self.units for each in other.operations)
+        places = [place for each in operations for place in (*each.reads, *each.writes)]
+        size = math.prod(self.images)
+        buffers = {place.buffer for place in places if place.size == size}
+        return not buffers.isdisjoint(unit.memory)
+
+    def _take(self, unit: Unit) -> bool:
+        """Note what a unit does, unless it has to wait until others have done all channels."""
+        steps = _steps_of(unit, self.images)
+        if steps is None:
+            return False
+        uses = dict(self._uses)
+        for buffer, (all_steps, written) in steps.items():
+            known, known_written = uses.get(buffer, (set[_Steps](), False))
+            together = known | all_steps
+            if (written or known_written) and len(together) > 1:
+                return False
+            uses[buffer] = together, written or known_written
+        self._uses = uses
+        return True
+
+    def put_together(self, units: list[Unit], returned: Collection[Buffer]) -> int:
+        """Replace the units by one that runs all; returns where it is."""
+        first = min(map(units.index, self.units))
+        mine = set(self.units)
+        operations = [each for unit in self.units for each in unit.operations]
+        before = {each for unit in self.units for each in unit.before} - mine
+        joined = ByChannels(
+            operations,
+            None,
+            -1,
+            before,
+            units=self.units,
+            images=self.images,
+            block=self._block(),
+            inside=self._inside(units, returned),
+        )
+        last = max(map(units.index, self.units))
+        behind = [each for each in units[first : last + 1] if each not in mine]
+        # What the group needs runs before it; all others behind it.
+        ahead = _needed_by(joined, behind)
+        rest = [each for each in behind if each not in ahead]
+        for each in units:
+            if each.before & mine:
+                each.before = each.before - mine | {joined}
+        units[first : last + 1] = [*ahead, joined, *rest]
+        return first + len(ahead)
+
+    def _block(self) -> int:
+        """How many channels are taken at a time."""
+        samples, channels, *inner = self.images
+        images = sum(any(any(s[2:]) for _, s in steps) for steps, _ in self._uses.values())
+        bytes_ = 4 * samples * math.prod(inner) * max(1, images)
+        return max(1, min(_BLOCK_BYTES // bytes_, channels // _LEAST_PARTS))
+
+    def _inside(self, units: Sequence[Unit], returned: Collection[Buffer]) -> frozenset[Buffer]:
+        """Images that only the group reads and writes, and that need not lie in order."""
+        mine = set(self.units)
+        others = {buffer for unit in units if unit not in mine for buffer in unit.memory}
+        calls = [op for unit in self.units if isinstance(op := unit.operations[0], ChannelCall)]
+        for call in calls:
+            others.update(place.buffer for place in call.reads[call.apart :])
+            others.update(place.buffer for place in call.writes)
+        size = math.prod(self.images)
+        return frozenset(
+            buffer
+            for buffer, (_, written) in self._uses.items()
+            if written
+            and (buffer.kind, buffer.dtype, buffer.size) == (Kind.ARENA, torch.float32, size)
+            and buffer not in others
+            and buffer not in returned
+        )
+
+
+def _is_worth_it(images: tuple[int, ...]) -> bool:
+    pixels = math.prod(images[2:])
+    large = 4 * math.prod(images) >= _LEAST_BYTES
+    return large and images[1] >= _LEAST_CHANNELS and pixels >= _LEAST_PIXELS
+
+
+def _needed_by(unit: Unit, others: Sequence[Unit]) -> list[Unit]:
+    """Those of others, in their order, that have to run before a unit."""
+    needed, waiting = set[Unit](), [unit]
+    within = set(others)
+    while waiting:
+        more = (waiting.pop().before & within) - needed
+        needed |= more
+        waiting += more
+    return [each for each in others if each in needed]
+
+
+def _steps_of(unit: Unit, images: tuple[int, ...]) -> _Uses | None:
+    """What a unit does with memory; None if it is nothing that goes channel by channel."""
+    call = unit.operations[0]
+    uses: _Uses = {}
+    if isinstance(call, ChannelCall):
+        if call.shape != images:
+            return None
+        accesses = [(place, _of_call(place, images)) for place in call.reads]
+        written = [(place, _of_call(place, images)) for place in call.writes]
+    elif unit.elementwise and loops.goes_through_channels(unit, images):
+        steps = loops.steps(unit, images)
+        results = {each.result for each in loops.pointwise(unit)}
+        accesses = [(place, step) for place, step in steps if place not in results]
+        written = [(place, step) for place, step in steps if place in results]
+    else:
+        return None
+    for places, writes in ((accesses, False), (written, True)):
+        for place, step in places:
+            known, before = uses.get(place.buffer, (set[_Steps](), False))
+            uses[place.buffer] = known | {(place.offset, step)}, before or writes
+    return uses
+
+
+def _of_call(place: Place, images: tuple[int, ...]) -> tuple[int, ...]:
+    """The steps of a call's tensor: images in the order of memory, or a number per channel."""
+    if place.size == images[1] and place.size != math.prod(images):
+        return (0, 1, *(0 for _ in images[2:]))
+    inner = [math.prod(images[d + 1 :]) for d in range(len(images))]
+    return tuple(0 if n == 1 else step for n, step in zip(images, inner, strict=True))
