@@ -31,6 +31,10 @@ SIZES = [
     # Small factors are read where they lie.
     (64, 48, 33),
     (9, 128, 128),
+    # Few results and a long inner dimension, along which both factors may lie.
+    (96, 16, 2048),
+    (7, 5, 1035),
+    (1, 3, 1024),
 ]
 
 
@@ -120,6 +124,11 @@ def test_products_are_summed(library, sizes, turned):
         library.abele_product(ctypes.byref(sizes), *pointers, threads)
     assert (results[0] - exact).abs().max() < 2e-6 * math.sqrt(5 * inner) + 1e-6 * inner**0.5
     assert all(torch.equal(each, results[0]) for each in results)
+    twice, sizes.added = results[0].clone(), 1
+    library.abele_product(
+        ctypes.byref(sizes), *(each.data_ptr() for each in (a, b, twice)), threads
+    )
+    torch.testing.assert_close(twice, 2 * results[0], rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("threads", [2, 3, 6])

@@ -6,6 +6,7 @@
 // alone: any number of threads gives the same bits.
 #include "blocks.h"
 #include "few_rows.h"
+#include "long_sums.h"
 #include "product.h"
 #include "small_product.h"
 
@@ -393,6 +394,20 @@ void multiply_rows(AbeleProduct p, const float* a, const float* b, float* c, Ind
   }
 }
 
+// Threads share tiles of c.
+void multiply_long_sums(const AbeleProduct& p, const float* a, const float* b, float* c,
+                        int threads, Scratch& memory) {
+  const Index tiles = long_sums::tiles_of(p);
+  const int parts = static_cast<int>(std::min<Index>(threads, tiles));
+  const Each<Vec> sums = memory.each<Vec>(ceil_div(tiles, parts) * long_sums::TILE, parts);
+  const FloatMode mode;
+#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1) firstprivate(mode)
+  for (int i = 0; i < parts; ++i) {
+    const Part own = part(tiles, parts, i);
+    long_sums::multiply_tiles(p, a, b, c, own.begin, own.begin + own.size, sums.of(i));
+  }
+}
+
 // Whether threads take rows of a product one after the other. There have to be enough, and all of b has to
 // be packed; of a turned a, few rows are parts of lines that the next need, too.
 bool takes_rows(const AbeleProduct& p, Index across) {
@@ -404,6 +419,7 @@ bool takes_rows(const AbeleProduct& p, Index across) {
 
 void product(const AbeleProduct& p, const float* a, const float* b, float* c, int threads,
              Scratch& memory) {
+  if (long_sums::has_long_sums(p)) return multiply_long_sums(p, a, b, c, threads, memory);
   if (p.halves) return multiply_in_halves(p, whole(p, a, b, c), threads, memory);
   const Way compute = way_of(p);
   const bool summed = p.count > 1 && p.c_next == 0;
