@@ -130,7 +130,7 @@ class Network(torch.nn.Module):
 small = Network(torch.nn.Linear(300, 300), torch.nn.Softmax(1)), torch.randn(64, 300)
 images = Network(torch.nn.Conv2d(8, 16, 3), torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 3))
 model, x = small if sys.argv[2] == "small" else (images, torch.randn(1, 8, 256, 256))
-options = poptorch.Options().startMode("wait").showCompilationProgressBar(False)
+options = poptorch.Options().showCompilationProgressBar(False)
 optimizer = poptorch.optim.SGD(model.parameters(), lr=0.001)
 training = poptorch.trainingModel(model, options, optimizer)
 training(x)
@@ -162,7 +162,7 @@ def installed(tmp_path_factory):
     ],
 )
 def test_programs_run_kernels_of_a_wheel(installed, tmp_path, network, environment, lowering):
-    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path), **environment}
+    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "ABELE_START": "wait", **environment}
     command = [sys.executable, "-c", _TRAINS, str(installed), network]
     done = subprocess.run(command, check=True, env=env, capture_output=True, text=True)
     assert re.match(f"cpu None .*{lowering}", done.stdout)
