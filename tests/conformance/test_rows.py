@@ -71,6 +71,24 @@ def test_layer_norms(library, rows, size, weighted):
         close(sums, *(each.grad for each in weights))
 
 
+def test_layer_norms_of_numbers_far_from_zero_are_as_accurate_as_torchs(library):
+    x = torch.randn(512, 300, generator=torch.Generator().manual_seed(0)) * 3 + 50
+    y, *_ = computed(
+        library.abele_layer_norm, (0, 512, 300, EPS), (x, None, None), x.shape, (512,), (512,)
+    )
+    exact = functional.layer_norm(x.double(), (300,), eps=EPS)
+    errors = [(each - exact).norm() for each in (y, functional.layer_norm(x, (300,), eps=EPS))]
+    assert errors[0] <= errors[1]
+
+
+def test_a_layer_norm_of_one_element_is_zero(library):
+    x = torch.randn(50, 1, generator=torch.Generator().manual_seed(0)) + 7
+    y, *_ = computed(
+        library.abele_layer_norm, (0, 50, 1, EPS), (x, None, None), x.shape, (50,), (50,)
+    )
+    assert not y.any()
+
+
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize(("shape", "groups"), [((2, 6, 130), 3), ((3, 4, 5), 1), ((1, 3, 7), 3)])
 def test_group_norms(library, shape, groups, masked):

@@ -21,11 +21,12 @@ inline void layer_norm(Index rows, Index size, float eps, const float* x, const 
       const float* from = x + row * size;
       const Pair stats = moments(from, size, eps);
       mean[row] = stats.first, rstd[row] = stats.second;
-      const float scale = stats.second, shift = -stats.first * stats.second;
+      // Not x * scale + shift: where the mean is large, its digits would be lost.
+      const float m = stats.first, scale = stats.second;
       float* to = y + row * size;
 #pragma GCC ivdep
       for (Index i = 0; i < size; ++i) {
-        const float plain = from[i] * scale + shift;
+        const float plain = (from[i] - m) * scale;
         to[i] = weighted ? plain * weight[i] + bias[i] : plain;
       }
     }

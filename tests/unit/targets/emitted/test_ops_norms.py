@@ -71,6 +71,12 @@ CASES = {
             "a gate for each channel": lambda y, x: F.silu(y) * y.mean((2, 3), keepdim=True),
         }.items()
     },
+    "layer norm of one element": Case(  # 0, exactly
+        lambda x: (F.layer_norm(x, (1,)), F.layer_norm(x * 0.3 + 7, (1,))),
+        (ROWS[:, :, None],),
+        rtol=0,
+        atol=0,
+    ),
     "layer norm": Case(
         lambda x, w, b: (F.layer_norm(x, (131,), w, b), F.layer_norm(x, (131,))),
         (ROWS, WEIGHT, BIAS),
