@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -49,6 +50,8 @@ class CustomBuildHook(BuildHookInterface):
         sources = module(root, "kernels/sources.py")
         here = sources.level(module(root, "processor.py").listed())
         levels, compiler = wanted(sources.LEVELS, here, asked), sources.compiler()
+        if levels and platform.system() != "Linux":  # the wheel would say that it is for Linux
+            raise RuntimeError(f"{CHOICE}={asked}: kernels are compiled ahead on Linux alone.")
         if not levels or (compiler is None and asked is None):
             self.app.display_info("This wheel brings no compiled kernels.")
             return
@@ -58,6 +61,7 @@ class CustomBuildHook(BuildHookInterface):
                 self.app.display_info(f"Compiling abele's kernels for {level} ...")
                 make(sources, compiler or "g++", level, Path(self.folder, level))
         except (OSError, RuntimeError) as error:
+            shutil.rmtree(self.folder, ignore_errors=True)
             if asked is not None:
                 raise RuntimeError(f"{CHOICE}={asked}: {error}") from error
             self.app.display_warning(f"This wheel brings no compiled kernels: {error}")

@@ -114,6 +114,16 @@ def test_a_compiler_that_fails_costs_a_message_unless_levels_are_asked_for(hook,
         built(hook, monkeypatch, **fails)
 
 
+@pytest.mark.compiler
+@needs_compiler
+@needs_level
+def test_wheels_for_linux_are_made_there(hook, monkeypatch):
+    monkeypatch.setattr(hook.platform, "system", lambda: "Darwin")
+    monkeypatch.setenv(hook.CHOICE, "x86-64-v3")
+    with pytest.raises(RuntimeError, match="compiled ahead on Linux alone"):
+        built(hook, monkeypatch)
+
+
 _TRAINS = """
 import sys; sys.path.insert(0, sys.argv[1])
 import abele, poptorch, torch

@@ -207,7 +207,7 @@ def _build_for(
 
 
 def _runs_uncompiled(lowered: Lowered) -> bool:
-    """Whether programs run although there is no compiler, slower than they could; warns then."""
+    """Whether programs run although there is no compiler, which may be slower; warns then."""
     reason = lowered.target.cannot_compile()
     if reason is None or lowered.target.cannot_compile(lowered.names) is not None:
         return False
