@@ -18,6 +18,15 @@ COMPILED = pytest.mark.compiler
 SHAPES = [(2, 3, 5, 7), (3, 2, 50, 61), (4, 5, 32, 32), (2, 4, 16), (1, 2, 17), (2, 2, 8, 9, 3)]
 
 
+class OfHalf(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return F.mse_loss(self.norm(x).float(), x.float().sin())
+
+
 def normalised(x, weight, bias, mean, var):
     mean, var = mean.detach() + 0, var.detach() + 0
     result = F.batch_norm(x, mean, var, weight, bias, training=True, momentum=0.3, eps=1e-3)
@@ -45,6 +54,19 @@ def sums_of(program):
     torchs = [str(step.target) for step in plan.steps if not isinstance(step, Launch)]
     named = [each.what for each in blocks if isinstance(each, Blocks)]
     return named, any("batch_norm" in each for each in torchs)
+
+
+@COMPILED
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_running_statistics_of_half_norms_are_kept_in_half(dtype, tmp_path):
+    """A captured program says float32 of them; torch computes them, in half."""
+    target, _ = kernels_on_host.target(tmp_path)
+    batches, trained = [(torch.randn(6, 4, 5).to(dtype),) for _ in range(3)], []
+    for each in (target, "reference"):
+        module = OfHalf().to(dtype)
+        session, _ = started(module, batches[0], rule_for(module, "sgd"), target=each)
+        trained.append(run(session, batches))
+    assert_close_by_norm(*trained, 1e-2)
 
 
 @COMPILED

@@ -83,7 +83,7 @@ class Runner:
             else:
                 _call(step, memory)
             memory.free(unused)
-        outputs = [memory.tensor(place) for place in self._translation.outputs]
+        outputs = [memory.tensor(place).to(place.dtype) for place in self._translation.outputs]
         for tensor, ordered in copies:
             tensor.copy_(ordered)
         return outputs
@@ -112,6 +112,7 @@ class _Memory:
     def __init__(self, constants: Sequence[torch.Tensor], device: torch.device):
         self._constants, self._device = constants, device
         self._of: dict[Buffer, torch.Tensor] = {}
+        self._cast: dict[Buffer, torch.Tensor] = {}  # what torch made in another type
 
     def take(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
         """Note what a buffer is: the tensor, or a copy whose elements lie as kernels expect."""
@@ -125,13 +126,18 @@ class _Memory:
         """Let go of memory."""
         for buffer in buffers:
             self._of.pop(buffer, None)
+            self._cast.pop(buffer, None)
 
     def address(self, pointer: Pointer) -> int:
-        """Where an element of a buffer lies; a number is itself."""
+        """Where an element of a buffer lies, in the buffer's type; a number is itself."""
         if isinstance(pointer, int):
             return pointer
         buffer, offset = pointer
-        base = self._base(buffer)
+        base = self._cast.get(buffer, self._base(buffer))
+        if base.dtype != buffer.dtype:
+            # Operators do not always make what they say: of a half batch norm running statistics
+            # are float32 in a captured program and half when torch computes them.
+            base = self._cast[buffer] = base.to(buffer.dtype)
         if base.numel() < buffer.size and buffer.kind is Kind.FOREIGN:
             raise RuntimeError("an operator of torch has made less than its gradient reads")
         return base.data_ptr() + offset * buffer.dtype.itemsize
