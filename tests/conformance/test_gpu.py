@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 import poptorch
 from abele.compile.tolerances import TOLERANCE
 from abele.targets.candidates import ENVIRONMENT as LOWERING
+from abele.targets.cuda.emitted import blas
 from abele.targets.replay import ENVIRONMENT as GRAPHS
 from conftest import usable
 from helpers.models import MODELS
@@ -270,3 +271,16 @@ def test_kept_kernels_compute_the_same(isolated_cache):
     (first, made), (second, found) = trained_models
     assert (made, found) == ("miss", "hit")
     assert_same_bits(first, second)
+
+
+def test_products_are_measured_with_both_libraries(capfd):
+    x, y = torch.randn(64, 96, device="cuda"), torch.randn(96, 128, device="cuda")
+    usual, other = blas.microseconds(lambda: x @ y)
+    assert 0 < usual < 1e4
+    assert 0 < other < 1e4
+    assert "experimental" not in capfd.readouterr().err
+    results = []
+    for name in blas.NAMES:
+        with blas.using(name):
+            results.append((x @ y).cpu())
+    torch.testing.assert_close(*results)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from abele.passes.of_lowerings.gpu_attention import BACKWARD, FORWARD, gpu_attention
+from abele.passes.of_lowerings.gpu_biases import gpu_biases
 from abele.passes.of_lowerings.gpu_norms import gpu_norms
 from abele.targets.reference import Interpreter
 from helpers.emitted_operators import program_of
@@ -75,6 +76,7 @@ def test_programs_without_attention_stay_as_they_are():
     program = program_of(lambda x: x + 1, (torch.ones(2),), gradients=False)
     assert gpu_attention(program) is program
     assert gpu_norms(program) is program
+    assert gpu_biases(program) is program
 
 
 class HalfWithWideNorms(torch.nn.Module):
@@ -105,3 +107,36 @@ def test_norms_of_two_types_are_computed_in_one():
     ]
     torch.testing.assert_close(*results, rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(*written, rtol=2e-2, atol=2e-2)
+
+
+PRODUCTS = {
+    "of matrices": (torch.addmm, (torch.randn(5), torch.randn(4, 3), torch.randn(3, 5))),
+    "of several": (
+        torch.baddbmm,
+        (torch.randn(2, 1, 5), torch.randn(2, 4, 3), torch.randn(2, 3, 5)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_biases_are_added_apart(name):
+    function, inputs = PRODUCTS[name]
+    program = program_of(function, inputs, gradients=True)
+    apart = gpu_biases(program)
+    apart.verify()
+    assert not any("addbmm" in str(each) or "addmm" in str(each) for each in targets_of(apart))
+    results = [Interpreter().compile(each).run(list(inputs)) for each in (program, apart)]
+    torch.testing.assert_close(*results)
+
+
+def test_products_with_factors_and_of_half_numbers_stay_together():
+    def function(bias, a, b):
+        scaled = torch.addmm(bias, a, b, beta=0.5)
+        return scaled, torch.addmm(bias.half(), a.half(), b.half())
+
+    program = program_of(function, PRODUCTS["of matrices"][1], gradients=False)
+    assert targets_of(gpu_biases(program)).count(aten.addmm.default) == 2
+
+
+def targets_of(program):
+    return [node.target for node in program.graph.graph.nodes]

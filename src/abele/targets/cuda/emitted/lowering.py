@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from abele.errors import CorruptExecutable
 from abele.passes.of_lowerings.gpu_attention import gpu_attention
+from abele.passes.of_lowerings.gpu_biases import gpu_biases
 from abele.passes.of_lowerings.gpu_norms import gpu_norms
 from abele.program import Program, has_effect, subgraphs
 from abele.targets.base import Compiled, Lowering, require_code
-from abele.targets.cuda.emitted import batch_norms, nvrtc, reasons, sums
+from abele.targets.cuda.emitted import batch_norms, blas, kept, nvrtc, reasons, sums
 from abele.targets.cuda.emitted.run import Runner, Step, last_uses
 from abele.targets.cuda.emitted.schedule import scheduled
 from abele.targets.cuda.emitted.source import Launch, Writer
@@ -35,7 +35,6 @@ aten = torch.ops.aten
 
 # Kernels are compiled in so many pieces, each by a thread.
 _FILES = 4
-_MARK = b"abele kernels\n"
 
 #: What moves elements, or has several results of each, as loops, and sums of columns. Of other
 #: operators torch has kernels for GPUs.
@@ -65,7 +64,7 @@ class Emitted(Lowering):
 
     name = "emitted"
     compiles = True
-    passes = (to_gpu, gpu_attention, gpu_norms)
+    passes = (to_gpu, gpu_attention, gpu_norms, gpu_biases)
 
     def why(self, program: Program) -> str | None:
         """Take programs of straight code."""
@@ -82,11 +81,12 @@ class Emitted(Lowering):
         return nvrtc.unavailable()
 
     def compile(self, program: Program) -> Compiled:
-        """Write the kernels and compile them."""
+        """Write the kernels and compile them; meanwhile, see who multiplies matrices faster."""
         plan = planned(program)
         with ThreadPoolExecutor(_FILES) as pool:
             each = pool.map(functools.partial(nvrtc.compiled, capability=_capability()), plan.texts)
-        return _runnable(program, plan, _together(list(each)))
+            libraries = blas.chosen(plan.steps, current_gpu())
+        return _runnable(program, plan, kept.encoded(libraries, list(each)))
 
     def load(self, program: Program, payload: bytes) -> Compiled:
         """Plan the launches again; the code is there."""
@@ -124,17 +124,17 @@ def planned(program: Program) -> Plan:
     """
     translation = translate(program, _DIALECT)
     units = grouped(translation.operations)
-    kept = _kept(units, translation)
-    writer, steps = Writer(kept), list[Step]()
+    in_memory = _in_memory(units, translation)
+    writer, steps = Writer(in_memory), list[Step]()
     for step in scheduled(units):
         operation = step[0].operations[0]
         steps += [operation] if isinstance(operation, Foreign) else writer.launches(step)
     returned = [place.buffer for place in translation.outputs]
-    freed = last_uses([_touched(step, kept) for step in steps], returned)
+    freed = last_uses([_touched(step, in_memory) for step in steps], returned)
     return Plan(translation, steps, freed, writer.texts(_FILES))
 
 
-def _kept(units: Sequence[Unit], translation: Translation) -> set[Buffer]:
+def _in_memory(units: Sequence[Unit], translation: Translation) -> set[Buffer]:
     """The memory that has to be written: other results of loops stay in registers."""
     users: dict[Buffer, set[Unit]] = {}
     for unit in units:
@@ -148,47 +148,25 @@ def _kept(units: Sequence[Unit], translation: Translation) -> set[Buffer]:
     return returned | foreign | several
 
 
-def _touched(step: Step, kept: set[Buffer]) -> list[Buffer]:
+def _touched(step: Step, in_memory: set[Buffer]) -> list[Buffer]:
     if isinstance(step, Launch):
         return [each[0] for each in step.pointers if not isinstance(each, int)]
-    return [place.buffer for place in (*step.reads, *step.writes) if place.buffer in kept]
+    return [place.buffer for place in (*step.reads, *step.writes) if place.buffer in in_memory]
 
 
-def _runnable(program: Program, plan: Plan, code: bytes) -> Compiled:
+def _runnable(program: Program, plan: Plan, payload: bytes) -> Compiled:
+    libraries, codes = kept.decoded(payload, sum(map(blas.is_product, plan.steps)))
     runner = Runner(
         plan.translation,
         plan.steps,
         plan.freed,
         [slot.mutated for slot in program.inputs],
         constants_of(program, plan.translation.constants),
-        nvrtc.Kernels(_apart(code)),
+        nvrtc.Kernels(codes),
         current_gpu(),
+        libraries,
     )
-    return replayed(program, Compiled(runner.run, code), CudaGraphs())
-
-
-def _together(codes: Sequence[bytes]) -> bytes:
-    """Several pieces of code as one, each behind its length; a program may need none."""
-    return _MARK + b"".join(len(code).to_bytes(8, "little") + code for code in codes)
-
-
-def _apart(code: bytes) -> list[bytes]:
-    """The pieces again.
-
-    Raises:
-        CorruptExecutable: the lengths do not fit.
-    """
-    codes: list[bytes] = []
-    if not code.startswith(_MARK):
-        raise CorruptExecutable("the kernels of a program begin with something else")
-    code = code[len(_MARK) :]
-    while code:
-        size, code = int.from_bytes(code[:8], "little"), code[8:]
-        if len(code) < size or not size:
-            raise CorruptExecutable("the kernels of a program are incomplete")
-        codes.append(code[:size])
-        code = code[size:]
-    return codes
+    return replayed(program, Compiled(runner.run, payload), CudaGraphs())
 
 
 def _capability() -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from abele.targets.cuda.emitted import blas
 from abele.targets.cuda.emitted.source import THREADS, Launch, Pointer
 from abele.targets.translation.operations import Foreign, Translation, places_changed
 from abele.targets.translation.places import Buffer, Kind, Place, laid_out
@@ -41,6 +42,7 @@ class Runner:
         constants: of the program's graph, in the order of their buffers.
         kernels: of all launches.
         device: where tensors are made.
+        libraries: that multiply matrices, for each product among the steps; empty for torch's own.
     """
 
     def __init__(
@@ -52,7 +54,10 @@ class Runner:
         constants: Sequence[torch.Tensor],
         kernels: Kernels,
         device: torch.device,
+        libraries: Sequence[str] = (),
     ):
+        products = [index for index, step in enumerate(steps) if blas.is_product(step)]
+        self._libraries = dict(zip(products, libraries, strict=False))
         self._translation, self._steps, self._freed = translation, steps, freed
         self._written, self._constants = written, constants
         self._kernels, self._device = kernels, device
@@ -76,12 +81,13 @@ class Runner:
                 copies.append((tensor, taken))
         inputs.clear()
         self._kernels.use()
-        for step, unused in zip(self._steps, self._freed, strict=True):
+        for index, (step, unused) in enumerate(zip(self._steps, self._freed, strict=True)):
             if isinstance(step, Launch):
                 addresses = [memory.address(each) for each in step.pointers]
                 self._kernels.launch(step.name, step.blocks, THREADS, addresses)
             else:
-                _call(step, memory)
+                with blas.using(self._libraries.get(index)):
+                    _call(step, memory)
             memory.free(unused)
         outputs = [memory.tensor(place).to(place.dtype) for place in self._translation.outputs]
         for tensor, ordered in copies:
