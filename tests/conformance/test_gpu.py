@@ -3,6 +3,8 @@
 Without a GPU all of this is skipped; ``scripts/gpu`` runs it.
 """
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -11,6 +13,8 @@ import poptorch
 from abele.compile.tolerances import TOLERANCE
 from abele.targets.candidates import ENVIRONMENT as LOWERING
 from abele.targets.cuda.emitted import blas
+from abele.targets.cuda.emitted import lowering as of_programs
+from abele.targets.cuda.emitted.choices import Choices, microseconds
 from abele.targets.replay import ENVIRONMENT as GRAPHS
 from conftest import usable
 from helpers.models import MODELS
@@ -275,12 +279,43 @@ def test_kept_kernels_compute_the_same(isolated_cache):
 
 def test_products_are_measured_with_both_libraries(capfd):
     x, y = torch.randn(64, 96, device="cuda"), torch.randn(96, 128, device="cuda")
-    usual, other = blas.microseconds(lambda: x @ y)
-    assert 0 < usual < 1e4
-    assert 0 < other < 1e4
-    assert "experimental" not in capfd.readouterr().err
     results = []
-    for name in blas.NAMES:
+
+    def by(name):
         with blas.using(name):
-            results.append((x @ y).cpu())
-    torch.testing.assert_close(*results)
+            results.append(x @ y)
+
+    times = microseconds([functools.partial(by, name) for name in blas.NAMES])
+    assert all(0 < each < 1e4 for each in times)
+    assert "experimental" not in capfd.readouterr().err
+    torch.testing.assert_close(results[0], results[-1])
+
+
+class Branches(torch.nn.Module):
+    """Four layers that need nothing of each other, and their gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(96, 96) for _ in range(4))
+        self.last = torch.nn.Linear(96, 96)
+
+    def forward(self, x):
+        y = sum(layer(x).relu() for layer in self.layers)
+        return poptorch.identity_loss((self.last(y) ** 2).mean(), "none")
+
+
+def test_products_side_by_side_have_the_bits_of_products_one_after_the_other(monkeypatch):
+    plans, trained_models = [], []
+    measured = of_programs.measured
+    for together in (False, True):
+
+        def chosen(steps, device, together=together):
+            made = measured(steps, device)
+            plans.append(made.together)
+            libraries = [blas.USUAL] * len(made.libraries)
+            return Choices(libraries, [together] * len(made.together))
+
+        monkeypatch.setattr(of_programs, "measured", chosen)
+        trained_models.append(losses(Branches, lambda: torch.randn(64, 96), steps=20))
+    assert all(plans)
+    assert torch.equal(*trained_models)

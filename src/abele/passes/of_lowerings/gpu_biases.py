@@ -18,7 +18,10 @@ from abele.program import Program
 
 aten = torch.ops.aten
 
-_PRODUCTS = {aten.addmm.default: aten.mm.default, aten.baddbmm.default: aten.bmm.default}
+_PRODUCTS: dict[Any, Any] = {
+    aten.addmm.default: aten.mm.default,
+    aten.baddbmm.default: aten.bmm.default,
+}
 _TYPES = (torch.float32, torch.float64)
 
 

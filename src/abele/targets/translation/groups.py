@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from abele.targets.translation.operations import Foreign, Operation, Pointwise
 from abele.targets.translation.places import Buffer, Place
@@ -58,9 +58,16 @@ class Unit:
         return self.operations[-1].position
 
 
-def grouped(operations: Sequence[Operation]) -> list[Unit]:
-    """Units of all operations; ``before`` says which orders are possible."""
-    return Grouping().of(operations)
+def grouped(
+    operations: Sequence[Operation], in_any_order: Callable[[Operation], bool] = lambda _: False
+) -> list[Unit]:
+    """Units of all operations; ``before`` says which orders are possible.
+
+    Args:
+        operations: in an order in which they can run.
+        in_any_order: of an operator of torch, whether it may run before or after others of torch.
+    """
+    return Grouping(in_any_order).of(operations)
 
 
 class Grouping:
@@ -68,9 +75,13 @@ class Grouping:
 
     An operation joins the unit that made one of its operands; if several did, they become one. A
     unit runs as a whole, so nothing may join that has to wait for something in between.
+
+    Args:
+        in_any_order: see ``grouped``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, in_any_order: Callable[[Operation], bool]) -> None:
+        self._in_any_order = in_any_order
         self._units: list[Unit | None] = []
         self._number: dict[Unit, int] = {}
         # For each unit, all that have to run before it, as bits.
@@ -134,8 +145,8 @@ class Grouping:
             earlier = self._writers.get(place.buffer, ())
             before.update(unit for unit, other in earlier if not _disjoint(place, other))
             before.update(self._readers.get(place.buffer, ()))
-        if isinstance(operation, Foreign) and self._foreign is not None:
-            before.add(self._foreign)  # they may draw random numbers, or print
+        if self._is_ordered(operation) and self._foreign is not None:
+            before.add(self._foreign)
         return {self._current(each) for each in before}
 
     def _note(self, operation: Operation, unit: Unit) -> None:
@@ -145,8 +156,12 @@ class Grouping:
                 readers.append(unit)
         for place in operation.writes:
             self._writers.setdefault(place.buffer, []).append((unit, place))
-        if isinstance(operation, Foreign):
+        if self._is_ordered(operation):
             self._foreign = unit
+
+    def _is_ordered(self, operation: Operation) -> bool:
+        """Operators of torch may draw random numbers, or print."""
+        return isinstance(operation, Foreign) and not self._in_any_order(operation)
 
     def _joined(self, operation: Pointwise, before: set[Unit]) -> Unit | None:
         size = operation.result.size

@@ -1,50 +1,50 @@
-"""What an executable keeps of a program for a GPU: who multiplies matrices, and the kernels."""
+"""What an executable keeps of a program for a GPU: what was measured, and the kernels."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 
 from abele.errors import CorruptExecutable
 from abele.targets.cuda.emitted import blas
+from abele.targets.cuda.emitted.choices import Choices
 
 _MARK = b"abele kernels\n"
+_OTHERS = "the kernels of a program have no choices that are known here"
 
 
-def encoded(libraries: Sequence[str], codes: Sequence[bytes]) -> bytes:
+def encoded(choices: Choices, codes: Sequence[bytes]) -> bytes:
     """Return one text of bytes, each piece behind its length; a program may need no kernels.
 
     Args:
-        libraries: for each product of the program.
-        codes: of kernels.
+        choices: of the program.
+        codes: of its kernels.
     """
-    pieces = [json.dumps(list(libraries)).encode(), *codes]
+    pieces = [json.dumps(dataclasses.asdict(choices)).encode(), *codes]
     return _MARK + b"".join(len(piece).to_bytes(8, "little") + piece for piece in pieces)
 
 
-def decoded(payload: bytes, products: int) -> tuple[list[str], list[bytes]]:
-    """Return libraries and codes again.
+def decoded(payload: bytes) -> tuple[Choices, list[bytes]]:
+    """Return choices and codes again.
 
     Args:
         payload: what ``encoded`` returned.
-        products: how many the program has.
 
     Raises:
-        CorruptExecutable: lengths or names do not fit.
+        CorruptExecutable: it is incomplete, or something else.
     """
     if not payload.startswith(_MARK):
         raise CorruptExecutable("the kernels of a program begin with something else")
     first, *codes = _pieces(payload[len(_MARK) :])
     try:
-        libraries = json.loads(first)
-    except ValueError as problem:
-        raise CorruptExecutable("the kernels of a program have no list of libraries") from problem
-    known = isinstance(libraries, list) and all(each in blas.NAMES for each in libraries)
-    if not known or len(libraries) != products:
-        raise CorruptExecutable(
-            "the kernels of a program name other libraries than it has products"
-        )
-    return libraries, codes
+        choices = Choices(**json.loads(first))
+        usable = {*blas.NAMES} >= {*choices.libraries} and {True, False} >= {*choices.together}
+    except (TypeError, ValueError) as problem:
+        raise CorruptExecutable(f"{_OTHERS}: {problem}") from problem
+    if not usable:
+        raise CorruptExecutable(_OTHERS)
+    return choices, codes
 
 
 def _pieces(rest: bytes) -> list[bytes]:

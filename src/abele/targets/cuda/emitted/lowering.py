@@ -10,13 +10,16 @@ from typing import Any
 
 import torch
 
+from abele.errors import CorruptExecutable
 from abele.passes.of_lowerings.gpu_attention import gpu_attention
 from abele.passes.of_lowerings.gpu_biases import gpu_biases
 from abele.passes.of_lowerings.gpu_norms import gpu_norms
 from abele.program import Program, has_effect, subgraphs
 from abele.targets.base import Compiled, Lowering, require_code
 from abele.targets.cuda.emitted import batch_norms, blas, kept, nvrtc, reasons, sums
-from abele.targets.cuda.emitted.run import Runner, Step, last_uses
+from abele.targets.cuda.emitted.beside import Beside
+from abele.targets.cuda.emitted.choices import Step, measured
+from abele.targets.cuda.emitted.run import Runner, last_uses
 from abele.targets.cuda.emitted.schedule import scheduled
 from abele.targets.cuda.emitted.source import Launch, Writer
 from abele.targets.cuda.gpu import current_gpu, to_gpu
@@ -81,12 +84,12 @@ class Emitted(Lowering):
         return nvrtc.unavailable()
 
     def compile(self, program: Program) -> Compiled:
-        """Write the kernels and compile them; meanwhile, see who multiplies matrices faster."""
+        """Write the kernels and compile them; meanwhile, measure products."""
         plan = planned(program)
         with ThreadPoolExecutor(_FILES) as pool:
             each = pool.map(functools.partial(nvrtc.compiled, capability=_capability()), plan.texts)
-            libraries = blas.chosen(plan.steps, current_gpu())
-        return _runnable(program, plan, kept.encoded(libraries, list(each)))
+            choices = measured(plan.steps, current_gpu())
+        return _runnable(program, plan, kept.encoded(choices, list(each)))
 
     def load(self, program: Program, payload: bytes) -> Compiled:
         """Plan the launches again; the code is there."""
@@ -123,12 +126,16 @@ def planned(program: Program) -> Plan:
         program: after the passes of the lowering.
     """
     translation = translate(program, _DIALECT)
-    units = grouped(translation.operations)
+    units = grouped(translation.operations, blas.is_product)
     in_memory = _in_memory(units, translation)
     writer, steps = Writer(in_memory), list[Step]()
     for step in scheduled(units):
-        operation = step[0].operations[0]
-        steps += [operation] if isinstance(operation, Foreign) else writer.launches(step)
+        operations = [unit.operations[0] for unit in step]
+        torchs = [each for each in operations if isinstance(each, Foreign)]
+        if len(torchs) > 1:
+            steps.append(Beside(torchs))
+        else:
+            steps += torchs or writer.launches(step)
     returned = [place.buffer for place in translation.outputs]
     freed = last_uses([_touched(step, in_memory) for step in steps], returned)
     return Plan(translation, steps, freed, writer.texts(_FILES))
@@ -151,11 +158,15 @@ def _in_memory(units: Sequence[Unit], translation: Translation) -> set[Buffer]:
 def _touched(step: Step, in_memory: set[Buffer]) -> list[Buffer]:
     if isinstance(step, Launch):
         return [each[0] for each in step.pointers if not isinstance(each, int)]
-    return [place.buffer for place in (*step.reads, *step.writes) if place.buffer in in_memory]
+    operations = step.operations if isinstance(step, Beside) else [step]
+    places = [place for each in operations for place in (*each.reads, *each.writes)]
+    return [place.buffer for place in places if place.buffer in in_memory]
 
 
 def _runnable(program: Program, plan: Plan, payload: bytes) -> Compiled:
-    libraries, codes = kept.decoded(payload, sum(map(blas.is_product, plan.steps)))
+    choices, codes = kept.decoded(payload)
+    if not choices.fit(plan.steps):
+        raise CorruptExecutable("the kernels of a program have choices for other products")
     runner = Runner(
         plan.translation,
         plan.steps,
@@ -164,7 +175,7 @@ def _runnable(program: Program, plan: Plan, payload: bytes) -> Compiled:
         constants_of(program, plan.translation.constants),
         nvrtc.Kernels(codes),
         current_gpu(),
-        libraries,
+        choices,
     )
     return replayed(program, Compiled(runner.run, payload), CudaGraphs())
 

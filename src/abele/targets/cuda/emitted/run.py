@@ -6,17 +6,19 @@ After that its time does not matter.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from abele.targets.cuda.emitted import blas
+from abele.targets.cuda.emitted.beside import Beside, SideStreams
+from abele.targets.cuda.emitted.choices import Choices, Step, products_of
 from abele.targets.cuda.emitted.source import THREADS, Launch, Pointer
 from abele.targets.translation.operations import Foreign, Translation, places_changed
 from abele.targets.translation.places import Buffer, Kind, Place, laid_out
-
-Step = Launch | Foreign
 
 
 class Kernels(Protocol):
@@ -42,7 +44,7 @@ class Runner:
         constants: of the program's graph, in the order of their buffers.
         kernels: of all launches.
         device: where tensors are made.
-        libraries: that multiply matrices, for each product among the steps; empty for torch's own.
+        choices: how products are computed; None for as torch does it, one after the other.
     """
 
     def __init__(
@@ -54,10 +56,15 @@ class Runner:
         constants: Sequence[torch.Tensor],
         kernels: Kernels,
         device: torch.device,
-        libraries: Sequence[str] = (),
+        choices: Choices | None = None,
     ):
-        products = [index for index, step in enumerate(steps) if blas.is_product(step)]
-        self._libraries = dict(zip(products, libraries, strict=False))
+        self._libraries: dict[Foreign, str] = {}
+        self._together: set[Beside] = set()
+        if choices is not None:
+            self._libraries = dict(zip(products_of(steps), choices.libraries, strict=True))
+            groups = (step for step in steps if isinstance(step, Beside))
+            self._together = set(itertools.compress(groups, choices.together))
+        self._streams = SideStreams()
         self._translation, self._steps, self._freed = translation, steps, freed
         self._written, self._constants = written, constants
         self._kernels, self._device = kernels, device
@@ -81,18 +88,32 @@ class Runner:
                 copies.append((tensor, taken))
         inputs.clear()
         self._kernels.use()
-        for index, (step, unused) in enumerate(zip(self._steps, self._freed, strict=True)):
+        for step, unused in zip(self._steps, self._freed, strict=True):
             if isinstance(step, Launch):
                 addresses = [memory.address(each) for each in step.pointers]
                 self._kernels.launch(step.name, step.blocks, THREADS, addresses)
+            elif isinstance(step, Beside):
+                self._products(step, memory)
             else:
-                with blas.using(self._libraries.get(index)):
-                    _call(step, memory)
+                self._call(step, memory)
             memory.free(unused)
         outputs = [memory.tensor(place).to(place.dtype) for place in self._translation.outputs]
         for tensor, ordered in copies:
             tensor.copy_(ordered)
         return outputs
+
+    def _products(self, step: Beside, memory: _Memory) -> None:
+        """Compute products that need nothing of each other."""
+        works = [functools.partial(self._call, each, memory) for each in step.operations]
+        if step in self._together:
+            self._streams.together(works)
+        else:
+            for work in works:
+                work()
+
+    def _call(self, step: Foreign, memory: _Memory) -> None:
+        with blas.using(self._libraries.get(step)):
+            _call(step, memory)
 
 
 def _call(step: Foreign, memory: _Memory) -> None:

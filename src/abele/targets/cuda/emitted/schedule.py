@@ -1,18 +1,20 @@
-"""The order of a program's units on a GPU, and which loops are one launch."""
+"""The order of a program's units on a GPU, and which of them run together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from abele.targets.cuda.emitted import beside
 from abele.targets.translation.groups import Unit
 from abele.targets.translation.operations import Foreign
 
 
 def scheduled(units: Sequence[Unit]) -> list[list[Unit]]:
-    """Steps in order: one operator of torch, or loops and sums that are launched together.
+    """Steps in order: one operator of torch, several products, or loops that are launched together.
 
-    A launch takes microseconds however little it does, so they wait until nothing else can run, and
-    then all that are ready go at once.
+    A launch takes microseconds however little it does, so loops wait until nothing else can run,
+    and then all that are ready go at once. Products that leave room go with others that do. What
+    has a choice keeps the order of the program, so that memory is free again as soon as there.
 
     Args:
         units: ``before`` says which have to come first.
@@ -22,11 +24,13 @@ def scheduled(units: Sequence[Unit]) -> list[list[Unit]]:
     for unit in units:
         for each in unit.before:
             after[each].append(unit)
+    position = {unit: index for index, unit in enumerate(units)}
     ready = [unit for unit in units if not missing[unit]]
     steps: list[list[Unit]] = []
     while ready:
+        ready.sort(key=position.__getitem__)
         others = [unit for unit in ready if isinstance(unit.operations[0], Foreign)]
-        step = others[:1] or ready
+        step = _first(others) or ready
         steps.append(step)
         ready = [unit for unit in ready if unit not in step]
         for unit in step:
@@ -36,3 +40,9 @@ def scheduled(units: Sequence[Unit]) -> list[list[Unit]]:
                     ready.append(each)
     assert sum(map(len, steps)) == len(units), "units need each other"
     return steps
+
+
+def _first(others: Sequence[Unit]) -> list[Unit]:
+    """The first operator of torch, with those that may be computed beside it."""
+    room = [unit for unit in others if beside.leaves_room(unit.operations[0])]
+    return room[: beside.MOST] if room[:1] == [*others[:1]] else [*others[:1]]

@@ -1,0 +1,186 @@
+"""What is measured on a GPU when a program is compiled, and kept with its kernels.
+
+A program that is loaded makes the same choices, so it has the bits of the one that was compiled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from abele.targets.cuda.emitted import blas
+from abele.targets.cuda.emitted.beside import Beside, SideStreams
+from abele.targets.cuda.emitted.source import Launch
+from abele.targets.translation.operations import Foreign
+from abele.targets.translation.places import Place
+
+Step = Launch | Foreign | Beside
+Work = Callable[[], object]
+#: Returns the microseconds of each of several works, measured in turns.
+Clock = Callable[[Sequence[Work]], list[float]]
+
+# What is not usual has to be faster by more than what measurements differ by.
+_GAIN = 0.95
+_REPEATED, _WARM, _WINDOWS = 10, 2, 5
+# Larger tensors are not made for a measurement.
+_MOST_BYTES = 1 << 28
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """How the products of a program are computed.
+
+    Attributes:
+        libraries: of each product, in the order of the steps; see ``blas``.
+        together: of each group of products, whether they are computed side by side.
+    """
+
+    libraries: list[str]
+    together: list[bool]
+
+    def fit(self, steps: Sequence[Step]) -> bool:
+        """Whether they are choices for these steps."""
+        groups = [step for step in steps if isinstance(step, Beside)]
+        counts = len(list(products_of(steps))), len(groups)
+        return counts == (len(self.libraries), len(self.together))
+
+
+def products_of(steps: Sequence[Step]) -> Iterator[Foreign]:
+    """The products of a program in order."""
+    for step in steps:
+        for each in step.operations if isinstance(step, Beside) else [step]:
+            if isinstance(each, Foreign) and blas.is_product(each):
+                yield each
+
+
+def measured(steps: Sequence[Step], device: torch.device, clock: Clock | None = None) -> Choices:
+    """Choose what is faster; equal products, and equal groups of them, are measured once.
+
+    Args:
+        steps: of a program.
+        device: where products are computed.
+        clock: measures; None for the clock of the GPU.
+    """
+    measurement = _Measurement(device, clock or microseconds)
+    libraries = [measurement.library(each) for each in products_of(steps)]
+    groups = [step.operations for step in steps if isinstance(step, Beside)]
+    return Choices(libraries, [measurement.together(group) for group in groups])
+
+
+class _Measurement:
+    """Measures products with numbers like the program's.
+
+    Args:
+        device: where they are computed.
+        clock: measures.
+    """
+
+    def __init__(self, device: torch.device, clock: Clock):
+        self._device, self._clock = device, clock
+        self._libraries: dict[object, str] = {}
+        self._together: dict[object, bool] = {}
+        self._streams = SideStreams()
+
+    def library(self, product: Foreign) -> str:
+        """The faster one."""
+        key = _kind(product)
+        if key not in self._libraries:
+            self._libraries[key] = self._faster(product)
+        return self._libraries[key]
+
+    def _faster(self, product: Foreign) -> str:
+        if _bytes(product) > _MOST_BYTES:
+            return blas.USUAL
+        work = self._work(product)
+        usual, other = self._clock([_by(name, work) for name in (blas.USUAL, blas.OTHER)])
+        return blas.OTHER if other < _GAIN * usual else blas.USUAL
+
+    def together(self, group: Sequence[Foreign]) -> bool:
+        """Whether products are faster side by side."""
+        key = tuple(map(_kind, group))
+        if key not in self._together:
+            works = [_by(self.library(each), self._work(each)) for each in group]
+
+            def one_after_the_other() -> None:
+                for work in works:
+                    work()
+
+            def side_by_side() -> None:
+                self._streams.together(works)
+
+            usual, other = self._clock([one_after_the_other, side_by_side])
+            self._together[key] = other < _GAIN * usual
+        return self._together[key]
+
+    def _work(self, product: Foreign) -> Work:
+        operands = [self._numbers(each) for each in _operands(product)]
+        return lambda: product.target(*operands, **product.options)
+
+    def _numbers(self, place: Place) -> torch.Tensor:
+        """A tensor laid out as the program's; zeros would be multiplied faster than numbers."""
+        size = 1 + sum((n - 1) * step for n, step in zip(place.shape, place.stride, strict=True))
+        numbers = torch.linspace(-1, 1, size if place.size else 0, device=self._device)
+        return numbers.to(place.dtype).as_strided(place.shape, place.stride)
+
+
+def _kind(product: Foreign) -> object:
+    """Equal for products that take equally long."""
+    layouts = ((each.dtype, each.shape, each.stride) for each in _operands(product))
+    return product.target, *layouts
+
+
+def _operands(product: Foreign) -> list[Place]:
+    return [each for each in product.arguments if isinstance(each, Place)]
+
+
+def _bytes(product: Foreign) -> int:
+    places = *_operands(product), *product.writes
+    return sum(each.size * each.dtype.itemsize for each in places)
+
+
+def _by(library: str, work: Work) -> Work:
+    def by_library() -> None:
+        with blas.using(library):
+            work()
+
+    return by_library
+
+
+def microseconds(works: Sequence[Work]) -> list[float]:
+    """Measure works on the current GPU in turns: each several times in one graph, without the host.
+
+    Args:
+        works: what each does may be captured.
+
+    Returns:
+        Microseconds of each.
+    """
+    graphs = [_captured(work) for work in works]
+    times: list[list[float]] = [[] for _ in graphs]
+    for window in range(_WARM + _WINDOWS):
+        for graph, of_graph in zip(graphs, times, strict=True):
+            took = _replayed(graph)
+            if window >= _WARM:
+                of_graph.append(took)
+    return [statistics.median(each) / _REPEATED for each in times]
+
+
+def _captured(work: Work) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    work()  # libraries make what they need
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _ in range(_REPEATED):
+            work()
+    return graph
+
+
+def _replayed(graph: torch.cuda.CUDAGraph) -> float:
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in (0, 1))
+    began.record()
+    graph.replay()
+    ended.record()
+    ended.synchronize()
+    return began.elapsed_time(ended) * 1e3
