@@ -13,7 +13,7 @@ PYTHON = r"""#!/bin/sh
 echo "$*" >>"{folder}/calls"
 case "$*" in
 -m\ pytest*) exit {tests} ;;
--m\ benchmarks.gpu_profile*) ;;
+-m\ benchmarks.gpu_p*) ;;
 -m\ benchmarks*) sleep {table} ;;
 *) echo "AssertionError: no GPU to speak of"; exit {check} ;;
 esac
@@ -80,11 +80,13 @@ def test_tests_profile_and_table_run_and_decide_the_status(folder, tests, status
     assert [line.split(",")[0] for line in lines] == [
         "check: status 0",
         f"tests: status {tests}",
+        "products: status 0",
         "profile: status 0",
         "table: status 0",
     ]
     calls = (folder / "calls").read_text()
     assert "-m pytest -q -p no:cacheprovider -k cuda or gpu tests/conformance" in calls
+    assert "-m benchmarks.gpu_products --out" in calls
     assert "-m benchmarks.gpu_profile --rows a21,mlp,gpt --out" in calls
     assert "--device cuda --threads 4 --once --rows introduction-16,gpt" in calls
     assert f"--out {folder / 'out'}" in calls
@@ -120,5 +122,5 @@ def test_all_limits_together_are_less_than_ten_minutes():
         for word in text.split()
         if word.endswith(tuple("0123456789")) and "_s=" in word
     )
-    assert len(limits) == 4
+    assert len(limits) == 5
     assert sum(map(int, limits.values())) + 30 + 5 * 5 < 600
