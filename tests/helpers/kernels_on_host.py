@@ -86,7 +86,7 @@ extern "C" void host_{name}(unsigned blocks, unsigned threads, void** addresses)
 _APART = "for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) {name}(all);"
 _TOGETHER = "together(threads, [&] {{ {name}(all); }});"
 # Functions of device.h in which the threads of a block wait for each other.
-_WAITING = ("column_sums", "channel_")
+_WAITING = ("column_sums", "channel_", "convolution", "pointwise")
 
 
 class Kernels:

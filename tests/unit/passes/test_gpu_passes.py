@@ -140,3 +140,22 @@ def test_products_with_factors_and_of_half_numbers_stay_together():
 
 def targets_of(program):
     return [node.target for node in program.graph.graph.nodes]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradients_of_biases_of_convolutions_are_summed_apart(transposed):
+    def function(x, weight, bias):
+        convolve = F.conv_transpose2d if transposed else F.conv2d
+        return convolve(x, weight, bias)
+
+    inputs = torch.randn(2, 4, 7, 6), torch.randn(4, 4, 3, 3), torch.randn(4)
+    program = program_of(function, inputs, gradients=True)
+    apart = gpu_biases(program)
+    apart.verify()
+    (backward,) = (
+        node for node in apart.graph.graph.nodes if node.target is aten.convolution_backward.default
+    )
+    assert backward.args[-1] == [True, True, False]
+    assert targets_of(apart).count(aten.sum.dim_IntList) == 1
+    results = [Interpreter().compile(each).run(list(inputs)) for each in (program, apart)]
+    torch.testing.assert_close(*results)

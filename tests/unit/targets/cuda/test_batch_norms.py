@@ -194,7 +194,7 @@ def test_equal_layers_share_kernels():
         if isinstance(unit.operations[0], Blocks) and unit.operations[0].what == "channel_moments"
     ]
     assert len(launches) == 4
-    assert len({each.name for each in launches}) == 2  # the first counts batches beside
+    assert len({each.name for each in launches}) == 1
 
 
 @COMPILED

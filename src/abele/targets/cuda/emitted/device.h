@@ -300,6 +300,29 @@ ABELE_ONCE void channel_totals(unsigned channel, unsigned rows, const float* pro
   if (threadIdx.x == 0) grad_bias[channel] = plain, grad_weight[channel] = scaled * rstd[channel];
 }
 
+// Of each part of each channel, its sum.
+ABELE_ONCE void channel_sums(unsigned block, unsigned channels, unsigned pixels, unsigned rows,
+                             const float* x, float* sums) {
+  const Part part(block, channels, pixels, rows);
+  float sum = 0;
+#pragma unroll
+  for (unsigned turn = 0; turn < each_of_part; ++turn) {
+    const unsigned i = turn * threads + threadIdx.x;
+    if (i < part.count) sum += x[part.at(i)];
+  }
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) sums[block] = sum;
+}
+
+// The sum of a channel, from those of its parts.
+ABELE_ONCE void channel_sum(unsigned channel, unsigned parts, const float* sums, float* y) {
+  float sum = 0;
+  for (unsigned part = threadIdx.x; part < parts; part += threads)
+    sum += sums[int64_t(channel) * parts + part];
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) y[channel] = sum;
+}
+
 // The last of `count` parts that begins at `block` or before.
 ABELE_INLINE unsigned part_of(const unsigned* first, unsigned count, unsigned block) {
   unsigned low = 0, high = count;

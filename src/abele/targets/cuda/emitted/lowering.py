@@ -16,7 +16,7 @@ from abele.passes.of_lowerings.gpu_biases import gpu_biases
 from abele.passes.of_lowerings.gpu_norms import gpu_norms
 from abele.program import Program, has_effect, subgraphs
 from abele.targets.base import Compiled, Lowering, require_code
-from abele.targets.cuda.emitted import batch_norms, blas, kept, nvrtc, reasons, sums
+from abele.targets.cuda.emitted import batch_norms, blas, convolutions, kept, nvrtc, reasons, sums
 from abele.targets.cuda.emitted.beside import Beside
 from abele.targets.cuda.emitted.choices import Step, measured
 from abele.targets.cuda.emitted.run import Runner, last_uses
@@ -58,6 +58,7 @@ _HANDLERS: dict[Any, Handler] = {
     **gates.HANDLERS,
     **sums.HANDLERS,
     **batch_norms.HANDLERS,
+    **convolutions.HANDLERS,
 }
 _DIALECT = Dialect(handlers=_HANDLERS, types=NAMES)
 
@@ -67,7 +68,7 @@ class Emitted(Lowering):
 
     name = "emitted"
     compiles = True
-    passes = (to_gpu, gpu_attention, gpu_norms, gpu_biases)
+    passes = (to_gpu, gpu_attention, gpu_norms, gpu_biases, convolutions.apart)
 
     def why(self, program: Program) -> str | None:
         """Take programs of straight code."""

@@ -20,7 +20,7 @@ from abele.kernels import sources as kernels
 
 # The first includes the second.
 _HEADERS = (
-    Path(__file__).parent / "device.h",
+    *(Path(__file__).parent / name for name in ("device.h", "convolutions.h")),
     *(kernels.FOLDER / name for name in ("bounds.h", "functions.h")),
 )
 

@@ -12,6 +12,7 @@ from abele.targets.translation.pointwise import NAMES
 from abele.targets.translation.reasons import loop_choice, types_of
 
 _BLOCKS = "sums by blocks of threads: parts of launches with loops beside them"
+_CONVOLUTIONS = "few channels: blocks of threads compute eight of some pixels, as parts of launches"
 _TORCH = "torch's kernel for GPUs: what is no expression per element stays torch's"
 
 
@@ -19,7 +20,8 @@ def of_unit(unit: Unit) -> KernelChoice:
     """Return who computes a unit, and why."""
     first = unit.operations[0]
     if isinstance(first, Blocks):
-        return KernelChoice(first.what, _BLOCKS)
+        sums = "convolution" not in first.what and "pointwise" not in first.what
+        return KernelChoice(first.what, _BLOCKS if sums else _CONVOLUTIONS)
     if not isinstance(first, Foreign):
         return loop_choice(unit)
     unknown = (

@@ -19,6 +19,7 @@ _SEVERAL, _LARGE = 4, 1 << 19
 # A kernel's arguments may take 4 KiB on all GPUs.
 _MOST_POINTERS = 500
 _LARGEST_INDEX = 2**31
+_HEADERS = '#include "device.h"\n#include "functions.h"\n#include "convolutions.h"'
 _NAME = "LAUNCH"  # of a kernel, until it has one
 #: Buffer and offset in elements of a tensor, or a number.
 Pointer = tuple[Buffer, int] | int
@@ -109,9 +110,7 @@ class Writer:
         named = ((name, text) for text, name in self._names.items() if name in used)
         functions = [text.replace("NAME", name, 1) for name, text in named]
         texts = [kernel.text for kernel in kernels]
-        return (
-            "\n\n".join(['#include "device.h"\n#include "functions.h"', *functions, *texts]) + "\n"
-        )
+        return "\n\n".join([_HEADERS, *functions, *texts]) + "\n"
 
     def _part(self, unit: Unit) -> _Part:
         operation = unit.operations[0]
