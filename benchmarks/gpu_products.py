@@ -49,8 +49,9 @@ def main() -> int:
     ways.plain_float32()
     result: dict[str, Any] = {"environment": harness.environment(), "layers": {}}
     print(f"{'':20s} {'':18s} {'cuBLAS':>8s} {'cuBLASLt':>8s}   us of a product")
-    for name, *sizes in LAYERS:
-        result["layers"][name] = {"sizes": sizes, **measured(*sizes)}
+    for name, rows, inputs, results in LAYERS:
+        sizes = [rows, inputs, results]
+        result["layers"][name] = {"sizes": sizes, **measured(rows, inputs, results)}
         print(_text(name, result["layers"][name]), flush=True)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
