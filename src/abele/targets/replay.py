@@ -9,6 +9,7 @@ numbers of torch's kernels are others in each replay.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 import warnings
@@ -26,6 +27,8 @@ ENVIRONMENT = "ABELE_CUDA_GRAPHS"
 _MOST = 8  # captures of one program; each keeps memory of its own
 # Results up to this size are small; so many larger ones are in page-locked memory at a time.
 _SMALL_BYTES, _MOST_LOCKED = 1 << 16, 16
+# Rows of a batch up to this size are copied by one thread.
+_ALONE_BYTES = 1 << 21
 # Operators that read values of the device while they run.
 _ON_HOST = {
     *("abele.value_check.default", "abele.farthest_points.default"),
@@ -352,7 +355,7 @@ class _HostCapture:
     def replay(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run it, and wait; results are the caller's."""
         for row, tensor in zip(self._rows, rows, strict=True):
-            row.copy_(tensor)
+            _copy(row, tensor)
         self._replay()
         large = {index: self._fetched(tensor) for index, tensor in self._large.items()}
         self._recorder.wait()
@@ -367,3 +370,19 @@ class _HostCapture:
         result = self._recorder.on_host(tensor).copy_(tensor, non_blocking=True)
         self._locked.append(weakref.ref(result))
         return result
+
+
+def _copy(to: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy rows of the host.
+
+    Torch wakes threads from 32,768 numbers on, which takes longer than copying some hundred KiB.
+    """
+    size = to.numel() * to.element_size()
+    alike = to.dtype == source.dtype and to.shape == source.shape and source.device.type == "cpu"
+    plain = (
+        to.is_contiguous() and source.is_contiguous() and not (source.is_conj() or source.is_neg())
+    )
+    if alike and plain and size <= _ALONE_BYTES:
+        ctypes.memmove(to.data_ptr(), source.data_ptr(), size)
+    else:
+        to.copy_(source)

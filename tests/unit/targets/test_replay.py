@@ -10,7 +10,15 @@ from abele.step.config import OutputMode, StepConfig
 from abele.targets.base import Lowering
 from abele.targets.cuda import Cuda
 from abele.targets.reference import Reference
-from abele.targets.replay import _ON_HOST, ENVIRONMENT, CudaGraphs, Replayed, replayed, why_not
+from abele.targets.replay import (
+    _ON_HOST,
+    ENVIRONMENT,
+    CudaGraphs,
+    Replayed,
+    _copy,
+    replayed,
+    why_not,
+)
 from conftest import usable
 from helpers.models import MODELS
 from helpers.runs import assert_same_bits, captured, rule_for, run, started
@@ -302,3 +310,30 @@ def test_captures_on_a_gpu_have_the_bits_of_calls(monkeypatch):
     assert len(replays) == 5
     monkeypatch.setenv(ENVIRONMENT, "0")
     assert_same_bits(weights, trained("introduction", "cuda"))
+
+
+COPIED = {
+    "rows": torch.randn(64, 784),
+    "nothing": torch.empty(0, 3),
+    "a number": torch.tensor(3.0),
+    "another order": torch.randn(5, 7).t(),
+    "a part": torch.randn(9, 7)[2:, 1:5],
+    "conjugated": torch.randn(3, 4, dtype=torch.complex64).conj(),
+    "negated": torch.randn(3, 4, dtype=torch.complex64).conj().imag,
+    "more than a thread copies": torch.arange(1 << 19),
+    "truths": torch.tensor([True, False]),
+}
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_rows_are_copied_whatever_they_are(name):
+    source = COPIED[name]
+    to = torch.full(source.shape, 7, dtype=source.dtype)
+    _copy(to, source)
+    assert torch.equal(to, source.resolve_conj().resolve_neg())
+
+
+def test_numbers_of_another_type_are_converted():
+    to = torch.empty(3, dtype=torch.float64)
+    _copy(to, torch.tensor([1, 2, 3]))
+    assert to.tolist() == [1.0, 2.0, 3.0]
