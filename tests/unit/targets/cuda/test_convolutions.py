@@ -142,6 +142,17 @@ def test_convolutions_of_other_kinds_are_torchs(function, shapes):
     assert not {"convolution", "convolution_weights"} & computed(program)[0]
 
 
+def test_channels_that_lie_side_by_side_are_torchs():
+    def function(x, weight):
+        return F.conv2d(x.contiguous(memory_format=torch.channels_last), weight, padding=1)
+
+    inputs = torch.randn(2, 4, 9, 9), torch.randn(6, 4, 3, 3)
+    program = convolutions.apart(gpu_biases(program_of(function, inputs, gradients=True)))
+    ours, torchs = computed(program)
+    assert not {"convolution", "convolution_weights"} & ours
+    assert len(torchs) == 2
+
+
 def test_double_and_half_numbers_are_torchs():
     for dtype in (torch.float64, torch.float16):
         inputs = torch.randn(2, 4, 9, 9, dtype=dtype), torch.randn(6, 4, 3, 3, dtype=dtype)

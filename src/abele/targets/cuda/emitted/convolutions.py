@@ -64,7 +64,7 @@ def backward(translator: Any, node: torch.fx.Node) -> bool:
     grad, image, weight, _, *settings, mask = arguments(node)
     grad, x, w = (translator.places[each] for each in (grad, image, weight))
     sizes = sizes_of(x, w, tuple(settings))
-    if sizes is None or grad.dtype is not torch.float32 or mask[2]:
+    if sizes is None or grad.dtype is not torch.float32 or mask[2] or _channels_last(x):
         return False
     if (mask[0] and not sizes.turned().is_ours()) or (mask[1] and not sizes.weights_are_ours()):
         return False
@@ -77,6 +77,11 @@ def backward(translator: Any, node: torch.fx.Node) -> bool:
         of_weight = _of_weight(translator, grad, translator.contiguous(x), w, sizes)
     translator.places[node] = [of_image, of_weight, None]
     return True
+
+
+def _channels_last(x: Place) -> bool:
+    """Whether channels of a pixel lie side by side: cuDNN has kernels for that."""
+    return x.shape[1] > 1 and x.stride[1] == 1 and x.shape[2] * x.shape[3] > 1
 
 
 def _convolution(
