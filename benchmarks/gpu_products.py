@@ -19,7 +19,7 @@ from benchmarks import harness
 from benchmarks.table import ways
 
 from abele.targets.cuda.emitted import blas
-from abele.targets.cuda.emitted.beside import SideStreams
+from abele.targets.cuda.emitted.beside import together
 from abele.targets.cuda.emitted.choices import microseconds
 
 # Of a layer: its name, rows of a batch, and the sizes of an input and of a result.
@@ -80,11 +80,9 @@ def measured(rows: int, inputs: int, results: int, device: str = "cuda") -> dict
     answer: dict[str, Any] = {}
     for name, work in works.items():
         answer[name] = microseconds([functools.partial(_by, each, work) for each in blas.NAMES])
-    gradients, streams = list(works.values())[1:], SideStreams()
+    gradients = list(works.values())[1:]
     in_turn = functools.partial(_all, gradients)
-    answer["both gradients"] = microseconds(
-        [in_turn, functools.partial(streams.together, gradients)]
-    )
+    answer["both gradients"] = microseconds([in_turn, functools.partial(together, gradients)])
     return answer
 
 

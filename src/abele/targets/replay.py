@@ -21,6 +21,7 @@ import torch
 
 from abele.program import Program, Role, has_effect, returned_nodes, subgraphs
 from abele.targets.base import Compiled, OfBatch, Repeated, Run
+from abele.targets.streams import capture_stream
 from abele.warn import warn_user
 
 ENVIRONMENT = "ABELE_CUDA_GRAPHS"
@@ -65,7 +66,8 @@ class CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         with warnings.catch_warnings():  # that nothing is in it: some programs return what they get
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            stream = capture_stream()
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 work()
         return graph.replay
 

@@ -73,13 +73,12 @@ def test_what_is_faster_is_chosen_and_equal_products_are_measured_once(program, 
         measured.append(usual.shape)
         return [10.0, 9.0 if usual.shape[0] == 2000 else 9.8]
 
-    class Streams:
-        def together(self, works):
-            for work in works:
-                work()
+    def together(works):
+        for work in works:
+            work()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choices, "SideStreams", Streams)
+        patch.setattr(beside, "together", together)
         patch.setattr(choices, "_by", lambda library, work: work)
         result = choices.measured(plan.steps, HOST, clock)
     assert result.fit(plan.steps)
@@ -135,7 +134,7 @@ class Kernels:
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_each_product_is_computed_as_was_chosen(together, no_library):
+def test_each_product_is_computed_as_was_chosen(together, no_library, monkeypatch):
     def function(x, y, weight):
         return x @ weight, y @ weight, weight.t() @ weight
 
@@ -144,18 +143,17 @@ def test_each_product_is_computed_as_was_chosen(together, no_library):
     plan = lowering.planned(program)
     names, side = [OTHER, USUAL, OTHER], []
 
-    class Streams:
-        def together(self, works):
-            side.append(len(works))
-            for work in reversed(works):
-                work()
+    def backwards(works):
+        side.append(len(works))
+        for work in reversed(works):
+            work()
 
+    monkeypatch.setattr(beside, "together", backwards)
     (group,) = groups_of(plan)
     result = Choices(names, [together])
     constants = constants_of(program, plan.translation.constants)
     steps = plan.translation, plan.steps, plan.freed
     runner = Runner(*steps, [False] * 3, constants, Kernels(), HOST, result)
-    runner._streams = Streams()
     actual = runner.run([each.clone() for each in inputs])
     expected = Interpreter().compile(program).run(list(inputs))
     assert all(map(torch.equal, actual, expected))

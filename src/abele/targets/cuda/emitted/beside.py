@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 import torch
 
 from abele.targets.cuda.emitted import blas
+from abele.targets.streams import side_streams
 from abele.targets.translation.operations import Foreign, Operation
 
 # Libraries give so many rows and columns of a result to a block, more or less.
@@ -43,31 +43,21 @@ def leaves_room(operation: Operation) -> bool:
     return math.prod(batch) * -(-rows // _TILE) * -(-columns // _TILE) <= _MOST_BLOCKS
 
 
-class SideStreams:
-    """Streams beside the current one.
+def together(works: Sequence[Callable[[], object]]) -> None:
+    """Queue works side by side: the first on the current stream, the others on streams beside it.
 
-    All begin where the current one is and it waits for them at the end. So memory that a stream
+    All begin where the current stream is and it waits for them at the end. So memory that a stream
     frees is only used again after whatever used it, on whichever stream.
+
+    Args:
+        works: they need nothing of each other.
     """
-
-    # All programs share them: for each stream cuBLAS keeps 32 MiB.
-    _streams: ClassVar[list[torch.cuda.Stream]] = []
-
-    def together(self, works: Sequence[Callable[[], object]]) -> None:
-        """Queue works side by side; the first is queued on the current stream.
-
-        Args:
-            works: they need nothing of each other.
-        """
-        first, *others = works
-        while len(self._streams) < len(others):
-            self._streams.append(torch.cuda.Stream())
-        current = torch.cuda.current_stream()
-        streams = self._streams[: len(others)]
-        for stream, work in zip(streams, others, strict=True):
-            stream.wait_stream(current)
-            with torch.cuda.stream(stream):
-                work()
-        first()
-        for stream in streams:
-            current.wait_stream(stream)
+    first, *others = works
+    current, streams = torch.cuda.current_stream(), side_streams(len(others))
+    for stream, work in zip(streams, others, strict=True):
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            work()
+    first()
+    for stream in streams:
+        current.wait_stream(stream)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from abele.targets.cuda.emitted import blas
-from abele.targets.cuda.emitted.beside import Beside, SideStreams
+from abele.targets.cuda.emitted import beside, blas
+from abele.targets.cuda.emitted.beside import Beside
 from abele.targets.cuda.emitted.source import Launch
+from abele.targets.streams import capture_stream
 from abele.targets.translation.operations import Foreign
 from abele.targets.translation.places import Place
 
@@ -82,7 +83,6 @@ class _Measurement:
         self._device, self._clock = device, clock
         self._libraries: dict[object, str] = {}
         self._together: dict[object, bool] = {}
-        self._streams = SideStreams()
 
     def library(self, product: Foreign) -> str:
         """The faster one."""
@@ -109,7 +109,7 @@ class _Measurement:
                     work()
 
             def side_by_side() -> None:
-                self._streams.together(works)
+                beside.together(works)
 
             usual, other = self._clock([one_after_the_other, side_by_side])
             self._together[key] = other < _GAIN * usual
@@ -169,9 +169,10 @@ def microseconds(works: Sequence[Work]) -> list[float]:
 
 
 def _captured(work: Work) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
-    work()  # libraries make what they need
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    graph, stream = torch.cuda.CUDAGraph(), capture_stream()
+    with torch.cuda.stream(stream):
+        work()  # libraries make what they need
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         for _ in range(_REPEATED):
             work()
     return graph

@@ -13,10 +13,11 @@ from typing import Any, Protocol
 
 import torch
 
-from abele.targets.cuda.emitted import blas
-from abele.targets.cuda.emitted.beside import Beside, SideStreams
+from abele.targets.cuda.emitted import beside, blas
+from abele.targets.cuda.emitted.beside import Beside
 from abele.targets.cuda.emitted.choices import Choices, Step, products_of
 from abele.targets.cuda.emitted.source import THREADS, Launch, Pointer
+from abele.targets.streams import on_capture_stream
 from abele.targets.translation.operations import Foreign, Translation, places_changed
 from abele.targets.translation.places import Buffer, Kind, Place, laid_out
 
@@ -64,7 +65,6 @@ class Runner:
             self._libraries = dict(zip(products_of(steps), choices.libraries, strict=True))
             groups = (step for step in steps if isinstance(step, Beside))
             self._together = set(itertools.compress(groups, choices.together))
-        self._streams = SideStreams()
         self._translation, self._steps, self._freed = translation, steps, freed
         self._written, self._constants = written, constants
         self._kernels, self._device = kernels, device
@@ -76,7 +76,10 @@ class Runner:
             inputs: one tensor on the device for each slot; the list is emptied.
         """
         with torch.no_grad():
-            return self._run(inputs, _Memory(self._constants, self._device))
+            if self._device.type == "cpu" or torch.cuda.is_current_stream_capturing():
+                return self._run(inputs, _Memory(self._constants, self._device))
+            memory = _Memory(self._constants, self._device)
+            return on_capture_stream(lambda: self._run(inputs, memory))
 
     def _run(self, inputs: list[torch.Tensor], memory: _Memory) -> list[torch.Tensor]:
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -106,7 +109,7 @@ class Runner:
         """Compute products that need nothing of each other."""
         works = [functools.partial(self._call, each, memory) for each in step.operations]
         if step in self._together:
-            self._streams.together(works)
+            beside.together(works)
         else:
             for work in works:
                 work()
