@@ -14,9 +14,18 @@ from abele.errors import CorruptExecutable
 from abele.passes.of_lowerings.gpu_attention import gpu_attention
 from abele.passes.of_lowerings.gpu_biases import gpu_biases
 from abele.passes.of_lowerings.gpu_norms import gpu_norms
+from abele.passes.of_lowerings.gpu_patches import gpu_patches
 from abele.program import Program, has_effect, subgraphs
 from abele.targets.base import Compiled, Lowering, require_code
-from abele.targets.cuda.emitted import batch_norms, blas, convolutions, kept, nvrtc, reasons, sums
+from abele.targets.cuda.emitted import (
+    batch_norms,
+    blas,
+    convolutions,
+    kept,
+    nvrtc,
+    reasons,
+    sums,
+)
 from abele.targets.cuda.emitted.beside import Beside
 from abele.targets.cuda.emitted.choices import Step, measured
 from abele.targets.cuda.emitted.run import Runner, last_uses
@@ -68,7 +77,7 @@ class Emitted(Lowering):
 
     name = "emitted"
     compiles = True
-    passes = (to_gpu, gpu_attention, gpu_norms, gpu_biases, convolutions.apart)
+    passes = (to_gpu, gpu_attention, gpu_norms, gpu_biases, gpu_patches, convolutions.apart)
 
     def why(self, program: Program) -> str | None:
         """Take programs of straight code."""
