@@ -99,11 +99,15 @@ def _prepared(name: str) -> tuple[Program, Any, list[torch.Tensor], Callable[[],
     names = tuple(name for name, _ in model.named_parameters())
     rule = UpdateRule(kind="adam", groups=(Group(params=names, values=values),))
     config = StepConfig(training=True)
-    (program,) = capture(lambda given: [model(*given)], model, batch, config, rule).programs
+    (program,) = capture(lambda given: _results(model(*given)), model, batch, config, rule).programs
     program = passes.run_only(passes.run(program), lowering.Emitted.passes)
     given = iter(batch)
     inputs = [next(given) if s.role is Role.INPUT else _state(s, model) for s in program.inputs]
     return program, lowering.Emitted().clocked(program), inputs, ways.prepare(row, table.EAGER)
+
+
+def _results(result: Any) -> list[torch.Tensor]:
+    return list(result) if isinstance(result, tuple) else [result]
 
 
 def _state(slot: Any, model: torch.nn.Module) -> torch.Tensor:

@@ -2,26 +2,40 @@
 #include "conv.h"
 #include "images.h"
 
+#if defined(__AVX512VL__)
+#include <cpuid.h>
+#endif
+
 namespace abele {
 namespace {
 
-// GCC before 11 and Clang before 12 do not know the family's name.
-#if defined(__AVX512VL__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
-// Processors of this family multiply 512 bits in two steps.
+#if defined(__AVX512VL__)
+// The family of a processor of AMD; 0 of others.
+unsigned amd_family() {
+  unsigned a, b, c, d;
+  if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_AMD_ebx || c != signature_AMD_ecx) return 0;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
+  const unsigned family = a >> 8 & 15;
+  return family == 15 ? family + (a >> 20 & 255) : family;
+}
+constexpr unsigned ZEN_4 = 0x19, ZEN_5 = 0x1a;
+
+// The former multiply 512 bits in two steps.
 bool halves_are_as_fast() {
-  static const bool result = __builtin_cpu_is("amdfam19h");
+  static const bool result = amd_family() == ZEN_4;
+  return result;
+}
+
+// On other processors halves multiply at half the rate. With so few multiply-adds that costs less than
+// threads that share samples do: each reads what others have written. The caches of two cores of Zen 5
+// are close to each other.
+Index most_in_halves() {
+  static const Index result = Index{1} << (amd_family() == ZEN_5 ? 20 : 21);
   return result;
 }
 #else
 bool halves_are_as_fast() { return false; }
-#endif
-
-// On other processors halves multiply at half the rate. With so few multiply-adds that costs less than
-// threads that share samples do: each reads what others have written.
-#if defined(__AVX512VL__)
-constexpr Index MOST_IN_HALVES = Index{1} << 21;
-#else
-constexpr Index MOST_IN_HALVES = 0;
+Index most_in_halves() { return 0; }
 #endif
 
 }  // namespace
@@ -31,7 +45,7 @@ bool planes::is_better_in_halves(const Conv& conv, int threads) {
   const Index wholes = ceil_div(conv.images, LANES), halves = ceil_div(conv.images, LANES / 2);
   const bool fewer = halves == 1;
   const bool apart = !blocks_per_thread(wholes, threads) && blocks_per_thread(halves, threads);
-  return halves_are_as_fast() ? fewer || apart : apart && conv.multiply_adds() <= MOST_IN_HALVES;
+  return halves_are_as_fast() ? fewer || apart : apart && conv.multiply_adds() <= most_in_halves();
 }
 
 bool planes::are_apart(const Conv& conv, int threads) {
