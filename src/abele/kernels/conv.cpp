@@ -27,8 +27,8 @@ bool halves_are_as_fast() {
 }
 
 // On other processors halves multiply at half the rate. With so few multiply-adds that costs less than
-// threads that share samples do: each reads what others have written. The caches of two cores of Zen 5
-// are close to each other.
+// threads that share samples do: each reads what others have written. Measured with two threads on
+// Zen 5, forward and backward: 1.9 million take 40 us shared and 60 in halves, 0.5 million 20 and 19.
 Index most_in_halves() {
   static const Index result = Index{1} << (amd_family() == ZEN_5 ? 20 : 21);
   return result;
