@@ -74,6 +74,24 @@ def substitute(node: torch.fx.Node, target: OpOverload, arguments: tuple[Any, ..
     node.graph.erase_node(node)
 
 
+def inserted(before: torch.fx.Node, target: Any, *arguments: Any, **options: Any) -> torch.fx.Node:
+    """Return a new node in front of another, with the metadata of that and a value of its own.
+
+    Args:
+        before: reads a tensor; the new value is made in the mode in which that was.
+        target: what the node calls.
+        arguments: by position; nodes stand for their values.
+        options: by name.
+    """
+    with before.graph.inserting_before(before):
+        made = before.graph.call_function(target, arguments, options)
+    given: Any = torch.fx.map_arg(arguments, lambda each: each.meta["val"])
+    named: Any = torch.fx.map_arg(options, lambda each: each.meta["val"])
+    with before.all_input_nodes[0].meta["val"].fake_mode, torch.no_grad():
+        made.meta = {**before.meta, "val": target(*given, **named)}
+    return made
+
+
 def rewritten_where(
     program: Program,
     matches: Callable[[torch.fx.Node], bool],

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from abele.passes._edit import rewritten_where
+from abele.passes._edit import inserted, rewritten_where
 from abele.program import Program
 
 aten = torch.ops.aten
@@ -109,11 +109,7 @@ class _Writer:
         return node
 
     def _call(self, target: Any, *arguments: Any, **options: Any) -> _Node:
-        with self._node.graph.inserting_before(self._node):
-            node = self._node.graph.call_function(target, arguments, options)
-        like = self._arguments(1)[0].meta["val"]
-        node.meta = {**self._node.meta, "val": _value(like, target, arguments, options)}
-        return node
+        return inserted(self._node, target, *arguments, **options)
 
     def _padded(self, node: _Node) -> _Node:
         """A tensor whose last size is aligned."""
@@ -136,15 +132,3 @@ class _Writer:
 
 def _scale(scale: float | None, q: _Node) -> float:
     return 1 / math.sqrt(q.meta["val"].shape[-1]) if scale is None else scale
-
-
-def _value(like: Any, target: Any, arguments: Any, options: Any) -> Any:
-    """What a call gives, as tensors without data of the mode in which others were made."""
-    given: Any = torch.fx.map_arg(arguments, _value_of)
-    named: Any = torch.fx.map_arg(options, _value_of)
-    with like.fake_mode, torch.no_grad():
-        return target(*given, **named)
-
-
-def _value_of(node: _Node) -> Any:
-    return node.meta["val"]

@@ -73,22 +73,3 @@ def _sum_apart(node: torch.fx.Node) -> None:
             node.graph.erase_node(user)
     node.args = (*arguments[:-1], [*mask[:2], False])
     node.meta["val"] = (of_image, of_weight, None)
-
-
-def take_gradients_apart(node: torch.fx.Node) -> None:
-    """Compute the gradients of a convolution's images and of its weight in two operators.
-
-    Args:
-        node: ``convolution_backward`` of both.
-    """
-    arguments: Any = node.args
-    rest, mask = arguments[:-1], arguments[-1]
-    of_image, of_weight, of_bias = node.meta["val"]
-    with node.graph.inserting_before(node):
-        first = node.graph.call_function(node.target, (*rest, [True, False, False]))  # pyright: ignore[reportArgumentType]
-    first.meta = {**node.meta, "val": (of_image, None, None)}
-    for user in list(node.users):
-        if user.target is operator.getitem and user.args[1] == 0:
-            user.args = (first, 0)
-    node.args = (*rest, [False, *mask[1:]])
-    node.meta["val"] = (None, of_weight, of_bias)

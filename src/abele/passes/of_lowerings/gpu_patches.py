@@ -5,17 +5,17 @@
     y = mm(w [results, channels x taps], p) + bias
 
 Few pixels leave cuDNN with few blocks that have long sums, which products divide among blocks: two
-samples of 256 channels, 5 x 8 pixels and taps of 5 x 5 take 26 instead of 148 us on an H200. Its
-kernels for gradients divide them, too.
+samples of 256 channels, 5 x 8 pixels and taps of 5 x 5 take 26 instead of 148 us on an H200. For
+gradients patches were slower than cuDNN there in most sizes.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
-from abele.passes._edit import rewritten_where
+from abele.passes._edit import inserted, rewritten_where
 from abele.program import Program
 
 aten = torch.ops.aten
@@ -69,51 +69,36 @@ def _sizes(node: _Node) -> _Sizes | None:
 
 
 def _rewrite(node: _Node) -> None:
-    sizes, writer = _sizes(node), _Writer(node)
+    sizes, given = _sizes(node), node.args
     assert sizes is not None
-    image, weight, bias, *_ = writer.given
-    rows = writer.ordered(weight, [sizes.results, -1])
-    product = writer(aten.mm.default, rows, _patches(writer, image, sizes))
+    image, weight, bias, *_ = cast("tuple[Any, ...]", given)
+    rows = _ordered(node, weight, [sizes.results, -1])
+    product = inserted(node, aten.mm.default, rows, _patches(node, image, sizes))
     images = [sizes.samples, sizes.height, sizes.width]
-    shaped = writer(aten.view.default, product, [sizes.results, *images])
-    order = writer(aten.permute.default, shaped, [1, 0, 2, 3])
-    result = writer(aten.clone.default, order, memory_format=torch.contiguous_format)
+    shaped = inserted(node, aten.view.default, product, [sizes.results, *images])
+    order = inserted(node, aten.permute.default, shaped, [1, 0, 2, 3])
+    result = inserted(node, aten.clone.default, order, memory_format=torch.contiguous_format)
     if bias is not None:
-        shaped = writer(aten.view.default, bias, [1, sizes.results, 1, 1])
-        result = writer(aten.add.Tensor, result, shaped)
+        shaped = inserted(node, aten.view.default, bias, [1, sizes.results, 1, 1])
+        result = inserted(node, aten.add.Tensor, result, shaped)
     node.replace_all_uses_with(result)
     node.graph.erase_node(node)
 
 
-def _patches(writer: _Writer, image: _Node, sizes: _Sizes) -> _Node:
+def _patches(node: _Node, image: _Node, sizes: _Sizes) -> _Node:
     """What each pixel's result is a sum of: [channels x taps, samples x pixels]."""
     high, broad = sizes.tall // 2, sizes.wide // 2
-    padded = writer(aten.constant_pad_nd.default, image, [broad, broad, high, high])
+    padded = inserted(node, aten.constant_pad_nd.default, image, [broad, broad, high, high])
     row = sizes.width + 2 * broad
     plane = row * (sizes.height + 2 * high)
     shape = [sizes.channels, sizes.tall, sizes.wide, sizes.samples, sizes.height, sizes.width]
     steps = [plane, row, 1, sizes.channels * plane, row, 1]
-    windows = writer(aten.as_strided.default, padded, shape, steps)
-    return writer.ordered(windows, [sizes.channels * sizes.tall * sizes.wide, -1])
+    windows = inserted(node, aten.as_strided.default, padded, shape, steps)
+    return _ordered(node, windows, [sizes.channels * sizes.tall * sizes.wide, -1])
 
 
-class _Writer:
-    """Writes nodes in front of one that they replace."""
-
-    def __init__(self, node: _Node):
-        self._node = node
-        self.given: Any = node.args
-
-    def __call__(self, target: Any, *arguments: Any, **options: Any) -> _Node:
-        with self._node.graph.inserting_before(self._node):
-            made = self._node.graph.call_function(target, arguments, options)
-        values = torch.fx.map_arg(arguments, lambda each: each.meta["val"])
-        with self._node.all_input_nodes[0].meta["val"].fake_mode:
-            made.meta = {**self._node.meta, "val": target(*values, **options)}
-        return made
-
-    def ordered(self, value: _Node, shape: list[int]) -> _Node:
-        """A tensor in a shape, whose elements lie in order."""
-        if not value.meta["val"].is_contiguous():
-            value = self(aten.clone.default, value, memory_format=torch.contiguous_format)
-        return self(aten.view.default, value, shape)
+def _ordered(node: _Node, value: _Node, shape: list[int]) -> _Node:
+    """A tensor in a shape, whose elements lie in order."""
+    if not value.meta["val"].is_contiguous():
+        value = inserted(node, aten.clone.default, value, memory_format=torch.contiguous_format)
+    return inserted(node, aten.view.default, value, shape)

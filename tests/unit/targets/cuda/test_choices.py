@@ -212,7 +212,7 @@ class Switch:
 def test_the_library_is_the_users_again_afterwards(monkeypatch, capfd):
     switch = Switch()
     monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", switch)
-    blas._tell_nobody_that_it_is_experimental.cache_clear()
+    blas._use_silently_once.cache_clear()
     with blas.using(None):
         assert switch.names == ["default"]
     with contextlib.suppress(KeyError), blas.using(OTHER):

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from abele.targets.cuda.emitted.channels import call, parts_of, sizes, usable
+from abele.targets.cuda.emitted.blocks import call
+from abele.targets.cuda.emitted.channels import parts_of, sizes, usable
 from abele.targets.translation.batch_norms import BatchNorms
 from abele.targets.translation.places import Place
 

@@ -39,7 +39,7 @@ def using(name: str | None) -> Generator[None]:
         return
     before = torch.backends.cuda.preferred_blas_library()
     if name == OTHER:
-        _tell_nobody_that_it_is_experimental()
+        _use_silently_once()
     torch.backends.cuda.preferred_blas_library(name)
     try:
         yield
@@ -48,7 +48,7 @@ def using(name: str | None) -> Generator[None]:
 
 
 @functools.cache
-def _tell_nobody_that_it_is_experimental() -> None:
+def _use_silently_once() -> None:
     """Torch says so at the first use, past Python, on the standard error of the process."""
     sys.stderr.flush()
     try:

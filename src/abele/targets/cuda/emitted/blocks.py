@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from abele.targets.translation.operations import Operation
+from abele.targets.translation.places import Place
 
 
 @dataclasses.dataclass(eq=False)
@@ -26,3 +28,23 @@ class Blocks(Operation):
     size: int
     of_block: int = 1
     numbers: tuple[int, ...] = ()
+
+
+def call(
+    name: str,
+    reads: list[Place],
+    writes: list[Place],
+    blocks: int,
+    numbers: Sequence[int],
+    settings: Sequence[float] = (),
+) -> Blocks:
+    """A function that is given its block, numbers, settings, what it reads, and what it writes."""
+    count = len(reads) + len(writes)
+    arguments = [
+        *(f"abele::number(p[{count + i}])" for i in range(len(numbers))),
+        *(f"{each!r}f" for each in settings),
+        *(f"(const float*)p[{i}]" for i in range(len(reads))),
+        *(f"(float*)p[{i}]" for i in range(len(reads), count)),
+    ]
+    body = f"abele::{name}(block, {', '.join(arguments)});"
+    return Blocks(reads, writes, name, body, blocks, numbers=tuple(numbers))

@@ -6,12 +6,11 @@ and channels few.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from abele.targets.cuda.emitted.blocks import Blocks
+from abele.targets.cuda.emitted.blocks import call
 from abele.targets.translation.places import Place
 
 # Elements of a channel that a block reads, as in device.h.
@@ -35,26 +34,6 @@ def sizes(x: Place) -> tuple[int, int, int]:
 def parts_of(x: Place) -> tuple[int, int]:
     """Channels, and parts of each."""
     return x.shape[1], -(-sizes(x)[-1] // _OF_BLOCK)
-
-
-def call(
-    name: str,
-    reads: list[Place],
-    writes: list[Place],
-    blocks: int,
-    numbers: Sequence[int],
-    settings: Sequence[float] = (),
-) -> Blocks:
-    """A function of device.h that is given numbers, settings, what it reads, and what it writes."""
-    count = len(reads) + len(writes)
-    arguments = [
-        *(f"abele::number(p[{count + i}])" for i in range(len(numbers))),
-        *(f"{each!r}f" for each in settings),
-        *(f"(const float*)p[{i}]" for i in range(len(reads))),
-        *(f"(float*)p[{i}]" for i in range(len(reads), count)),
-    ]
-    body = f"abele::{name}(block, {', '.join(arguments)});"
-    return Blocks(reads, writes, name, body, blocks, numbers=tuple(numbers))
 
 
 def summed(translator: Any, x: Place, result: Place) -> None:

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from abele.passes._edit import rewritten_where
-from abele.passes.of_lowerings import gpu_biases
+from abele.passes.of_lowerings.gpu_gradients import gpu_gradients
 from abele.program import Program
-from abele.targets.cuda.emitted.blocks import Blocks
+from abele.targets.cuda.emitted.blocks import Blocks, call
 from abele.targets.cuda.emitted.convolution_sizes import Sizes, sizes_of
 from abele.targets.cuda.emitted.sums import summed_columns
 from abele.targets.translation.moves.arguments import arguments
@@ -32,17 +31,13 @@ _BLOCKS_OF_SUMS, _PIXELS_OF_SUMS = 512, 1024
 
 def apart(program: Program) -> Program:
     """Take the two gradients of a convolution apart where one of them is computed here."""
-    return rewritten_where(program, _is_half_ours, gpu_biases.take_gradients_apart)
+    return gpu_gradients(program, _is_half_ours)
 
 
 def _is_half_ours(node: torch.fx.Node) -> bool:
-    if node.target is not aten.convolution_backward.default:
-        return False
-    _, image, weight, _, *settings, mask = arguments(node)
+    _, image, weight, _, *settings, _ = arguments(node)
     sizes = sizes_of(image.meta["val"], weight.meta["val"], tuple(settings))
-    if sizes is None or not (mask[0] and mask[1]):
-        return False
-    return sizes.turned().is_ours() != sizes.weights_are_ours()
+    return sizes is not None and sizes.turned().is_ours() != sizes.weights_are_ours()
 
 
 def convolution(translator: Any, node: torch.fx.Node) -> bool:
@@ -140,10 +135,7 @@ def _of_weight(translator: Any, grad: Place, x: Place, weight: Place, sizes: Siz
     result = translator.new(weight.shape, weight.dtype)
     sums = result if parts == 1 else translator.new((parts, weight.size), weight.dtype)
     numbers = sizes.samples, sizes.channels, sizes.results, *extent, parts
-    texts = ", ".join(f"abele::number(p[{3 + i}])" for i in range(len(numbers)))
-    given = f"block, {texts}, (const float*)p[0], (const float*)p[1], (float*)p[2]"
-    body = f"abele::{name}({given});"
-    translator.add(Blocks([grad, x], [sums], name, body, parts * pairs, numbers=numbers))
+    translator.add(call(name, [grad, x], [sums], parts * pairs, numbers))
     if parts > 1:
         translator.add(summed_columns(sums, result, parts, weight.size, weight.size))
     return result
