@@ -6,17 +6,13 @@ python -m benchmarks.gpu_convolutions --out out/gpu    keeps convolutions.json t
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import sys
-from collections.abc import Callable, Generator
-from pathlib import Path
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
-from benchmarks import harness
-from benchmarks.table import ways
+from benchmarks import gpu_records
 
 from abele.capture import capture
 from abele.step.config import StepConfig
@@ -45,26 +41,15 @@ _ALL, _NONE = 1 << 30, -1
 
 def main() -> int:
     """Measure and print; keeps the result where ``--out`` says."""
-    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
-    parser.add_argument("--out", type=Path, help="folder of convolutions.json")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("gpu_convolutions: torch finds no GPU here; nothing was measured.", file=sys.stderr)
-        return 3
-    ways.plain_float32()
-    result: dict[str, Any] = {"environment": harness.environment(), "sizes": {}}
+    return gpu_records.run("convolutions", str(__doc__), _answers)
+
+
+def _answers() -> Iterator[tuple[str, Any, str]]:
     for sizes in SIZES:
         answer = {operator: measured(sizes, operator) for operator in OPERATORS}
-        result["sizes"][" x ".join(map(str, sizes))] = answer
-        times = (
-            f"{operator} {each[_LIBRARY]:.1f} {each[_OURS]:.1f}"
-            for operator, each in answer.items()
-        )
-        print(f"{sizes!s:28s} us of cuDNN and ours: {', '.join(times)}", flush=True)
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "convolutions.json").write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+        times = (f"{name} {each[_LIBRARY]:.1f} {each[_OURS]:.1f}" for name, each in answer.items())
+        text = f"{sizes!s:28s} us of cuDNN and ours: {', '.join(times)}"
+        yield " x ".join(map(str, sizes)), answer, text
 
 
 def measured(sizes: tuple[int, ...], operator: str) -> dict[str, float]:

@@ -6,17 +6,13 @@ python -m benchmarks.gpu_products --out out/gpu      keeps products.json there
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
 import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from benchmarks import harness
-from benchmarks.table import ways
+from benchmarks import gpu_records
 
 from abele.targets.cuda.emitted import blas
 from abele.targets.cuda.emitted.beside import together
@@ -40,23 +36,13 @@ LAYERS = (
 
 def main() -> int:
     """Measure and print; keeps the result where ``--out`` says."""
-    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
-    parser.add_argument("--out", type=Path, help="folder of products.json")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("gpu_products: torch finds no GPU here; nothing was measured.", file=sys.stderr)
-        return 3
-    ways.plain_float32()
-    result: dict[str, Any] = {"environment": harness.environment(), "layers": {}}
-    print(f"{'':20s} {'':18s} {'cuBLAS':>8s} {'cuBLASLt':>8s}   us of a product")
+    return gpu_records.run("products", str(__doc__), _answers)
+
+
+def _answers() -> Iterator[tuple[str, Any, str]]:
     for name, rows, inputs, results in LAYERS:
-        sizes = [rows, inputs, results]
-        result["layers"][name] = {"sizes": sizes, **measured(rows, inputs, results)}
-        print(_text(name, result["layers"][name]), flush=True)
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "products.json").write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+        answer = measured(rows, inputs, results)
+        yield name, {"sizes": [rows, inputs, results], **answer}, _text(name, answer)
 
 
 def measured(rows: int, inputs: int, results: int, device: str = "cuda") -> dict[str, Any]:

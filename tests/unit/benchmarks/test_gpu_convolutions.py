@@ -4,7 +4,7 @@ import json
 import sys
 
 import torch
-from benchmarks import gpu_convolutions
+from benchmarks import gpu_convolutions, gpu_records
 
 from abele.targets.cuda.emitted import convolution_sizes, lowering
 from abele.targets.cuda.emitted.blocks import Blocks
@@ -48,10 +48,10 @@ def test_a_record_has_every_size(monkeypatch, capsys, tmp_path):
     both = {"cuDNN": 2.0, "ours": 1.0}
     monkeypatch.setattr(gpu_convolutions, "measured", lambda *_: both)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu_convolutions.ways, "plain_float32", lambda: None)
-    monkeypatch.setattr(gpu_convolutions.harness, "environment", dict)
+    monkeypatch.setattr(gpu_records.ways, "plain_float32", lambda: None)
+    monkeypatch.setattr(gpu_records.harness, "environment", dict)
     monkeypatch.setattr(sys, "argv", ["gpu_convolutions", "--out", str(tmp_path)])
     assert gpu_convolutions.main() == 0
-    sizes = json.loads((tmp_path / "convolutions.json").read_text())["sizes"]
+    sizes = json.loads((tmp_path / "convolutions.json").read_text())["convolutions"]
     assert len(sizes) == len(gpu_convolutions.SIZES)
     assert "result 2.0 1.0" in capsys.readouterr().out

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from benchmarks import gpu_products
+from benchmarks import gpu_products, gpu_records
 
 
 @pytest.fixture(name="pretended")
@@ -45,10 +45,10 @@ def test_a_record_has_every_layer(monkeypatch, capsys, tmp_path):
     both = {"forward": [2.0, 1.0], "both gradients": [4.0, 3.0]}
     monkeypatch.setattr(gpu_products, "measured", lambda *sizes: both)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu_products.harness, "environment", dict)
-    monkeypatch.setattr(gpu_products.ways, "plain_float32", lambda: None)
+    monkeypatch.setattr(gpu_records.harness, "environment", dict)
+    monkeypatch.setattr(gpu_records.ways, "plain_float32", lambda: None)
     monkeypatch.setattr(sys, "argv", ["gpu_products", "--out", str(tmp_path)])
     assert gpu_products.main() == 0
-    layers = json.loads((tmp_path / "products.json").read_text())["layers"]
+    layers = json.loads((tmp_path / "products.json").read_text())["products"]
     assert list(layers) == [name for name, *_ in gpu_products.LAYERS]
     assert "one after the other 4.0, side by side 3.0" in capsys.readouterr().out
