@@ -48,8 +48,8 @@ aten = torch.ops.aten
 # Kernels are compiled in so many pieces, each by a thread.
 _FILES = 4
 
-#: What moves elements, or has several results of each, as loops, and sums of columns. Of other
-#: operators torch has kernels for GPUs.
+#: What moves elements, or has several results of each, as loops; sums, batch norms and convolutions
+#: of few channels by blocks of threads. Of other operators torch has kernels for GPUs.
 _HANDLERS: dict[Any, Handler] = {
     **{
         target: shapes.HANDLERS[target]

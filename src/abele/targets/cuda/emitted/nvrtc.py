@@ -18,7 +18,7 @@ import torch
 from abele.errors import CompilerError, CorruptExecutable
 from abele.kernels import sources as kernels
 
-# The first includes the second.
+# What kernels include, and what these include.
 _HEADERS = (
     *(Path(__file__).parent / name for name in ("device.h", "convolutions.h")),
     *(kernels.FOLDER / name for name in ("bounds.h", "functions.h")),

@@ -20,8 +20,8 @@ def of_unit(unit: Unit) -> KernelChoice:
     """Return who computes a unit, and why."""
     first = unit.operations[0]
     if isinstance(first, Blocks):
-        sums = "convolution" not in first.what and "pointwise" not in first.what
-        return KernelChoice(first.what, _BLOCKS if sums else _CONVOLUTIONS)
+        convolves = first.what.startswith(("convolution", "pointwise"))
+        return KernelChoice(first.what, _CONVOLUTIONS if convolves else _BLOCKS)
     if not isinstance(first, Foreign):
         return loop_choice(unit)
     unknown = (
