@@ -1,7 +1,5 @@
 """Prints, host calls and checkpoints do the same on every target, fresh and from the cache."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -66,7 +64,7 @@ def linked(monkeypatch):
         made.append(library(*given))
         return made[-1]
 
-    monkeypatch.setattr(inductor, "build", SimpleNamespace(static_library=noted))
+    monkeypatch.setattr(inductor.build, "static_library", noted)
     return made
 
 

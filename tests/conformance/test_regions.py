@@ -1,4 +1,4 @@
-"""Recurrent layers whose threads run all time steps on rows of their own."""
+"""Recurrent layers: one loop over all steps, or steps that threads run on rows of their own."""
 
 import pytest
 import torch
@@ -46,15 +46,22 @@ class Cells(nn.Module):
         return F.mse_loss(h, torch.ones_like(h))
 
 
-# Each: the module, its batch, and how many regions it has at least.
+# Each: the module, its batch, and how many regions it has at least; layers of an LSTM have none.
 CASES = {
-    "lstm": (lambda: Sequences(nn.LSTM), (STEPS, 43, 33), 2),
-    "batch first": (lambda: Sequences(nn.LSTM, batch_first=True), (43, STEPS, 33), 2),
-    "few rows": (lambda: Sequences(nn.LSTM), (STEPS, 8, 33), 2),
+    "lstm": (lambda: Sequences(nn.LSTM), (STEPS, 43, 33), 0),
+    "lstm, batch first": (lambda: Sequences(nn.LSTM, batch_first=True), (43, STEPS, 33), 0),
+    "lstm, few rows": (lambda: Sequences(nn.LSTM), (STEPS, 2, 33), 0),
+    "lstm, two layers": (lambda: Sequences(nn.LSTM, num_layers=2), (STEPS, 40, 33), 0),
+    "lstm, both directions": (
+        *(lambda: Sequences(nn.LSTM, bidirectional=True, bias=False), (STEPS, 33, 33)),
+        0,
+    ),
     "gru": (lambda: Sequences(nn.GRU), (STEPS, 43, 33), 2),
+    "batch first": (lambda: Sequences(nn.GRU, batch_first=True), (43, STEPS, 33), 2),
+    "few rows": (lambda: Sequences(nn.GRU), (STEPS, 8, 33), 2),
     "rnn": (lambda: Sequences(nn.RNN), (STEPS, 43, 33), 2),
-    "two layers": (lambda: Sequences(nn.LSTM, num_layers=2), (STEPS, 40, 33), 3),
-    "both directions": (lambda: Sequences(nn.LSTM, bidirectional=True), (STEPS, 33, 33), 2),
+    "two layers": (lambda: Sequences(nn.GRU, num_layers=2), (STEPS, 40, 33), 3),
+    "both directions": (lambda: Sequences(nn.GRU, bidirectional=True), (STEPS, 33, 33), 2),
     "cells": (Cells, (STEPS, 43, 33), 1),
 }
 
@@ -129,5 +136,6 @@ def test_values_are_those_that_are_interpreted(both, name, threads):
 
 @pytest.mark.parametrize("name", CASES)
 def test_layers_have_regions(both, name):
-    units = lowering.placed(both[name, True][0]).units
-    assert sum(isinstance(unit, regions.Region) for unit in units) >= CASES[name][2]
+    units, least = lowering.placed(both[name, True][0]).units, CASES[name][2]
+    count = sum(isinstance(unit, regions.Region) for unit in units)
+    assert count >= least if least else count == 0

@@ -249,6 +249,38 @@ ABELE_API int abele_product_by_rows(const AbeleProduct* product, const float* a,
 ABELE_API int abele_product_pack(const AbeleProduct* product, const float* b, float* packed,
                                  int threads);
 
+// -- recurrent layers -------------------------------------------------------------------------------
+
+// One layer of an LSTM in one direction. Gates are [input, forget, cell, output], as torch has them.
+//
+//     gates = inputs[t] + h weight' + bias
+//     c = sigmoid(forget) c + sigmoid(input) tanh(cell);  h = sigmoid(output) tanh(c)
+typedef struct AbeleLstm {
+  int64_t steps, batch, units;
+  int64_t reverse;  // 0 or 1: from the last step to the first
+  int64_t kept;     // 0 or 1: cells and gates of all steps, for backward
+} AbeleLstm;
+
+// `inputs` is [steps][batch][4 * units]: products of the layer's inputs and weights, with one bias;
+// the other one, [4 * units], may be null. `packed` is what abele_product_pack makes of the turned
+// weight, [units][4 * units]. h and c are [batch][units].
+//
+// `states` is [steps + 1][batch][units]: h before and after each step; with `reverse` the last of
+// them is the first in time. `cells` has the same of c, `gates` is [steps][batch][4 * units] as the
+// formula uses them. What is not kept is one step: c after all of them, and anything. Any number of
+// threads gives the same bits.
+ABELE_API int abele_lstm(const AbeleLstm* lstm, const float* inputs, const float* packed,
+                         const float* bias, const float* h, const float* c, float* states,
+                         float* cells, float* gates, int threads);
+
+// Gradients of `inputs`, h and c from those of the states after each step, [steps][batch][units], and
+// of h and c after the last one; each of these may be null, for zeros. `packed` is of the weight as
+// it is, [4 * units][units].
+ABELE_API int abele_lstm_backward(const AbeleLstm* lstm, const float* grad_states,
+                                  const float* grad_last_h, const float* grad_last_c,
+                                  const float* packed, const float* cells, const float* gates,
+                                  float* grad_inputs, float* grad_h, float* grad_c, int threads);
+
 // -- attention, without mask and dropout ------------------------------------------------------------
 
 typedef struct AbeleAttention {

@@ -87,6 +87,12 @@ class Product(ctypes.Structure):
     ]
 
 
+class Lstm(ctypes.Structure):
+    """``AbeleLstm``: sizes of a layer, and what is kept of its steps."""
+
+    _fields_ = _integers("steps", "batch", "units", "reverse", "kept")
+
+
 class Attention(ctypes.Structure):
     """``AbeleAttention``: sizes of all heads, and what becomes of scores."""
 
@@ -146,6 +152,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "AbeleUpsample": Upsample,
     "AbeleNorm": Norm,
     "AbeleProduct": Product,
+    "AbeleLstm": Lstm,
     "AbeleAttention": Attention,
     "AbeleSteps": Steps,
     "AbeleDim": Dim,
@@ -206,6 +213,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "abele_product": _takes(Product, 3),
     "abele_product_by_rows": _takes(Product, 2, Rows, ctypes.c_void_p),
     "abele_product_pack": _takes(Product, 2),
+    "abele_lstm": _takes(Lstm, 8),
+    "abele_lstm_backward": _takes(Lstm, 9),
     "abele_attention": _of_heads(5),
     "abele_attention_backward": _of_heads(9),
     "abele_layer_norm": _of_rows(1, 2, ctypes.c_double, *[ctypes.c_void_p] * 6),

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from abele import _torch
 from abele.containers import is_sequence
-from abele.ops import few_channel_conv, lstm
+from abele.ops import few_channel_conv, lstm, lstm_loop
 from abele.program import Program, Role, is_getitem, is_view, marks_of, node_argument
 from abele.program.printing import node_phase, type_text
 from abele.report.flow import OUTSIDE, Passage, Read
@@ -141,6 +141,10 @@ def operations(node: torch.fx.Node) -> int:
         x, *weights = arguments[:3]
         one = 2 * x.shape[0] * x.shape[1] * sum(each.numel() for each in weights)
         return one if target is lstm.forward else 2 * one  # for the inputs and for the weights
+    elif target in (lstm_loop.forward, lstm_loop.backward):
+        made = target is lstm_loop.forward
+        gates, weight = arguments[:2] if made else (arguments[5], arguments[3])
+        return 2 * gates.shape[0] * gates.shape[1] * weight.numel()
     elif target is aten.convolution_backward.default and arguments[9] > 1:
         # The registry's counts every channel with every other.
         grad, x, weight, transposed = (arguments[index] for index in (0, 1, 2, 7))

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from abele.errors import TargetError
-from abele.passes.of_lowerings.lstm_steps import lstm_steps
 from abele.program import Program, all_nodes, has_effect, users_operator
 from abele.targets.base import Lowering, Target
 
@@ -38,7 +37,7 @@ def considered(target: Target, program: Program) -> Program:
     if len(target.lowerings) == 1:
         return program
     if program.graph not in _considered:
-        apart = lstm_steps(program)
+        apart = functools.reduce(lambda each, change: change(each), target.apart, program)
         if apart is program:
             return program
         _considered[program.graph] = apart

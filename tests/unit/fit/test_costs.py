@@ -8,7 +8,7 @@ import torch
 from abele import _torch
 from abele.fit import costs, duration
 from abele.machine_limits import MachineLimits, Rates
-from abele.ops import lstm
+from abele.ops import lstm, lstm_loop
 from abele.program import memory
 from abele.report.operators import operations
 from abele.targets.kernel_choice import NOBODY, Kernel
@@ -192,6 +192,14 @@ def test_an_lstm_has_operations():
     backward = node(lstm.backward, *shared, *others)
     assert operations(forward) == 2 * 7 * 4 * 24 * (5 + 6)
     assert operations(backward) == 2 * operations(forward)
+
+
+def test_the_loop_of_an_lstm_has_those_of_its_state():
+    gates, weight, state = image(7, 4, 24), image(24, 6), image(4, 6)
+    forward = node(lstm_loop.forward, gates, weight, None, state, state, False, True)
+    states = image(8, 4, 6)
+    backward = node(lstm_loop.backward, None, state, None, weight, states, gates, False)
+    assert operations(forward) == operations(backward) == 2 * 7 * 4 * 24 * 6
 
 
 def test_work_on_elements_counts_in_exponentials_and_less_in_compiled_code():

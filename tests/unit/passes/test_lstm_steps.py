@@ -1,4 +1,4 @@
-"""Layers of an LSTM: interpreted as plain PyTorch calls them, compiled as their time steps."""
+"""Layers of an LSTM: interpreted as plain PyTorch calls them, compiled as steps or as a loop."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from abele import _torch, arena, passes
-from abele.ops import lstm
+from abele.ops import lstm, lstm_loop
+from abele.passes._edit import editable, finished, inserted
 from abele.passes.of_lowerings import lstm_steps as module
+from abele.passes.of_lowerings.lstm_loops import lstm_loops
 from abele.passes.of_lowerings.lstm_steps import lstm_steps
 from abele.program import all_nodes
 from abele.program.memory import of_graph
@@ -28,12 +30,19 @@ from helpers.runs import (
 STEPS = 5
 
 
-class Lowered(Interpreter):
+class InSteps(Interpreter):
     passes = (lstm_steps,)
 
 
+class InLoops(Interpreter):
+    passes = (lstm_loops,)
+
+
 class Apart(Reference):
-    lowerings = (Lowered(),)
+    """Layers are taken apart by a lowering's pass, and what comes of it is interpreted."""
+
+    def __init__(self, lowering):
+        self.lowerings = (lowering,)
 
 
 class Recurrent(nn.Module):
@@ -82,11 +91,12 @@ def model_of(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_steps_train_as_the_layer_does(name):
+@pytest.mark.parametrize("lowering", [InSteps(), InLoops()], ids=["steps", "loops"])
+def test_they_train_as_the_layer_does(name, lowering):
     model, data = model_of(name)
     rule = rule_for(model, "sgd")
     whole = run(started(model, data[0], rule)[0], data)
-    apart = run(started(model, data[0], rule, target=Apart())[0], data)
+    apart = run(started(model, data[0], rule, target=Apart(lowering))[0], data)
     assert_close_by_norm(apart, whole, 1e-5)
 
 
@@ -101,20 +111,64 @@ def test_the_layer_has_the_bits_of_plain_pytorch(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_of_the_layer_is_left(name):
+@pytest.mark.parametrize("change", [lstm_steps, lstm_loops])
+def test_nothing_of_the_layer_is_left(name, change):
     model, data = model_of(name)
     (program,) = captured(model, data[0], rule=rule_for(model, "sgd")).programs
     before = passes.run(program)
     assert layers(before)
-    after = passes.run_only(before, (lstm_steps,))
+    after = passes.run_only(before, (change,))
     assert not layers(after)
     assert layers(before), "the program that was handed in has changed"
 
 
-def test_a_program_without_layers_is_returned_as_it_is():
+@pytest.mark.parametrize("change", [lstm_steps, lstm_loops])
+def test_a_program_without_layers_is_returned_as_it_is(change):
     model = nn.Sequential(nn.Linear(3, 4))
     (program,) = captured(model, [torch.randn(2, 3)]).programs
-    assert lstm_steps(program) is program
+    assert change(program) is program
+
+
+def test_loops_make_a_program_as_large_for_any_number_of_steps():
+    sizes = set()
+    for steps in (2, 9):
+        (program,) = captured(Last(), [torch.randn(steps, 2, 3)]).programs
+        after = passes.run_only(passes.run(program), (lstm_loops,))
+        sizes.add(len(after.graph.graph.nodes))
+    assert len(sizes) == 1
+
+
+def test_inference_keeps_nothing_of_its_steps():
+    (program,) = captured(Last(), [torch.randn(3, 2, 3)]).programs
+    after = passes.run_only(passes.run(program), (lstm_loops,))
+    (loop,) = after.graph.graph.find_nodes(op="call_function", target=lstm_loop.forward)
+    assert loop.meta["val"][2].shape == (1, 2, 16)
+
+
+def forgetting(program):
+    """The same program, whose backward does not read what forward kept."""
+    graph = editable(program)
+    (backward,) = graph.graph.find_nodes(op="call_function", target=lstm.backward)
+    kept = backward.args[13]
+    zeros = inserted(backward, torch.ops.aten.zeros_like.default, kept)
+    backward.replace_input_with(kept, zeros)
+    return finished(program, graph)
+
+
+@pytest.mark.parametrize("change", [lstm_steps, lstm_loops])
+def test_a_backward_whose_forward_is_elsewhere_computes_it_again(change):
+    model, data = model_of("plain")
+    (program,) = captured(model, data[0], rule=rule_for(model, "sgd")).programs
+    before = passes.run(program)
+    after, again = (passes.run_only(each, (change,)) for each in (before, forgetting(before)))
+    loops = again.graph.graph.find_nodes(op="call_function", target=lstm_loop.forward)
+    assert len(loops) == (2 if change is lstm_loops else 0)
+    inputs = [torch.rand(tuple(node.meta["val"].shape)) for node in after.placeholders()]
+    results = []
+    for each in (after, again):
+        values = [value.clone() for value in inputs]  # parameters become what they are afterwards
+        results.append((Interpreter().compile(each).run(list(values)), values))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 def test_layers_of_one_shape_are_traced_once():

@@ -22,17 +22,24 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from abele import _torch
 from abele._torch.copies import copied_node
-from abele.ops import lstm
 from abele.passes._edit import editable, finished
 from abele.passes.common_subexpressions import common_subexpressions
 from abele.passes.dead_code import dead_code
 from abele.passes.identities import identities
+from abele.passes.of_lowerings._lstm_layers import (
+    ARGUMENTS,
+    GRADIENTS,
+    index,
+    inputs_of,
+    layers,
+    pairs,
+    replace,
+    settings,
+)
 from abele.program import (
     Program,
     Role,
     ancestors,
-    is_getitem,
-    node_argument,
     returned_nodes,
     subgraphs,
 )
@@ -44,15 +51,12 @@ aten = torch.ops.aten
 _Node = torch.fx.Node
 _Shape = tuple[int, ...]
 
-_ARGUMENTS = 7  # x, weights, biases and state, of which there are gradients
 _RESULTS = 3  # states and the last h and c
-_GRADIENTS = slice(10, 13)
-_KEPT = 13  # argument of backward; result 3 of forward
 
 
 def lstm_steps(program: Program) -> Program:
     """Take every LSTM layer apart, also in bodies of loops."""
-    if not _layers(program.graph) and not any(map(_layers, _bodies(program.graph))):
+    if not layers(program.graph) and not any(map(layers, _bodies(program.graph))):
         return program
     graph = editable(program)
     _rewrite(graph)
@@ -64,22 +68,11 @@ def _bodies(graph: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
     return inner + [each for body in inner for each in _bodies(body)]
 
 
-def _layers(graph: torch.fx.GraphModule) -> list[_Node]:
-    return [node for node in graph.graph.nodes if node.target in (lstm.forward, lstm.backward)]
-
-
 def _rewrite(graph: torch.fx.GraphModule) -> None:
-    layers = _layers(graph)
-    backwards = [node for node in layers if node.target is lstm.backward]
-    forwards = [node for node in layers if node.target is lstm.forward]
-    for forward in forwards:
-        backward = next((each for each in backwards if _forward_of(each) is forward), None)
-        if backward is not None:
-            backwards.remove(backward)
+    nodes = layers(graph)
+    for forward, backward in pairs(graph):
         _Layer(forward, backward).write()
-    for backward in backwards:
-        _Layer(None, backward).write()
-    for node in reversed(layers):
+    for node in reversed(nodes):
         graph.graph.erase_node(node)
     for name, inner in list(subgraphs(graph)):
         # A copy: the program that was handed in keeps its own.
@@ -89,30 +82,21 @@ def _rewrite(graph: torch.fx.GraphModule) -> None:
         setattr(graph, name, rewritten)
 
 
-def _forward_of(backward: _Node) -> _Node | None:
-    """The node that kept what a backward reads."""
-    kept: Any = backward.args[_KEPT]
-    made = kept.args[0] if is_getitem(kept) else None
-    return made if isinstance(made, _Node) and made.target is lstm.forward else None
-
-
 class _Layer:
     """One layer: its two nodes, of which one may be elsewhere, and the operators for them."""
 
     def __init__(self, forward: _Node | None, backward: _Node | None):
         self._forward, self._backward = forward, backward
-        one = forward or backward
-        assert one is not None
-        given = [node_argument(one, index) for index in range(_ARGUMENTS)]
-        gradients: list[Any] = [] if backward is None else list(backward.args[_GRADIENTS])
-        read: set[int] = set() if backward is None else {_index(each) for each in backward.users}
+        inputs = inputs_of(forward, backward)
+        gradients: list[Any] = [] if backward is None else list(backward.args[GRADIENTS])
+        read: set[int] = set() if backward is None else {index(each) for each in backward.users}
         self._wanted = tuple(sorted(read))
         which = tuple(i for i, each in enumerate(gradients) if each is not None)
-        reverse, has_biases = _settings(forward, backward)
-        value: Any = given[0].meta["val"]
+        reverse, has_biases = settings(forward, backward)
+        value: Any = inputs[0].meta["val"]
         program = _traced(
             value.fake_mode,
-            tuple(tuple(node.meta["val"].shape) for node in given),
+            tuple(tuple(node.meta["val"].shape) for node in inputs),
             reverse,
             has_biases,
             which,
@@ -120,7 +104,7 @@ class _Layer:
         )
         self._returned = returned_nodes(program.graph)
         self._nodes = [node for node in program.graph.graph.nodes if node.op == "call_function"]
-        inputs = [*given, *(gradients[i] for i in which)]
+        inputs += [gradients[i] for i in which]
         self._copies = dict(zip(program.placeholders(), inputs, strict=True))
 
     def write(self) -> None:
@@ -145,50 +129,7 @@ class _Layer:
                 )
 
     def _replace(self, node: _Node, results: dict[int, _Node]) -> None:
-        for user in list(node.users):
-            index = _index(user)
-            made: Any = self._copies[results[index]] if index in results else _bytes_for(user)
-            replacement: Any = _laid_out(made, user)
-            user.replace_all_uses_with(replacement)
-            node.graph.erase_node(user)
-
-
-def _index(user: _Node) -> int:
-    """Which result of an operator a node picks."""
-    index: Any = user.args[1]
-    return int(index)
-
-
-def _settings(forward: _Node | None, backward: _Node | None) -> tuple[bool, bool]:
-    """Whether time runs backwards, and whether there are biases."""
-    if forward is not None:
-        return bool(forward.args[7]), bool(forward.args[8])
-    assert backward is not None
-    return bool(backward.args[14]), bool(backward.args[15])
-
-
-def _bytes_for(user: _Node) -> _Node:
-    """Zeros for what forward keeps, which only a backward elsewhere takes and does not read."""
-    value = user.meta["val"]
-    with user.graph.inserting_before(user):
-        zeros = user.graph.call_function(
-            aten.full.default, (list(value.shape), 0), {"dtype": value.dtype}
-        )
-    zeros.meta = dict(user.meta)
-    return zeros
-
-
-def _laid_out(made: _Node, like: _Node) -> _Node:
-    """The value in the layout that was traced for its readers."""
-    if made.meta["val"].stride() == like.meta["val"].stride():
-        return made
-    with like.graph.inserting_before(like):
-        arranged = like.graph.call_function(
-            aten.clone.default, (made,), {"memory_format": torch.contiguous_format}
-        )
-    arranged.meta = {**made.meta, "val": like.meta["val"]}
-    arranged.meta.pop("tensor_meta", None)
-    return arranged
+        replace(node, {which: self._copies[result] for which, result in results.items()})
 
 
 @functools.lru_cache(maxsize=16)
@@ -218,7 +159,7 @@ def _traced(
 
     def body(values: Values) -> tuple[list[torch.Tensor], None]:
         tensors = list(values.of(Role.INPUT).values())
-        inputs, gradients = tensors[:_ARGUMENTS], tensors[_ARGUMENTS:]
+        inputs, gradients = tensors[:ARGUMENTS], tensors[ARGUMENTS:]
         outputs = _steps(*inputs, reverse=reverse, has_biases=has_biases)
         derivatives: Sequence[torch.Tensor] = ()
         if wanted:

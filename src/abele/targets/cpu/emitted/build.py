@@ -28,6 +28,7 @@ _CALLS = {
     "abele::depthwise": "depthwise",
     "abele::multiply": "products",
     "abele::attention": "attention",
+    "abele::lstm": "recurrent",
     "abele::at_most": "rows",
     "abele_channel_": "rows",
     "abele_threads": "threads",
@@ -38,6 +39,7 @@ _OF_OPERATORS = {
     "depthwise": "conv",
     "pools": "pool",
     "attention": "attention",
+    "recurrent": "lstm",
 }
 # With GCC, long files are compiled with these passes alone, in half of the time that -O3 takes and
 # to code that is as fast: kernels take most of a step. Small programs keep -O3: templates gain up

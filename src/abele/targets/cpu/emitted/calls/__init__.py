@@ -16,6 +16,7 @@ from abele.targets.cpu.emitted.calls import (
     matrices,
     norms,
     pooled_convolutions,
+    recurrent,
     reductions,
     tables,
     windows,
@@ -38,6 +39,7 @@ HANDLERS: dict[Any, Handler] = {
     **losses.HANDLERS,
     **matrices.HANDLERS,
     **norms.HANDLERS,
+    **recurrent.HANDLERS,
     **reductions.HANDLERS,
     **shapes.HANDLERS,
 }

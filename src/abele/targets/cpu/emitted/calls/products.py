@@ -33,6 +33,8 @@ _LEAST_OF_FEW, _FEW = 1 << 15, 64
 # reads the rows of it that it reads in forward and writes in the update.
 _ROWS_TO_INNER, _NEAR_FACTOR = 4, 1 << 18
 
+_New = Callable[[tuple[int, ...], torch.dtype], Place]
+
 # Steps of a matrix, from row to row and from column to column, as text.
 Steps = str
 
@@ -169,9 +171,7 @@ def on_rows(made: Product) -> str:
     return f"abele::multiply_rows({made.described()}, {{0}}, {{1}}, {{2}}, begin, end, status);"
 
 
-def packed_once(
-    operations: Sequence[Operation], new: Callable[[tuple[int, ...], torch.dtype], Place]
-) -> list[Operation]:
+def packed_once(operations: Sequence[Operation], new: _New) -> list[Operation]:
     """The same operations; right factors that many small products read are packed before them.
 
     Args:
@@ -200,13 +200,31 @@ def _written(operations: Sequence[Operation], factor: Place, products: list[Prod
     )
 
 
-def _packed(
-    factor: Place, products: list[Product], new: Callable[[tuple[int, ...], torch.dtype], Place]
-) -> Call:
-    inner, columns = factor.shape
-    packed = new((inner, -(-columns // _PACKED_COLUMNS) * _PACKED_COLUMNS), factor.dtype)
-    text = f"abele::pack({products[0].described()}, {{0}}, {{1}}, threads)"
+def _packed(factor: Place, products: list[Product], new: _New) -> Call:
+    packed = room_for_packed(factor, new)
+    call = packing(factor, packed, products[0].described())
     for each in products:
         each.reads[1], each.packed, each.halves = packed, True, False
         each.text = _multiplied(each)
-    return Call([factor], [packed], f"status |= {text}")
+    return call
+
+
+def room_for_packed(factor: Place, new: _New) -> Place:
+    """Memory for a right factor once it is packed."""
+    inner, columns = factor.shape
+    return new((inner, -(-columns // _PACKED_COLUMNS) * _PACKED_COLUMNS), factor.dtype)
+
+
+def packing(factor: Place, packed: Place, described: str | None = None) -> Call:
+    """The operation that packs a right factor.
+
+    Args:
+        factor: inner dimension and columns, in any order.
+        packed: where to.
+        described: a product with this factor, as ``Product.described`` says it; None: one is made.
+    """
+    if described is None:
+        inner, columns = factor.shape
+        steps = ", ".join(map(str, (0, *factor.stride)))
+        described = f"AbeleProduct{{{{1, 1, {columns}, {inner}, 0, 0, 0, {steps}, 0, 0, 0, 0, 0}}}}"
+    return Call([factor], [packed], f"status |= abele::pack({described}, {{0}}, {{1}}, threads)")

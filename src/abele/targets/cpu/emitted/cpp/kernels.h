@@ -75,6 +75,19 @@ inline int pack(AbeleProduct product, const float* b, float* packed, int threads
   return abele_product_pack(&product, b, packed, threads);
 }
 
+inline int lstm(AbeleLstm layer, const float* inputs, const float* packed, const float* bias,
+                const float* h, const float* c, float* states, float* cells, float* gates,
+                int threads) {
+  return abele_lstm(&layer, inputs, packed, bias, h, c, states, cells, gates, threads);
+}
+inline int lstm_backward(AbeleLstm layer, const float* grad_states, const float* grad_last_h,
+                         const float* grad_last_c, const float* packed, const float* cells,
+                         const float* gates, float* grad_inputs, float* grad_h, float* grad_c,
+                         int threads) {
+  return abele_lstm_backward(&layer, grad_states, grad_last_h, grad_last_c, packed, cells, gates,
+                             grad_inputs, grad_h, grad_c, threads);
+}
+
 // Heads lie as `steps` say, one for each tensor that follows but the logarithms.
 template <int tensors>
 inline int attention(AbeleAttention all, const AbeleSteps (&steps)[tensors], const float* q,
