@@ -29,12 +29,12 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Four blocks; scores come from the embedding's own weights, loss inside."""
+    """Blocks; scores come from the embedding's own weights, loss inside."""
 
-    def __init__(self):
+    def __init__(self, layers: int = LAYERS):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(TOKENS, WIDTH), nn.Embedding(SEQUENCE, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.blocks = nn.Sequential(*(Block() for _ in range(layers)))
         self.norm = nn.LayerNorm(WIDTH)
         for weight in (self.tokens.weight, self.positions.weight):
             nn.init.normal_(weight, std=0.02)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from abele import frames, garbage, passes
-from abele.compile import estimates, native
+from abele.compile import estimates, native, shares
 from abele.compile.cache import ExecutableCache
 from abele.compile.compiling import compile_programs, lowered_by, needed_once
 from abele.compile.executable import Executable, lowerings_of
@@ -86,13 +86,20 @@ class FromCompiler(FromProcess):
         needed = needed_once(job.target, job.programs, job.parts)
         commands = {
             native.ONCE: job.target.preparing(needed),
-            native.ALL_AFTER_S: self._long_s() or 0.0,
+            native.ALL_AFTER_S: self._all_after_s(),
             native.PROGRAMS: [each.command() for each in files],
         }
         (folder / native.COMMANDS).write_text(json.dumps(commands))
         self._files = files  # all of this folder, also where the user has interrupted it once
         # Isolated, and without packages: it is the standard library's alone.
         return [sys.executable, "-I", "-S", native.__file__]
+
+    def _all_after_s(self) -> float:
+        """When what is made once per machine may have all processors, in seconds."""
+        running = self.running
+        if running.processor_s is None:
+            return 0.0
+        return shares.long_s(running.processor_s, once=running.once)
 
     def _read(self, folder: Path) -> Executable | Failure | None:
         try:

@@ -47,6 +47,7 @@ class Running:
         problem: why compiled programs did not take over; None if they did, or may yet.
         compile_s: how long another process compiled, in seconds; None before it is done.
         lowerings: how each program is or will be lowered; those of the build record.
+        processor_s: processor time that it may take, in seconds; None where nobody can tell.
         expected_s: when it may be done, in seconds after ``began``; None where nobody can tell.
         began: when another process was started, on the clock of ``time.monotonic``.
         once: most of what is compiled is compiled once per machine.
@@ -61,6 +62,7 @@ class Running:
     check: str | None = None
     problem: str | None = None
     compile_s: float | None = None
+    processor_s: float | None = None
     expected_s: float | None = None
     began: float = 0.0
     once: bool = False

@@ -23,7 +23,7 @@ from abele.targets.base import Compiled
 # those that count, for which the first step waits; or this share of what compiling took.
 _FIRST_BUDGET_S, _BUDGET_S, _SHARE = 0.5, 0.2, 0.1
 _MOST_RUNS = 7
-# What needs so many times the shortest time is not run again.
+# What needs so many times the shortest time is not run again. Where one way is left, nothing is.
 _HOPELESS = 2.0
 # Runs that take longer together than may be spent are long. Of these, one whose first run took so
 # much longer than the shortest is not run again: a first run of theirs loses less than that.
@@ -120,6 +120,7 @@ def _times(
     times: list[list[float]] = [[] for _ in ways]
     are_long = sum(cold) > budget_s
     for _ in range(_MOST_RUNS):
+        running = 0
         for way, each, first in zip(ways, times, cold, strict=True):
             shortest = min((min(one) for one in times if one), default=math.inf)
             if each and min(each) > _HOPELESS * shortest:
@@ -130,6 +131,9 @@ def _times(
             if each and sum(map(sum, times)) + each[-1] > budget_s:
                 return times
             each.append(clocked(way.compiled, list(inputs)))
+            running += 1
+        if running == 1 and len(ways) > 1:
+            return times
     return times
 
 

@@ -17,39 +17,16 @@ import time
 import weakref
 from pathlib import Path
 
+from abele.compile import shares
 from abele.compile.executable import Executable
 from abele.compile.later import Announce, Failure, Later, Running
 from abele.errors import CompilerError
 from abele.storage import temporary
 
 _LOOK_EVERY_S = 0.05
-# Of the time in which this process computes, so much is left to the other one, in pieces of at
-# least so many seconds: between threads that wait for each other all the time another process gets
-# next to nothing, or else holds all of them up at each of their meetings.
-_SHARE, _SHARE_OF_ONE_CORE, _PIECE_S = 0.1, 0.3, 0.01
-# Short runs lose least that way. Steps that have taken so many times as long as compiling takes are
-# those of a run that may go on: it gains most from what is compiled, so the other one gets more.
-# That is sooner where it compiles what all later runs need, too.
-_LONG, _LONG_ONCE, _SHARE_OF_LONG = 4.0, 1.0, 0.5
+# The shortest pause for the other process, and the longest, in seconds.
+_PIECE_S, _LONGEST_S = 0.01, 5.0
 _LOG, _LOG_BYTES = "worker.log", 2000
-
-
-def wall_s(cpu_s: float, *, once: bool = False) -> float:
-    """How long another process compiles beside steps, in seconds.
-
-    Args:
-        cpu_s: processor time that it takes.
-        once: most of it is for what is compiled once per machine.
-    """
-    first, long = _share(), _LONG_ONCE if once else _LONG
-    if first * long >= 1:
-        return cpu_s / first
-    return cpu_s * (long + (1 - long * first) / _SHARE_OF_LONG)
-
-
-def _share() -> float:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return _SHARE if cores is None or cores > 1 else _SHARE_OF_ONE_CORE
 
 
 class FromProcess(Later):
@@ -111,37 +88,26 @@ class FromProcess(Later):
                 return None
             self._look_at = now + _LOOK_EVERY_S
             if self._process.poll() is None:
-                self._leave_it_a_share()
+                self._leave_it_a_share(self._process)
                 return None
             self._outcome = self._collected(self._process)
         return self._outcome
 
-    def _leave_it_a_share(self) -> None:
-        """Sleeps, so that the cores are the other one's; not where this one has slept anyway.
+    def _leave_it_a_share(self, process: subprocess.Popen[bytes]) -> None:
+        """Pauses, so that the cores are the other one's; not where this one has slept anyway.
 
         What it took to write the programs counts as part of that: steps had to wait for it.
         """
-        computed = time.thread_time() - self._computed_s
-        share = self._share()
+        running, computed = self.running, time.thread_time() - self._computed_s
+        passed_s = time.monotonic() - self._started
+        share = shares.share(passed_s, running.processor_s, once=running.once)
         pause = computed * share / (1 - share)
         if pause < _PIECE_S:
             return
         due, self._left_s = max(0.0, pause - self._left_s), max(0.0, self._left_s - pause)
-        time.sleep(min(due, 1.0))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(min(due, _LONGEST_S))
         self._computed_s = time.thread_time()
-
-    def _share(self) -> float:
-        """Of the time in which this process computes, what is left to the other one now."""
-        long_s = self._long_s()
-        is_long = long_s is not None and time.monotonic() - self._started > long_s
-        return max(_SHARE_OF_LONG, _share()) if is_long else _share()
-
-    def _long_s(self) -> float | None:
-        """How long steps have taken that are those of a long run, in seconds; None if unknown."""
-        if self.running.expected_s is None:
-            return None
-        once = self.running.once
-        return self.running.expected_s / wall_s(1.0, once=once) * (_LONG_ONCE if once else _LONG)
 
     def wait(self) -> Executable | Failure:
         """The same, once the process has ended."""

@@ -23,7 +23,7 @@ from abele.compile.compiling import needed_once
 from abele.compile.executable import Executable, lowerings_of
 from abele.compile.jobs import Job
 from abele.compile.later import Announce, Later, Ready, Running
-from abele.compile.process import wall_s
+from abele.compile.shares import wall_s
 from abele.compile.sources import ExecutableSource
 from abele.compile.start import Start
 from abele.compile.worker_process import LOADING_S, FromWorker
@@ -149,6 +149,7 @@ def decided(wanted: Wanted, lowered: Lowered) -> Running:
     running.once, seconds = lowered.unprepared_s > 0, lowered.expected_s
     if seconds:
         seconds += 0.0 if _alone(lowered) else LOADING_S
+        running.processor_s = seconds
         running.expected_s = wall_s(seconds, once=running.once)
         running.began = time.monotonic()
     return running

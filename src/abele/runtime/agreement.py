@@ -14,6 +14,7 @@ That compiled programs take longer is found the same way.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -49,10 +50,17 @@ class Trial:
     Args:
         state: of the session; only copies of it are written.
         rows: the inputs of a micro-batch of the first replica.
+        clock: the time in seconds.
     """
 
-    def __init__(self, state: DeviceState, rows: Sequence[torch.Tensor]):
-        self._state, self._rows = state, rows
+    def __init__(
+        self,
+        state: DeviceState,
+        rows: Sequence[torch.Tensor],
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self._state, self._rows, self._time = state, rows, clock
+        self._compared_s = 0.0, math.inf
         streams = state.random_state
         self._numbers = torch.get_rng_state() if streams is None else streams[0]
 
@@ -62,13 +70,16 @@ class Trial:
         Raises:
             Exception: of the interpreted programs, which cannot compute this micro-batch.
         """
-        expected = self.run(interpreted)
+        expected, took = self._run(interpreted, clock=self._time)
         try:
-            computed = self.run(compiled)
+            computed, takes = self._run(compiled, clock=self._time)
         except Exception as error:  # noqa: BLE001 - whatever it is, these programs are not usable
             return f"compiled programs fail where interpreted ones do not ({error})"
+        self._compared_s = took, takes
         moved: list[_Values] = []
-        problem = None
+        problem = first_problem(expected, moved, computed)
+        if problem is None:  # nobody has to know how far rounding moves them
+            return None
         for trial in range(_TRIALS):
             try:
                 moved.append(self.run(interpreted, rounding=trial))
@@ -80,20 +91,20 @@ class Trial:
         exact = self.exact(interpreted)
         return problem if exact is None else first_problem(expected, moved, computed, exact)
 
-    def slower(
-        self, interpreted: Executable, compiled: Executable, clock: Callable[[], float]
-    ) -> str | None:
+    def slower(self, interpreted: Executable, compiled: Executable) -> str | None:
         """How much slower compiled programs are, in words; None if they are not.
 
         Args:
             interpreted: what runs now.
-            compiled: what would take over; both have run before.
-            clock: the time in seconds.
+            compiled: what would take over; both have been compared.
         """
+        took, takes = self._compared_s
+        if takes <= took:  # at their first run, where the others have run before
+            return None
         now, then = list[float](), list[float]()
         for _ in range(_TURNS):
-            now.append(self._run(interpreted, clock=clock)[1])
-            then.append(self._run(compiled, clock=clock)[1])
+            now.append(self._run(interpreted, clock=self._time)[1])
+            then.append(self._run(compiled, clock=self._time)[1])
             if statistics.median(then) <= statistics.median(now):  # by how much does not matter
                 return None
         took, takes = statistics.median(now), statistics.median(then)
@@ -235,7 +246,9 @@ def _difference(
     wanted, got = _plain(expected), _plain(computed)
     others = [_plain(each) for each in moved]
     finite = wanted.isfinite()
-    alike = torch.stack([finite == each.isfinite() for each in others]).all(0)
+    alike = torch.ones_like(finite)  # in all others
+    for each in others:
+        alike = alike & (finite == each.isfinite())
     if ((finite != got.isfinite()) & alike).any():
         return "is not finite in the same places"
     finite = finite & got.isfinite()
@@ -245,7 +258,7 @@ def _difference(
     if exact is not None and (expected.is_floating_point() or expected.is_complex()):
         truth = _plain(exact)
         others.append(torch.where(truth.isfinite(), truth, wanted))  # what overflows is no rounding
-    farthest = max(_norm((each - wanted)[finite]) for each in others)
+    farthest = max((_norm((each - wanted)[finite]) for each in others), default=0.0)
     if far <= tolerance * norm + _MARGIN * (farthest + _flushed(expected.dtype, wanted.numel())):
         return None
     return f"differs by {far / norm if norm else far:.1e} of its norm, {tolerance:.0e} are allowed"

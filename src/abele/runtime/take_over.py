@@ -124,7 +124,7 @@ class TakeOver:
             running.check = "not compared, because prints and host calls would happen twice"
             return made
         try:
-            trial = Trial(self._state, rows())
+            trial = Trial(self._state, rows(), self.clock)
             problem = trial.first_difference(self._interpreted, made)
             slower = None if problem else self._slower(trial, made)
         except Exception:  # noqa: BLE001 - the call will come to the same error and raise it
@@ -143,7 +143,7 @@ class TakeOver:
             return None  # what runs is asked for, so the clock must not decide it
         if self._state.exchange is not None:  # nor must it in each process by itself
             return None
-        return trial.slower(self._interpreted, made, self.clock)
+        return trial.slower(self._interpreted, made)
 
     def _vote(self) -> None:
         exchange, mine = self._state.exchange, self._outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,9 @@ from abele.targets import straight
 from abele.targets.base import Compiled, Lowering, Run, Target
 from abele.targets.clocked import Clocked, GraphClocks
 from abele.targets.kernel_choice import VIEW, KernelChoice, operators_of
+
+# By the graph, which nobody edits any more.
+_RUNS: weakref.WeakKeyDictionary[torch.fx.GraphModule, Run] = weakref.WeakKeyDictionary()
 
 
 class Interpreter(Lowering):
@@ -33,8 +37,10 @@ class Interpreter(Lowering):
         return True
 
     def compile(self, program: Program) -> Compiled:
-        """Write the graph as one function of Python."""
-        return Compiled(_run(program, straight.function_of(program.graph)))
+        """Write the graph as one function of Python, once."""
+        if program.graph not in _RUNS:  # steps may have been interpreted before it is measured
+            _RUNS[program.graph] = _run(program, straight.function_of(program.graph))
+        return Compiled(_RUNS[program.graph])
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
         """Torch, but for views."""

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
 from abele import ExecutableCache, StepConfig, get_target
-from abele.compile import estimates, executable, native, process, tiers
+from abele.compile import estimates, executable, native, process, shares, tiers
 from abele.compile.compiler_process import FromCompiler
 from abele.compile.executable import Executable
 from abele.compile.jobs import Job
@@ -344,43 +345,74 @@ def test_the_emitter_writes_what_it_compiles():
 @pytest.mark.parametrize(("cores", "steps_s", "pause_s"), [(2, 1.0, 1 / 9), (1, 1.0, 3 / 7)])
 def test_the_compiler_gets_a_small_share_of_a_short_run(begin, clock, cores, steps_s, pause_s):
     clock.cores(cores)
-    later = clock.begun(begin, expected_cpu_s=5.0)
+    later = clock.begun(begin, cpu_s=15.0)
     assert clock.paused(later, after_s=1.0, computed_s=steps_s) == pytest.approx(pause_s)
 
 
 @pytest.mark.parametrize("cores", [1, 2])
 def test_the_compiler_gets_half_of_a_run_that_goes_on(begin, clock, cores):
     clock.cores(cores)
-    later = clock.begun(begin, expected_cpu_s=5.0)
-    assert clock.paused(later, after_s=30.1, computed_s=0.4) == pytest.approx(0.4)
+    later = clock.begun(begin, cpu_s=15.0)
+    assert clock.paused(later, after_s=90.1, computed_s=0.4) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_compiler_that_is_quick_gets_nearly_all_for_as_long_as_it_should_need(
+    begin, clock, cores
+):
+    clock.cores(cores)
+    later = clock.begun(begin, cpu_s=4.0)
+    first = 0.1 if cores > 1 else 0.3
+    assert clock.paused(later, after_s=0.9, computed_s=1 - first) == pytest.approx(first)
+    assert clock.paused(later, after_s=0.2, computed_s=0.05) == pytest.approx(0.95)
+    assert clock.paused(later, after_s=0.2, computed_s=1.0) == pytest.approx(5.0)  # then a step
+    assert clock.paused(later, after_s=20.0, computed_s=0.4) == pytest.approx(0.4)
+
+
+def test_a_pause_ends_with_the_process(begin, monkeypatch):
+    later = begin(job_of(COPIES))
+    later.look()
+    later.look()
+    monkeypatch.setattr(process.shares, "share", lambda *_, **__: 0.999)
+    later._computed_s -= 10.0  # as if steps had computed for so long: a pause of 5 s is due
+    began = time.monotonic()
+    eventually(lambda: later.look() is not None)
+    assert time.monotonic() - began < 4.0
 
 
 def test_where_nobody_knows_how_long_it_takes_the_share_stays_small(begin, clock):
     clock.cores(2)
-    later = clock.begun(begin, expected_cpu_s=None)
+    later = clock.begun(begin, cpu_s=None)
     assert clock.paused(later, after_s=1000.0, computed_s=0.9) == pytest.approx(0.1)
 
 
 def test_what_steps_wait_for_while_programs_are_written_counts_as_a_pause(begin, clock):
     clock.cores(2)
-    later = clock.begun(begin, expected_cpu_s=None, written_s=0.15)
+    later = clock.begun(begin, cpu_s=None, written_s=0.15)
     assert clock.paused(later, after_s=1.0, computed_s=0.9) == 0  # 0.1 s of it
     assert clock.paused(later, after_s=1.0, computed_s=0.9) == pytest.approx(0.05)
     assert clock.paused(later, after_s=1.0, computed_s=0.9) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(("cores", "seconds"), [(1, 1 / 0.3), (2, 4 + 0.6 / 0.5)])
-def test_what_is_expected_follows_from_the_shares(clock, cores, seconds):
+@pytest.mark.parametrize(
+    ("cores", "cpu_s", "seconds"),
+    [
+        (1, 20.0, 20 / 0.3),
+        (2, 20.0, 80 + (20 - 8) / 0.5),
+        (1, 4.0, 1 + (4 - 0.3) / 0.95),
+        (2, 4.0, 1 + (4 - 0.1) / 0.95),
+    ],
+)
+def test_what_is_expected_follows_from_the_shares(clock, cores, cpu_s, seconds):
     clock.cores(cores)
-    assert process.wall_s(1.0) == pytest.approx(seconds)
-    assert process.wall_s(4.0) == pytest.approx(4 * seconds)
+    assert shares.wall_s(cpu_s) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(("cores", "seconds"), [(1, 1 + 0.7 / 0.5), (2, 1 + 0.9 / 0.5)])
 def test_what_is_compiled_once_per_machine_gets_more_sooner(begin, clock, cores, seconds):
     clock.cores(cores)
-    assert process.wall_s(1.0, once=True) == pytest.approx(seconds)
-    later = clock.begun(begin, expected_cpu_s=10.0, once=True)
+    assert shares.wall_s(1.0, once=True) == pytest.approx(seconds)
+    later = clock.begun(begin, cpu_s=10.0, once=True)
     first = 0.1 if cores > 1 else 0.3
     assert clock.paused(later, after_s=9.0, computed_s=1 - first) == pytest.approx(first)
     assert clock.paused(later, after_s=2.0, computed_s=0.5) == pytest.approx(0.5)
@@ -390,16 +422,23 @@ class Clock:
     """Stands for the clocks and the pauses of a process."""
 
     def __init__(self, monkeypatch):
-        self._monkeypatch = monkeypatch
+        self._monkeypatch, self._wait = monkeypatch, subprocess.Popen.wait
         self.now, self.computed, self.pauses = 100.0, 50.0, []
         monkeypatch.setattr(process.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(process.time, "thread_time", lambda: self.computed)
-        monkeypatch.setattr(process.time, "sleep", self.pauses.append)
+        waits = lambda process, timeout=None: self._waited(process, timeout)  # noqa: E731
+        monkeypatch.setattr(subprocess.Popen, "wait", waits)
+
+    def _waited(self, process, timeout):
+        if timeout is None:
+            return self._wait(process)
+        self.pauses.append(timeout)
+        raise subprocess.TimeoutExpired("compiler", timeout)
 
     def cores(self, count):
-        self._monkeypatch.setattr(process.os, "sched_getaffinity", lambda _: range(count))
+        self._monkeypatch.setattr(shares.os, "sched_getaffinity", lambda _: range(count))
 
-    def begun(self, begin, expected_cpu_s, written_s=0.0, *, once=False):
+    def begun(self, begin, cpu_s, written_s=0.0, *, once=False):
         later = begin(job_of(SLEEPS))
         command = later._command
 
@@ -408,9 +447,7 @@ class Clock:
             return command(folder)
 
         self._monkeypatch.setattr(later, "_command", written)
-        if expected_cpu_s is not None:
-            later.running.once = once
-            later.running.expected_s = process.wall_s(expected_cpu_s, once=once)
+        later.running.once, later.running.processor_s = once, cpu_s
         later.look()
         later.look()
         return later

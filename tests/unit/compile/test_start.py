@@ -193,7 +193,7 @@ def test_steps_run_while_it_is_made():
 
 def test_how_long_it_takes_is_expected_too(monkeypatch):
     monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: 1.0)
-    monkeypatch.setattr("abele.compile.process._share", lambda: 0.1)
+    monkeypatch.setattr("abele.compile.shares._first", lambda: 0.1)
     _, record = built(Unprepared())
     assert record.running.expected_s == pytest.approx((1 + 20) * (1 + 0.9 / 0.5))
 
