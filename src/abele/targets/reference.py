@@ -16,8 +16,9 @@ from abele.targets.base import Compiled, Lowering, Run, Target
 from abele.targets.clocked import Clocked, GraphClocks
 from abele.targets.kernel_choice import VIEW, KernelChoice, operators_of
 
-# By the graph, which nobody edits any more.
-_RUNS: weakref.WeakKeyDictionary[torch.fx.GraphModule, Run] = weakref.WeakKeyDictionary()
+# By the graph, which nobody edits any more. Whoever runs a function keeps it, and its memory.
+_runs: weakref.WeakKeyDictionary[torch.fx.GraphModule, weakref.ref[Run]]
+_runs = weakref.WeakKeyDictionary()
 
 
 class Interpreter(Lowering):
@@ -37,10 +38,13 @@ class Interpreter(Lowering):
         return True
 
     def compile(self, program: Program) -> Compiled:
-        """Write the graph as one function of Python, once."""
-        if program.graph not in _RUNS:  # steps may have been interpreted before it is measured
-            _RUNS[program.graph] = _run(program, straight.function_of(program.graph))
-        return Compiled(_RUNS[program.graph])
+        """Write the graph as one function of Python, unless that of earlier steps is there."""
+        known = _runs.get(program.graph)
+        run = None if known is None else known()
+        if run is None:
+            run = _run(program, straight.function_of(program.graph))
+            _runs[program.graph] = weakref.ref(run)
+        return Compiled(run)
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
         """Torch, but for views."""

@@ -118,6 +118,12 @@ def test_memory_goes_back_with_the_last_program(library):
     assert torch.isfinite(results[0]).all()
 
 
+def test_a_program_that_runs_is_not_written_again_to_be_measured():
+    step = program()
+    first = Interpreter().compile(step)
+    assert Interpreter().compile(step).run is first.run
+
+
 def test_memory_stays_while_the_largest_program_needs_it(library):
     step = program(rows=2**16 + 1)  # no whole number of pages
     _, needed = places.offsets(arena.placed(memory.of_graph(step)).inside)
