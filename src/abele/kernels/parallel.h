@@ -1,6 +1,8 @@
 // Sharing loops between threads.
 #pragma once
 
+#include <tuple>
+
 #include "float_mode.h"
 #include "math.h"
 
@@ -32,6 +34,27 @@ inline void share(Index n, int threads, const Run& run) {
   const int parts = most < threads ? most : threads;
   if (parts <= 1) return run_part<Run>(&run, 0, n);
   share_parts(n, parts, run_part<Run>, &run);
+}
+
+// The same of a function that takes pointers and then a part. One function shares all that take the
+// same: where each place that shares has a lambda of its own, compilers need twice as long for it.
+template <class Kernel, class... Pointers>
+struct Loop {
+  Kernel kernel;
+  std::tuple<Pointers...> pointers;
+};
+template <class Kernel, class... Pointers>
+__attribute__((noinline)) void run_loop(const void* run, Index begin, Index end) {
+  const auto& loop = *static_cast<const Loop<Kernel, Pointers...>*>(run);
+  std::apply([&](Pointers... all) { loop.kernel(all..., begin, end); }, loop.pointers);
+}
+template <class Kernel, class... Pointers>
+__attribute__((noinline, noclone)) void share_loop(int most, Kernel kernel, Index n, int threads,
+                                                   Pointers... pointers) {
+  const int parts = most < threads ? most : threads;
+  if (parts <= 1) return kernel(pointers..., 0, n);
+  const Loop<Kernel, Pointers...> loop{kernel, {pointers...}};
+  share_parts(n, parts, run_loop<Kernel, Pointers...>, &loop);
 }
 
 }  // namespace abele

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
@@ -28,6 +29,10 @@ _COST = f"""extern "C" {_VISIBLE} Index {COST}(int looks) {{
   return abele::moment() - began;
 }}"""
 
+# Compilers need more than twice as long for a function that is twice as long.
+_LONGEST = 32  # units
+# What ``kernels.h`` takes by reference. Where it is written at each call, each call copies it.
+_DESCRIPTION = re.compile(r"\bAbele(?:Product|Attention|Lstm|Conv|Depthwise|Pool)\{[^{}]*\}")
 _FLUSHED = "const abele::FloatMode mode = abele::FloatMode::flushed();"
 _REPEAT = f"""extern "C" {_VISIBLE} int {REPEAT}(
     char* arena, void** table, int threads, Index times, Index changing, const Index* entries,
@@ -112,7 +117,7 @@ class _Writer:
             if lines:
                 name = f"abele_segment_{len(bodies)}"
                 timed = self._with_clocks(lines) if clocked else lines
-                bodies.append(_segment(name, [*self._first, *timed]))
+                bodies.append(_segment(name, self._first, timed))
                 parts.append(Segment(name, len(lines)))
                 lines.clear()
 
@@ -141,7 +146,7 @@ class _Writer:
         if clocked:
             array = f"Index {MOMENTS}[{max(1, self._moments)}]"
             begin += [f'extern "C" {{ {_VISIBLE} {array}; }}', _COST]
-        text = "\n\n".join([*begin, *functions, *bodies])
+        text = "\n\n".join([*begin, *functions, _with_constants("\n\n".join(bodies))])
         return Source(text + "\n", parts, list(self._table), len(functions))
 
     def _with_clocks(self, lines: Sequence[str]) -> list[str]:
@@ -163,8 +168,9 @@ class _Writer:
         kernel = loops.kernel(unit, self._kept)
         if kernel.workers == 1:
             return self._run(kernel, "0", str(kernel.turns))
-        run = f"[&](Index begin, Index end) {{ {self._run(kernel, 'begin', 'end')} }}"
-        return f"abele::share<{kernel.workers}>({kernel.turns}, threads, {run});"
+        name, pointers = self._named(kernel)
+        given = ", ".join([str(kernel.workers), name, str(kernel.turns), "threads", *pointers])
+        return f"abele::share_loop({given});"
 
     def _by_rows(self, unit: ByRows) -> str:
         product, rows = unit.product, unit.product.sizes[0]
@@ -226,14 +232,20 @@ class _Writer:
         names: Mapping[Buffer, str] = MappingProxyType({}),
     ) -> str:
         """A call of a loop's function; ``names`` has memory that is an argument there."""
+        name, pointers = self._named(kernel, names)
+        return f"{name}({', '.join([*pointers, begin, end])});"
+
+    def _named(
+        self, kernel: loops.Kernel, names: Mapping[Buffer, str] = MappingProxyType({})
+    ) -> tuple[str, list[str]]:
+        """A loop's function by name, and the pointers that it is given."""
         name = self._names.get(kernel.text)
         if name is None:
             name = self._names[kernel.text] = f"k{len(self._names)}"
-        pointers = [
+        return name, [
             names.get(buffer) or self._pointer(buffer, offset, kind)
             for (buffer, offset), kind in zip(kernel.pointers, kernel.types, strict=True)
         ]
-        return f"{name}({', '.join([*pointers, begin, end])});"
 
     def _call(self, call: Call) -> str:
         pointers = [self._place(place) for place in call.pointers()]
@@ -243,8 +255,34 @@ class _Writer:
         return self._pointer(place.buffer, place.offset, TYPES[place.dtype])
 
 
-def _segment(name: str, lines: list[str]) -> str:
-    head = f'extern "C" {_VISIBLE} int {name}(char* arena, void* const* table, int threads) {{'
+def _segment(name: str, first: list[str], lines: list[str]) -> str:
+    """The function of a segment; a long one calls others, each of which does some of its lines."""
+    parts: list[str] = []
+    if len(lines) > _LONGEST:
+        for begin in range(0, len(lines), _LONGEST):
+            part = f"{name}_{len(parts)}"
+            head = f"static __attribute__((noinline, noclone)) int {part}"
+            parts.append(_function(head, lines[begin : begin + _LONGEST]))
+        called = (f"{name}_{number}" for number in range(len(parts)))
+        lines = [f"status |= {part}(arena, table, threads);" for part in called]
+    return "\n".join([*parts, _function(f'extern "C" {_VISIBLE} int {name}', [*first, *lines])])
+
+
+def _function(head: str, lines: list[str]) -> str:
+    head += "(char* arena, void* const* table, int threads) {"
     return "\n".join(
         [head, "  int status = 0;", *(f"  {line}" for line in lines), "  return status;", "}"]
     )
+
+
+def _with_constants(text: str) -> str:
+    """The text with what kernels are told of sizes in front, once for each."""
+    names: dict[str, str] = {}
+
+    def name_of(described: re.Match[str]) -> str:
+        return names.setdefault(described[0], f"d{len(names)}")
+
+    text = _DESCRIPTION.sub(name_of, text)
+    kinds = ((each.partition("{"), name) for each, name in names.items())
+    lines = [f"static const {kind} {name} = {{{rest};" for (kind, _, rest), name in kinds]
+    return "\n\n".join(["\n".join(lines), text] if lines else [text])

@@ -1,4 +1,4 @@
-// The kernels that are compiled once per machine, with what they describe passed by value.
+// The kernels that are compiled once per machine, with what they describe in front.
 #pragma once
 
 #include "abi.h"
@@ -8,50 +8,52 @@ namespace abele {
 // Of `threads`, as many as have enough to do.
 inline int at_most(int most, int threads) { return most < threads ? most : threads; }
 
-inline int convolve(AbeleConv conv, const float* x, const float* weight, const float* bias,
+inline int convolve(const AbeleConv& conv, const float* x, const float* weight, const float* bias,
                     float* y, int threads) {
   return abele_conv_forward(&conv, x, weight, bias, y, abele_conv_threads(&conv, threads));
 }
-inline int convolve_backward(AbeleConv conv, const float* grad, const float* x,
+inline int convolve_backward(const AbeleConv& conv, const float* grad, const float* x,
                              const float* weight, float* grad_x, float* grad_weight,
                              float* grad_bias, int threads) {
   return abele_conv_backward(&conv, grad, x, weight, grad_x, grad_weight, grad_bias,
                              abele_conv_threads(&conv, threads));
 }
 
-inline int convolve_and_pool(AbeleConv conv, const float* x, const float* weight,
+inline int convolve_and_pool(const AbeleConv& conv, const float* x, const float* weight,
                              const float* bias, float* y, uint8_t* places, int threads) {
   return abele_conv_pool(&conv, x, weight, bias, y, places, abele_conv_threads(&conv, threads));
 }
-inline int convolve_and_pool_backward(AbeleConv conv, const float* grad, const uint8_t* places,
-                                      const float* x, const float* weight, float* grad_x,
-                                      float* grad_weight, float* grad_bias, int threads) {
+inline int convolve_and_pool_backward(const AbeleConv& conv, const float* grad,
+                                      const uint8_t* places, const float* x, const float* weight,
+                                      float* grad_x, float* grad_weight, float* grad_bias,
+                                      int threads) {
   return abele_conv_pool_backward(&conv, grad, places, x, weight, grad_x, grad_weight, grad_bias,
                                   abele_conv_threads(&conv, threads));
 }
 
-inline int depthwise(AbeleDepthwise conv, const float* x, const float* weight, const float* bias,
-                     float* y, int threads) {
+inline int depthwise(const AbeleDepthwise& conv, const float* x, const float* weight,
+                     const float* bias, float* y, int threads) {
   return abele_depthwise_forward(&conv, x, weight, bias, y, threads);
 }
-inline int depthwise_backward(AbeleDepthwise conv, const float* grad, const float* x,
+inline int depthwise_backward(const AbeleDepthwise& conv, const float* grad, const float* x,
                               const float* weight, float* grad_x, float* grad_weight,
                               float* grad_bias, int threads) {
   return abele_depthwise_backward(&conv, grad, x, weight, grad_x, grad_weight, grad_bias, threads);
 }
 
-inline int pool(AbelePool pool, const float* x, float* y, uint8_t* places, int threads) {
+inline int pool(const AbelePool& pool, const float* x, float* y, uint8_t* places, int threads) {
   return abele_max_pool(&pool, x, y, places, nullptr, threads);
 }
 
-inline int multiply(AbeleProduct product, const float* a, const float* b, float* c, int threads) {
+inline int multiply(const AbeleProduct& product, const float* a, const float* b, float* c,
+                    int threads) {
   return abele_product(&product, a, b, c, threads);
 }
 // Calls loop(c, begin, end) for turns of a loop over c, `turns` for each row: c is where the product
 // would begin if all of it were in memory.
 template <Index turns, class Loop>
-inline int multiply_by_rows(AbeleProduct product, const float* a, const float* b, int threads,
-                            Loop loop) {
+inline int multiply_by_rows(const AbeleProduct& product, const float* a, const float* b,
+                            int threads, Loop loop) {
   struct Rows {
     Loop& loop;
     Index step;
@@ -71,16 +73,16 @@ inline void multiply_rows(AbeleProduct product, const float* a, const float* b, 
       abele_product(&product, a + begin * product.a_row, b, c + begin * product.c_row, 1);
   if (failed) __atomic_fetch_or(&status, failed, __ATOMIC_RELAXED);
 }
-inline int pack(AbeleProduct product, const float* b, float* packed, int threads) {
+inline int pack(const AbeleProduct& product, const float* b, float* packed, int threads) {
   return abele_product_pack(&product, b, packed, threads);
 }
 
-inline int lstm(AbeleLstm layer, const float* inputs, const float* packed, const float* bias,
-                const float* h, const float* c, float* states, float* cells, float* gates,
-                int threads) {
+inline int lstm(const AbeleLstm& layer, const float* inputs, const float* packed,
+                const float* bias, const float* h, const float* c, float* states, float* cells,
+                float* gates, int threads) {
   return abele_lstm(&layer, inputs, packed, bias, h, c, states, cells, gates, threads);
 }
-inline int lstm_backward(AbeleLstm layer, const float* grad_states, const float* grad_last_h,
+inline int lstm_backward(const AbeleLstm& layer, const float* grad_states, const float* grad_last_h,
                          const float* grad_last_c, const float* packed, const float* cells,
                          const float* gates, float* grad_inputs, float* grad_h, float* grad_c,
                          int threads) {
@@ -90,12 +92,12 @@ inline int lstm_backward(AbeleLstm layer, const float* grad_states, const float*
 
 // Heads lie as `steps` say, one for each tensor that follows but the logarithms.
 template <int tensors>
-inline int attention(AbeleAttention all, const AbeleSteps (&steps)[tensors], const float* q,
+inline int attention(const AbeleAttention& all, const AbeleSteps (&steps)[tensors], const float* q,
                      const float* k, const float* v, float* y, float* logarithms, int threads) {
   return abele_attention(&all, steps, q, k, v, y, logarithms, threads);
 }
 template <int tensors>
-inline int attention_backward(AbeleAttention all, const AbeleSteps (&steps)[tensors],
+inline int attention_backward(const AbeleAttention& all, const AbeleSteps (&steps)[tensors],
                               const float* grad, const float* q, const float* k, const float* v,
                               const float* y, const float* logarithms, float* grad_q,
                               float* grad_k, float* grad_v, int threads) {
