@@ -86,6 +86,7 @@ class Grouping:
         self._number: dict[Unit, int] = {}
         # For each unit, all that have to run before it, as bits.
         self._ancestors: list[int] = []
+        self._awaited = 0  # those for which another unit waits, as bits
         self._into: dict[Unit, Unit] = {}
         self._writers: dict[Buffer, list[tuple[Unit, Place]]] = {}
         self._readers: dict[Buffer, list[Unit]] = {}
@@ -133,9 +134,15 @@ class Grouping:
         if more == self._ancestors[number]:
             return
         self._ancestors[number] = more
-        for index, ancestors in enumerate(self._ancestors):
-            if ancestors >> number & 1:
-                self._ancestors[index] = ancestors | more
+        self._awaited |= more
+        self._pass_on(1 << number, more)
+
+    def _pass_on(self, bit: int, more: int) -> None:
+        """Let all that wait for a unit wait for others, too."""
+        if self._awaited & bit:  # most units are the last ones so far
+            for index, ancestors in enumerate(self._ancestors):
+                if ancestors & bit:
+                    self._ancestors[index] = ancestors | more
 
     def _before(self, operation: Operation) -> set[Unit]:
         before: set[Unit] = set()
@@ -209,17 +216,17 @@ class Grouping:
         bit, old = 1 << self._number[unit], 1 << self._number[other]
         before = {self._current(each) for each in (*unit.before, *other.before)} - {unit}
         unit.before = set()
-        self._ancestors[self._number[unit]] &= ~old
-        for index, ancestors in enumerate(self._ancestors):
-            if ancestors & old:
-                self._ancestors[index] = ancestors & ~old | bit
-        self._require(unit, before)
         number = self._number[unit]
+        self._ancestors[number] &= ~old
+        if self._awaited & old:
+            self._awaited = self._awaited & ~old | bit
+            for index, ancestors in enumerate(self._ancestors):
+                if ancestors & old:
+                    self._ancestors[index] = ancestors & ~old | bit
+        self._require(unit, before)
         self._ancestors[number] &= ~(bit | old)
         # Who waited for one of the two now waits for what the other waited for, too.
-        for index, ancestors in enumerate(self._ancestors):
-            if ancestors & bit:
-                self._ancestors[index] = ancestors | self._ancestors[number]
+        self._pass_on(bit, self._ancestors[number])
 
 
 def _unit(operation: Operation) -> Unit:

@@ -7,9 +7,10 @@ wrote last would have to come from there, even to be written over.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -24,9 +25,23 @@ _HUGE_PAGE = 1 << 21
 
 def arranged(lives: Mapping[Buffer, tuple[int, int]]) -> tuple[dict[Buffer, int], int]:
     """Offsets in bytes of all buffers of the arena, and its size; ``lives`` as in ``planned``."""
-    together = (0, 0)  # as if all of them were in use at one time
-    apart = planned(dict.fromkeys(lives, together))
+    apart = _side_by_side(lives)
     return apart if apart[1] <= MOST_APART else planned(lives)
+
+
+def _side_by_side(buffers: Iterable[Buffer]) -> tuple[dict[Buffer, int], int]:
+    """The same where each buffer has memory of its own."""
+    own = [each for each in buffers if each.kind is Kind.ARENA and each.size]
+    offsets: dict[Buffer, int] = {}
+    total = 0
+    for buffer in sorted(own, key=lambda each: -each.bytes):
+        offsets[buffer] = total
+        total += _whole_lines(buffer.bytes)
+    return offsets, total
+
+
+def _whole_lines(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def planned(lives: Mapping[Buffer, tuple[int, int]]) -> tuple[dict[Buffer, int], int]:
@@ -40,8 +55,7 @@ def planned(lives: Mapping[Buffer, tuple[int, int]]) -> tuple[dict[Buffer, int],
     total = 0
     for buffer in sorted(buffers, key=lambda each: (-each.bytes, lives[each])):
         first, last = lives[buffer]
-        size = -(-buffer.bytes // ALIGNMENT) * ALIGNMENT
-        offset = 0
+        size, offset = _whole_lines(buffer.bytes), 0
         for begin, end, other_first, other_last in placed:
             if other_first > last or other_last < first or end <= offset:
                 continue
@@ -49,8 +63,7 @@ def planned(lives: Mapping[Buffer, tuple[int, int]]) -> tuple[dict[Buffer, int],
                 break
             offset = end
         offsets[buffer] = offset
-        placed.append((offset, offset + size, first, last))
-        placed.sort()
+        bisect.insort(placed, (offset, offset + size, first, last))
         total = max(total, offset + size)
     return offsets, total
 
