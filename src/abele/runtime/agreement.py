@@ -60,6 +60,7 @@ class Trial:
         clock: Callable[[], float] = time.perf_counter,
     ):
         self._state, self._rows, self._time = state, rows, clock
+        # What interpreted and compiled programs took where they were compared.
         self._compared_s = 0.0, math.inf
         streams = state.random_state
         self._numbers = torch.get_rng_state() if streams is None else streams[0]

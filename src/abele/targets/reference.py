@@ -16,9 +16,10 @@ from abele.targets.base import Compiled, Lowering, Run, Target
 from abele.targets.clocked import Clocked, GraphClocks
 from abele.targets.kernel_choice import VIEW, KernelChoice, operators_of
 
-# By the graph, which nobody edits any more. Whoever runs a function keeps it, and its memory.
-_runs: weakref.WeakKeyDictionary[torch.fx.GraphModule, weakref.ref[Run]]
-_runs = weakref.WeakKeyDictionary()
+# By the graph, which nobody edits any more, and whether tensors have planned places. Whoever runs a
+# function keeps it, and its memory.
+_Runs = weakref.WeakValueDictionary[bool, Run]
+_runs: weakref.WeakKeyDictionary[torch.fx.GraphModule, _Runs] = weakref.WeakKeyDictionary()
 
 
 class Interpreter(Lowering):
@@ -39,11 +40,11 @@ class Interpreter(Lowering):
 
     def compile(self, program: Program) -> Compiled:
         """Write the graph as one function of Python, unless that of earlier steps is there."""
-        known = _runs.get(program.graph)
-        run = None if known is None else known()
+        known = _runs.setdefault(program.graph, weakref.WeakValueDictionary())
+        planned = arena.available()  # it may have been made since
+        run = known.get(planned)
         if run is None:
-            run = _run(program, straight.function_of(program.graph))
-            _runs[program.graph] = weakref.ref(run)
+            run = known[planned] = _run(program, straight.function_of(program.graph))
         return Compiled(run)
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
