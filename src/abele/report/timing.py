@@ -243,19 +243,19 @@ def _described(
 def _parts_of_nodes(kernels: Sequence[clocked.Kernel]) -> dict[torch.fx.Node, int]:
     """In how many kernels each node is computed: its operations are divided among them.
 
-    Loops count where nothing else computes a node: they add a bias, or copy an operand.
+    What is ``BESIDE`` others counts where nothing else computes a node.
     """
     counts: dict[torch.fx.Node, int] = {}
     for kernel in kernels:
         for node in kernel.nodes:
-            counts[node] = counts.get(node, 0) + (kernel.what != clocked.LOOP)
+            counts[node] = counts.get(node, 0) + (kernel.what not in clocked.BESIDE)
     return counts
 
 
 def _work(kernel: clocked.Kernel, parts: dict[torch.fx.Node, int]) -> int:
     """Operations of a kernel."""
-    is_loop = kernel.what == clocked.LOOP
-    counted = [node for node in kernel.nodes if not (is_loop and parts[node])]
+    beside = kernel.what in clocked.BESIDE
+    counted = [node for node in kernel.nodes if not (beside and parts[node])]
     return sum(operators.operations(node) // max(1, parts[node]) for node in counted)
 
 

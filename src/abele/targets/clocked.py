@@ -19,6 +19,8 @@ from abele.targets.kernel_choice import Kernel
 
 _TORCH = "torch"
 LOOP = "loop"
+#: Kernels that are beside others of the same operator: they add a bias, copy or pack an operand.
+BESIDE = frozenset({LOOP, "pack"})
 _REPEATS = 2000
 
 

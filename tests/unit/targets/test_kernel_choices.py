@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from abele import passes
+from abele.ops import lstm_loop
 from abele.program import is_view
 from abele.report import facts, timing
 from abele.targets import candidates, get_target
@@ -134,6 +135,31 @@ def test_our_ways_of_planes_are_said_to_be_ours():
     ours = [each for node, each in chosen if node.target is aten.convolution.default]
     assert [each.by for each in ours] == ["depthwise", "multiply"]
     assert "a kernel for each channel" in ours[0].why
+
+
+class Last(torch.nn.Module):
+    """What an LSTM has after the last step."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.LSTM(8, 16)
+
+    def forward(self, x):
+        return self.layer(x)[0][-1].sum()
+
+
+def test_an_lstm_is_computed_by_its_loop_and_not_by_what_packs_its_weight():
+    session, _ = started(Last(), (torch.ones(6, 8, 8),), None)
+    lowering = CPU.lowering("emitted")
+    program = passes.run_only(session.executable.programs[0], lowering.passes)
+    chosen = lowering.kernel_choices(program).items()
+    (loop,) = (each for node, each in chosen if node.target is lstm_loop.forward)
+    assert loop.by == "lstm"
+    assert "all time steps" in loop.why
+    kernels = lowering.kernels(program)
+    parts = timing._parts_of_nodes(kernels)
+    work = {each.what: timing._work(each, parts) for each in kernels}
+    assert (work["pack"], work["lstm"]) == (0, 2 * 6 * 8 * 4 * 16 * 16)
 
 
 def test_what_one_kernel_does_of_several_operators_is_said_of_all_of_them():

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from abele.program import Program, is_view
-from abele.targets.clocked import LOOP
+from abele.targets.clocked import BESIDE, LOOP
 from abele.targets.kernel_choice import NOBODY, VIEW, KernelChoice, operators_of
 from abele.targets.translation.groups import Unit
 from abele.targets.translation.translate import VIEWS
@@ -32,8 +32,8 @@ def kernel_choices(
     for unit in units:
         of_unit = choice(unit)
         for node in nodes_of(unit):
-            # Loops beside a call only bring operands or results into their form.
-            if node not in chosen or chosen[node].by == LOOP:
+            # What is beside a call only brings operands or results into their form.
+            if node not in chosen or chosen[node].by in BESIDE:
                 chosen[node] = of_unit
     return {
         node: chosen.get(node) or (VIEW if sees(node) else _NONE) for node in operators_of(program)
