@@ -17,8 +17,8 @@ FIRST, FIRST_OF_ONE_CORE = 0.1, 0.3
 #: later runs need, too.
 LONG, LONG_ONCE, HALF = 4.0, 1.0, 0.5
 #: What takes no longer, in seconds, gets nearly all, and sooner: a run that stands still for that
-#: long once is better than one that is slower for several times as long. Only until it must be
-#: known to take longer than was expected.
+#: long once is better than one that is slower for several times as long. That ends after
+#: QUICK_UNTIL times as long as was expected: it may take longer.
 QUICK_S, QUICK_FROM, QUICK_UNTIL, NEARLY_ALL = 10.0, 0.25, 4.0, 0.95
 
 

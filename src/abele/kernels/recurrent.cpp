@@ -12,7 +12,7 @@
 namespace abele {
 namespace {
 
-// As sigmoid(x) and tanh(x) come: [input, forget, cell, output] of a sample.
+// Of a sample: input, forget, cell, output.
 constexpr Index GATES = 4;
 // A thread takes all steps of its samples if it has so many, and weights that its second-level cache
 // holds; otherwise threads share the columns of each step's product.
@@ -39,8 +39,8 @@ struct Samples {
 // c[samples, columns] = a[samples, inner] b, of which b is packed.
 int multiply(Samples samples, Index columns, Index inner, const float* a, const float* packed,
              float* c, int threads) {
-  const AbeleProduct product{1, samples.end - samples.begin, columns, inner, 0, inner, 1, 0, 0,
-                             0, 0,     columns,                     1,     0, 0};
+  const Index rows = samples.end - samples.begin;
+  const AbeleProduct product{1, rows, columns, inner, 0, inner, 1, 0, 0, 0, 0, columns, 1, 0, 0};
   return abele_product(&product, samples.of(a, inner), packed, samples.of(c, columns), threads);
 }
 

@@ -10,6 +10,8 @@ place of those of ``ops.lstm``. Importing this module registers them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from abele.ops._register import shapes_of
@@ -120,16 +122,8 @@ def _backward(
 
 
 @shapes_of(_FORWARD)
-def _forward_shape(
-    inputs: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    h: torch.Tensor,
-    c: torch.Tensor,
-    reverse: bool,
-    kept: bool,
-) -> tuple[torch.Tensor, ...]:
-    del weight, bias, reverse
+def _forward_shape(inputs: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
+    *_, h, c, _, kept = others
     steps = inputs.shape[0]
     return (
         h.new_empty((steps + 1, *h.shape)),

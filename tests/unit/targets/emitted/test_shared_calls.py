@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from abele import arena, passes
 from abele.kernels import binding
-from abele.targets.cpu.emitted import build, headers
+from abele.targets.cpu.emitted import build, headers, lowering, source
 from abele.targets.cpu.emitted.calls import shared
 from abele.targets.cpu.emitted.lowering import Emitted
 from helpers.models import MODELS
@@ -93,3 +93,14 @@ def test_what_a_program_may_need_is_no_less_than_what_it_needs(name):
     if name == "attention":
         assert "attention.cpp" in needs
         assert "conv.cpp" not in at_most
+
+
+def test_a_long_segment_calls_parts_and_sizes_stand_once():
+    layers = [each for _ in range(40) for each in (torch.nn.Linear(16, 16), torch.nn.Tanh())]
+    (program,) = captured(torch.nn.Sequential(*layers), [torch.zeros(32, 16)]).programs
+    program = passes.run_only(passes.run(program), Emitted.passes)
+    text = lowering.planned_code(program).source.text
+    assert text.count("static const AbeleProduct ") == 1
+    parts = re.findall(r"^static .* int abele_segment_0_(\d+)\(", text, re.MULTILINE)
+    assert len(parts) == -(-len(lowering.placed(program).units) // source._LONGEST) > 1
+    assert [text.count(f"|= abele_segment_0_{part}(") for part in parts] == [1] * len(parts)

@@ -1,4 +1,4 @@
-// The kernels that are compiled once per machine, with what they describe in front.
+// The kernels that are compiled once per machine; first what they are told of sizes, by reference.
 #pragma once
 
 #include "abi.h"
