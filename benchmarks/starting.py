@@ -33,6 +33,7 @@ import torch
 from benchmarks import harness
 from benchmarks.table import ways
 from benchmarks.table.rows import ABELE, EAGER, ROWS, Row
+from torch import nn
 
 import abele
 from abele.kernels import packaged
@@ -46,6 +47,14 @@ for _layers in (12, 24):
         ROWS["gpt"],
         name=f"gpt-{_layers}",
         model=functools.partial(lambda layers, module: module.GPT(layers), _layers),
+    )
+# Layers of four times as many steps as the table's LSTM.
+for _name, _kind in (("gru-256", nn.GRU), ("rnn-256", nn.RNN), ("lstm-256", nn.LSTM)):
+    STARTING[_name] = dataclasses.replace(
+        ROWS["lstm"],
+        name=_name,
+        model=functools.partial(lambda kind, module: module.Recurrent(kind), _kind),
+        inputs="long",
     )
 KINDS = ("eager", "tiered", "wait")
 STEPS = 200

@@ -47,6 +47,7 @@ from torch.fx.experimental.proxy_tensor import (  # noqa: E402
     track_tensor_tree,
 )
 
+from abele._torch.checkpoints import recomputed_within  # noqa: E402
 from abele._torch.fakes import (  # noqa: E402
     laid_out,
     laid_out_like,
@@ -62,6 +63,7 @@ from abele._torch.onednn import (  # noqa: E402
     with_outer_onednn,
     without_onednn,
 )
+from abele._torch.transforms import is_transformed  # noqa: E402
 
 __all__ = [
     "DataDependentOutputException",
@@ -87,6 +89,7 @@ __all__ = [
     "graph_of",
     "is_operator",
     "is_profiling",
+    "is_transformed",
     "laid_out",
     "laid_out_like",
     "make_fx",
@@ -94,6 +97,7 @@ __all__ = [
     "operator_name",
     "prepare_control_flow",
     "preserve_node_meta",
+    "recomputed_within",
     "static_fakes",
     "traced_node",
     "traced_nodes",

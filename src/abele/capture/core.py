@@ -18,7 +18,7 @@ import torch
 from abele import _torch, frames, garbage
 from abele.capture import forward, gradient_hooks, update
 from abele.capture.gradients import MicroBatch, micro_batch
-from abele.capture.recipe import Call, Recipe, recipe_of
+from abele.capture.recipe import Call, Recipe, recipe_of, traced_with_layers
 from abele.capture.update import Scaled
 from abele.capture.update_origins import Readers
 from abele.program import Program
@@ -96,7 +96,6 @@ def capture(
         LossError: training, and not exactly one final loss.
         ReassignedError: forward replaces a parameter or buffer.
     """
-    lookup = Lookup(anchors)
     with tracing():
         recipe = recipe_of(
             call,
@@ -109,7 +108,7 @@ def capture(
             given=given,
         )
         with recipe.leftovers.mended():
-            captured = _captured(recipe, lookup)
+            captured = traced_with_layers(functools.partial(_captured, anchors=anchors), recipe)
     for program in captured.programs:
         hide_frames(program, hidden_paths)
     return captured
@@ -137,7 +136,8 @@ class _Result:
     readers: Readers = dataclasses.field(default_factory=dict[str, Mapping[str, str]])
 
 
-def _captured(recipe: Recipe, lookup: Lookup) -> Captured:
+def _captured(recipe: Recipe, anchors: Sequence[str]) -> Captured:
+    lookup = Lookup(anchors)
     trace = functools.partial(tracer.trace, mode=_torch.static_fakes(), lookup=lookup)
     if recipe.config.training:
         gradient_hooks.check(recipe.state.module, recipe.state.originals)

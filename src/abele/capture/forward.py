@@ -57,7 +57,7 @@ def called(recipe: Recipe, values: Values, references: References) -> list[torch
     with (
         references,
         scopes.recording(recipe.module_names),
-        portable_functions(training=recipe.config.training),
+        portable_functions(training=recipe.config.training, whole_layers=recipe.whole_layers),
         compiled_functions_run_plainly(),
     ):
         outputs = recipe.call([inputs[item.name] for item in recipe.inputs])

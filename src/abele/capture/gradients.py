@@ -17,6 +17,7 @@ from abele.capture.losses import LossFinder
 from abele.capture.origins import backward_origins
 from abele.capture.recipe import Recipe
 from abele.capture.reentrant import refuse_reentrant_checkpoints
+from abele.capture.replacements import recurrent_layers
 from abele.capture.update_origins import Readers, readers
 from abele.capture.user_objects.references import References
 from abele.program import Role
@@ -58,6 +59,7 @@ def gradients_of(
 
     Raises:
         CaptureError: backward leads through a reentrant checkpoint.
+        StepsNeeded: a recurrent layer as one operator would have other gradients than torch's.
     """
     params, names = values.of(Role.PARAMETER), recipe.trained
     leaves = [params[name] for name in names]
@@ -65,9 +67,17 @@ def gradients_of(
         original = recipe.state.originals[name]
         gradient_hooks.register(leaf, original, name, recipe.loss_scale(values))
     refuse_reentrant_checkpoints(heads)
+    _require_only_readers(heads)
     with explained():
         grads: Any = torch.autograd.grad(heads, leaves, seeds, allow_unused=True)
     return {n: g.detach() for n, g in zip(names, grads, strict=True) if g is not None}
+
+
+def _require_only_readers(heads: Sequence[torch.Tensor]) -> None:
+    nodes = map(_torch.traced_node, heads)
+    graph = next((node.graph for node in nodes if node is not None), None)
+    if graph is not None:
+        recurrent_layers.require_only_readers(graph)
 
 
 @contextlib.contextmanager

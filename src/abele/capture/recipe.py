@@ -5,20 +5,25 @@ It is never changed. A trace of it gives a program, and beside that what the nex
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 
 from abele.capture.origins import are_wanted
 from abele.capture.user_objects.leftovers import Leftovers
 from abele.errors import CaptureError
+from abele.ops.recurrent import StepsNeeded
 from abele.program import Role
 from abele.step import loss_scaling, reduction, replica_groups
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
 from abele.trace.module_state import ModuleState
 from abele.trace.tracer import Named, Values
+
+_Result = TypeVar("_Result")
 
 Call = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
@@ -38,6 +43,7 @@ class Recipe:
         module_names: paths that nodes remember, by module.
         origins: nodes of backward carry what is known of their operation of forward.
         leftovers: the user's objects as they were before forward ran.
+        whole_layers: recurrent layers are one operator, see ``traced_with_layers``.
     """
 
     call: Call
@@ -50,6 +56,7 @@ class Recipe:
     module_names: Mapping[torch.nn.Module, str]
     origins: bool
     leftovers: Leftovers
+    whole_layers: bool = True
 
     @property
     def model_slots(self) -> list[Named]:
@@ -129,6 +136,14 @@ class Recipe:
         ]
         rule = dataclasses.replace(self.rule, groups=tuple(expanded))
         return dataclasses.replace(self, params=tuple(params), rule=rule)
+
+
+def traced_with_layers(trace: Callable[[Recipe], _Result], recipe: Recipe) -> _Result:
+    """Call ``trace`` with recurrent layers as one operator each, or as steps if they have to be."""
+    # Errors of the second trace are not shown as consequences of the first.
+    with contextlib.suppress(StepsNeeded):
+        return trace(recipe)
+    return trace(dataclasses.replace(recipe, whole_layers=False))
 
 
 def recipe_of(

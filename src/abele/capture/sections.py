@@ -6,6 +6,7 @@ It is traced as a whole; ``sectioning`` cuts it into programs that a caller runs
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -17,7 +18,7 @@ from abele.capture.diagnose import explained
 from abele.capture.forward import state_in_place
 from abele.capture.gradients import differentiable, gradients_of, readers_of
 from abele.capture.losses import LossFinder
-from abele.capture.recipe import Call, Recipe, recipe_of
+from abele.capture.recipe import Call, Recipe, recipe_of, traced_with_layers
 from abele.capture.update import Scaled
 from abele.program import Program, Role
 from abele.program.printing import hide_frames
@@ -110,7 +111,8 @@ def capture_from_outputs(
             outputs = _examined(recipe)
         starts = tuple(choose(outputs))
         with recipe.leftovers.mended():
-            step, constants, updated = _step(recipe, outputs, starts)
+            trace = functools.partial(_step, outputs=outputs, starts=starts)
+            step, constants, updated = traced_with_layers(trace, recipe)
     hide_frames(step, hidden_paths)
     captured = Captured(
         programs=(step,),

@@ -14,7 +14,7 @@ import torch
 
 from abele.kernels.convolution import Convolution, convolution_of
 from abele.machine_limits import MachineLimits
-from abele.ops import lstm, lstm_loop
+from abele.ops import gru_loop, lstm, lstm_loop, recurrent, rnn_loop
 from abele.report.operators import moved_bytes, operations
 from abele.targets.clocked import LOOP
 from abele.targets.kernel_choice import NOBODY, Kernel
@@ -27,7 +27,11 @@ _PRODUCTS, _ATTENTION, _LIBRARY_CONVOLUTIONS = 0.87, 0.5, 0.75
 #: Of the library's convolutions of each channel alone: vectors wait for the images.
 _EACH_CHANNEL_ALONE = 0.45
 _OUR_PRODUCTS, _OUR_ATTENTION, _RECURRENT = 0.96, 0.7, 0.73
-_RECURRENT_LAYERS = (lstm.forward, lstm.backward, lstm_loop.forward, lstm_loop.backward)
+_RECURRENT_LAYERS = {
+    way
+    for operators in (lstm, lstm_loop, recurrent, gru_loop, rnn_loop)
+    for way in (operators.forward, operators.backward)
+}
 #: Of our convolutions. Winograd's needs fewer operations than are counted.
 _OUR_CONVOLUTIONS = {"winograd": 1.6, "direct": 0.65, "patches": 0.65, "convolve": 1.0}
 #: Of the library's work on elements, what is left in code that is compiled for a program.

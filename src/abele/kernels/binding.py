@@ -87,10 +87,10 @@ class Product(ctypes.Structure):
     ]
 
 
-class Lstm(ctypes.Structure):
-    """``AbeleLstm``: sizes of a layer, and what is kept of its steps."""
+class Recurrent(ctypes.Structure):
+    """``AbeleRecurrent``: sizes of a layer, and what is kept of its steps."""
 
-    _fields_ = _integers("steps", "batch", "units", "reverse", "kept")
+    _fields_ = _integers("steps", "batch", "units", "reverse", "kept", "relu")
 
 
 class Attention(ctypes.Structure):
@@ -152,7 +152,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "AbeleUpsample": Upsample,
     "AbeleNorm": Norm,
     "AbeleProduct": Product,
-    "AbeleLstm": Lstm,
+    "AbeleRecurrent": Recurrent,
     "AbeleAttention": Attention,
     "AbeleSteps": Steps,
     "AbeleDim": Dim,
@@ -213,8 +213,12 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "abele_product": _takes(Product, 3),
     "abele_product_by_rows": _takes(Product, 2, Rows, ctypes.c_void_p),
     "abele_product_pack": _takes(Product, 2),
-    "abele_lstm": _takes(Lstm, 8),
-    "abele_lstm_backward": _takes(Lstm, 9),
+    "abele_lstm": _takes(Recurrent, 8),
+    "abele_lstm_backward": _takes(Recurrent, 9),
+    "abele_gru": _takes(Recurrent, 6),
+    "abele_gru_backward": _takes(Recurrent, 8),
+    "abele_rnn": _takes(Recurrent, 5),
+    "abele_rnn_backward": _takes(Recurrent, 6),
     "abele_attention": _of_heads(5),
     "abele_attention_backward": _of_heads(9),
     "abele_layer_norm": _of_rows(1, 2, ctypes.c_double, *[ctypes.c_void_p] * 6),

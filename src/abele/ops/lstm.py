@@ -4,7 +4,7 @@
     c = sigmoid(forget) * c + sigmoid(input) * tanh(cell);  h = sigmoid(output) * tanh(c)
 
 Programs have these operators where plain PyTorch calls oneDNN, so what interprets them has its bits
-and its speed. Whoever compiles takes them apart; see ``passes.of_lowerings.lstm_steps``.
+and its speed. Whoever compiles takes them apart; see ``passes.of_lowerings.recurrent_steps``.
 Importing this module registers them.
 """
 

@@ -4,8 +4,8 @@
     c = sigmoid(forget) * c + sigmoid(input) * tanh(cell);  h = sigmoid(output) * tanh(c)
 
 ``inputs`` is the product of the layer's inputs and weights for all steps; it and the gradients of
-weights are products beside the loop. ``passes.of_lowerings.lstm_loops`` writes these operators in
-place of those of ``ops.lstm``. Importing this module registers them.
+weights are products beside the loop. ``passes.of_lowerings.recurrent_loops`` writes these operators
+in place of those of ``ops.lstm``. Importing this module registers them.
 """
 
 from __future__ import annotations

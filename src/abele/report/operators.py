@@ -13,7 +13,7 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from abele import _torch
 from abele.containers import is_sequence
-from abele.ops import few_channel_conv, lstm, lstm_loop
+from abele.ops import few_channel_conv, gru_loop, lstm, lstm_loop, recurrent, rnn_loop
 from abele.program import Program, Role, is_getitem, is_view, marks_of, node_argument
 from abele.program.printing import node_phase, type_text
 from abele.report.flow import OUTSIDE, Passage, Read
@@ -99,6 +99,17 @@ def _origin(node: torch.fx.Node) -> torch.fx.Node:
     return node
 
 
+# Where what has all steps and the weight of the state stand among arguments.
+_LOOPS = {
+    lstm_loop.forward: (0, 1),
+    lstm_loop.backward: (5, 3),
+    gru_loop.forward: (0, 1),
+    gru_loop.backward: (4, 2),
+    rnn_loop.forward: (0, 1),
+    rnn_loop.backward: (3, 2),
+}
+
+
 def module_of(node: torch.fx.Node) -> str:
     """The module that a node belongs to; of backward, that of its operation of forward if known."""
     marks = marks_of(node)
@@ -120,7 +131,7 @@ def _bytes(value: Any) -> int:
 
 
 def operations(node: torch.fx.Node) -> int:
-    """Floating-point operations of convolutions, products, attention and LSTMs; of others 0."""
+    """Floating-point operations of convolutions, products, attention, recurrent layers; else 0."""
     values: Any = torch.fx.map_arg((node.args, dict(node.kwargs)), _value)
     target, arguments, options = cast("Any", node.target), *values
     if target is few_channel_conv.forward:
@@ -141,10 +152,13 @@ def operations(node: torch.fx.Node) -> int:
         x, *weights = arguments[:3]
         one = 2 * x.shape[0] * x.shape[1] * sum(each.numel() for each in weights)
         return one if target is lstm.forward else 2 * one  # for the inputs and for the weights
-    elif target in (lstm_loop.forward, lstm_loop.backward):
-        made = target is lstm_loop.forward
-        gates, weight = arguments[:2] if made else (arguments[5], arguments[3])
-        return 2 * gates.shape[0] * gates.shape[1] * weight.numel()
+    elif target in (recurrent.forward, recurrent.backward):
+        _, x, _, weights, *_ = arguments
+        one = 2 * x.shape[0] * x.shape[1] * sum(each.numel() for each in weights[:2])
+        return one if target is recurrent.forward else 3 * one  # computes forward again
+    elif target in _LOOPS:
+        inputs, weight = (arguments[each] for each in _LOOPS[target])
+        return 2 * inputs.shape[0] * inputs.shape[1] * weight.numel()
     elif target is aten.convolution_backward.default and arguments[9] > 1:
         # The registry's counts every channel with every other.
         grad, x, weight, transposed = (arguments[index] for index in (0, 1, 2, 7))

@@ -11,7 +11,7 @@ import torch
 
 from abele.errors import ForeignExecutable
 from abele.passes import Pass
-from abele.passes.of_lowerings.lstm_steps import lstm_steps
+from abele.passes.of_lowerings.recurrent_steps import recurrent_steps
 from abele.program import Program
 from abele.program.memory import MemoryUse, of_graph
 from abele.targets.kernel_choice import Kernel, KernelChoice, operators_of
@@ -291,7 +291,7 @@ class Target(abc.ABC):
     lowerings: tuple[Lowering, ...]
     cacheable: bool = False
     measures: bool = True
-    apart: tuple[Pass, ...] = (lstm_steps,)
+    apart: tuple[Pass, ...] = (recurrent_steps,)
 
     def unavailable(self) -> str | None:
         """Why programs cannot run here, or ``None`` if they can."""

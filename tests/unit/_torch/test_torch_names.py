@@ -13,11 +13,14 @@ import platform
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.utils import checkpoint
 
 from abele import _torch, processor
 from abele._torch import dynamo, fakes, graphs
@@ -225,6 +228,56 @@ def test_transformers_ask_whether_a_mask_is_causal():
             assert not transformer._detect_is_causal_mask(None)
     assert results == {"known": True, "unknown": False}
     assert transformer._detect_is_causal_mask is before
+
+
+def test_checkpoints_compute_again_within_a_context():
+    opened = []
+
+    @contextlib.contextmanager
+    def context():
+        opened.append(True)
+        yield
+
+    x = torch.ones(3, requires_grad=True)
+    before = checkpoint._checkpoint_without_reentrant_generator
+    with _torch.recomputed_within(context):
+        y = checkpoint.checkpoint(lambda each: each.sin().exp(), x, use_reentrant=False)
+        assert not opened
+    y.sum().backward()
+    assert opened == [True]
+    torch.testing.assert_close(x.grad, x.detach().cos() * x.detach().sin().exp())
+    assert checkpoint._checkpoint_without_reentrant_generator is before
+
+
+def test_checkpoints_of_other_threads_are_left_alone():
+    opened = []
+
+    def elsewhere():
+        x = torch.ones(3, requires_grad=True)
+        checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum().backward()
+
+    with _torch.recomputed_within(lambda: contextlib.nullcontext(opened.append(True))):
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    assert not opened
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_what_torch_func_and_forward_derivatives_see():
+    x, seen = torch.ones(3), []
+
+    def noted(each):
+        seen.append(_torch.is_transformed(each))
+        return each.sum()
+
+    torch.func.grad(noted)(x)
+    torch.func.jvp(noted, (x,), (x,))
+    with forward_ad.dual_level():
+        noted(forward_ad.make_dual(x, x))
+        noted(x)
+    noted(x)
+    assert seen == [True, True, True, False, False]
 
 
 def phases(graph):

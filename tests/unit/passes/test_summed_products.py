@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from abele import passes
-from abele.passes.of_lowerings.lstm_steps import lstm_steps
+from abele.passes.of_lowerings.recurrent_steps import recurrent_steps
 from abele.passes.of_lowerings.summed_products import summed_products
 from abele.targets.reference import Interpreter, Reference
 from helpers.runs import assert_close_by_norm, captured, rule_for, run, started
@@ -17,7 +17,7 @@ STEPS = 5
 
 
 class Lowered(Interpreter):
-    passes = (lstm_steps, summed_products)
+    passes = (recurrent_steps, summed_products)
 
 
 class Here(Reference):
@@ -61,7 +61,7 @@ def test_a_recurrent_layer_trains_alike(kind, settings):
 def test_all_steps_lie_in_one_place():
     model = Recurrent(nn.LSTM)
     (program,) = captured(model, batches(1)[0], rule=rule_for(model, "sgd")).programs
-    before = passes.run(program, (lstm_steps,))
+    before = passes.run(program, (recurrent_steps,))
     after = summed_products(before).verify()
     sums, stacks = (
         [

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from abele import _torch
 from abele.capture import losses
-from abele.capture.replacements import cumulative_norm, static_forms
+from abele.capture.replacements import cumulative_norm, recurrent_layers, static_forms
 from abele.containers import is_sequence
 from abele.errors import LossError
 from abele.ops import ctc_loss
@@ -89,9 +89,9 @@ def _is_made_of_others(func: Function) -> bool:
 
 
 class _PortableFunctions(TorchFunctionMode):
-    def __init__(self, training: bool):
+    def __init__(self, training: bool, whole_layers: bool):
         super().__init__()
-        self._training = training
+        self._training, self._whole_layers = training, whole_layers
 
     def __torch_function__(
         self, func: Function, types: Any, args: Any = (), kwargs: Any = None
@@ -110,6 +110,8 @@ class _PortableFunctions(TorchFunctionMode):
         if func == torch.lstm and _has_library_layer(*args):
             with _torch.with_outer_onednn():
                 return func(*args)
+        if self._whole_layers and recurrent_layers.is_layer(func, args, kwargs):
+            return recurrent_layers.layers(func, *args)
         if func in static_forms.FORMS:
             return _with_form(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -137,15 +139,21 @@ class _PortableFunctions(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def portable_functions(*, training: bool) -> Generator[None]:
+def portable_functions(*, training: bool, whole_layers: bool) -> Generator[None]:
     """While open, torch's functions are captured that look at the values of their arguments.
 
     These are ``ctc_loss``, those of ``static_forms``, cumulative batch norms, and the layers of
     transformers that ask whether a mask is causal; and losses take classes as int32, and gradients
     of embeddings are dense.
+
+    Args:
+        training: losses without reduction have to be one number.
+        whole_layers: recurrent layers are one operator, see ``recurrent_layers``.
     """
+    again = functools.partial(portable_functions, training=training, whole_layers=whole_layers)
     with (
-        _PortableFunctions(training),
+        _PortableFunctions(training, whole_layers),
+        _torch.recomputed_within(again),
         _torch.causal_masks_from(constant_value),
         cumulative_norm.carrying_counts(),
     ):

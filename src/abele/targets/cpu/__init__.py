@@ -15,8 +15,8 @@ from abele import _torch, arena
 from abele.errors import CompilerError
 from abele.kernels import build, packaged, sources
 from abele.kernels.build import Making
-from abele.passes.of_lowerings.lstm_loops import lstm_loops
-from abele.passes.of_lowerings.lstm_steps import lstm_steps
+from abele.passes.of_lowerings.recurrent_loops import recurrent_loops
+from abele.passes.of_lowerings.recurrent_steps import recurrent_steps
 from abele.targets.base import Lowering, Target
 from abele.targets.cpu.compiler import compiler, instruction_set
 from abele.targets.cpu.emitted import headers
@@ -43,7 +43,7 @@ class Cpu(Target):
     name = "cpu"
     lowerings = LOWERINGS
     cacheable = True
-    apart = (lstm_loops, lstm_steps)
+    apart = (recurrent_loops, recurrent_steps)
 
     def device(self) -> torch.device:
         """The host."""

@@ -11,7 +11,7 @@ from abele.kernels import build
 from abele.passes.of_lowerings import few_channel_convolutions
 from abele.passes.of_lowerings.explicit_alpha import explicit_alpha
 from abele.passes.of_lowerings.half_convolutions import half_convolutions
-from abele.passes.of_lowerings.lstm_steps import lstm_steps
+from abele.passes.of_lowerings.recurrent_steps import recurrent_steps
 from abele.passes.of_lowerings.unpadded_max_pools import unpadded_max_pools
 from abele.program import Program, is_view
 from abele.targets import aoti
@@ -38,7 +38,7 @@ class Inductor(Lowering):
         "operators are timed"
     )
     passes = (
-        lstm_steps,
+        recurrent_steps,
         explicit_alpha,
         half_convolutions,
         few_channel_convolutions.few_channel_convolutions,

@@ -6,7 +6,7 @@ from typing import Any
 
 from abele.passes.of_lowerings.explicit_alpha import explicit_alpha
 from abele.passes.of_lowerings.gpu_attention import gpu_attention
-from abele.passes.of_lowerings.lstm_steps import lstm_steps
+from abele.passes.of_lowerings.recurrent_steps import recurrent_steps
 from abele.program import Program
 from abele.targets import aoti
 from abele.targets.base import Compiled, Lowering, require_code
@@ -22,7 +22,7 @@ class Inductor(Lowering):
 
     name = "inductor"
     compiles = True
-    passes = (lstm_steps, to_gpu, gpu_attention, explicit_alpha)
+    passes = (recurrent_steps, to_gpu, gpu_attention, explicit_alpha)
 
     def why(self, program: Program) -> str | None:
         """Take nothing unasked: compiling takes most of a minute, and gains little over kernels."""

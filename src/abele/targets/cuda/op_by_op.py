@@ -6,6 +6,7 @@ import torch
 
 from abele.passes.of_lowerings.gpu_attention import gpu_attention
 from abele.passes.of_lowerings.gpu_norms import gpu_norms
+from abele.passes.of_lowerings.recurrent_steps import steps_but_of_lstms
 from abele.program import Program, is_view
 from abele.targets import straight
 from abele.targets.base import Compiled, Lowering
@@ -19,7 +20,7 @@ class OpByOp(Lowering):
 
     name = "op_by_op"
     manner = "run with torch's own kernels"
-    passes = (to_gpu, gpu_attention, gpu_norms)
+    passes = (steps_but_of_lstms, to_gpu, gpu_attention, gpu_norms)
 
     def why(self, program: Program) -> str | None:
         """Take every program."""

@@ -28,7 +28,9 @@ _CALLS = {
     "abele::depthwise": "depthwise",
     "abele::multiply": "products",
     "abele::attention": "attention",
-    "abele::lstm": "recurrent",
+    "abele::lstm": "lstm",
+    "abele::gru": "gru",
+    "abele::rnn": "rnn",
     "abele::at_most": "rows",
     "abele_channel_": "rows",
     "abele_threads": "threads",
@@ -39,7 +41,9 @@ _OF_OPERATORS = {
     "depthwise": "conv",
     "pools": "pool",
     "attention": "attention",
-    "recurrent": "lstm",
+    "lstm": "lstm",
+    "gru": "recurrent",
+    "rnn": "recurrent",
 }
 # With GCC, long files are compiled with these passes alone, in half of the time that -O3 takes and
 # to code that is as fast: kernels take most of a step. Small programs keep -O3: templates gain up

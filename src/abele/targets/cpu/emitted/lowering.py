@@ -12,7 +12,7 @@ from abele import arena
 from abele._torch.copies import called_targets
 from abele.passes.of_lowerings.half_convolutions import half_convolutions
 from abele.passes.of_lowerings.kept_derivatives import kept_derivatives
-from abele.passes.of_lowerings.lstm_loops import lstm_loops
+from abele.passes.of_lowerings.recurrent_loops import recurrent_loops
 from abele.passes.of_lowerings.stacked_gradients import stacked_gradients
 from abele.passes.of_lowerings.summed_products import summed_products
 from abele.program import Program
@@ -50,7 +50,7 @@ class Emitted(Lowering):
     compiles = True
     certain = False
     passes = (
-        lstm_loops,
+        recurrent_loops,
         half_convolutions,
         few_channel_convolutions,
         stacked_gradients,

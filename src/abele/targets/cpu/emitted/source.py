@@ -32,7 +32,7 @@ _COST = f"""extern "C" {_VISIBLE} Index {COST}(int looks) {{
 # Compilers need more than twice as long for a function that is twice as long.
 _LONGEST = 32  # units
 # What ``kernels.h`` takes by reference. Where it is written at each call, each call copies it.
-_DESCRIPTION = re.compile(r"\bAbele(?:Product|Attention|Lstm|Conv|Depthwise|Pool)\{[^{}]*\}")
+_DESCRIPTION = re.compile(r"\bAbele(?:Product|Attention|Recurrent|Conv|Depthwise|Pool)\{[^{}]*\}")
 _FLUSHED = "const abele::FloatMode mode = abele::FloatMode::flushed();"
 _REPEAT = f"""extern "C" {_VISIBLE} int {REPEAT}(
     char* arena, void** table, int threads, Index times, Index changing, const Index* entries,

@@ -18,8 +18,8 @@ from abele.passes.of_lowerings.fused_sgd import fused_sgd
 from abele.passes.of_lowerings.fused_sums import fused_sums
 from abele.passes.of_lowerings.half_convolutions import half_convolutions
 from abele.passes.of_lowerings.joined_counters import joined_counters
-from abele.passes.of_lowerings.lstm_steps import lstm_steps
 from abele.passes.of_lowerings.pointwise_before_upsampling import pointwise_before_upsampling
+from abele.passes.of_lowerings.recurrent_steps import recurrent_steps
 from abele.program import Program
 from abele.program.memory import MemoryUse
 from abele.targets.base import Compiled, Lowering, require_code
@@ -38,7 +38,7 @@ class OpByOp(Lowering):
     name = "op_by_op"
     manner = "run operator by operator"
     passes = (
-        lstm_steps,
+        recurrent_steps,
         half_convolutions,
         fused_normalisation,
         fused_sums,

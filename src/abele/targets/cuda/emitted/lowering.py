@@ -15,6 +15,7 @@ from abele.passes.of_lowerings.gpu_attention import gpu_attention
 from abele.passes.of_lowerings.gpu_biases import gpu_biases
 from abele.passes.of_lowerings.gpu_norms import gpu_norms
 from abele.passes.of_lowerings.gpu_patches import gpu_patches
+from abele.passes.of_lowerings.recurrent_steps import steps_but_of_lstms
 from abele.program import Program, has_effect, subgraphs
 from abele.targets.base import Compiled, Lowering, require_code
 from abele.targets.cuda.emitted import (
@@ -77,7 +78,15 @@ class Emitted(Lowering):
 
     name = "emitted"
     compiles = True
-    passes = (to_gpu, gpu_attention, gpu_norms, gpu_biases, gpu_patches, convolutions.apart)
+    passes = (
+        steps_but_of_lstms,
+        to_gpu,
+        gpu_attention,
+        gpu_norms,
+        gpu_biases,
+        gpu_patches,
+        convolutions.apart,
+    )
 
     def why(self, program: Program) -> str | None:
         """Take programs of straight code."""

@@ -2,99 +2,137 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from abele.ops import lstm_loop
+from abele.ops import gru_loop, lstm_loop, rnn_loop
 from abele.targets.cpu.emitted.calls import products
 from abele.targets.translation.moves.arguments import arguments
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
 
 
-def loop(translator: Any, node: torch.fx.Node) -> bool:
+def lstm(translator: Any, node: torch.fx.Node) -> bool:
     """``abele.lstm_loop``: the weight is packed, and one call computes all steps."""
     inputs, weight, bias, h, c, reverse, kept = arguments(node)
-    steps, batch, width = inputs.meta["val"].shape
-    units = width // 4
-    packed = _packed(translator, _turned(translator.places[weight]))
-    reads = _Reads(translator)
-    pointers = [reads.of(inputs), reads.place(packed), *map(reads.of, (bias, h, c))]
-    _add(
-        translator,
-        *("lstm", node, (steps, batch, units, int(reverse), int(kept))),
-        *(pointers, reads.places),
-    )
-    return True
+    layer = _Layer(translator, node, "lstm", reverse=reverse, kept=kept)
+    return layer.call([inputs, layer.turned(weight), bias, h, c])
 
 
-def loop_backward(translator: Any, node: torch.fx.Node) -> bool:
+def lstm_backward(translator: Any, node: torch.fx.Node) -> bool:
     """``abele.lstm_loop_backward``: likewise."""
-    grad_states, grad_h, grad_c, weight, cells, gates, reverse = arguments(node)
-    steps, batch, width = gates.meta["val"].shape
-    packed = _packed(translator, translator.places[weight])
-    reads = _Reads(translator)
-    pointers = [
-        *map(reads.of, (grad_states, grad_h, grad_c)),
-        reads.place(packed),
-        *map(reads.of, (cells, gates)),
-    ]
-    _add(
-        translator,
-        *("lstm_backward", node, (steps, batch, width // 4, int(reverse), 1)),
-        *(pointers, reads.places),
-    )
-    return True
+    *gradients, weight, cells, gates, reverse = arguments(node)
+    layer = _Layer(translator, node, "lstm_backward", reverse=reverse)
+    return layer.call([*gradients, layer.packed(weight), cells, gates])
 
 
-class _Reads:
-    """What a call reads, and how its text names each."""
-
-    def __init__(self, translator: Any):
-        self._translator = translator
-        self.places: list[Place] = []
-
-    def of(self, node: torch.fx.Node | None) -> str:
-        """The pointer to a tensor, in rows; null if there is none."""
-        if node is None:
-            return "nullptr"
-        return self.place(self._translator.contiguous(self._translator.places[node]))
-
-    def place(self, place: Place) -> str:
-        """The pointer to a tensor that lies as the call reads it."""
-        self.places.append(place)
-        return f"{{{len(self.places) - 1}}}"
+def gru(translator: Any, node: torch.fx.Node) -> bool:
+    """``abele.gru_loop``."""
+    inputs, weight, bias, h, reverse, kept = arguments(node)
+    layer = _Layer(translator, node, "gru", reverse=reverse, kept=kept)
+    return layer.call([inputs, layer.turned(weight), bias, h])
 
 
-def _add(
-    translator: Any,
-    name: str,
-    node: torch.fx.Node,
-    layer: tuple[int, ...],
-    pointers: list[str],
-    reads: list[Place],
-) -> None:
-    """Call a kernel of a layer with so many steps, samples and units."""
-    results = [translator.new(tuple(each.shape), each.dtype) for each in node.meta["val"]]
-    pointers += [f"{{{len(reads) + number}}}" for number in range(len(results))]
-    steps, batch, units = layer[:3]
-    described = f"AbeleLstm{{{{{', '.join(map(str, layer))}}}}}"
-    threads = products.threads_for(4 * steps * batch * units * units)
-    text = f"status |= abele::{name}({described}, {', '.join(pointers)}, {threads})"
-    translator.add(Call(reads, results, text))
-    translator.places[node] = results
+def gru_backward(translator: Any, node: torch.fx.Node) -> bool:
+    """``abele.gru_loop_backward``."""
+    *gradients, weight, states, gates, reverse = arguments(node)
+    layer = _Layer(translator, node, "gru_backward", reverse=reverse)
+    return layer.call([*gradients, layer.packed(weight), states, gates])
 
 
-def _turned(place: Place) -> Place:
-    return Place(place.buffer, place.shape[::-1], place.stride[::-1], place.offset)
+def rnn(translator: Any, node: torch.fx.Node) -> bool:
+    """``abele.rnn_loop``."""
+    inputs, weight, bias, h, relu, reverse = arguments(node)
+    layer = _Layer(translator, node, "rnn", reverse=reverse, relu=relu)
+    return layer.call([inputs, layer.turned(weight), bias, h])
 
 
-def _packed(translator: Any, factor: Place) -> Place:
-    """The right factor of the products of all steps, packed once."""
-    packed = products.room_for_packed(factor, translator.new)
-    translator.add(products.packing(factor, packed))
-    return packed
+def rnn_backward(translator: Any, node: torch.fx.Node) -> bool:
+    """``abele.rnn_loop_backward``."""
+    *gradients, weight, states, relu, reverse = arguments(node)
+    layer = _Layer(translator, node, "rnn_backward", reverse=reverse, relu=relu)
+    return layer.call([*gradients, layer.packed(weight), states])
 
 
-HANDLERS = {lstm_loop.forward: loop, lstm_loop.backward: loop_backward}
+@dataclasses.dataclass
+class _Layer:
+    """One call of a kernel, and the calls before it that pack its weight.
+
+    Attributes:
+        translator: of the program.
+        node: the loop.
+        name: of the kernel.
+        reverse: from the last step to the first.
+        kept: backward needs what all steps make.
+        relu: the activation of a layer without gates.
+    """
+
+    translator: Any
+    node: torch.fx.Node
+    name: str
+    _: dataclasses.KW_ONLY
+    reverse: bool
+    kept: bool = True
+    relu: bool = False
+    _weights: int = dataclasses.field(default=0, init=False)
+
+    def turned(self, weight: torch.fx.Node) -> Place:
+        """The packed weight that the state is multiplied by in forward."""
+        place = self.translator.places[weight]
+        return self._packed(
+            Place(place.buffer, place.shape[::-1], place.stride[::-1], place.offset)
+        )
+
+    def packed(self, weight: torch.fx.Node) -> Place:
+        """The packed weight that gradients are multiplied by in backward."""
+        return self._packed(self.translator.places[weight])
+
+    def _packed(self, factor: Place) -> Place:
+        self._weights = factor.size
+        packed = products.room_for_packed(factor, self.translator.new)
+        self.translator.add(products.packing(factor, packed))
+        return packed
+
+    def call(self, given: Sequence[torch.fx.Node | Place | None]) -> bool:
+        """Call the kernel with the tensors that it takes; null for those that there are not."""
+        values: Any = self.node.meta["val"]
+        made = [values] if isinstance(values, torch.Tensor) else list(values)
+        results = [self.translator.new(tuple(each.shape), each.dtype) for each in made]
+        reads = [self._in_rows(each) for each in given if each is not None]
+        numbers = iter(range(len(reads) + len(results)))
+        pointers = ["nullptr" if each is None else f"{{{next(numbers)}}}" for each in given]
+        pointers += [f"{{{number}}}" for number in numbers]
+        layer, threads = self._described(made)
+        text = f"status |= abele::{self.name}({layer}, {', '.join(pointers)}, {threads})"
+        self.translator.add(Call(reads, results, text))
+        self.translator.places[self.node] = results[0] if made[0] is values else results
+        return True
+
+    def _described(self, results: Sequence[torch.Tensor]) -> tuple[str, str]:
+        """The description of the layer and the number of threads, in C++."""
+        if self.name.endswith("backward"):  # of all steps' inputs first, of one state last
+            steps, (batch, units) = results[0].shape[0], results[-1].shape
+        else:  # states before and after each step
+            steps, batch, units = results[0].shape[0] - 1, *results[0].shape[1:]
+        numbers = (steps, batch, units, self.reverse, self.kept, self.relu)
+        listed = ", ".join(str(int(each)) for each in numbers)
+        threads = products.threads_for(steps * batch * self._weights)
+        return f"AbeleRecurrent{{{{{listed}}}}}", threads
+
+    def _in_rows(self, given: torch.fx.Node | Place) -> Place:
+        if isinstance(given, Place):
+            return given
+        return self.translator.contiguous(self.translator.places[given])
+
+
+HANDLERS = {
+    lstm_loop.forward: lstm,
+    lstm_loop.backward: lstm_backward,
+    gru_loop.forward: gru,
+    gru_loop.backward: gru_backward,
+    rnn_loop.forward: rnn,
+    rnn_loop.backward: rnn_backward,
+}

@@ -1,19 +1,20 @@
-"""Layers of an LSTM: interpreted as plain PyTorch calls them, compiled as steps or as a loop."""
+"""Recurrent layers: interpreted with plain PyTorch's bits, compiled as steps or as a loop."""
 
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
 from torch import nn
 
 from abele import _torch, arena, passes
-from abele.ops import lstm, lstm_loop
+from abele.ops import gru_loop, lstm, lstm_loop, recurrent, rnn_loop
 from abele.passes._edit import editable, finished, inserted
-from abele.passes.of_lowerings import lstm_steps as module
-from abele.passes.of_lowerings.lstm_loops import lstm_loops
-from abele.passes.of_lowerings.lstm_steps import lstm_steps
+from abele.passes.of_lowerings import recurrent_steps as module
+from abele.passes.of_lowerings.recurrent_loops import recurrent_loops
+from abele.passes.of_lowerings.recurrent_steps import recurrent_steps, steps_but_of_lstms
 from abele.program import all_nodes
 from abele.program.memory import of_graph
 from abele.targets.reference import Interpreter, Reference
@@ -27,15 +28,15 @@ from helpers.runs import (
     started,
 )
 
-STEPS = 5
+STEPS = 9
 
 
 class InSteps(Interpreter):
-    passes = (lstm_steps,)
+    passes = (recurrent_steps,)
 
 
 class InLoops(Interpreter):
-    passes = (lstm_loops,)
+    passes = (recurrent_loops,)
 
 
 class Apart(Reference):
@@ -46,11 +47,11 @@ class Apart(Reference):
 
 
 class Recurrent(nn.Module):
-    """An LSTM with a loss inside."""
+    """A layer with a loss inside."""
 
-    def __init__(self, **settings):
+    def __init__(self, kind, **settings):
         super().__init__()
-        self.inner = nn.LSTM(3, 4, **settings)
+        self.inner = kind(3, 4, **settings)
 
     def forward(self, sequences, wanted):
         return nn.functional.mse_loss(self.inner(sequences)[0], wanted)
@@ -60,49 +61,59 @@ class OfState(Recurrent):
     """Only what remains after the last step counts."""
 
     def forward(self, sequences, wanted):
-        _, (h, c) = self.inner(sequences)
-        return nn.functional.mse_loss((h + c)[0], wanted[0])
+        _, last = self.inner(sequences)
+        last = last[0] + last[1] if isinstance(last, tuple) else last
+        return nn.functional.mse_loss(last[0], wanted[0])
 
 
-CASES = {
+KINDS = {
+    "lstm": nn.LSTM,
+    "gru": nn.GRU,
+    "tanh": nn.RNN,
+    "relu": functools.partial(nn.RNN, nonlinearity="relu"),
+}
+SETTINGS = {
     "plain": (Recurrent, {}),
     "batch first": (Recurrent, {"batch_first": True}),
     "both directions": (Recurrent, {"bidirectional": True}),
     "two layers": (Recurrent, {"num_layers": 2}),
+    "two layers in both directions": (Recurrent, {"num_layers": 2, "bidirectional": True}),
     "no biases": (Recurrent, {"bias": False}),
     "last state": (OfState, {}),
 }
+CASES = [(kind, name) for kind in KINDS for name in SETTINGS]
 
 
 def batches(width):
     generator = torch.Generator().manual_seed(0)
-    shapes = (2, STEPS, 3), (2, STEPS, width)
+    shapes = (STEPS, STEPS, 3), (STEPS, STEPS, width)
     return [tuple(torch.randn(s, generator=generator) for s in shapes) for _ in range(3)]
 
 
 def layers(program):
-    return [n for n in all_nodes(program.graph) if n.target in (lstm.forward, lstm.backward)]
+    targets = [way for each in (lstm, recurrent) for way in (each.forward, each.backward)]
+    return [n for n in all_nodes(program.graph) if n.target in targets]
 
 
-def model_of(name):
-    kind, settings = CASES[name]
+def model_of(kind, name):
+    make, settings = SETTINGS[name]
     torch.manual_seed(0)
-    return kind(**settings), batches(8 if settings.get("bidirectional") else 4)
+    return make(KINDS[kind], **settings), batches(8 if settings.get("bidirectional") else 4)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("kind", "name"), CASES)
 @pytest.mark.parametrize("lowering", [InSteps(), InLoops()], ids=["steps", "loops"])
-def test_they_train_as_the_layer_does(name, lowering):
-    model, data = model_of(name)
+def test_they_train_as_the_layer_does(kind, name, lowering):
+    model, data = model_of(kind, name)
     rule = rule_for(model, "sgd")
     whole = run(started(model, data[0], rule)[0], data)
     apart = run(started(model, data[0], rule, target=Apart(lowering))[0], data)
     assert_close_by_norm(apart, whole, 1e-5)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_layer_has_the_bits_of_plain_pytorch(name):
-    model, data = model_of(name)
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_the_layer_has_the_bits_of_plain_pytorch(kind, name):
+    model, data = model_of(kind, name)
     plain = copy.deepcopy(model)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
     rule = rule_for(model, "sgd")
@@ -110,10 +121,10 @@ def test_the_layer_has_the_bits_of_plain_pytorch(name):
     assert_same_bits(ours, run_eagerly(plain, optimizer, data))
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("change", [lstm_steps, lstm_loops])
-def test_nothing_of_the_layer_is_left(name, change):
-    model, data = model_of(name)
+@pytest.mark.parametrize(("kind", "name"), CASES)
+@pytest.mark.parametrize("change", [recurrent_steps, recurrent_loops])
+def test_nothing_of_the_layer_is_left(kind, name, change):
+    model, data = model_of(kind, name)
     (program,) = captured(model, data[0], rule=rule_for(model, "sgd")).programs
     before = passes.run(program)
     assert layers(before)
@@ -122,47 +133,62 @@ def test_nothing_of_the_layer_is_left(name, change):
     assert layers(before), "the program that was handed in has changed"
 
 
-@pytest.mark.parametrize("change", [lstm_steps, lstm_loops])
+@pytest.mark.parametrize("change", [recurrent_steps, recurrent_loops])
 def test_a_program_without_layers_is_returned_as_it_is(change):
     model = nn.Sequential(nn.Linear(3, 4))
     (program,) = captured(model, [torch.randn(2, 3)]).programs
     assert change(program) is program
 
 
-def test_loops_make_a_program_as_large_for_any_number_of_steps():
+@pytest.mark.parametrize("kind", KINDS)
+def test_loops_make_a_program_as_large_for_any_number_of_steps(kind):
     sizes = set()
-    for steps in (2, 9):
-        (program,) = captured(Last(), [torch.randn(steps, 2, 3)]).programs
-        after = passes.run_only(passes.run(program), (lstm_loops,))
+    for steps in (9, 20):
+        (program,) = captured(Last(KINDS[kind]), [torch.randn(steps, 2, 3)]).programs
+        after = passes.run_only(passes.run(program), (recurrent_loops,))
         sizes.add(len(after.graph.graph.nodes))
     assert len(sizes) == 1
 
 
+def test_others_than_lstms_are_taken_apart_alone():
+    for kind, wanted in (("lstm", 1), ("gru", 0), ("tanh", 0)):
+        (program,) = captured(Last(KINDS[kind]), [torch.randn(STEPS, 2, 3)]).programs
+        assert len(layers(steps_but_of_lstms(passes.run(program)))) == wanted
+
+
 def test_inference_keeps_nothing_of_its_steps():
     (program,) = captured(Last(), [torch.randn(3, 2, 3)]).programs
-    after = passes.run_only(passes.run(program), (lstm_loops,))
+    after = passes.run_only(passes.run(program), (recurrent_loops,))
     (loop,) = after.graph.graph.find_nodes(op="call_function", target=lstm_loop.forward)
     assert loop.meta["val"][2].shape == (1, 2, 16)
 
 
-def forgetting(program):
+# What backward reads of forward beside the states, and where that is among its arguments.
+KEPT = {"lstm": (lstm, lstm_loop, 13), "gru": (recurrent, gru_loop, 7)}
+KEPT |= {"tanh": (recurrent, rnn_loop, 7), "relu": (recurrent, rnn_loop, 7)}
+
+
+def forgetting(program, kind):
     """The same program, whose backward does not read what forward kept."""
+    operators, _, place = KEPT[kind]
     graph = editable(program)
-    (backward,) = graph.graph.find_nodes(op="call_function", target=lstm.backward)
-    kept = backward.args[13]
+    (backward,) = graph.graph.find_nodes(op="call_function", target=operators.backward)
+    kept = backward.args[place]
     zeros = inserted(backward, torch.ops.aten.zeros_like.default, kept)
     backward.replace_input_with(kept, zeros)
     return finished(program, graph)
 
 
-@pytest.mark.parametrize("change", [lstm_steps, lstm_loops])
-def test_a_backward_whose_forward_is_elsewhere_computes_it_again(change):
-    model, data = model_of("plain")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("change", [recurrent_steps, recurrent_loops])
+def test_a_backward_whose_forward_is_elsewhere_computes_it_again(kind, change):
+    model, data = model_of(kind, "plain")
     (program,) = captured(model, data[0], rule=rule_for(model, "sgd")).programs
     before = passes.run(program)
-    after, again = (passes.run_only(each, (change,)) for each in (before, forgetting(before)))
-    loops = again.graph.graph.find_nodes(op="call_function", target=lstm_loop.forward)
-    assert len(loops) == (2 if change is lstm_loops else 0)
+    variants = before, forgetting(before, kind)
+    after, again = (passes.run_only(each, (change,)) for each in variants)
+    loops = again.graph.graph.find_nodes(op="call_function", target=KEPT[kind][1].forward)
+    assert len(loops) == (2 if change is recurrent_loops else 0)
     inputs = [torch.rand(tuple(node.meta["val"].shape)) for node in after.placeholders()]
     results = []
     for each in (after, again):
@@ -173,20 +199,20 @@ def test_a_backward_whose_forward_is_elsewhere_computes_it_again(change):
 
 def test_layers_of_one_shape_are_traced_once():
     module._traced.cache_clear()
-    model, data = model_of("plain")
+    model, data = model_of("lstm", "plain")
     (program,) = captured(model, data[0], rule=rule_for(model, "sgd")).programs
     before = passes.run(program)
-    lstm_steps(before)
-    lstm_steps(before)
+    recurrent_steps(before)
+    recurrent_steps(before)
     assert module._traced.cache_info().misses == 1
 
 
 class Last(nn.Module):
-    """What an LSTM has after the last step."""
+    """What a layer has after the last step."""
 
-    def __init__(self):
+    def __init__(self, kind=nn.LSTM):
         super().__init__()
-        self.inner = nn.LSTM(3, 4)
+        self.inner = kind(3, 4)
 
     def forward(self, x):
         return self.inner(x)[0][-1]
@@ -217,7 +243,7 @@ def test_it_is_known_what_the_library_keeps(steps):
 
 
 def test_all_that_the_library_takes_has_a_place_in_the_plan():
-    model, data = model_of("plain")
+    model, data = model_of("lstm", "plain")
     (program,) = captured(model, data[0], rule=rule_for(model, "sgd")).programs
     pieces = arena.with_inner(of_graph(passes.run(program))).pieces
     inner = [each for each in pieces if each.inner and each.node and each.node.op != "output"]

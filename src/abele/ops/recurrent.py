@@ -1,0 +1,238 @@
+"""One layer of a GRU, or of a network without gates, in one direction, as torch computes it.
+
+Torch has no operator for such a layer on processors: to a trace it is as many as it has time steps.
+These are one, with torch's bits. Whoever compiles writes a loop (``passes.of_lowerings``
+``recurrent_loops``) or takes them apart (``recurrent_steps``). Importing this module registers
+them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+
+from abele.ops._recurrent_cells import CELLS, Cell, Tensors
+from abele.ops._register import register_gradient, shapes_of
+
+#: Tensors of all steps that forward keeps beside the states.
+KEPT = {"gru": 4, "rnn_tanh": 0, "rnn_relu": 0}
+
+_FORWARD = "abele::recurrent"
+_BACKWARD = "abele::recurrent_backward"
+
+torch.library.define(
+    _FORWARD,
+    "(str kind, Tensor x, Tensor h, Tensor[] weights, bool reverse, bool trained,"
+    " bool differentiable) -> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+torch.library.define(
+    _BACKWARD,
+    "(str kind, Tensor x, Tensor h, Tensor[] weights, bool reverse, bool trained, Tensor states,"
+    " Tensor kept, Tensor? grad_states, Tensor? grad_h) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+class StepsNeeded(Exception):
+    """A layer cannot be one operator where it is."""
+
+
+def steps(
+    kind: str,
+    x: torch.Tensor,
+    h: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    reverse: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute all time steps with torch's operators, in torch's order.
+
+    Args:
+        kind: ``gru``, ``rnn_tanh`` or ``rnn_relu``.
+        x: ``[steps, batch, features]``.
+        h: ``[batch, units]``, before the first step.
+        weights: ``[gates * units, features]`` and ``[gates * units, units]``, with gates in torch's
+            order; and both biases ``[gates * units]``, or none.
+        reverse: from the last step to the first.
+
+    Returns:
+        h of all steps ``[steps, batch, units]``, and after the last.
+    """
+    return _steps(kind, _products(x, weights), h, weights, reverse, kept=False)[:2]
+
+
+def _products(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    w_ih, _, *biases = weights
+    return F.linear(x, w_ih, biases[0] if biases else None)
+
+
+def _steps(
+    kind: str,
+    inputs: torch.Tensor,
+    h: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    reverse: bool,
+    *,
+    kept: bool,
+) -> tuple[torch.Tensor, torch.Tensor, Sequence[Tensors]]:
+    """``steps`` of products of x; and of each step what it keeps, if that is wanted."""
+    cell, (_, w_hh, *biases) = CELLS[kind], weights
+    states, of_steps = list[torch.Tensor](), list[Tensors]()
+    for of_input in reversed(inputs.unbind(0)) if reverse else inputs.unbind(0):
+        h, of_step = cell.forward(of_input, F.linear(h, w_hh, biases[1] if biases else None), h)
+        states.append(h)
+        of_steps.append(of_step if kept else ())
+    order = slice(None, None, -1 if reverse else 1)
+    return torch.stack(states[order]), h, of_steps[order]
+
+
+@torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
+def _forward(
+    kind: str,
+    x: torch.Tensor,
+    h: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    reverse: bool,
+    trained: bool,
+    differentiable: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compute ``steps``.
+
+    Args:
+        kind: that they take, as all up to ``reverse``.
+        x: likewise.
+        h: likewise.
+        weights: likewise.
+        reverse: likewise.
+        trained: the weight of x has a gradient; torch's product has other bits then.
+        differentiable: keep what backward needs.
+
+    Returns:
+        h of all steps, h after the last, and what is kept: of a GRU reset, update, the
+        candidate's product with the state, and candidate ``[4, steps, batch, units]``.
+    """
+    with torch.set_grad_enabled(trained):
+        inputs = _products(x, [weights[0].detach().requires_grad_(trained), *weights[1:]])
+    with torch.no_grad():
+        of_steps = _steps(kind, inputs.detach(), h, weights, reverse, kept=differentiable)
+        states, last, kept = of_steps
+        gates = [each for of_gate in zip(*kept, strict=True) for each in of_gate]
+        made = torch.stack(gates) if gates else states.new_empty(0)
+    return states, last.clone(), made.view(len(kept[0]), *states.shape)
+
+
+@torch.library.impl(_BACKWARD, "CompositeExplicitAutograd")
+def _backward(
+    kind: str,
+    x: torch.Tensor,
+    h: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    reverse: bool,
+    trained: bool,
+    states: torch.Tensor,
+    kept: torch.Tensor,
+    grad_states: torch.Tensor | None,
+    grad_h: torch.Tensor | None,
+) -> list[torch.Tensor]:
+    """Compute the gradients of x, h and the weights, in the order of torch's autograd.
+
+    Args:
+        kind: that forward was given, as all up to ``trained``.
+        x: likewise.
+        h: likewise.
+        weights: likewise.
+        reverse: likewise.
+        trained: likewise. Without it the gradient of the weight of x is zeros.
+        states: that it returned.
+        kept: likewise.
+        grad_states: of ``states``; None: zeros.
+        grad_h: of h after the last step; None: zeros.
+    """
+    with torch.no_grad():
+        gradients = grad_states, grad_h
+        of_inputs, of_h, of_weights = _steps_backward(
+            CELLS[kind], h, weights, reverse, states, kept, gradients
+        )
+    with torch.enable_grad():
+        leaves = [each.detach().requires_grad_() for each in (x, *weights)]
+        leaves[1].requires_grad_(trained)
+        products = _products(leaves[0], leaves[1:])
+    wanted = [each for each in (*leaves[:2], *leaves[3:4]) if each.requires_grad]
+    of_x, *made = torch.autograd.grad(products, wanted, of_inputs)
+    made = made if trained else [torch.zeros_like(weights[0]), *made]
+    ordered = zip(made, of_weights, strict=True)
+    return [of_x, of_h, *(each for pair in ordered for each in pair)]
+
+
+def _steps_backward(
+    cell: Cell,
+    h: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    reverse: bool,
+    states: torch.Tensor,
+    kept: torch.Tensor,
+    gradients: tuple[torch.Tensor | None, torch.Tensor | None],
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Return gradients of the products of x, of h, and of weight and bias of the state."""
+    (grad_states, grad_h), count = gradients, len(states)
+    of_inputs, of_weights = [states] * count, list[torch.Tensor]()
+    terms = [] if grad_h is None else [grad_h]
+    order = list(range(count) if reverse else reversed(range(count)))
+    for step, earlier in zip(order, [*order[1:], None], strict=True):
+        terms = terms if grad_states is None else [grad_states[step], *terms]
+        before = h if earlier is None else states[earlier]
+        of_inputs[step], of_state, passed = cell.backward(
+            functools.reduce(torch.add, terms), before, states[step], kept[:, step].unbind(0)
+        )
+        terms = [*passed, of_state @ weights[1]]
+        made = [of_state.t() @ before]
+        if len(weights) > 2:
+            made.append(of_state.sum(0))
+        for total, each in zip(of_weights, made, strict=False):
+            total.add_(each)
+        of_weights = of_weights or made
+    return torch.stack(of_inputs), functools.reduce(torch.add, terms), of_weights
+
+
+@shapes_of(_FORWARD)
+def _forward_shape(
+    kind: str, x: torch.Tensor, h: torch.Tensor, *others: Any
+) -> tuple[torch.Tensor, ...]:
+    *_, differentiable = others
+    states = x.shape[0], *h.shape
+    kept = KEPT[kind] if differentiable else 0, *states
+    return x.new_empty(states), h.new_empty(h.shape), x.new_empty(kept)
+
+
+@shapes_of(_BACKWARD)
+def _backward_shape(
+    kind: str, x: torch.Tensor, h: torch.Tensor, weights: Sequence[torch.Tensor], *others: Any
+) -> list[torch.Tensor]:
+    del kind, others
+    return [each.new_empty(each.shape) for each in (x, h, *weights)]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.kind, x, h, weights, *ctx.settings, _ = inputs
+    states, _, kept = output
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(kept)
+    ctx.save_for_backward(x, h, *weights, states, kept)
+
+
+def _gradient(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+    if torch.is_grad_enabled():  # the gradient of a gradient, which only the steps have
+        raise StepsNeeded
+    x, h, *weights, states, kept = ctx.saved_tensors
+    made = backward(ctx.kind, x, h, weights, *ctx.settings, states, kept, *grads[:2])
+    return None, made[0], made[1], list(made[2:]), None, None, None
+
+
+register_gradient(_FORWARD, _gradient, _setup)
+
+forward = torch.ops.abele.recurrent.default
+backward = torch.ops.abele.recurrent_backward.default
