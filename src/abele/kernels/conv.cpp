@@ -28,35 +28,38 @@ bool halves_are_as_fast() {
 
 // On other processors halves multiply at half the rate. With so few multiply-adds that costs less than
 // threads that share samples do: each reads what others have written. Measured with two threads on
-// Zen 5, forward and backward: 1.9 million take 40 us shared and 60 in halves, 0.5 million 20 and 19.
-Index most_in_halves() {
-  static const Index result = Index{1} << (amd_family() == ZEN_5 ? 20 : 21);
-  return result;
+// Zen 5, shared and in halves: backward 1.9 million take 29 and 45 us, 0.5 million 12 and 9; forward
+// 0.5 million take 8 and 10, 0.2 million 5.4 and 5.5, and 0.04 million 2.3 and 1.9.
+Index most_in_halves(planes::Way way) {
+  static const bool zen_5 = amd_family() == ZEN_5;
+  if (!zen_5) return Index{1} << 21;
+  return Index{1} << (way == planes::Way::FORWARD ? 18 : 20);
 }
 #else
 bool halves_are_as_fast() { return false; }
-Index most_in_halves() { return 0; }
+Index most_in_halves(planes::Way) { return 0; }
 #endif
 
 }  // namespace
 
 // Halves are better for samples that fill no more, and where each thread has its own.
-bool planes::is_better_in_halves(const Conv& conv, int threads) {
+bool planes::is_better_in_halves(const Conv& conv, int threads, Way way) {
   const Index wholes = ceil_div(conv.images, LANES), halves = ceil_div(conv.images, LANES / 2);
   const bool fewer = halves == 1;
   const bool apart = !blocks_per_thread(wholes, threads) && blocks_per_thread(halves, threads);
-  return halves_are_as_fast() ? fewer || apart : apart && conv.multiply_adds() <= most_in_halves();
+  if (halves_are_as_fast()) return fewer || apart;
+  return apart && conv.multiply_adds() <= most_in_halves(way);
 }
 
 bool planes::are_apart(const Conv& conv, int threads) {
-  const Index lanes = is_better_in_halves(conv, threads) ? LANES / 2 : LANES;
+  const Index lanes = is_better_in_halves(conv, threads, Way::BACKWARD) ? LANES / 2 : LANES;
   return blocks_per_thread(ceil_div(conv.images, lanes), threads);
 }
 
 void planes::forward(const Conv& conv, const float* x, const float* weight, const float* bias,
                      const Outputs& to, int threads, Scratch& scratch) {
 #if defined(__AVX512VL__)
-  if (is_better_in_halves(conv, threads))
+  if (is_better_in_halves(conv, threads, Way::FORWARD))
     return half_registers::forward(conv, x, weight, bias, to, threads, scratch);
 #endif
   whole_registers::forward(conv, x, weight, bias, to, threads, scratch);
@@ -65,7 +68,7 @@ void planes::forward(const Conv& conv, const float* x, const float* weight, cons
 void planes::backward(const Conv& conv, const float* grad, const uint8_t* places, const float* x,
                       const float* weight, const Gradients& to, int threads, Scratch& scratch) {
 #if defined(__AVX512VL__)
-  if (is_better_in_halves(conv, threads))
+  if (is_better_in_halves(conv, threads, Way::BACKWARD))
     return half_registers::backward(conv, grad, places, x, weight, to, threads, scratch);
 #endif
   whole_registers::backward(conv, grad, places, x, weight, to, threads, scratch);

@@ -52,7 +52,8 @@ ABELE_PLANES
 ABELE_PLANES
 #undef ABELE_PLANES
 // Whether halves of registers are.
-bool is_better_in_halves(const Conv& conv, int threads);
+enum class Way { FORWARD, BACKWARD };
+bool is_better_in_halves(const Conv& conv, int threads, Way way);
 // Whether each thread has samples of its own.
 bool are_apart(const Conv& conv, int threads);
 }  // namespace planes
