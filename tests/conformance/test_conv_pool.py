@@ -19,6 +19,9 @@ pytestmark = NEEDS_COMPILER
 CASES = [
     (1, 5, (3, 3), (1, 1), (0, 0), (14, 14)),
     (5, 12, (5, 5), (1, 1), (0, 0), (13, 13)),
+    (1, 7, (5, 5), (1, 1), (0, 0), (16, 34)),
+    (1, 3, (3, 3), (1, 1), (0, 0), (13, 14)),
+    (1, 3, (3, 3), (1, 1), (1, 1), (14, 14)),
     (2, 13, (3, 3), (2, 2), (1, 1), (9, 8)),
     (3, 7, (1, 1), (1, 1), (0, 0), (2, 70)),
     (2, 4, (3, 3), (1, 1), (1, 1), (41, 37)),
@@ -84,13 +87,33 @@ def test_places_are_read_by_any_number_of_threads(own):
 
 
 @pytest.mark.parametrize("mask", list(itertools.product([False, True], repeat=3))[1:], ids=str)
-def test_gradients_do_not_depend_on_which_are_wanted(own, mask):
-    x, weight, bias, *steps = tensors(20, CASES[1])
+@pytest.mark.parametrize("case", CASES[:3], ids=str)
+def test_gradients_do_not_depend_on_which_are_wanted(own, case, mask):
+    x, weight, bias, *steps = tensors(20, case)
     y, places = on_tensors.conv_pool(own, x, weight, bias, *steps, relu=True, places=True)
     gradients = on_tensors.conv_pool_backward(own, y, places, x, weight, *steps, mask)
     all_ = on_tensors.conv_pool_backward(own, y, places, x, weight, *steps, [True] * 3)
     for ours, one, wanted in zip(gradients, all_, mask, strict=True):
         assert ours is None if not wanted else torch.equal(ours, one)
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_gradients_of_one_input_channel_are_as_exact_as_torchs(own, size):
+    """They are summed window by window; float64 says how exactly."""
+    case = (1, 4, (size, size), (1, 1), (0, 0), (27 + size, 27 + size))
+    x, weight, bias, *steps = tensors(16, case)
+    y, places = on_tensors.conv_pool(own, x, weight, bias, *steps, relu=True, places=True)
+    grad, mask = torch.randn_like(y), [False, True, True]
+    ours = on_tensors.conv_pool_backward(own, grad, places, x, weight, *steps, mask)[1:]
+
+    def of_torch(dtype):
+        leaves = [each.to(dtype).requires_grad_() for each in (weight, bias)]
+        pooled = torch.max_pool2d(torch.conv2d(x.to(dtype), *leaves).relu(), 2)
+        return torch.autograd.grad(pooled, leaves, grad.to(dtype))
+
+    exact, theirs = of_torch(torch.float64), of_torch(torch.float32)
+    for own_one, torchs, wanted in zip(ours, theirs, exact, strict=True):
+        assert (own_one - wanted).norm() <= 1.5 * (torchs - wanted).norm()
 
 
 def test_nobody_has_to_want_places(own):

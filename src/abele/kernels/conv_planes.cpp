@@ -1,5 +1,6 @@
 // Direct convolutions on blocks of samples: forward and backward of images with channels apart.
 #include "correlation.h"
+#include "pooled_gradient.h"
 #include "weight_gradient.h"
 
 namespace abele {
@@ -111,13 +112,14 @@ struct Backward {
     for (Index b = team.blocks.begin; b < team.end(); ++b) {
       const Index n = b * LANES, valid = std::min<Index>(LANES, conv.images - n);
       const bool first = b == team.blocks.begin;
-      fill_gradient(team, weights.grad, n, valid);
+      const bool by_windows = places != nullptr && PooledGradient::has_code(conv);
+      if (grad_x != nullptr || !by_windows) fill_gradient(team, weights.grad, n, valid);
       if (result.weight != nullptr) fill(team, weights.x, x + n * conv.in_size(), valid);
       team.wait();
-      if (result.weight != nullptr)
-        team.share(weights.tasks(), [&](Index t) { weights(t, result.weight, first); });
-      if (result.bias != nullptr)
-        team.share(conv.out_channels, [&](Index o) { weights.bias(o, result.bias, first); });
+      if (by_windows)
+        of_windows(team, weights.x, n, valid, result, first);
+      else
+        of_pixels(team, weights, result, first);
       if (grad_x != nullptr)
         correlator.run(team, thread, weights.grad, nullptr, 1.0f, grad_x + n * conv.in_size(), {},
                        valid);
@@ -125,11 +127,32 @@ struct Backward {
     }
   }
 
+  void of_pixels(const Team& team, const WeightGradient& weights, const Partial& result,
+                 bool first) const {
+    if (result.weight != nullptr)
+      team.share(weights.tasks(), [&](Index t) { weights(t, result.weight, first); });
+    if (result.bias != nullptr)
+      team.share(conv.out_channels, [&](Index o) { weights.bias(o, result.bias, first); });
+  }
+
+  void of_windows(const Team& team, const Image& image, Index n, Index valid, const Partial& result,
+                  bool first) const {
+    if (result.weight == nullptr && result.bias == nullptr) return;
+    const PooledGradient gradient = {conv, grad + n * of_window_size(), placed(n), image, valid};
+    team.share(conv.out_channels,
+               [&](Index o) { gradient(o, result.weight, result.bias, first); });
+  }
+
+  Index of_window_size() const {
+    return conv.out_channels * (conv.out_height / 2) * (conv.out_width / 2);
+  }
+  Places<const uint8_t> placed(Index n) const {
+    return Places<const uint8_t>{places, of_window_size()}.from(n, 0);
+  }
+
   void fill_gradient(const Team& team, const Image& image, Index n, Index valid) const {
     if (places == nullptr) return fill(team, image, grad + n * conv.out_size(), valid);
-    const Index size = conv.out_channels * (conv.out_height / 2) * (conv.out_width / 2);
-    const Places<const uint8_t> from = {places, size};
-    fill_pooled(team, image, grad + n * size, from.from(n, 0), valid);
+    fill_pooled(team, image, grad + n * of_window_size(), placed(n), valid);
   }
 };
 

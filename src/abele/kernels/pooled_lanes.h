@@ -4,6 +4,8 @@
 // not above zero: if an activation lies between, no gradient passes. Places lie as the pixels do.
 #pragma once
 
+#include <type_traits>
+
 #include "images.h"
 
 namespace abele {
@@ -33,11 +35,17 @@ inline void store_places(const Places<uint8_t>& to, Index i, const LaneBytes& by
   for (Index s = 0; s < LANES; s += PLACE_BYTES)
     std::memcpy(to.from(s, i).first, reinterpret_cast<const uint8_t*>(&bytes) + s, PLACE_BYTES);
 }
-inline LaneBytes load_places(const Places<const uint8_t>& from, Index i) {
-  LaneBytes bytes;
-  for (Index s = 0; s < LANES; s += PLACE_BYTES)
-    std::memcpy(reinterpret_cast<uint8_t*>(&bytes) + s, from.from(s, i).first, PLACE_BYTES);
-  return bytes;
+inline LanePlaces load_places(const Places<const uint8_t>& from, Index i) {
+  // Numbers, each in a register: a processor waits for what it has written in pieces and reads at once.
+  using Number = std::conditional_t<PLACE_BYTES == 8, uint64_t, uint32_t>;
+  using Numbers = Number __attribute__((vector_size(LANES)));
+  Numbers numbers = {};
+  for (Index n = 0; n < LANES / PLACE_BYTES; ++n) {
+    Number number;
+    std::memcpy(&number, from.from(n * PLACE_BYTES, i).first, PLACE_BYTES);
+    numbers[n] = number;
+  }
+  return __builtin_convertvector(reinterpret_cast<LaneBytes>(numbers), LanePlaces);
 }
 
 // Pools `count` rows of windows of a plane in its own memory. NaN counts as largest; the first of
@@ -96,8 +104,7 @@ inline void fill_pooled(const Team& team, const Image& image, const float* sampl
       to_lanes(samples + first + i, stride, valid, some, line);
       for (Index k = 0; k < some; ++k) {
         Vec* pixels = plane + 2 * y * image.row() + image.left + 2 * x;
-        const LaneBytes bytes = load_places(places, first + i + k);
-        const LanePlaces place = __builtin_convertvector(bytes, LanePlaces);
+        const LanePlaces place = load_places(places, first + i + k);
         pixels[0] = place == 0 ? line[k] : Vec{};
         pixels[1] = place == 1 ? line[k] : Vec{};
         pixels[image.row()] = place == 2 ? line[k] : Vec{};
