@@ -18,48 +18,38 @@ unsigned amd_family() {
   const unsigned family = a >> 8 & 15;
   return family == 15 ? family + (a >> 20 & 255) : family;
 }
-constexpr unsigned ZEN_4 = 0x19, ZEN_5 = 0x1a;
+// Zen 4, which multiplies 512 bits in two steps.
+constexpr unsigned ZEN_4 = 0x19;
 
-// The former multiply 512 bits in two steps.
 bool halves_are_as_fast() {
   static const bool result = amd_family() == ZEN_4;
   return result;
 }
 
-// On other processors halves multiply at half the rate. With so few multiply-adds that costs less than
-// threads that share samples do: each reads what others have written. Measured with two threads on
-// Zen 5, shared and in halves: backward 1.9 million take 29 and 45 us, 0.5 million 12 and 9; forward
-// 0.5 million take 8 and 10, 0.2 million 5.4 and 5.5, and 0.04 million 2.3 and 1.9.
-Index most_in_halves(planes::Way way) {
-  static const bool zen_5 = amd_family() == ZEN_5;
-  if (!zen_5) return Index{1} << 21;
-  return Index{1} << (way == planes::Way::FORWARD ? 18 : 20);
-}
 #else
 bool halves_are_as_fast() { return false; }
-Index most_in_halves(planes::Way) { return 0; }
 #endif
 
 }  // namespace
 
-// Halves are better for samples that fill no more, and where each thread has its own.
-bool planes::is_better_in_halves(const Conv& conv, int threads, Way way) {
+// Halves are better for samples that fill no more, and where each thread has its own. Where they multiply
+// at half the rate they never are: threads have images of their own instead, if these are small.
+bool planes::is_better_in_halves(const Conv& conv, int threads) {
   const Index wholes = ceil_div(conv.images, LANES), halves = ceil_div(conv.images, LANES / 2);
-  const bool fewer = halves == 1;
   const bool apart = !blocks_per_thread(wholes, threads) && blocks_per_thread(halves, threads);
-  if (halves_are_as_fast()) return fewer || apart;
-  return apart && conv.multiply_adds() <= most_in_halves(way);
+  return halves_are_as_fast() && (halves == 1 || apart);
 }
 
 bool planes::are_apart(const Conv& conv, int threads) {
-  const Index lanes = is_better_in_halves(conv, threads, Way::BACKWARD) ? LANES / 2 : LANES;
-  return blocks_per_thread(ceil_div(conv.images, lanes), threads);
+  const Index lanes = is_better_in_halves(conv, threads) ? LANES / 2 : LANES;
+  return blocks_per_thread(ceil_div(conv.images, lanes), threads) ||
+         are_small((conv.in_size() + conv.out_size()) * LANES);
 }
 
 void planes::forward(const Conv& conv, const float* x, const float* weight, const float* bias,
                      const Outputs& to, int threads, Scratch& scratch) {
 #if defined(__AVX512VL__)
-  if (is_better_in_halves(conv, threads, Way::FORWARD))
+  if (is_better_in_halves(conv, threads))
     return half_registers::forward(conv, x, weight, bias, to, threads, scratch);
 #endif
   whole_registers::forward(conv, x, weight, bias, to, threads, scratch);
@@ -68,7 +58,7 @@ void planes::forward(const Conv& conv, const float* x, const float* weight, cons
 void planes::backward(const Conv& conv, const float* grad, const uint8_t* places, const float* x,
                       const float* weight, const Gradients& to, int threads, Scratch& scratch) {
 #if defined(__AVX512VL__)
-  if (is_better_in_halves(conv, threads, Way::BACKWARD))
+  if (is_better_in_halves(conv, threads))
     return half_registers::backward(conv, grad, places, x, weight, to, threads, scratch);
 #endif
   whole_registers::backward(conv, grad, places, x, weight, to, threads, scratch);

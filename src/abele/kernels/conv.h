@@ -52,9 +52,11 @@ ABELE_PLANES
 ABELE_PLANES
 #undef ABELE_PLANES
 // Whether halves of registers are.
-enum class Way { FORWARD, BACKWARD };
-bool is_better_in_halves(const Conv& conv, int threads, Way way);
-// Whether each thread has samples of its own.
+bool is_better_in_halves(const Conv& conv, int threads);
+// Images of so few numbers are filled by each thread for itself: threads that share them wait for each
+// other, and read what others have written. That takes longer, on some machines several times as long.
+inline bool are_small(Index numbers) { return numbers <= 1 << 17; }
+// Whether each thread has samples of its own, or images of its own.
 bool are_apart(const Conv& conv, int threads);
 }  // namespace planes
 

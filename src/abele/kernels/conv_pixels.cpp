@@ -48,7 +48,7 @@ bool pixels::is_better(const Conv& conv) {
   const bool plain = conv.stride_height == 1 && conv.stride_width == 1 &&
                      conv.pad_height < conv.kernel_height && conv.pad_width < conv.kernel_width;
   if (!plain || conv.channels_last) return false;
-  const Index halves = planes::is_better_in_halves(conv, 1, planes::Way::FORWARD) ? 1 : 2 * ceil_div(conv.images, LANES);
+  const Index halves = planes::is_better_in_halves(conv, 1) ? 1 : 2 * ceil_div(conv.images, LANES);
   const Index of_samples = halves * conv.out_height * conv.out_width;
   return 40 * conv.images * forward_plan(conv).vectors() <= 21 * of_samples;
 }

@@ -27,23 +27,33 @@ struct Correlator {
   }
   void run(const Team& team, int thread, const Image& in, const float* bias, float slope,
            float* to, const Places<uint8_t>& places, Index valid) const {
-    const CorrelationTask task = {c, in, plan, planned, packed, bias, slope, to, places, valid};
-    team.share(c.blocks() * c.groups(), [&](Index t) { task(t, out.of(thread)); });
+    const Index groups = c.groups(team.size);
+    const CorrelationTask task = {c,    groups, in, plan,   planned, packed,
+                                  bias, slope,  to, places, valid};
+    team.share(c.blocks() * groups, [&](Index t) { task(t, out.of(thread)); });
   }
 };
 
-// One image for each team.
+// One image for each team, or for each thread.
 struct Images {
   Image image;
   int count;
   Each<Vec> pixels = {};
-  Images(Image shape, Index blocks, int threads)
-      : image(shape), count(blocks_per_thread(blocks, threads) ? threads : 1) {}
+  Images(Image shape, int count) : image(shape), count(count) {}
   void prepare(Scratch& scratch) { pixels = scratch.each<Vec>(image.size(), count); }
   Image of(int thread) const {
     Image result = image;
     result.pixels = pixels.of(count > 1 ? thread : 0);
     return result;
+  }
+};
+
+// Who fills images: all threads of a team, or each its own.
+struct Filling {
+  bool own;
+  Team by(const Team& team) const { return own ? Team{0, 1, team.blocks} : team; }
+  void wait(const Team& team) const {
+    if (!own) team.wait();
   }
 };
 
@@ -59,9 +69,10 @@ void planes::ABELE_LENGTH::forward(const Conv& conv, const float* x, const float
                            conv.in_channels};
   const Correlation& c = correlator.c;
   const Index blocks = lane_blocks(conv), taps = c.kernel_h * c.kernel_w;
-  Images inputs({conv.in_channels, conv.in_height, conv.in_width, c.left(),
-                 c.right(conv.in_width), nullptr},
-                blocks, threads);
+  const Image image = {conv.in_channels, conv.in_height, conv.in_width, c.left(),
+                       c.right(conv.in_width), nullptr};
+  const Filling filling = {planes::are_small(image.size() * LANES)};
+  Images inputs(image, filling.own || blocks_per_thread(blocks, threads) ? threads : 1);
   inputs.prepare(scratch);
   correlator.prepare({weight, conv.in_channels * taps, taps, conv.in_channels, false},
                      conv.in_width, threads, scratch);
@@ -71,11 +82,11 @@ void planes::ABELE_LENGTH::forward(const Conv& conv, const float* x, const float
     const Image in = inputs.of(thread);
     for (Index b = team.blocks.begin; b < team.end(); ++b) {
       const Index n = b * LANES, valid = std::min<Index>(LANES, conv.images - n);
-      fill(team, in, x + n * conv.in_size(), valid);
-      team.wait();
+      fill(filling.by(team), in, x + n * conv.in_size(), valid);
+      filling.wait(team);
       correlator.run(team, thread, in, bias, slope, to.y + n * out_size,
                      Places<uint8_t>{to.places, out_size}.from(n, 0), valid);
-      team.wait();
+      filling.wait(team);
     }
   });
 }
@@ -106,16 +117,18 @@ struct Backward {
   float* grad_x;
   const Correlator& correlator;
   const Images &grads, &inputs;
+  bool by_windows;  // how weights have their gradients, instead of pixel by pixel
+  Filling filling;
 
   void operator()(const Team& team, int thread, const Partial& result) const {
     const WeightGradient weights = {conv, grads.of(thread), inputs.of(thread)};
     for (Index b = team.blocks.begin; b < team.end(); ++b) {
       const Index n = b * LANES, valid = std::min<Index>(LANES, conv.images - n);
       const bool first = b == team.blocks.begin;
-      const bool by_windows = places != nullptr && PooledGradient::has_code(conv);
-      if (grad_x != nullptr || !by_windows) fill_gradient(team, weights.grad, n, valid);
-      if (result.weight != nullptr) fill(team, weights.x, x + n * conv.in_size(), valid);
-      team.wait();
+      const Team filler = filling.by(team);
+      if (grad_x != nullptr || !by_windows) fill_gradient(filler, weights.grad, n, valid);
+      if (result.weight != nullptr) fill(filler, weights.x, x + n * conv.in_size(), valid);
+      filling.wait(team);
       if (by_windows)
         of_windows(team, weights.x, n, valid, result, first);
       else
@@ -123,7 +136,7 @@ struct Backward {
       if (grad_x != nullptr)
         correlator.run(team, thread, weights.grad, nullptr, 1.0f, grad_x + n * conv.in_size(), {},
                        valid);
-      team.wait();
+      filling.wait(team);
     }
   }
 
@@ -169,20 +182,24 @@ void planes::ABELE_LENGTH::backward(const Conv& conv, const float* grad, const u
   const Correlation& c = correlator.c;
   const Index blocks = lane_blocks(conv), taps = conv.taps();
   const bool wants_x = to.x != nullptr;
-  Images grads({conv.out_channels, conv.out_height, conv.out_width, wants_x ? c.left() : 0,
-                wants_x ? c.right(conv.out_width) : 0, nullptr},
-               blocks, threads);
   const Index reach = (conv.out_width - 1) * conv.stride_width + conv.kernel_width;
-  Images inputs({conv.in_channels, conv.in_height, conv.in_width, conv.pad_width,
-                 std::max<Index>(0, reach - conv.pad_width - conv.in_width), nullptr},
-                blocks, threads);
+  const Image grads_image = {conv.out_channels, conv.out_height, conv.out_width,
+                             wants_x ? c.left() : 0, wants_x ? c.right(conv.out_width) : 0, nullptr};
+  const Image inputs_image = {conv.in_channels, conv.in_height, conv.in_width, conv.pad_width,
+                              std::max<Index>(0, reach - conv.pad_width - conv.in_width), nullptr};
+  const bool by_windows = places != nullptr && PooledGradient::has_code(conv);
+  const Index filled = inputs_image.size() + (wants_x || !by_windows ? grads_image.size() : 0);
+  const Filling filling = {planes::are_small(filled * LANES)};
+  const int count = filling.own || blocks_per_thread(blocks, threads) ? threads : 1;
+  Images grads(grads_image, count), inputs(inputs_image, count);
   const Partial result = {to.weight, to.bias, conv.weights(), conv.out_channels};
   grads.prepare(scratch);
   inputs.prepare(scratch);
   correlator.prepare({weight, taps, conv.in_channels * taps, conv.out_channels, true},
                      conv.out_width, threads, scratch);
   float* others = scratch.take<float>(threads * (result.weight_size + result.bias_size));
-  const Backward run = {conv, grad, x, places, to.x, correlator, grads, inputs};
+  const Backward run = {conv, grad, x, places, to.x, correlator, grads, inputs,
+                        by_windows, filling};
   const bool own = blocks_per_thread(blocks, threads);
   const int started = with_teams(blocks, threads, [&](const Team& team, int thread) {
     run(team, thread, result.of(own ? thread : 0, others));

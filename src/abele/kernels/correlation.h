@@ -41,7 +41,12 @@ struct Correlation {
     const Index pixels = window * std::max<Index>(out_width, 1);
     return std::clamp<Index>(PIXELS_PER_TASK / pixels, 1, std::max<Index>(kept_height(), 1));
   }
-  Index groups() const { return ceil_div(kept_height(), windows_per_task()); }
+  // Of rows; so many that so many threads have equal shares.
+  Index groups(Index threads) const {
+    const Index least = ceil_div(kept_height(), windows_per_task());
+    const Index each = blocks() % threads == 0 ? 1 : threads;
+    return std::min(ceil_div(least, each) * each, std::max<Index>(kept_height(), 1));
+  }
   Index task_pixels() const { return windows_per_task() * window * out_width; }
   // At most this many register blocks make up a row.
   Index max_columns() const { return ceil_div(out_width, MAX_COLS) + dilation_w; }
@@ -158,6 +163,7 @@ constexpr auto TILE_KERNELS =
 // One block of output channels on one group of rows, and their way back into NCHW.
 struct CorrelationTask {
   const Correlation& c;
+  Index groups;  // of rows, for each block of channels
   const Image& in;
   const Columns* plan;
   Index planned;
@@ -168,7 +174,6 @@ struct CorrelationTask {
   Index valid;
 
   void operator()(Index task, Vec* out) const {
-    const Index groups = c.groups();
     const auto [first, rows] = part(c.out_channels, c.blocks(), task / groups);
     const auto [from, count] = part(c.kept_height(), groups, task % groups);
     const Index y0 = from * c.window, height = count * c.window;

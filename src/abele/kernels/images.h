@@ -16,7 +16,9 @@ struct Team {
 
   template <class Body>
   void share(Index tasks, Body body) const {
-    for (Index t = rank; t < tasks; t += size) body(t);
+    // Neighbours for one thread: they write to the same lines of the cache.
+    const auto [first, count] = part(tasks, size, rank);
+    for (Index t = first; t < first + count; ++t) body(t);
   }
   void wait() const {
     if (size > 1) {
