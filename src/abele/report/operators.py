@@ -99,14 +99,15 @@ def _origin(node: torch.fx.Node) -> torch.fx.Node:
     return node
 
 
-# Where what has all steps and the weight of the state stand among arguments.
+# Where what has all steps and the weight of the state stand among arguments, and how many more steps
+# the former has.
 _LOOPS = {
-    lstm_loop.forward: (0, 1),
-    lstm_loop.backward: (5, 3),
-    gru_loop.forward: (0, 1),
-    gru_loop.backward: (4, 2),
-    rnn_loop.forward: (0, 1),
-    rnn_loop.backward: (3, 2),
+    lstm_loop.forward: (0, 1, 0),
+    lstm_loop.backward: (5, 3, 0),
+    gru_loop.forward: (0, 1, 0),
+    gru_loop.backward: (4, 2, 0),
+    rnn_loop.forward: (0, 1, 0),
+    rnn_loop.backward: (3, 2, 1),
 }
 
 
@@ -154,11 +155,14 @@ def operations(node: torch.fx.Node) -> int:
         return one if target is lstm.forward else 2 * one  # for the inputs and for the weights
     elif target in (recurrent.forward, recurrent.backward):
         _, x, _, weights, *_ = arguments
-        one = 2 * x.shape[0] * x.shape[1] * sum(each.numel() for each in weights[:2])
-        return one if target is recurrent.forward else 3 * one  # computes forward again
+        rows, (w_ih, w_hh) = x.shape[0] * x.shape[1], (each.numel() for each in weights[:2])
+        # Backward multiplies the inputs once more.
+        times = (1, 1) if target is recurrent.forward else (3, 2)
+        return 2 * rows * (times[0] * w_ih + times[1] * w_hh)
     elif target in _LOOPS:
-        inputs, weight = (arguments[each] for each in _LOOPS[target])
-        return 2 * inputs.shape[0] * inputs.shape[1] * weight.numel()
+        states, weight, more = _LOOPS[target]
+        steps, batch = arguments[states].shape[:2]
+        return 2 * (steps - more) * batch * arguments[weight].numel()
     elif target is aten.convolution_backward.default and arguments[9] > 1:
         # The registry's counts every channel with every other.
         grad, x, weight, transposed = (arguments[index] for index in (0, 1, 2, 7))

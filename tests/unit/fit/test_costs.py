@@ -8,7 +8,7 @@ import torch
 from abele import _torch
 from abele.fit import costs, duration
 from abele.machine_limits import MachineLimits, Rates
-from abele.ops import lstm, lstm_loop
+from abele.ops import gru_loop, lstm, lstm_loop, recurrent, rnn_loop
 from abele.program import memory
 from abele.report.operators import operations
 from abele.targets.kernel_choice import NOBODY, Kernel
@@ -200,6 +200,29 @@ def test_the_loop_of_an_lstm_has_those_of_its_state():
     states = image(8, 4, 6)
     backward = node(lstm_loop.backward, None, state, None, weight, states, gates, False)
     assert operations(forward) == operations(backward) == 2 * 7 * 4 * 24 * 6
+
+
+def test_a_gru_has_operations():
+    x, state, weights = image(7, 4, 5), image(4, 6), [image(18, 5), image(18, 6), image(18)]
+    weights += [image(18)]
+    forward = node(recurrent.forward, "gru", x, state, weights, False, True, True)
+    given = image(7, 4, 6), image(4, 7, 4, 6), image(7, 4, 6), None
+    backward = node(recurrent.backward, "gru", x, state, weights, False, True, *given)
+    assert operations(forward) == 2 * 7 * 4 * 18 * (5 + 6)
+    assert operations(backward) == 2 * 7 * 4 * 18 * (3 * 5 + 2 * 6)
+
+
+def test_loops_of_other_layers_have_those_of_their_state():
+    states, weight, state = image(8, 4, 6), image(18, 6), image(4, 6)
+    forward = node(gru_loop.forward, image(7, 4, 18), weight, None, state, False, True)
+    given = None, state, weight, states, image(7, 4, 24), False
+    assert operations(forward) == 2 * 7 * 4 * 18 * 6
+    assert operations(node(gru_loop.backward, *given)) == operations(forward)
+    weight = image(6, 6)
+    forward = node(rnn_loop.forward, image(7, 4, 6), weight, None, state, False, False)
+    assert operations(forward) == 2 * 7 * 4 * 6 * 6
+    given = None, state, weight, states, False, False
+    assert operations(node(rnn_loop.backward, *given)) == operations(forward)
 
 
 def test_work_on_elements_counts_in_exponentials_and_less_in_compiled_code():
