@@ -99,8 +99,8 @@ def _origin(node: torch.fx.Node) -> torch.fx.Node:
     return node
 
 
-# Where what has all steps and the weight of the state stand among arguments, and how many more steps
-# the former has.
+# Where what has all steps and the weight of the state stand among arguments, and how many more
+# steps the former has.
 _LOOPS = {
     lstm_loop.forward: (0, 1, 0),
     lstm_loop.backward: (5, 3, 0),
