@@ -1,4 +1,4 @@
-"""Networks of images that people train: how much faster than plain PyTorch, and never slower?
+"""Other networks that people train: how much faster than plain PyTorch, and never slower?
 
 python benchmarks/networks.py --threads 2             all of them
 python benchmarks/networks.py --only mobilenet,resnet50 --threads 2 --record
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import gc
 import sys
 import time
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 import harness
 import torch
-from models import bottlenecks, encoder, residual, separable
+from models import bottlenecks, encoder, recurrent, residual, separable
 from torch import nn
 from tqdm import tqdm
 
@@ -69,6 +70,21 @@ NETWORKS = {
         "encoder, 4 layers of 256, sequence 128, batch 8",
         encoder.Transformer,
         lambda: encoder.batch(8),
+    ),
+    "gru": Network(
+        "GRU, 64 steps of 128 units, batch 32",
+        functools.partial(recurrent.Recurrent, nn.GRU),
+        lambda: recurrent.batch(32),
+    ),
+    "rnn": Network(
+        "RNN, 64 steps of 128 units, batch 32",
+        functools.partial(recurrent.Recurrent, nn.RNN),
+        lambda: recurrent.batch(32),
+    ),
+    "gru-alone": Network(
+        "GRU, 64 steps of 128 units, batch 1",
+        functools.partial(recurrent.Recurrent, nn.GRU),
+        lambda: recurrent.batch(1),
     ),
 }
 
