@@ -14,7 +14,7 @@ from helpers.runs import captured, rule_for
 
 pytestmark = pytest.mark.compiler
 
-STEPS = 5
+STEPS, LONG = 5, 9
 
 
 class Sequences(nn.Module):
@@ -46,7 +46,8 @@ class Cells(nn.Module):
         return F.mse_loss(h, torch.ones_like(h))
 
 
-# Each: the module, its batch, and how many regions it has at least; layers of an LSTM have none.
+# Each: the module, its batch, and how many regions it has at least. Loops have none: of LSTMs, and
+# of other layers from eight steps on.
 CASES = {
     "lstm": (lambda: Sequences(nn.LSTM), (STEPS, 43, 33), 0),
     "lstm, batch first": (lambda: Sequences(nn.LSTM, batch_first=True), (43, STEPS, 33), 0),
@@ -54,6 +55,17 @@ CASES = {
     "lstm, two layers": (lambda: Sequences(nn.LSTM, num_layers=2), (STEPS, 40, 33), 0),
     "lstm, both directions": (
         *(lambda: Sequences(nn.LSTM, bidirectional=True, bias=False), (STEPS, 33, 33)),
+        0,
+    ),
+    "loop of a gru": (lambda: Sequences(nn.GRU), (LONG, 43, 33), 0),
+    "loop, few rows": (lambda: Sequences(nn.GRU, batch_first=True), (3, LONG, 33), 0),
+    "loops, two layers in both directions": (
+        *(lambda: Sequences(nn.GRU, num_layers=2, bidirectional=True), (LONG, 21, 33)),
+        0,
+    ),
+    "loop of an rnn": (lambda: Sequences(nn.RNN, bias=False), (LONG, 43, 33), 0),
+    "loops of relu": (
+        *(lambda: Sequences(nn.RNN, nonlinearity="relu", bidirectional=True), (LONG, 9, 33)),
         0,
     ),
     "gru": (lambda: Sequences(nn.GRU), (STEPS, 43, 33), 2),
