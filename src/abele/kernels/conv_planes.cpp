@@ -52,6 +52,9 @@ struct Images {
 struct Filling {
   bool own;
   Team by(const Team& team) const { return own ? Team{0, 1, team.blocks} : team; }
+  int images(Index blocks, int threads) const {
+    return own || blocks_per_thread(blocks, threads) ? threads : 1;
+  }
   void wait(const Team& team) const {
     if (!own) team.wait();
   }
@@ -72,7 +75,7 @@ void planes::ABELE_LENGTH::forward(const Conv& conv, const float* x, const float
   const Image image = {conv.in_channels, conv.in_height, conv.in_width, c.left(),
                        c.right(conv.in_width), nullptr};
   const Filling filling = {planes::are_small(image.size() * LANES)};
-  Images inputs(image, filling.own || blocks_per_thread(blocks, threads) ? threads : 1);
+  Images inputs(image, filling.images(blocks, threads));
   inputs.prepare(scratch);
   correlator.prepare({weight, conv.in_channels * taps, taps, conv.in_channels, false},
                      conv.in_width, threads, scratch);
@@ -190,7 +193,7 @@ void planes::ABELE_LENGTH::backward(const Conv& conv, const float* grad, const u
   const bool by_windows = places != nullptr && PooledGradient::has_code(conv);
   const Index filled = inputs_image.size() + (wants_x || !by_windows ? grads_image.size() : 0);
   const Filling filling = {planes::are_small(filled * LANES)};
-  const int count = filling.own || blocks_per_thread(blocks, threads) ? threads : 1;
+  const int count = filling.images(blocks, threads);
   Images grads(grads_image, count), inputs(inputs_image, count);
   const Partial result = {to.weight, to.bias, conv.weights(), conv.out_channels};
   grads.prepare(scratch);

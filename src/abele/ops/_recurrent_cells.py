@@ -16,7 +16,13 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class Cell(abc.ABC):
-    """How the next state ``[batch, units]`` follows from products of inputs and of the state."""
+    """How the next state ``[batch, units]`` follows from products of inputs and of the state.
+
+    Attributes:
+        kept: how many tensors ``backward`` reads beside states.
+    """
+
+    kept = 0
 
     @abc.abstractmethod
     def forward(
@@ -46,6 +52,8 @@ class Cell(abc.ABC):
 
 class Gru(Cell):
     """Reset, update and candidate."""
+
+    kept = 4
 
     def forward(
         self, of_input: torch.Tensor, of_state: torch.Tensor, h: torch.Tensor

@@ -18,9 +18,6 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from abele.ops._recurrent_cells import CELLS, Cell, Tensors
 from abele.ops._register import register_gradient, shapes_of
 
-#: Tensors of all steps that forward keeps beside the states.
-KEPT = {"gru": 4, "rnn_tanh": 0, "rnn_relu": 0}
-
 _FORWARD = "abele::recurrent"
 _BACKWARD = "abele::recurrent_backward"
 
@@ -204,7 +201,7 @@ def _forward_shape(
 ) -> tuple[torch.Tensor, ...]:
     *_, differentiable = others
     states = x.shape[0], *h.shape
-    kept = KEPT[kind] if differentiable else 0, *states
+    kept = CELLS[kind].kept if differentiable else 0, *states
     return x.new_empty(states), h.new_empty(h.shape), x.new_empty(kept)
 
 
