@@ -174,6 +174,23 @@ class Lowering(abc.ABC):
             CompilerError: the compiler behind the target failed.
         """
 
+    def compile_conservatively(self, program: Program) -> Compiled | None:
+        """Compile ``program`` once more with optimizations that compilers rarely get wrong.
+
+        Called where results of ``compile`` are not those of the interpreter.
+
+        Args:
+            program: after ``passes``.
+
+        Returns:
+            A slower equivalent of ``compile``, loaded likewise; None if there is only ``compile``.
+
+        Raises:
+            CompilerError: the compiler behind the target failed.
+        """
+        del program
+        return None
+
     def may_need(self, program: Program) -> Collection[str] | None:
         """Names of what is made once per machine that ``program`` may need; None: all of it.
 

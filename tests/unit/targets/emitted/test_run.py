@@ -167,6 +167,24 @@ def test_loaded_code_gives_the_same_bits(program, compiled):
 
 
 @pytest.mark.compiler
+def test_conservative_code_computes_and_loads_alike(program, compiled):
+    code = Emitted().compile_conservatively(program)
+    assert code.payload != compiled.payload
+    loaded = Emitted().load(program, code.payload)
+    wanted = expected(program, X, torch.ones(3, 4))
+    agree(called(program, code.run, X, torch.ones(3, 4)), wanted)
+    agree(called(program, loaded.run, X, torch.ones(3, 4)), wanted)
+
+
+def test_conservative_flags_come_after_those_in_use():
+    parts = build.command("int x;", "a.cpp", "a.so", conservative=True)
+    last = max(index for index, part in enumerate(parts) if part.startswith("-O"))
+    assert parts[last] == "-O2"
+    assert "-fno-tree-vectorize" in parts[last:]
+    assert "-include" not in parts
+
+
+@pytest.mark.compiler
 def test_code_that_the_compiler_refuses_names_the_program():
     with pytest.raises(CompilerError, match="Program 'step' could not be compiled"):
         build.compiled("step", "int x")

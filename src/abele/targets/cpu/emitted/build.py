@@ -54,6 +54,10 @@ _QUICK_FLAGS = (
     *("-ftree-slp-vectorize", "-funswitch-loops", "-fsplit-loops"),
     *("-finline-small-functions", "-fstrict-aliasing", "-fipa-cp", "-fipa-cp-clone"),
 )
+# Vectorizers are the parts of compilers that were found to be wrong: g++ 11.3 and 12.2 at -O3.
+_CONSERVATIVE_FLAGS = (
+    *("-O2", "-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-fno-strict-aliasing"),
+)
 
 
 @functools.cache
@@ -95,19 +99,25 @@ def kernels_for(operators: Iterable[str]) -> set[str]:
     return {source for kind in kinds for source in sources.KINDS[kind]}
 
 
-def command(text: str, source: str, result: str) -> list[str]:
-    """What makes a shared library of a file, once the kernels that it calls have been compiled.
+def command(text: str, source: str, result: str, *, conservative: bool = False) -> list[str]:
+    """Return the command that compiles a file and links the kernels that it calls.
+
+    The objects of these kernels have to be compiled before the command runs.
 
     Args:
         text: of the file.
         source: its path.
-        result: path of the library.
+        result: path of the shared library.
+        conservative: use the flags that ``compiled`` describes.
     """
     path, library = _compiler(), _library()
     assert library is not None
-    read = headers.arguments(path, instruction_set())
-    quick = _QUICK_FLAGS if len(text) >= _LONG and headers.is_gcc(path) else ()
-    parts = [path, *FLAGS, *quick, *read, f"-I{headers.FOLDER}", f"-I{sources.FOLDER}", source]
+    if conservative:  # headers that were read with other flags do not fit
+        flags = _CONSERVATIVE_FLAGS
+    else:
+        quick = _QUICK_FLAGS if len(text) >= _LONG and headers.is_gcc(path) else ()
+        flags = (*quick, *headers.arguments(path, instruction_set()))
+    parts = [path, *FLAGS, *flags, f"-I{headers.FOLDER}", f"-I{sources.FOLDER}", source]
     called = kernels_of(text)
     if called:
         parts += kernels.linkable(path, instruction_set(), called)
@@ -118,22 +128,25 @@ def _compiler() -> str:
     return compiler() or "g++"
 
 
-def compiled(name: str, text: str) -> bytes:
-    """The file as a shared library.
+def compiled(name: str, text: str, *, conservative: bool = False) -> bytes:
+    """Compile a file to a shared library.
 
     Args:
         name: of the program.
         text: of the file.
+        conservative: use ``-O2`` without vectorizers, for code that a compiler got wrong at
+            ``-O3``. Kernels that the file calls stay as they are.
 
     Raises:
         CompilerError: the compiler does not accept it, or the kernels that it calls.
     """
-    headers.make_beside(_compiler(), instruction_set())
+    if not conservative:
+        headers.make_beside(_compiler(), instruction_set())
     kernels.compile_objects(_compiler(), instruction_set(), kernels_of(text))
     with temporary.folder() as folder:
         source, result = os.path.join(folder, "program.cpp"), os.path.join(folder, "program.so")
         Path(source).write_text(text)
-        parts = command(text, source, result)
+        parts = command(text, source, result, conservative=conservative)
         done = subprocess.run(parts, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise CompilerError(

@@ -68,9 +68,11 @@ class Emitted(Lowering):
 
     def compile(self, program: Program) -> Compiled:
         """Write the code and compile it."""
-        plan = planned_code(program)
-        code = build.compiled(program.name, plan.source.text)
-        return _runnable(program, plan.calling(), code)
+        return _compiled(program, conservative=False)
+
+    def compile_conservatively(self, program: Program) -> Compiled:
+        """Write the same code and compile it without vectorizers."""
+        return _compiled(program, conservative=True)
 
     def may_need(self, program: Program) -> Collection[str]:
         """Kernels by the kinds of operators that there are, and planned places."""
@@ -267,6 +269,12 @@ def _kept(units: list[Unit], translation: Translation) -> set[Buffer]:
         for buffer, using in users.items()
         if buffer.kind is not Kind.ARENA or len(using) > 1 or buffer in returned
     }
+
+
+def _compiled(program: Program, *, conservative: bool) -> Compiled:
+    plan = planned_code(program)
+    code = build.compiled(program.name, plan.source.text, conservative=conservative)
+    return _runnable(program, plan.calling(), code)
 
 
 def _runnable(program: Program, calling: Calling, payload: bytes) -> Compiled:
