@@ -10,10 +10,12 @@ from abele.compile.build import build
 from abele.compile.executable import Executable
 from abele.compile.later import Failure, Later, Running
 from abele.compile.start import Start
-from abele.program import Program
+from abele.program import Program, Role
+from abele.runtime.session import Session
 from abele.step.config import StepConfig
 from abele.targets import Compiled
 from helpers.fakes import Keeping, KeptCode
+from helpers.models import Model
 
 ROUNDING = 2.0**-21  # far less than a compiled program may differ by, and another number
 
@@ -92,3 +94,9 @@ def both(
     interpreted, _ = build(captured.programs, config, target=get_target("reference"))
     compiled, _ = build(captured.programs, config, target=target or Rounded())
     return interpreted, compiled
+
+
+def micro_batch(session: Session, model: Model) -> dict[str, torch.Tensor]:
+    """A batch of a model by the names of the session's inputs."""
+    slots = [each for each in session.executable.programs[0].inputs if each.role is Role.INPUT]
+    return {slot.name: value for slot, value in zip(slots, model.batch(), strict=True)}

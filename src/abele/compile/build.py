@@ -26,6 +26,7 @@ from abele.compile.later import Announce, Running
 from abele.compile.sources import ExecutableSource
 from abele.compile.start import Start
 from abele.compile.tiers import Gather, Lowered, Wanted
+from abele.compile.verdict import Proving
 from abele.errors import CompilerError, TargetError
 from abele.passes.trap_exceptions import trap_exceptions
 from abele.program import Program
@@ -143,6 +144,7 @@ def build(
     if target is None:
         progress("choose the target", 0.05)
         target, record.forced = choose_target()
+        wanted = wanted.insisted() if record.forced else wanted
     while True:
         try:
             with garbage.uncollected():
@@ -203,7 +205,9 @@ def _build_for(
         else:
             made = _compiled_once(cache, target, common, parts, record, progress)
     record.lowerings.update(made.chosen)
-    return made
+    if made.is_proven() and made.verdict is not None:
+        record.running.check = made.verdict.sentence()
+    return dataclasses.replace(made, proving=Proving(running=record.running, source=cache))
 
 
 def _runs_uncompiled(lowered: Lowered) -> bool:

@@ -68,6 +68,7 @@ def compile_programs(
         compiled=compiled,
         target=target,
         chosen=chosen,
+        common=tuple(programs),
     )
 
 

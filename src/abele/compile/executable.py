@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from abele import passes
+from abele.compile import verdict as verdicts
 from abele.compile.later import Later
+from abele.compile.verdict import Proving, Verdict
 from abele.containers import is_dict
 from abele.errors import CorruptExecutable, ForeignExecutable
 from abele.program import Program
@@ -29,8 +31,9 @@ from abele.storage.container import Container
 from abele.targets import Compiled, Lowering, Target, candidates
 
 # 1 did not say how its programs were lowered, and was no container. Code of 2 that one thread had
-# compiled ran wrongly in several. 3 was found by programs that had been lowered.
-FORMAT = 4
+# compiled ran wrongly in several. 3 was found by programs that had been lowered. 4 had never been
+# compared with interpreted programs where its first call waited, and its key lacked strides.
+FORMAT = 5
 KIND = "abele executable"
 SUFFIX = ".abele"
 PARTIAL = ".partial"  # a file that is being written, or that a killed process left
@@ -66,6 +69,10 @@ class Executable:
         chosen: for each program that had several lowerings, the one that measured fastest.
         later: compiled programs that take over from these when they are there.
         planned: names of programs that were loaded with their plans, which have not been lowered.
+        common: the programs before the passes of lowerings, for the interpreter and other
+            lowerings.
+        verdict: agreement of the compiled programs with interpreted ones, if it is known.
+        proving: who has to know of a verdict; None where none is needed.
     """
 
     key: str
@@ -78,6 +85,9 @@ class Executable:
     )
     later: Later | None = None
     planned: frozenset[str] = frozenset()
+    common: tuple[Program, ...] = ()
+    verdict: Verdict | None = None
+    proving: Proving | None = None
     _lowered: dict[str, Program] = dataclasses.field(
         default_factory=dict[str, Program], init=False, repr=False, compare=False
     )
@@ -90,6 +100,12 @@ class Executable:
         if name not in self._lowered:
             self._lowered[name] = passes.run_only(program, self.lowering(name).passes)
         return self._lowered[name]
+
+    def is_proven(self) -> bool:
+        """Return whether results may be used: they were compared here, or need not be."""
+        if all(self.lowering(program.name).trusted for program in self.programs):
+            return True
+        return self.verdict is not None and self.verdict.machine == verdicts.machine_of(self)
 
     def lowering(self, name: str) -> Lowering:
         """The lowering that made the code of the program of that name."""
@@ -128,6 +144,7 @@ class Executable:
             "key": self.key,
             "key_parts": self.key_parts,
             "chosen": chosen_data(self.chosen),
+            "verdict": verdicts.to_data(self.verdict),
         }
         container.write_to(file, KIND, content, members)
 
@@ -285,8 +302,9 @@ def load(
             for name in names
         }
         chosen = chosen_from(file.content.get("chosen", {}))
+        verdict = verdicts.from_data(file.content.get("verdict"))
     try:
-        return restored(programs, parts, target, codes.__getitem__, chosen)
+        return restored(programs, parts, target, codes.__getitem__, chosen, verdict)
     except RuntimeError as error:
         raise CorruptExecutable(
             f"{path} is sound but its code cannot be loaded ({error}). "
@@ -321,6 +339,7 @@ def restored(
     target: Target,
     code: Callable[[str], Code],
     chosen: Mapping[str, ChosenLowering],
+    verdict: Verdict | None = None,
 ) -> Executable:
     """The executable with these key parts, each program loaded by the lowering that made its code.
 
@@ -330,6 +349,7 @@ def restored(
         target: what it was made for.
         code: of a program, by its name.
         chosen: which of several lowerings each program has.
+        verdict: agreement with interpreted programs, as the file has it.
 
     Raises:
         ForeignExecutable: the target has no lowering of that name, or the code is of another one.
@@ -340,6 +360,7 @@ def restored(
     lowered: list[Program] = []
     compiled: dict[str, Compiled] = {}
     planned: set[str] = set()
+    common = tuple(programs)
     for program in programs:
         name = program.name
         names = _said(parts, name)
@@ -368,6 +389,8 @@ def restored(
         target=target,
         chosen={name: each for name, each in chosen.items() if name in compiled},
         planned=frozenset(planned),
+        common=common,
+        verdict=verdict,
     )
 
 

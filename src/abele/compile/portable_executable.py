@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from abele.capture import Captured
-from abele.compile import executable
+from abele.compile import executable, verdict
 from abele.compile.build import BuildRecord, Progress, build
 from abele.compile.executable import Code, Executable
 from abele.compile.serialization import from_text, to_text
@@ -69,6 +69,7 @@ def pack(captured: Captured, made: Executable) -> tuple[dict[str, Any], dict[str
         "captured": {name: encode(getattr(captured, name)) for name in _plain_fields()},
         "key_parts": dict(made.key_parts),
         "chosen": executable.chosen_data(made.chosen),
+        "verdict": verdict.to_data(made.verdict),
     }
     return content, members
 
@@ -211,10 +212,21 @@ class ContainerFirst:
             try:
                 chosen = executable.chosen_from(self._content.get("chosen", {}))
                 known = {**parts, **executable.following(self._content["key_parts"])}
-                return executable.restored(programs, known, target, self._code, chosen)
+                there = verdict.from_data(self._content.get("verdict"))
+                made = executable.restored(programs, known, target, self._code, chosen, there)
+                return made if made.is_proven() else self._proven_behind(programs, parts, made)
             except (ForeignExecutable, RuntimeError) as error:
                 self.problem = str(error)
         return None if self._behind is None else self._behind.load(programs, parts, target)
+
+    def _proven_behind(
+        self, programs: Sequence[Program], parts: Mapping[str, Any], made: Executable
+    ) -> Executable:
+        """Return the other source's copy if that was proven on this machine, else ``made``."""
+        if self._behind is None:
+            return made
+        kept = self._behind.load(programs, parts, made.target)
+        return kept if kept is not None and kept.is_proven() else made
 
     def _code(self, name: str) -> Code:
         return Code.of(self._file, f"code/{name}", f"plans/{name}")

@@ -81,6 +81,15 @@ class Wanted:
             requested = asked
         return cls(start=requested, announce=announce, gather=gather, at_once=at_once)
 
+    def insisted(self) -> Wanted:
+        """Return how steps run on a target that was insisted on: compiled, unless asked otherwise.
+
+        Programs that cannot run there are an error of the first call, not of a later one.
+        """
+        if self.start is not Start.TIERED or self.at_once:
+            return self
+        return dataclasses.replace(self, start=Start.WAIT)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lowered:

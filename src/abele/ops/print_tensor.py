@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from abele.ops._register import register_gradient, shapes_of
+from abele.ops.silence import is_silenced
 from abele.ops.tensor_text import Layout, tensor_text
 from abele.program import declare_effect
 
@@ -31,9 +32,10 @@ def _print(
     x: torch.Tensor, after: torch.Tensor | None, title: str, gradient_title: str, *layout: Any
 ) -> torch.Tensor:
     del after, gradient_title
-    # One write: lines of several threads or processes do not mix.
-    sys.stderr.write(f"{title}: {tensor_text(x, Layout(**_by_name(layout)))}\n")
-    sys.stderr.flush()
+    if not is_silenced():
+        # One write: lines of several threads or processes do not mix.
+        sys.stderr.write(f"{title}: {tensor_text(x, Layout(**_by_name(layout)))}\n")
+        sys.stderr.flush()
     return x.clone()
 
 

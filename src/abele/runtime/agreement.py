@@ -1,30 +1,36 @@
-"""Whether compiled programs compute what interpreted ones do: one micro-batch through both.
+"""Agreement of compiled programs with interpreted ones: one micro-batch through both.
 
 Both run on copies of a session's state, from the same random numbers; the session and the random
-numbers are afterwards as before. A tensor may differ by the tolerance of compiled programs. Some
-tensors are nothing but rounding: a gradient that is zero in exact arithmetic, which Adam turns into
-a step, or the loss of a batch that is learnt by heart. They move as far when the weights are
-rounded otherwise, so that is tried, several times where once is not enough, and such a tensor may
-differ by ten times as much as it moved. Where that does not do, because what is rounded are numbers
-in between, the interpreted programs run in float64, and a tensor may differ by ten times the error
-that they themselves make. Numbers below the smallest normal one, where momentum of a
-gradient that stays zero ends, are zero in compiled code: they may differ by ten times that number.
+numbers are afterwards as before. Prints and host calls are silenced. State whose elements are all
+equal, such as the zeros that an optimizer begins with, hides which element is read and whether it
+is read at all: in the copies its elements differ.
+
+A tensor may differ by the tolerance of compiled programs. Some tensors are nothing but rounding: a
+gradient that is zero in exact arithmetic, which Adam turns into a step, or the loss of a batch that
+is learnt by heart. They move as far when the weights are rounded otherwise, so that is tried,
+several times where once is not enough, and such a tensor may differ by ten times as much as it
+moved. Where that does not do, because what is rounded are numbers in between, the interpreted
+programs run in float64, and a tensor may differ by ten times the error that they themselves make.
+Numbers below the smallest normal one, where momentum of a gradient that stays zero ends, are zero
+in compiled code: they may differ by ten times that number.
 That compiled programs take longer is found the same way.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from abele.compile import tolerances
 from abele.compile.executable import Executable
-from abele.program import Program, Role, all_nodes, has_effect
+from abele.ops.silence import silenced
+from abele.program import Program, Role, Slot
 from abele.runtime import in_float64
 from abele.runtime.device_state import DeviceState
 
@@ -34,14 +40,29 @@ _MARGIN = 10.0
 _TRIALS = 8
 # Compiled programs have so many turns to be no slower; then they may be slower by so much.
 _TURNS, _SLOWER = 5, 1.05
+# Copies of zeros are numbers around this one.
+_SMALL = 1e-2
+_VARIED = (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE, Role.ACCUMULATOR, Role.INPUT)
 
 _Values = dict[str, torch.Tensor]
 _Call = Callable[[Program, list[torch.Tensor]], Sequence[torch.Tensor]]
 
 
-def has_effects(programs: Sequence[Program]) -> bool:
-    """Whether running the programs does more than compute: prints, calls of the host."""
-    return any(has_effect(node) for program in programs for node in all_nodes(program.graph))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Difference between what compiled and interpreted programs compute.
+
+    Attributes:
+        problem: the first tensor that differs too much, and by how much; None if all agree.
+        compared: number of tensors by role; empty if there is a problem.
+        errors: largest error by role, relative to the norm of the tensor; likewise.
+        judged_by: what decided: ``tolerance``, ``rounded weights`` or ``float64``.
+    """
+
+    problem: str | None
+    compared: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    errors: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
+    judged_by: str = "tolerance"
 
 
 class Trial:
@@ -49,48 +70,89 @@ class Trial:
 
     Args:
         state: of the session; only copies of it are written.
-        rows: the inputs of a micro-batch of the first replica.
+        inputs: the tensors of a micro-batch of the first replica, by the name of their slots.
         clock: the time in seconds.
     """
 
     def __init__(
         self,
         state: DeviceState,
-        rows: Sequence[torch.Tensor],
+        inputs: Mapping[str, torch.Tensor],
         clock: Callable[[], float] = time.perf_counter,
     ):
-        self._state, self._rows, self._time = state, rows, clock
+        self._state, self._inputs, self._time = state, inputs, clock
         # What interpreted and compiled programs took where they were compared.
         self._compared_s = 0.0, math.inf
+        self._expected: tuple[Executable, _Values, float] | None = None
+        self._vary = True
+        # torch.cuda's generator is another one than the host's; both modules have these names.
+        self._generators = torch.cuda if state.device.type == "cuda" else torch
         streams = state.random_state
-        self._numbers = torch.get_rng_state() if streams is None else streams[0]
+        self._numbers = self._generators.get_rng_state() if streams is None else streams[0]
 
-    def first_difference(self, interpreted: Executable, compiled: Executable) -> str | None:
-        """The tensor in which compiled programs differ too much, in words; None if all agree.
+    def compare(self, interpreted: Executable, compiled: Executable) -> Comparison:
+        """Run both kinds of programs and compare all results and all state that they write.
 
         Raises:
             Exception: of the interpreted programs, which cannot compute this micro-batch.
         """
-        expected, took = self._run(interpreted, clock=self._time)
+        expected, took = self._expectation(interpreted)
         try:
             computed, takes = self._run(compiled, clock=self._time)
         except Exception as error:  # noqa: BLE001 - whatever it is, these programs are not usable
-            return f"compiled programs fail where interpreted ones do not ({error})"
+            return Comparison(
+                problem=f"compiled programs fail where interpreted ones do not ({error})"
+            )
         self._compared_s = took, takes
-        moved: list[_Values] = []
-        problem = first_problem(expected, moved, computed)
+        errors = dict[str, float]()
+        problem = first_problem(expected, [], computed, errors=errors)
         if problem is None:  # nobody has to know how far rounding moves them
-            return None
+            return _agreement(errors, "tolerance")
+        return self._compare_rounding(interpreted, expected, computed, errors)
+
+    def clock(self, interpreted: Executable, compiled: Executable) -> None:
+        """Run both once, so that ``slower`` knows their times; for programs that agree."""
+        took = self._run(interpreted, clock=self._time)[1]
+        self._compared_s = took, self._run(compiled, clock=self._time)[1]
+
+    def _compare_rounding(
+        self,
+        interpreted: Executable,
+        expected: _Values,
+        computed: _Values,
+        errors: dict[str, float],
+    ) -> Comparison:
+        """Compare once more, with what other rounding changes allowed for."""
+        moved: list[_Values] = []
+        problem: str | None = None
         for trial in range(_TRIALS):
             try:
                 moved.append(self.run(interpreted, rounding=trial))
             except Exception:  # noqa: BLE001 - the weights are not the user's, so neither is this
                 moved.append(expected)
-            problem = first_problem(expected, moved, computed)
+            problem = first_problem(expected, moved, computed, errors=errors)
             if problem is None:
-                return None
+                return _agreement(errors, "rounded weights")
         exact = self.exact(interpreted)
-        return problem if exact is None else first_problem(expected, moved, computed, exact)
+        if exact is not None:
+            problem = first_problem(expected, moved, computed, exact, errors=errors)
+        if problem is None:
+            return _agreement(errors, "float64")
+        return Comparison(problem=problem)
+
+    def _expectation(self, interpreted: Executable) -> tuple[_Values, float]:
+        """Return what interpreted programs compute and the time that takes; run them once."""
+        if self._expected is None or self._expected[0] is not interpreted:
+            try:
+                values, took = self._run(interpreted, clock=self._time)
+            except Exception:
+                if not self._vary:
+                    raise
+                # Elements that differ may be refused where equal ones are not.
+                self._vary = False
+                values, took = self._run(interpreted, clock=self._time)
+            self._expected = interpreted, values, took
+        return self._expected[1:]
 
     def slower(self, interpreted: Executable, compiled: Executable) -> str | None:
         """How much slower compiled programs are, in words; None if they are not.
@@ -114,16 +176,16 @@ class Trial:
         return f"a micro-batch takes them {takes * 1e3:.3g} ms, interpreted {took * 1e3:.3g} ms"
 
     def run(self, executable: Executable, *, rounding: int | None = None) -> _Values:
-        """What the programs return and write, by name.
+        """Return what the programs return and write, by name.
 
         Args:
             executable: the programs.
-            rounding: with weights that are rounded otherwise, each number in another way.
+            rounding: seed of another rounding of the weights, or None for the weights themselves.
         """
-        return self._run(executable, _Copies(rounding))[0]
+        return self._run(executable, _Copies(rounding, vary=self._vary))[0]
 
     def exact(self, interpreted: Executable) -> _Values | None:
-        """What programs return and write in float64, by name.
+        """Return what programs return and write in float64, by name.
 
         Args:
             interpreted: the programs.
@@ -134,7 +196,7 @@ class Trial:
         if not all(in_float64.is_yardstick(each) for each in interpreted.programs):
             return None
         try:
-            return self._run(interpreted, _Copies(wide=True), in_float64.run)[0]
+            return self._run(interpreted, _Copies(wide=True, vary=self._vary), in_float64.run)[0]
         except Exception:  # noqa: BLE001 - float64 is nothing that the user asked for
             return None
 
@@ -146,18 +208,20 @@ class Trial:
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> tuple[_Values, float]:
-        """The same, and what the programs take, without the copies that a trial makes."""
+        """Run the programs; return their values, and their time without that of the copies."""
 
         def compiled(program: Program, arguments: list[torch.Tensor]) -> Sequence[torch.Tensor]:
             return executable.compiled[program.name].run(arguments)
 
-        outside = torch.get_rng_state()
-        torch.set_rng_state(self._numbers)
+        outside = self._generators.get_rng_state()
+        self._generators.set_rng_state(self._numbers)
         try:
             programs = sorted(executable.programs, key=lambda each: each.name == "apply")
-            return self._values_and_time(programs, call or compiled, copies or _Copies(), clock)
+            copies = copies or _Copies(vary=self._vary)
+            with silenced():
+                return self._values_and_time(programs, call or compiled, copies, clock)
         finally:
-            torch.set_rng_state(outside)
+            self._generators.set_rng_state(outside)
 
     def _values_and_time(
         self,
@@ -167,13 +231,16 @@ class Trial:
         clock: Callable[[], float],
     ) -> tuple[_Values, float]:
         values: _Values = {}
+        passed = dict[str, torch.Tensor]()  # results that a later part of a pipeline takes
+        given = [self._given(program) for program in programs]
+        for program, arguments in zip(programs, given, strict=True):
+            copies.note_written(program, arguments)
         took = 0.0
-        for program in programs:
-            arguments = self._state.arguments(program, 0)
-            rows = iter(self._rows)
-            for position, slot in enumerate(program.inputs):
-                value_of_slot = next(rows) if slot.role is Role.INPUT else arguments[position]
-                arguments[position] = copies.of(value_of_slot, slot.role)
+        for program, tensors in zip(programs, given, strict=True):
+            arguments = [
+                passed[slot.name] if tensor is None else copies.of(tensor, slot)
+                for slot, tensor in zip(program.inputs, tensors, strict=True)
+            ]
             written = [
                 (slot, argument)
                 for slot, argument in zip(program.inputs, arguments, strict=True)
@@ -183,33 +250,88 @@ class Trial:
             outputs = call(program, arguments)
             took += clock() - began
             for slot, value in zip(program.outputs, outputs, strict=True):
-                values[f"result {slot.name!r} of {program.name!r}"] = value
+                values[f"result {slot.name!r} of {program.name!r}"] = passed[slot.name] = value
             for slot, value in written:
                 values[f"{slot.role.value.replace('_', ' ')} {slot.name!r}"] = value
         return values, took
+
+    def _given(self, program: Program) -> list[torch.Tensor | None]:
+        """Return the tensors that a program takes; None for results of earlier programs."""
+        return [
+            self._inputs.get(slot.name) if slot.role is Role.INPUT else argument
+            for slot, argument in zip(
+                program.inputs, self._state.arguments(program, 0), strict=True
+            )
+        ]
 
 
 class _Copies:
     """Copies of tensors, the same one each time.
 
     Args:
-        rounding: weights are rounded otherwise, each number in another way.
+        rounding: seed of another rounding of the weights; None for the weights themselves.
         wide: fractions are in float64.
+        vary: elements differ in the copies of tensors whose elements are all equal.
     """
 
-    def __init__(self, rounding: int | None = None, *, wide: bool = False):
-        self._wide = wide
+    def __init__(self, rounding: int | None = None, *, wide: bool = False, vary: bool = True):
+        self._wide, self._vary = wide, vary
         self._noise = None if rounding is None else torch.Generator().manual_seed(rounding)
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._written: set[int] = set()
 
-    def of(self, tensor: torch.Tensor, role: Role) -> torch.Tensor:
+    def note_written(self, program: Program, arguments: Sequence[torch.Tensor | None]) -> None:
+        """Note the tensors that a program writes; others need no copy."""
+        pairs = zip(program.inputs, arguments, strict=True)
+        self._written.update(id(argument) for slot, argument in pairs if slot.mutated)
+
+    def of(self, tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
+        """Return the copy of a tensor that stands in a slot."""
         if id(tensor) not in self._copies:
-            copy = in_float64.copied(tensor) if self._wide else tensor.clone()
-            if self._noise is not None and role is Role.PARAMETER and copy.is_floating_point():
-                noise = torch.rand(copy.shape, generator=self._noise) * 2 - 1
-                copy *= 1 + (_ROUNDINGS * torch.finfo(copy.dtype).eps * noise).to(copy.dtype)
+            copy = self._copy(tensor, slot.role, seed=len(self._copies))
             self._copies[id(tensor)] = tensor, copy  # both: a number is free when its object is
         return self._copies[id(tensor)][1]
+
+    def _copy(self, tensor: torch.Tensor, role: Role, seed: int) -> torch.Tensor:
+        copy = varied(tensor, role, seed) if self._vary else tensor
+        if self._wide:
+            return in_float64.copied(copy)
+        noisy = self._noise is not None and role is Role.PARAMETER and copy.is_floating_point()
+        if copy is tensor and (noisy or id(tensor) in self._written):
+            copy = tensor.clone()
+        if noisy:
+            noise = torch.rand(copy.shape, generator=self._noise) * 2 - 1
+            copy *= 1 + (_ROUNDINGS * torch.finfo(copy.dtype).eps * noise).to(copy)
+        return copy
+
+
+def varied(tensor: torch.Tensor, role: Role, seed: int) -> torch.Tensor:
+    """Return a tensor with elements that differ, in place of one whose elements are all equal.
+
+    Args:
+        tensor: any; returned as it is if two of its elements differ.
+        role: of the tensor; hyper-parameters and counters are left alone.
+        seed: of the random numbers.
+    """
+    if role not in _VARIED or not tensor.is_floating_point() or tensor.numel() < 2:
+        return tensor
+    first = tensor[(0,) * tensor.dim()]
+    if not first.isfinite() or tensor[(-1,) * tensor.dim()] != first or (tensor != first).any():
+        return tensor
+    noise = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(seed)).to(tensor)
+    # Ones become smaller, because a probability may not exceed one; zeros become positive, because
+    # what optimizers begin with may be under a root.
+    return first * (1 - 0.1 * noise) if first else _SMALL * (0.5 + noise)
+
+
+def _agreement(errors: Mapping[str, float], judged_by: str) -> Comparison:
+    """Return the comparison of tensors that all agree, from the error of each."""
+    compared, largest = dict[str, int](), dict[str, float]()
+    for name, error in errors.items():
+        role = name.partition(" '")[0]
+        compared[role] = compared.get(role, 0) + 1
+        largest[role] = max(largest.get(role, 0.0), error)
+    return Comparison(problem=None, compared=compared, errors=largest, judged_by=judged_by)
 
 
 def first_problem(
@@ -217,18 +339,23 @@ def first_problem(
     moved: Sequence[_Values],
     computed: _Values,
     exact: _Values | None = None,
+    *,
+    errors: dict[str, float] | None = None,
 ) -> str | None:
-    """The first tensor that is too far off, and how far, in words; None if there is none.
+    """Return the first tensor that differs too much, and by how much; None if all agree.
 
     Args:
         expected: what interpreted programs give.
         moved: the same with weights that are rounded otherwise, once or several times.
         computed: what compiled programs give.
         exact: what interpreted programs give in float64.
+        errors: gets the error of each tensor that agrees, relative to its norm.
     """
     for name, value in expected.items():
         truth = None if exact is None else exact[name]
-        problem = _difference(value, [each[name] for each in moved], computed[name], truth)
+        problem, error = _difference(value, [each[name] for each in moved], computed[name], truth)
+        if errors is not None:
+            errors[name] = error
         if problem is not None:
             return f"{name} {problem}"
     return None
@@ -239,11 +366,17 @@ def _difference(
     moved: Sequence[torch.Tensor],
     computed: torch.Tensor,
     exact: torch.Tensor | None,
-) -> str | None:
-    """How far a tensor is off, in words, if that is too far."""
+) -> tuple[str | None, float]:
+    """Return by how much a tensor differs, in words if that is too much, and as a ratio."""
     if (expected.shape, expected.dtype) != (computed.shape, computed.dtype):
-        return f"is {list(computed.shape)} {computed.dtype}"
+        return f"is {list(computed.shape)} {computed.dtype}", math.inf
+    if torch.equal(expected, computed):
+        return None, 0.0
     tolerance = tolerances.compiled(expected.dtype)
+    if expected.dtype is torch.float32:  # most tensors agree; no copy in float64 is needed for that
+        norm, far = _norm(expected, torch.float64), _norm(computed - expected, torch.float64)
+        if far <= tolerance * norm < math.inf:
+            return None, far / norm
     wanted, got = _plain(expected), _plain(computed)
     others = [_plain(each) for each in moved]
     finite = wanted.isfinite()
@@ -251,7 +384,7 @@ def _difference(
     for each in others:
         alike = alike & (finite == each.isfinite())
     if ((finite != got.isfinite()) & alike).any():
-        return "is not finite in the same places"
+        return "is not finite in the same places", math.inf
     finite = finite & got.isfinite()
     for each in others:
         finite = finite & each.isfinite()
@@ -260,9 +393,10 @@ def _difference(
         truth = _plain(exact)
         others.append(torch.where(truth.isfinite(), truth, wanted))  # what overflows is no rounding
     farthest = max((_norm((each - wanted)[finite]) for each in others), default=0.0)
+    error = far / norm if norm else far
     if far <= tolerance * norm + _MARGIN * (farthest + _flushed(expected.dtype, wanted.numel())):
-        return None
-    return f"differs by {far / norm if norm else far:.1e} of its norm, {tolerance:.0e} are allowed"
+        return None, error
+    return f"differs by {error:.1e} of its norm, {tolerance:.0e} are allowed", error
 
 
 def _flushed(dtype: torch.dtype, count: int) -> float:
@@ -275,9 +409,9 @@ def _flushed(dtype: torch.dtype, count: int) -> float:
     return smallest * count**0.5
 
 
-def _norm(tensor: torch.Tensor) -> float:
-    untyped: Any = tensor
-    return untyped.norm().item()
+def _norm(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> float:
+    untyped: Any = torch.linalg
+    return untyped.vector_norm(tensor, dtype=dtype).item()
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ import torch
 from abele.compile.executable import Executable
 from abele.program import Program, Role
 from abele.runtime.device_state import DeviceState
+from abele.runtime.proving import first_use
 from abele.step.config import StepConfig
 
 
@@ -48,6 +49,7 @@ class SectionSession(DeviceState):
         self.executable = executable
         self.programs: dict[str, Program] = {program.name: program for program in programs}
         self._arguments = {program.name: self.arguments(program, 0) for program in programs}
+        self._unproven = set[str]() if executable.is_proven() else set(self.programs)
         self._inputs = {
             program.name: [
                 (i, s.name) for i, s in enumerate(program.inputs) if s.role is Role.INPUT
@@ -64,10 +66,18 @@ class SectionSession(DeviceState):
 
         Returns:
             Its outputs by slot, fresh tensors on the device.
+
+        Raises:
+            CompilerError: it does not agree with the interpreted program on this machine, nor does
+                other code, and the target was insisted on.
         """
         arguments = self._arguments[name].copy()
         for position, slot in self._inputs[name]:
             arguments[position] = inputs[slot].to(self.device).contiguous()
+        if name in self._unproven:
+            given = {slot: arguments[position] for position, slot in self._inputs[name]}
+            self.executable = first_use(self.executable, name, self, given)
+            self._unproven.discard(name)
         with self.stream(0):
             outputs = self.executable.compiled[name].run(arguments)
         slots = self.programs[name].outputs

@@ -20,6 +20,7 @@ from abele.runtime.clock import CallRecord
 from abele.runtime.device_state import DeviceState
 from abele.runtime.micro_steps import Alone, Plan, Returned, Step, Update, sequential
 from abele.runtime.observers import Hooks, Observer, hooks_of, of_new
+from abele.runtime.proving import FirstUse
 from abele.runtime.take_over import TakeOver
 from abele.step import batching
 from abele.step.config import OutputMode, StepConfig
@@ -71,6 +72,7 @@ class Session(DeviceState):
         loss: int | None = None,
     ):
         batching.check_output_period(config)
+        self._is_sequential = plan is None
         plan = plan or sequential(executable)
         # The whole also has what a part of it may leave out, such as a parameter nobody reads.
         super().__init__(
@@ -84,7 +86,9 @@ class Session(DeviceState):
             collective,
         )
         self.executable, self.loss = executable, loss
-        self.runner = plan.start(executable, self, Update(executable, self))
+        self._plan = plan
+        self._batch = [slot.name for slot in plan.model.inputs if slot.role is Role.INPUT]
+        self.runner = self._plan.start(executable, self, Update(executable, self))
         self._steps = list(batching.schedule(config))
         self._shared_and_written = _shared_and_written(plan.model, config)
         self._first_replicas = set(config.input_groups.firsts())
@@ -96,8 +100,18 @@ class Session(DeviceState):
         self.prepare()
         self.marks: list[Any] = []
         self._last: tuple[int, list[Any], int, None, int] | None = None
-        later = executable.later
-        self._take_over = None if later is None else TakeOver(executable, later, self)
+        self._change = self._first_change(executable)
+
+    def _first_change(self, executable: Executable) -> TakeOver | FirstUse | None:
+        """Return what may replace the programs; None if they run as they are."""
+        if executable.later is not None:
+            return TakeOver(executable, executable.later, self)
+        unproven = executable.proving is not None and not executable.is_proven()
+        if self.exchange is not None:  # all compare where one has to
+            mine = "unproven" if unproven else ""
+            unproven = any(self.exchange.collective.gather("unproven programs", mine))
+        proving = executable.proving
+        return FirstUse(executable, proving, self) if unproven and proving is not None else None
 
     def _anchor_store(self, anchors: Sequence[Anchor], model: Program) -> AnchorStore | None:
         if not anchors:
@@ -183,9 +197,9 @@ class Session(DeviceState):
             Exception: as from ``step``, or what ``deliver`` or an observer raised.
         """
         following_ns = 0
-        if self._take_over is not None:
+        if self._change is not None:
             before_ns = time.perf_counter_ns()
-            self._follow(self._take_over, batch)
+            self._follow(self._change, batch)
             following_ns = time.perf_counter_ns() - before_ns
         hooks, alone = self._hooks, self._alone
         if hooks is not None or alone is None:
@@ -249,18 +263,37 @@ class Session(DeviceState):
         self._last = last
         return result
 
-    def _follow(self, take_over: TakeOver, batch: Sequence[torch.Tensor]) -> None:
-        """Runs compiled programs from this call on if they are there."""
-        made = take_over.due(lambda: next(self._micro_batches(batch))[1])
+    def prove(self, batch: Sequence[torch.Tensor]) -> None:
+        """Compare compiled programs with interpreted ones now, if the first call would.
+
+        Args:
+            batch: as for ``step``; no state changes.
+
+        Raises:
+            CompilerError: the target was insisted on, and no compiled programs agree.
+        """
+        if isinstance(self._change, FirstUse):
+            self._follow(self._change, batch)
+
+    def _follow(self, change: TakeOver | FirstUse, batch: Sequence[torch.Tensor]) -> None:
+        """Run other programs from this call on if there are any."""
+        made = change.due(lambda: self._first_micro_batch(batch))
         if made is not None:
-            self.runner.close()
-            self.executable = made
-            self.runner = sequential(made).start(made, self, Update(made, self))
-            self.prepare()
-        if take_over.over:
-            self._take_over = None
-            take_over.announce()
-        take_over.count()
+            before, self.executable = self.executable, made
+            if made.compiled is not before.compiled:
+                self.runner.close()
+                plan = sequential(made) if self._is_sequential else self._plan
+                self.runner = plan.start(made, self, Update(made, self))
+                self.prepare()
+        if change.over:
+            self._change = None
+            change.announce()
+        change.count()
+
+    def _first_micro_batch(self, batch: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the first micro-batch of a call on the device, by the names of slots."""
+        _, rows = next(self._micro_batches([tensor.to(self.device) for tensor in batch]))
+        return dict(zip(self._batch, rows, strict=True))
 
     def _give_up(self, error: BaseException) -> None:
         if self.exchange is not None and isinstance(error, Exception):
@@ -334,16 +367,16 @@ class Session(DeviceState):
 
         Interpreted ones if nothing else will come. What runs does not change.
         """
-        return self.executable if self._take_over is None else self._take_over.awaited()
+        return self.executable if self._change is None else self._change.awaited()
 
     def close(self) -> None:
         """Frees what a garbage collector would free later, and tells other processes.
 
         Alone, the session can be used again.
         """
-        if self._take_over is not None:
-            self._take_over.close()
-            self._take_over = None
+        if self._change is not None:
+            self._change.close()
+            self._change = None
         if self.exchange is not None:
             self.exchange.close()
         self.runner.close()

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
-
-import torch
+from collections.abc import Callable
 
 from abele.compile.executable import Executable
 from abele.compile.later import Failure, Later, TakeOverWarning
+from abele.compile.verdict import Proving
 from abele.errors import CompilerError
-from abele.runtime.agreement import Trial, has_effects
+from abele.runtime.agreement import Trial
 from abele.runtime.device_state import DeviceState
+from abele.runtime.proving import Inputs, agreeing, kept, proven
 from abele.warn import warn_user
 
 _LOG_LINES = 5
@@ -61,11 +61,11 @@ class TakeOver:
         self._outcome: Outcome | None = None
         self._missed: Failure | None = None
 
-    def due(self, rows: Callable[[], Sequence[torch.Tensor]]) -> Executable | None:
-        """What has to run from the call on that begins; None if that stays as it is.
+    def due(self, inputs: Inputs) -> Executable | None:
+        """Return what has to run from the call on that begins; None if that stays as it is.
 
         Args:
-            rows: gives the inputs of the call's first micro-batch.
+            inputs: gives the call's first micro-batch by the name of slots.
 
         Raises:
             CompilerError: compiled programs were insisted on and cannot be had.
@@ -76,7 +76,7 @@ class TakeOver:
             return None  # the warning that said so was made an error, which ended the call before
         before = self.updates
         if self._outcome is None:
-            self._outcome = self._compared(self._arrived(before), rows)
+            self._outcome = self._compared(self._arrived(before), inputs)
             self._vote()
         outcome = self._decided()
         if isinstance(outcome, Failure):
@@ -113,28 +113,38 @@ class TakeOver:
             updates += self._state.config.device_iterations
         return self._later.wait() if updates >= at else None
 
-    def _compared(
-        self, made: Executable | Failure | None, rows: Callable[[], Sequence[torch.Tensor]]
-    ) -> Outcome | None:
-        """What arrived, unless it computes something else than what runs now."""
+    def _compared(self, made: Executable | Failure | None, inputs: Inputs) -> Outcome | None:
+        """Return what arrived, or its remedy if it computes something else than what runs now."""
         if not isinstance(made, Executable):
             return made
-        running = self._later.running
-        if has_effects(self._interpreted.programs):
-            running.check = "not compared, because prints and host calls would happen twice"
-            return made
         try:
-            trial = Trial(self._state, rows(), self.clock)
-            problem = trial.first_difference(self._interpreted, made)
-            slower = None if problem else self._slower(trial, made)
+            trial = Trial(self._state, inputs(), self.clock)
+            chosen = self._agreeing(trial, made)
+            slower = None if isinstance(chosen, str) else self._slower(trial, chosen)
         except Exception:  # noqa: BLE001 - the call will come to the same error and raise it
             return None
-        if problem is not None:
-            return Failure(f"{problem}; results would not be those of plain PyTorch")
+        if isinstance(chosen, str):
+            return Failure(f"{chosen}; results would not be those of plain PyTorch")
         if slower is not None:
             return Slower(f"compiled ones are slower here ({slower})")
-        running.check = "one micro-batch through both"
-        return made
+        return chosen
+
+    def _agreeing(self, trial: Trial, made: Executable) -> Executable | str:
+        """Return programs that agree with interpreted ones, or why none do."""
+        running, proving = self._later.running, self._interpreted.proving
+        if made.verdict is not None and made.is_proven():
+            running.check = made.verdict.sentence()
+            trial.clock(self._interpreted, made)
+            return made
+        if self._state.exchange is not None:  # other code in one process would be other weights
+            comparison = trial.compare(self._interpreted, made)
+            chosen = comparison.problem or proven(made, comparison)
+        else:
+            chosen = agreeing(trial, self._interpreted, made)
+        if isinstance(chosen, Executable):
+            source = None if proving is None else proving.source
+            return kept(chosen, Proving(running=running, source=source))
+        return chosen
 
     def _slower(self, trial: Trial, made: Executable) -> str | None:
         """Whether nothing is won by compiled programs, in words; None if there may be."""

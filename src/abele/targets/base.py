@@ -129,12 +129,15 @@ class Lowering(abc.ABC):
         manner: how programs run that are lowered this way, said of them.
         certain: what ``why`` takes runs best this way. Otherwise it is measured beside others.
         why_unclocked: why ``clocked`` makes nothing, where it does not.
+        trusted: results are never compared with those of the interpreter: it is the interpreter, or
+            computes nothing.
     """
 
     name: str
     compiles: bool = False
     manner: str = COMPILED
     certain: bool = True
+    trusted: bool = False
     why_unclocked: str = "its code has no place for clocks"
     passes: tuple[Pass, ...] = ()
 
@@ -397,6 +400,18 @@ class Target(abc.ABC):
     @abc.abstractmethod
     def device(self) -> torch.device:
         """Where a program's tensors live."""
+
+    def interpreted(self, program: Program) -> tuple[Program, Run]:
+        """Return a program as torch's own kernels run it on this device, and what runs it.
+
+        Args:
+            program: after the common pipeline and before any lowering pass.
+        """
+        raise NotImplementedError(f"target {self.name!r} computes nothing to compare")
+
+    def toolchain(self) -> str:
+        """Return what compiles code for this target here; empty if nothing does."""
+        return ""
 
     @abc.abstractmethod
     def describe(self) -> Mapping[str, Any]:

@@ -27,6 +27,7 @@ class Interpreter(Lowering):
 
     name = "interpreter"
     manner = "are interpreted"
+    trusted = True
 
     def why(self, program: Program) -> str | None:
         """Take every program."""
@@ -82,6 +83,10 @@ class Reference(Target):
     def device(self) -> torch.device:
         """Always the host."""
         return torch.device("cpu")
+
+    def interpreted(self, program: Program) -> tuple[Program, Run]:
+        """Return the program as it is, and what calls torch's kernels for its operators."""
+        return program, Interpreter().compile(program).run
 
     def describe(self) -> Mapping[str, Any]:
         """Only torch decides what an interpreted program computes."""

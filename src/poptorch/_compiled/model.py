@@ -108,6 +108,9 @@ class CompiledModel:
                 observers=(*profiling.call_observers(config.training), *observers),
                 loss=made.captured.loss,
             )
+            if origin is None:  # else these are not the user's values
+                progress.on_stage("compare with interpreted programs", 0.99)
+                self.session.prove(rows)
         if not self.session.replays:  # which takes batches to the device by itself
             self.inputs.device = self.session.device
         slots = [slot for slot in made.captured.programs[0].inputs if slot.role is Role.INPUT]

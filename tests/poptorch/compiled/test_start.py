@@ -10,10 +10,11 @@ import torch
 
 import poptorch
 from abele import get_target
+from abele.compile import build
 from abele.compile.compiling import compile_programs
 from abele.compile.later import Failure, TakeOverWarning
 from abele.compile.start import Start
-from abele.targets import Compiled
+from abele.targets import Compiled, requested
 from abele.targets.reference import Interpreter
 from conftest import usable
 from helpers.taking_over import ROUNDING, Scripted
@@ -32,7 +33,12 @@ def scripts(monkeypatch):
 
     A list of what was handed to another process. ``arrive()`` of each says that it is done.
     """
-    monkeypatch.setenv("ABELE_TARGET", "cpu")
+    # Not by the environment: programs of a target that is insisted on are waited for.
+    monkeypatch.delenv("ABELE_TARGET")
+    chosen = build.choose_target
+    monkeypatch.setattr(
+        build, "choose_target", lambda: chosen() if requested() else (get_target("cpu"), False)
+    )
     cpu = get_target("cpu")
 
     def rounded(program, payload=b"code"):
@@ -177,7 +183,9 @@ def test_interpreted_steps_are_those_of_the_reference(scripts, monkeypatch):
     torch.testing.assert_close(wrapped.model.fc.weight, plain.model.fc.weight, rtol=0, atol=0)
 
 
-def test_a_compiler_that_fails_late_is_an_error_where_the_target_is_forced(scripts):
+def test_a_compiler_that_fails_late_is_an_error_where_the_target_is_forced(scripts, monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "cpu")
+    monkeypatch.setenv("ABELE_START", "tiered")
     wrapped = trainer()
     wrapped(*rows(4))
     weight = wrapped.model.fc.weight.detach().clone()
@@ -188,9 +196,17 @@ def test_a_compiler_that_fails_late_is_an_error_where_the_target_is_forced(scrip
     torch.testing.assert_close(wrapped.model.fc.weight, weight, rtol=0, atol=0)
 
 
-def test_and_a_warning_where_it_is_not(scripts, monkeypatch):
-    monkeypatch.delenv("ABELE_TARGET")
-    monkeypatch.setattr("abele.compile.build.choose_target", lambda: (get_target("cpu"), False))
+def test_programs_of_a_forced_target_are_waited_for(scripts, monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "cpu")
+    wrapped = trainer()
+    wrapped(*rows(4))
+    running = wrapped.build_record.running
+    assert not scripts
+    assert not running.interpreted
+    assert running.check.startswith("one micro-batch through both: ")
+
+
+def test_and_a_warning_where_it_is_not(scripts):
     wrapped = trainer()
     wrapped(*rows(4))
     scripts[0].outcome = Failure("Program 'step' could not be compiled")
@@ -330,7 +346,8 @@ def test_with_a_compiler(tmp_path, monkeypatch):
     for _ in range(3):
         wrapped(*rows(4))
     running = wrapped.build_record.running
-    assert (running.since, running.check) == (2, "one micro-batch through both")
+    assert running.since == 2
+    assert running.check.startswith("one micro-batch through both: ")
     assert running.compile_s is not None
     again = trainer(**settings)
     for _ in range(4):

@@ -113,7 +113,7 @@ def test_a_file_of_the_layout_before_is_rebuilt(programs, isolated_cache, monkey
     monkeypatch.undo()
     new, record = built(programs, isolated_cache)
     assert (record.cache, old.key != new.key) == ("miss", True)
-    assert "format: 1 there, 4 here" in record.why
+    assert "format: 1 there, 5 here" in record.why
     isolated_cache.path(old.key).replace(isolated_cache.path(new.key))
     with pytest.warns(CacheWarning, match="executables of layout 1 are not read any more, only"):
         _, record = built(programs, isolated_cache)

@@ -175,7 +175,7 @@ def test_another_layout_is_refused_in_one_sentence(programs, made, tmp_path, mon
     old = build(programs, CONFIG, target=Keeping())[0]
     old.save(tmp_path / "x.abele")
     monkeypatch.undo()
-    refused = r"else: executables of layout 1 are not read any more, only those of layout 4\. Comp"
+    refused = r"else: executables of layout 1 are not read any more, only those of layout 5\. Comp"
     with pytest.raises(ForeignExecutable, match=refused):
         reload(tmp_path / "x.abele", made)
 

@@ -81,7 +81,7 @@ def test_code_of_the_layout_before_is_made_again_with_one_sentence(tmp_path):
     del content["key_parts"]["lowerings"]
     write(path, "test", content, members)
     said = (
-        r"\(executables of layout 1 are not read any more, only those of layout 4\)\. It was made"
+        r"\(executables of layout 1 are not read any more, only those of layout 5\)\. It was made"
     )
     with pytest.warns(RecompiledWarning, match=said) as caught:
         again, _ = restored(path, Keeping())

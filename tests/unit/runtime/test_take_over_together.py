@@ -86,7 +86,7 @@ class Instance:
 
     @property
     def runs_compiled(self):
-        return self.session.executable is self.compiled
+        return self.session.executable.compiled is self.compiled.compiled
 
 
 @pytest.fixture

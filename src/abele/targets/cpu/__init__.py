@@ -17,7 +17,8 @@ from abele.kernels import build, packaged, sources
 from abele.kernels.build import Making
 from abele.passes.of_lowerings.recurrent_loops import recurrent_loops
 from abele.passes.of_lowerings.recurrent_steps import recurrent_steps
-from abele.targets.base import Lowering, Target
+from abele.program import Program
+from abele.targets.base import Lowering, Run, Target
 from abele.targets.cpu.compiler import compiler, instruction_set
 from abele.targets.cpu.emitted import headers
 from abele.targets.cpu.emitted.build import fingerprint as emitter_fingerprint
@@ -97,6 +98,19 @@ class Cpu(Target):
             if memory is not None:
                 memory.result()
             read.result()
+
+    def interpreted(self, program: Program) -> tuple[Program, Run]:
+        """Return the program as it is, and what calls torch's kernels for its operators."""
+        return program, Interpreter().compile(program).run
+
+    def toolchain(self) -> str:
+        """Return path, size and time of the C++ compiler, which needs no process to be asked."""
+        path = compiler()
+        if path is None:
+            return ""
+        path = os.path.realpath(path)
+        about = os.stat(path)
+        return f"{path} {about.st_size} {about.st_mtime_ns}"
 
     def describe(self) -> Mapping[str, Any]:
         """The compiled code uses every instruction this processor has."""

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
-from abele.targets.base import Target
+from abele.passes.of_lowerings.recurrent_steps import steps_but_of_lstms
+from abele.program import Program
+from abele.targets.base import Run, Target
 from abele.targets.cuda.emitted import nvrtc
 from abele.targets.cuda.emitted.lowering import Emitted
-from abele.targets.cuda.gpu import current_gpu
+from abele.targets.cuda.gpu import current_gpu, to_gpu
 from abele.targets.cuda.inductor import OPTIONS, Inductor
-from abele.targets.cuda.op_by_op import OpByOp
+from abele.targets.cuda.op_by_op import OpByOp, straight_run
 from abele.targets.quiet import quiet_compiler
 
 
@@ -37,6 +39,11 @@ class Cuda(Target):
     def device(self) -> torch.device:
         """The current GPU."""
         return current_gpu()
+
+    def interpreted(self, program: Program) -> tuple[Program, Run]:
+        """Return the program on this GPU, and what calls torch's kernels for its operators."""
+        moved = to_gpu(steps_but_of_lstms(program))
+        return moved, straight_run(moved)
 
     def describe(self) -> Mapping[str, Any]:
         """Kernels are built for one compute capability."""

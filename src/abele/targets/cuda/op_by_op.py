@@ -9,10 +9,25 @@ from abele.passes.of_lowerings.gpu_norms import gpu_norms
 from abele.passes.of_lowerings.recurrent_steps import steps_but_of_lstms
 from abele.program import Program, is_view
 from abele.targets import straight
-from abele.targets.base import Compiled, Lowering
+from abele.targets.base import Compiled, Lowering, Run
 from abele.targets.cuda.gpu import to_gpu
 from abele.targets.kernel_choice import VIEW, KernelChoice, operators_of
 from abele.targets.replay import CudaGraphs, replayed
+
+
+def straight_run(program: Program) -> Run:
+    """Return a function that calls torch's kernels for a program's operators, in order.
+
+    Args:
+        program: on the GPU.
+    """
+    function = straight.function_of(program.graph)
+
+    def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return list(function(inputs))
+
+    return run
 
 
 class OpByOp(Lowering):
@@ -29,13 +44,7 @@ class OpByOp(Lowering):
 
     def compile(self, program: Program) -> Compiled:
         """Write the graph as one function of Python."""
-        function = straight.function_of(program.graph)
-
-        def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-            with torch.no_grad():
-                return list(function(inputs))
-
-        return replayed(program, Compiled(run), CudaGraphs())
+        return replayed(program, Compiled(straight_run(program)), CudaGraphs())
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
         """Torch, but for views."""

@@ -1,0 +1,47 @@
+"""Running a program without its effects: nothing is printed and no function of the host is called.
+
+Programs run so where their results are only compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import math
+from collections.abc import Generator, Sequence
+
+import torch
+
+# Compiled code calls back in its caller's thread.
+_silent: contextvars.ContextVar[bool] = contextvars.ContextVar("silent", default=False)
+
+
+@contextlib.contextmanager
+def silenced() -> Generator[None]:
+    """While open, operators with effects only compute."""
+    token = _silent.set(True)
+    try:
+        yield
+    finally:
+        _silent.reset(token)
+
+
+def is_silenced() -> bool:
+    """Return whether operators may have no effects now."""
+    return _silent.get()
+
+
+def made_up(like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return tensors in place of a function's results: fractions that differ, and other zeros.
+
+    Args:
+        like: tensors of the shapes and dtypes of the results.
+    """
+    return [_made_up(each) for each in like]
+
+
+def _made_up(like: torch.Tensor) -> torch.Tensor:
+    if not like.is_floating_point():
+        return torch.zeros_like(like)
+    numbers = torch.arange(math.prod(like.shape), device=like.device) % 7 + 1
+    return (numbers / 8).reshape(like.shape).to(like.dtype)
