@@ -80,18 +80,16 @@ class Moment:
     """A moment of the run that may be the peak.
 
     Attributes:
-        name: ``start``, the name of a program, or ``take over``.
+        name: ``start``, or the name of a program and what it does.
         operation: what runs then, in words.
         parts: everything that is alive, by role.
         tensors: what programs have made of it, the largest first.
-        first_steps: it comes only where first steps are interpreted.
     """
 
     name: str
     operation: str
     parts: tuple[Part, ...]
     tensors: tuple[Tensor, ...] = ()
-    first_steps: bool = False
 
     @property
     def size(self) -> Interval:
@@ -124,11 +122,6 @@ class Estimate:
     basis: Mapping[str, str]
     moments: tuple[Moment, ...]
     seconds: Interval | None = None
-
-    def compiled_first(self) -> Estimate:
-        """The same where compiling ends before the first step."""
-        kept = tuple(moment for moment in self.moments if not moment.first_steps)
-        return dataclasses.replace(self, moments=kept)
 
     @property
     def peak(self) -> Moment:

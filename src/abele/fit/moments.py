@@ -9,9 +9,9 @@ from abele.fit.intermediates import Need
 from abele.fit.results import Results
 
 #: Weights, optimizer state and inputs are copied for each of these runs while compiled programs
-#: are compared with interpreted ones: three at least, one more for each further trial, and two in
+#: are compared with interpreted ones: two at least, one more for each further trial, and two in
 #: float64.
-_COPIES = Interval(3, 3, 12)
+_COPIES = Interval(2, 2, 12)
 _COPIED = ("parameters", "buffers", "optimizer state", "gradient sums", "inputs of a call")
 
 
@@ -70,7 +70,7 @@ def joining(always: Sequence[Part], kept: Interval, results: Results) -> list[Mo
     return [Moment(name="the end of a call", operation=operation, parts=parts)]
 
 
-def take_over(
+def comparison(
     name: str,
     first: Need,
     then: Need,
@@ -78,7 +78,7 @@ def take_over(
     others: Iterable[Need],
     results: Results,
 ) -> Moment:
-    """One micro-batch through both kinds of programs, on copies of the state.
+    """Return the moment when one micro-batch runs through both kinds of programs, on copies.
 
     Args:
         name: of the program.
@@ -99,11 +99,10 @@ def take_over(
         Part(role="copies to compare", size=_COPIES.scaled(state)),
     )
     return Moment(
-        name=f"{name}, taking over",
+        name=f"{name}, compared before use",
         operation="compiled programs are compared with interpreted ones",
         parts=parts,
         tensors=larger.tensors,
-        first_steps=True,
     )
 
 

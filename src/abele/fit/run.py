@@ -106,16 +106,18 @@ def _moments(
     ]
     least = together(_needs(ways, min))
     made += moments.joining(always, Interval(least, most, most), results)
-    if not calls.tiered or not any(way.compiles for each in ways.values() for way in each):
+    if all(way.trusted for each in ways.values() for way in each):
         return made
+    tiered = calls.tiered and any(way.compiles for each in ways.values() for way in each)
     interpreted = _ways(programs, config, get_target(_INTERPRETING), timed=False)
     for name, (way,) in interpreted.items():
         first, alone = way.need, Interval.exact(0)
-        running = moments.of_program(f"{name}, interpreted", first, always, alone, results)
-        made.append(dataclasses.replace(running, first_steps=True))
+        if tiered:
+            running = moments.of_program(f"{name}, interpreted", first, always, alone, results)
+            made.append(running)
         for then in ways[name]:
             others = [each for each in needs if each is not then.need]
-            made.append(moments.take_over(name, first, then.need, always, others, results))
+            made.append(moments.comparison(name, first, then.need, always, others, results))
     return made
 
 
@@ -128,6 +130,7 @@ class _Way:
         basis: where that comes from.
         lowering: what it is called, and why it was chosen.
         compiles: code is made for the program.
+        trusted: results are never compared with those of the interpreter.
         seconds: a run of the program takes this long; None if nobody asked.
     """
 
@@ -135,6 +138,7 @@ class _Way:
     basis: str
     lowering: str
     compiles: bool
+    trusted: bool
     seconds: Interval | None
 
 
@@ -155,6 +159,7 @@ def _ways(programs: Sequence[Program], config: StepConfig, target: Target, *, ti
                 basis=use.basis,
                 lowering=f"{chosen.name} ({chosen.reason})",
                 compiles=lowering.compiles,
+                trusted=lowering.trusted,
                 seconds=None
                 if limits is None
                 else duration.of_program(

@@ -77,6 +77,7 @@ def build(made: BuildRecord) -> record.Build:
         interpreted=made.running.interpreted,
         log=made.log,
         compiled=made.running.manner == COMPILED,
+        check=made.running.check or "",
     )
 
 

@@ -72,6 +72,8 @@ class Build:
 
     Attributes:
         compiled: code was made for a program; else a cache saves no time.
+        check: agreement of compiled programs with interpreted ones on this machine, in words;
+            empty where nothing was compared.
     """
 
     target: str
@@ -85,6 +87,7 @@ class Build:
     interpreted: bool
     log: str | None
     compiled: bool = True
+    check: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

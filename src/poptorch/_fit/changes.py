@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from abele.compile.start import Start, requested
-from abele.fit import Estimate
 from abele.step.config import OutputMode, Reduction
 from poptorch._fit.trial import Trial
 from poptorch._forward import recomputation
@@ -45,7 +43,6 @@ class Change:
         around: has to be open for the trial's module while that is captured.
         warning: what else it changes, or empty.
         timed: the machine's limits say how long a step takes with it.
-        estimated: the estimate with the change from that without; None if it has to be captured.
         least: the shares that at least remain of what always lives, and of the rest.
     """
 
@@ -57,26 +54,11 @@ class Change:
     )
     warning: str = ""
     timed: bool = True
-    estimated: Callable[[Estimate], Estimate] | None = None
     least: tuple[float, float] = (1.0, 0.0)
 
 
 #: Ways to change a program, each from the least change to the most.
 Ways = Callable[[Trial], Iterator[Change]]
-
-
-def waiting(trial: Trial) -> Iterator[Change]:
-    """Compile before the first step, so that no interpreted programs are there beside."""
-    if Start(trial.options._start_mode) is not Start.TIERED or requested() is not None:
-        return
-    options = trial.options.clone()
-    options.startMode("wait")
-    yield Change(
-        name="compile before the first step",
-        lines=('options.startMode("wait")',),
-        trial=dataclasses.replace(trial, options=options),
-        estimated=Estimate.compiled_first,
-    )
 
 
 def smaller_micro_batches(trial: Trial) -> Iterator[Change]:

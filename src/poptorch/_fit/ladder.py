@@ -125,8 +125,7 @@ def _best(
     """
     best, why = None, ""
     for change in [each for each in several if judge.may_fit(each, now)] or several[-1:]:
-        if change.estimated is None:
-            say(f"trying {change.name}")
+        say(f"trying {change.name}")
         try:
             after = _after(change, opened, now, judge)
         except FAILURES:
@@ -146,7 +145,7 @@ def _best(
             best = change, rung, after
         if after.verdict is Verdict.FITS:
             break
-    if best is None and why and change.estimated is None:
+    if best is None and why:
         raise NotOffered(why)
     return best
 

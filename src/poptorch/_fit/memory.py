@@ -11,7 +11,6 @@ from poptorch._fit.rungs import Stays
 
 #: In the order of what they cost: nothing, calls of operators, a second forward, digits.
 _WAYS: tuple[Ways, ...] = (
-    changes.waiting,
     changes.smaller_micro_batches,
     changes.recomputed,
     changes.halved,
@@ -46,24 +45,18 @@ class OfMemory:
         return now.estimate.size.expected
 
     def may_fit(self, change: Change, now: Answer) -> bool:
-        """Whether it may suffice if all that depends on the rows shrank with them."""
-        if change.estimated is not None:
-            return True
+        """Return whether it may suffice if all that depends on the rows shrank with them."""
         always, rest = change.least
         beside = sum(part.size.high for part in now.beside)
         least = max(
             sum((always if part.always else rest) * part.size.high for part in moment.parts)
             for moment in now.estimate.moments
-            if not moment.first_steps
         )
         return beside + least <= now.limit.size
 
     def after(self, change: Change, now: Answer) -> Answer:
         """The answer for the changed program."""
-        if change.estimated is not None:
-            estimate = change.estimated(now.estimate)
-        else:
-            estimate = self._estimated(change.trial, timed=change.timed)
+        estimate = self._estimated(change.trial, timed=change.timed)
         return fit.decide(estimate, now.limit, now.beside)
 
     def lines(self, change: Change, after: Answer) -> tuple[str, ...]:

@@ -9,10 +9,9 @@ from torch import nn
 
 import poptorch
 from abele import arena
-from abele.compile import build
 from abele.fit import Verdict, process
 from abele.fit.run import STATE
-from poptorch._fit import changes, check
+from poptorch._fit import changes
 from poptorch._fit.ladder import not_worth_it
 from poptorch._fit.rungs import Rung
 
@@ -208,19 +207,6 @@ def test_micro_batches_that_cannot_suffice_are_not_tried():
     list(report.pieces(tried.append))
     assert tried
     assert "trying micro-batches of 256 instead of 512 rows" not in tried
-
-
-def test_compiling_first_is_estimated_without_another_capture(monkeypatch):
-    monkeypatch.setenv("ABELE_TARGET", "cpu")
-    monkeypatch.delenv("ABELE_START", raising=False)
-    model = wrapped(Layers(depth=2))
-    fitting = model._fitting
-    trial = fitting._compiling.trial(fitting._model.binder.bind((batch(),), {}))
-    (change,) = changes.waiting(trial)
-    target, _ = build.choose_target()
-    known = check.estimate(trial, target)
-    assert any(moment.first_steps for moment in known.moments)
-    assert change.estimated(known) == check.estimate(change.trial, target)
 
 
 def test_the_reasons_name_public_options():

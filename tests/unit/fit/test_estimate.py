@@ -119,14 +119,19 @@ def test_results_of_micro_batches_are_there_while_they_are_made_and_joined():
     assert "results of the call before" not in parts(moment(whole, "start"))
 
 
-def test_starting_interpreted_needs_copies_to_compare():
+def test_comparing_needs_copies_however_a_run_starts():
     _, programs, config = made()
     waits = estimate(programs, config, get_target("cpu"), CALLS)
     tiered = estimate(
         programs, config, get_target("cpu"), Calls(module=1000, batch=200, tiered=True)
     )
-    assert tiered.size.expected > waits.size.expected
-    assert {"step, interpreted", "step, taking over"} <= {each.name for each in tiered.moments}
+    compared, interpreted = "step, compared before use", "step, interpreted"
+    assert {compared, interpreted} <= {each.name for each in tiered.moments}
+    names = {each.name for each in waits.moments}
+    assert compared in names
+    assert interpreted not in names
+    alone = estimate(programs, config, get_target("reference"), CALLS)
+    assert compared not in {each.name for each in alone.moments}
 
 
 def test_the_only_way_of_a_program_is_kept_once(monkeypatch):

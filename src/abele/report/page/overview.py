@@ -133,6 +133,7 @@ def proof(run: Run, journal: Journal) -> Html:
             ("target", build.target + forced),
             ("programs", ", ".join(f"{each.name}: {each.lowering}" for each in run.programs)),
             ("what runs" if journal.end is None else "what ran", _running(build, journal)),
+            ("compared with the interpreter", build.check or "no: nothing compiled has run"),
             ("executable", build.executable[:16]),
             ("cache", build.cache + (f": {build.why}" if build.why else "")),
         ]

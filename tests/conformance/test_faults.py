@@ -1,0 +1,84 @@
+"""Faults in emitted code are caught before a result is used, and other code takes its place."""
+
+import pytest
+import torch
+
+from abele import Session, build
+from abele.compile.verdict import ComparisonWarning
+from abele.errors import CompilerError
+from abele.step.config import StepConfig
+from abele.trace.module_state import ModuleState
+from conftest import usable
+from helpers.fakes import prefer
+from helpers.faults import FAULTS, OF_INFERENCE, SEED, batch, faulty, inject
+from helpers.runs import captured, rule_for
+
+pytestmark = pytest.mark.compiler
+OFTEN = ("dropped tail", "wrong state", SEED)  # the others resemble these
+TRAINING = [
+    pytest.param(fault, marks=[] if fault in OFTEN else pytest.mark.thorough)
+    for fault in (*FAULTS, SEED)
+]
+
+
+@pytest.fixture(autouse=True)
+def _emitted(monkeypatch):
+    monkeypatch.setenv("ABELE_LOWERING", "emitted")
+
+
+def first_step(training, target=None):
+    """Results and state of the first step, and the record of what ran."""
+    module = faulty().train(training)
+    config, rule = StepConfig(training=training), rule_for(module, "adam") if training else None
+    made, record = build(captured(module, batch(), config, rule).programs, config, target=target)
+    state = ModuleState.of(module)
+    initial = ({}, {}) if rule is None else (rule.initial_state(state.params), rule.hyper())
+    session = Session(made, config, state.params, state.buffers, *initial)
+    torch.manual_seed(3)
+    outputs = session.step(list(batch()))
+    values = {**session.params, **session.buffers[0], **session.optimizer_state}
+    return [*outputs, *values.values()], record.running
+
+
+def agree(mine, others):
+    for one, other in zip(mine, others, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("fault", TRAINING)
+def test_a_fault_in_training_is_caught_before_the_first_result(fault, monkeypatch):
+    expected, _ = first_step(True, usable("reference"))
+    prefer(monkeypatch, usable("cpu"))
+    inject(monkeypatch, fault)
+    with pytest.warns(ComparisonWarning, match=r"differs by .* of its norm|not finite") as caught:
+        got, running = first_step(True)
+    agree(got, expected)
+    assert len(caught) == 1
+    assert running.interpreted or "lowered by 'op_by_op'" in running.check
+
+
+@pytest.mark.parametrize("fault", OF_INFERENCE)
+def test_a_fault_in_inference_is_caught_before_the_first_result(fault, monkeypatch):
+    expected, _ = first_step(False, usable("reference"))
+    prefer(monkeypatch, usable("cpu"))
+    inject(monkeypatch, fault)
+    with pytest.warns(ComparisonWarning, match="result 'output"):
+        got, _ = first_step(False)
+    agree(got, expected)
+
+
+def test_a_fault_is_an_error_where_the_target_was_insisted_on(monkeypatch):
+    cpu = usable("cpu")
+    monkeypatch.setattr(cpu, "lowerings", (cpu.lowering("emitted"), cpu.lowering("interpreter")))
+    inject(monkeypatch, "dropped tail")
+    said = r"Target 'cpu' was asked for, but its programs do not compute .*without vectorizers: "
+    with pytest.raises(CompilerError, match=said):
+        first_step(True, cpu)
+
+
+def test_code_without_a_fault_runs_as_it_was_chosen():
+    expected, _ = first_step(True, usable("reference"))
+    got, running = first_step(True, usable("cpu"))
+    agree(got, expected)
+    assert running.check.startswith("one micro-batch through both: 2 results within ")
+    assert running.check.endswith(("(tolerance)", "(rounded weights)", "(float64)"))

@@ -1,0 +1,171 @@
+"""Compiled programs are compared with interpreted ones in every way in which a model starts."""
+
+import json
+
+import pytest
+import torch
+
+import poptorch
+from abele import processor
+from abele.compile import build
+from abele.compile.later import TakeOverWarning
+from abele.compile.verdict import ComparisonWarning
+from abele.targets import get_target, requested
+from conftest import usable
+from helpers.faults import batch, faulty, inject
+from helpers.wrapping import options, sgd
+
+pytestmark = pytest.mark.compiler
+FAULT = "dropped tail"
+
+
+@pytest.fixture(autouse=True)
+def _cpu_by_choice(monkeypatch):
+    """Target cpu is chosen, not insisted on; programs are emitted."""
+    usable("cpu")
+    monkeypatch.delenv("ABELE_TARGET", raising=False)
+    monkeypatch.delenv("ABELE_START", raising=False)
+    monkeypatch.setenv("ABELE_LOWERING", "emitted")
+    chosen = build.choose_target
+    monkeypatch.setattr(
+        build, "choose_target", lambda: chosen() if requested() else (get_target("cpu"), False)
+    )
+
+
+def trainer(**settings):
+    model = faulty()
+    model.dropout.p = 0.0
+    return poptorch.trainingModel(model, options(**settings), sgd(model))
+
+
+def inference(**settings):
+    return poptorch.inferenceModel(faulty().eval(), options(**settings))
+
+
+@pytest.fixture
+def expected(monkeypatch):
+    with monkeypatch.context() as plain:
+        plain.setenv("ABELE_TARGET", "reference")
+        return trainer()(*batch())
+
+
+def agree(got, expected):
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def same_weights(wrapped, monkeypatch):
+    """Whether the weights are those after one step of interpreted programs."""
+    with monkeypatch.context() as plain:
+        plain.setenv("ABELE_TARGET", "reference")
+        other = trainer()
+        other(*batch())
+    for mine, theirs in zip(wrapped.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_first_call_that_waits(expected, monkeypatch):
+    monkeypatch.setenv("ABELE_START", "wait")
+    inject(monkeypatch, FAULT)
+    wrapped = trainer()
+    with pytest.warns(ComparisonWarning, match="differs by"):
+        agree(wrapped(*batch()), expected)
+    same_weights(wrapped, monkeypatch)
+
+
+def test_compile_compares_with_its_own_arguments(expected, monkeypatch):
+    inject(monkeypatch, FAULT)
+    wrapped = trainer()
+    with pytest.warns(ComparisonWarning, match="differs by"):
+        wrapped.compile(*batch())
+    agree(wrapped(*batch()), expected)
+    same_weights(wrapped, monkeypatch)
+
+
+def test_compile_says_at_once_that_a_forced_target_cannot_be_had(monkeypatch):
+    cpu = get_target("cpu")
+    monkeypatch.setattr(cpu, "lowerings", (cpu.lowering("emitted"), cpu.lowering("interpreter")))
+    monkeypatch.setenv("ABELE_TARGET", "cpu")
+    inject(monkeypatch, FAULT)
+    with pytest.raises(poptorch.Error, match="Target 'cpu' was asked for, but its programs do not"):
+        trainer().compile(*batch())
+
+
+def test_programs_that_take_over(expected, monkeypatch):
+    monkeypatch.setenv("ABELE_START", "tiered")
+    monkeypatch.setenv("ABELE_SWAP_AT", "0")
+    inject(monkeypatch, FAULT)
+    wrapped = trainer()
+    with pytest.warns((ComparisonWarning, TakeOverWarning), match="differs by"):
+        agree(wrapped(*batch()), expected)
+    same_weights(wrapped, monkeypatch)
+
+
+def test_code_in_a_cache_is_compared_on_another_machine_only(expected, monkeypatch, tmp_path):
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(processor, "name", lambda: "another processor")
+        inject(elsewhere, FAULT)
+        elsewhere.setattr("abele.runtime.proving.agreeing", lambda trial, oracle, made, _: made)
+        elsewhere.setattr("abele.runtime.proving.kept", lambda chosen, proving: chosen)
+        trainer(enableExecutableCaching=str(tmp_path)).compile(*batch())
+    wrapped = trainer(enableExecutableCaching=str(tmp_path))
+    with pytest.warns(ComparisonWarning, match="differs by"):
+        agree(wrapped(*batch()), expected)
+    assert wrapped.build_record.cache == "hit"
+    again = trainer(enableExecutableCaching=str(tmp_path))
+    monkeypatch.setattr("abele.runtime.proving.agreeing", None)  # whoever compares again fails
+    agree(again(*batch()), expected)
+    assert again.build_record.cache == "hit"
+    assert again.build_record.running.check == wrapped.build_record.running.check
+    assert ", compiled again without vectorizers" in again.build_record.running.check
+
+
+def test_code_in_a_file_is_compared_on_another_machine(expected, monkeypatch, tmp_path):
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(processor, "name", lambda: "another processor")
+        inject(elsewhere, FAULT)
+        elsewhere.setattr("abele.runtime.proving.agreeing", lambda trial, oracle, made, _: made)
+        elsewhere.setattr("abele.runtime.proving.kept", lambda chosen, proving: chosen)
+        trainer().compileAndExport(tmp_path / "x.poptorch", *batch())
+    wrapped = trainer()
+    wrapped.loadExecutable(tmp_path / "x.poptorch")
+    with pytest.warns(ComparisonWarning, match="differs by"):
+        agree(wrapped(*batch()), expected)
+
+
+def test_inference(monkeypatch):
+    with monkeypatch.context() as plain:
+        plain.setenv("ABELE_TARGET", "reference")
+        expected = inference()(*batch())
+    inject(monkeypatch, FAULT)
+    with pytest.warns(ComparisonWarning, match="differs by"):
+        agree(inference()(*batch()), expected)
+
+
+def test_stages_of_a_pipeline(expected, monkeypatch):
+    def staged():
+        model = faulty()
+        model.dropout.p = 0.0
+        poptorch.BeginBlock(model.last, ipu_id=1)
+        made = options(gradientAccumulation=3)
+        return poptorch.trainingModel(model, made, sgd(model))
+
+    with monkeypatch.context() as plain:
+        plain.setenv("ABELE_TARGET", "reference")
+        theirs = staged()(*batch(27))
+    wrapped = staged()
+    agree(wrapped(*batch(27)), theirs)
+    assert wrapped.build_record.running.check.startswith("one micro-batch through both: ")
+    inject(monkeypatch, FAULT)
+    with pytest.warns(ComparisonWarning, match="differs by"):
+        agree(staged()(*batch(27)), theirs)
+
+
+def test_the_verdict_stands_in_the_executable_and_in_reports(tmp_path):
+    folder = tmp_path / "profile"
+    wrapped = trainer(enableExecutableCaching=str(tmp_path / "cache"), enableProfiling=str(folder))
+    wrapped(*batch())
+    verdict = wrapped.build_record.running.check
+    wrapped.destroy()
+    assert "parameter" in verdict
+    records = [json.loads(path.read_text()) for path in folder.rglob("run.json")]
+    assert any(verdict in json.dumps(each) for each in records)
