@@ -87,6 +87,47 @@ class Rounded(Keeping):
         self.lowerings = (_RoundedCode(factor, only),)
 
 
+class Forgetful(KeptCode):
+    """Code that takes state of some slots for zero."""
+
+    name = "forgetful"
+    trusted = False
+
+    def __init__(self, forgets="", why_not=None):
+        super().__init__()
+        self._forgets, self._why_not = forgets, why_not
+
+    def why_not(self, program):
+        return self._why_not
+
+    def compile(self, program):
+        plain = super().compile(program)
+        at = [i for i, s in enumerate(program.inputs) if self._forgets and self._forgets in s.name]
+
+        def run(inputs):
+            for position in at:
+                inputs[position].zero_()
+            return plain.run(inputs)
+
+        return Compiled(run, plain.payload)
+
+
+class Right(Forgetful):
+    """Code that computes what the program says."""
+
+    name = "right"
+
+
+class Machine(Keeping):
+    """A target with code that may be wrong, and other code."""
+
+    name = "machine"
+
+    def __init__(self, forgets, *others):
+        super().__init__()
+        self.lowerings = (Forgetful(forgets), *others, *get_target("reference").lowerings)
+
+
 def both(
     captured: Captured, config: StepConfig, target: Rounded | None = None
 ) -> tuple[Executable, Executable]:

@@ -98,7 +98,8 @@ class Trial:
         """
         expected, took = self._expectation(interpreted)
         try:
-            computed, takes = self._run(compiled, clock=self._time)
+            copies = _Copies(vary=self._vary, trusted=False)
+            computed, takes = self._run(compiled, copies, clock=self._time)
         except Exception as error:  # noqa: BLE001 - whatever it is, these programs are not usable
             return Comparison(
                 problem=f"compiled programs fail where interpreted ones do not ({error})"
@@ -272,18 +273,27 @@ class _Copies:
         rounding: seed of another rounding of the weights; None for the weights themselves.
         wide: fractions are in float64.
         vary: elements differ in the copies of tensors whose elements are all equal.
+        trusted: programs write only what they say; the rest needs no copy.
     """
 
-    def __init__(self, rounding: int | None = None, *, wide: bool = False, vary: bool = True):
-        self._wide, self._vary = wide, vary
+    def __init__(
+        self,
+        rounding: int | None = None,
+        *,
+        wide: bool = False,
+        vary: bool = True,
+        trusted: bool = True,
+    ):
+        self._wide, self._vary, self._trusted = wide, vary, trusted
         self._noise = None if rounding is None else torch.Generator().manual_seed(rounding)
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._written: set[int] = set()
 
     def note_written(self, program: Program, arguments: Sequence[torch.Tensor | None]) -> None:
-        """Note the tensors that a program writes; others need no copy."""
-        pairs = zip(program.inputs, arguments, strict=True)
-        self._written.update(id(argument) for slot, argument in pairs if slot.mutated)
+        """Note the tensors that a program may write; others need no copy."""
+        for slot, argument in zip(program.inputs, arguments, strict=True):
+            if slot.mutated or not self._trusted:
+                self._written.add(id(argument))
 
     def of(self, tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
         """Return the copy of a tensor that stands in a slot."""

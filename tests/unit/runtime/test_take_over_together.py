@@ -10,15 +10,17 @@ import warnings
 import pytest
 import torch
 
+from abele import build
 from abele.collectives.protocol import Counts
 from abele.compile.later import Failure, TakeOverWarning
+from abele.compile.verdict import ComparisonWarning
 from abele.errors import CompilerError, StoppedError, TrappedError
 from abele.runtime import state
 from abele.step.config import StepConfig
 from helpers.instances import together
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for, session_of
-from helpers.taking_over import Rounded, Scripted, both
+from helpers.taking_over import Machine, Right, Rounded, Scripted, both
 
 DENSE = MODELS["dense"]
 
@@ -215,3 +217,31 @@ def test_where_the_target_was_insisted_on_all_get_an_error(instances):
             with pytest.raises(CompilerError, match="process 0: no space left"):
                 each.step(1)
     assert second.script.closed
+
+
+def test_processes_use_the_same_code_where_that_of_one_does_not_agree():
+    config, threads = StepConfig(processes=2), Threads(2)
+
+    class Process:
+        def __init__(self, rank):
+            self.collective, self.module = Thread(rank, threads), DENSE.fresh()
+            self.rule = rule_for(self.module, "adam")
+            programs = captured(self.module, DENSE.batch(), config, self.rule).programs
+            target = Machine("exp_avg" if rank else "", Right())
+            self.made, self.record = build(programs, config, target=target)
+
+        def step(self):
+            arguments = self.made, self.module, config, self.rule
+            self.session = session_of(*arguments, collective=self.collective)
+            self.session.step(list(DENSE.batch()))
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        patch.setattr("abele.runtime.exchange._numbers", iter([7, 7]))
+        processes = [Process(rank) for rank in range(2)]
+        together(processes, Process.step)
+    assert {each.category for each in caught} == {ComparisonWarning}
+    for process in processes:
+        assert process.record.running.check.endswith(", lowered by 'right' instead")
+    one, other = (process.session.params for process in processes)
+    assert all(torch.equal(value, other[name]) for name, value in one.items())

@@ -1,0 +1,193 @@
+"""Compiled programs run only after they agreed with interpreted ones; others take their place."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from abele import build, get_target
+from abele.compile.cache import ExecutableCache
+from abele.compile.verdict import ComparisonWarning, from_data, to_data
+from abele.errors import CompilerError
+from abele.ops.host_call import HostCalls, host_call
+from abele.program import Role
+from abele.runtime.agreement import varied
+from abele.runtime.sections import SectionSession
+from abele.step.config import StepConfig
+from helpers.fakes import prefer
+from helpers.models import MODELS
+from helpers.runs import captured, rule_for, session_of
+from helpers.taking_over import Machine, Right
+
+DENSE = MODELS["dense"]
+
+
+def first_calls(target, kind="adam", calls=1, **settings):
+    """A session after some calls, the record of its programs, and results."""
+    config = StepConfig()
+    module = DENSE.fresh()
+    rule = rule_for(module, kind)
+    programs = captured(module, DENSE.batch(), config, rule).programs
+    made, record = build(programs, config, target=target, **settings)
+    session = session_of(made, module, config, rule)
+    results = [session.step(list(batch)) for batch in DENSE.batches(calls)]
+    return session, record, results
+
+
+def same(one, other):
+    for mine, theirs in zip(one, other, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("forgets", ["exp_avg", "exp_avg_sq", "fc2.bias"])
+def test_state_that_begins_with_zeros_is_compared_too(forgets, monkeypatch):
+    expected = first_calls(get_target("reference"), calls=3)
+    prefer(monkeypatch, Machine(forgets, Right()))
+    with pytest.warns(ComparisonWarning, match=r"so it was lowered by 'right' instead: .* differs"):
+        session, record, results = first_calls(None, calls=3)
+    same(results, expected[2])
+    assert session.executable.lowering("step").name == "right"
+    assert record.running.check.endswith(", lowered by 'right' instead")
+    assert record.lowerings["step"].name == "right"
+
+
+def test_where_nothing_agrees_programs_are_interpreted(monkeypatch):
+    expected = first_calls(get_target("reference"), calls=2)
+    prefer(monkeypatch, Machine("exp_avg", Right(why_not="it is too large")))
+    said = r"do not agree .* differs by .*; lowered by 'right' instead: 'right' cannot run program"
+    with pytest.warns(ComparisonWarning, match=said):
+        _, record, results = first_calls(None, calls=2)
+    same(results, expected[2])
+    assert record.running.interpreted
+    assert record.running.sentence().startswith("programs are interpreted: ")
+    assert "parameter 'fc1.weight' differs by" in record.running.problem
+
+
+def test_each_call_fails_where_the_target_was_insisted_on():
+    config, module = StepConfig(), DENSE.fresh()
+    rule = rule_for(module, "adam")
+    programs = captured(module, DENSE.batch(), config, rule).programs
+    made, _ = build(programs, config, target=Machine("exp_avg"))
+    session = session_of(made, module, config, rule)
+    before = {name: value.clone() for name, value in session.params.items()}
+    for _ in range(2):
+        with pytest.raises(CompilerError, match=r"Target 'machine' was asked for, .*fc1.weight"):
+            session.step(list(DENSE.batch()))
+    assert all(torch.equal(value, before[name]) for name, value in session.params.items())
+
+
+def test_a_proven_executable_is_not_compared_again(tmp_path, monkeypatch):
+    cache = ExecutableCache(tmp_path)
+    _, first, _ = first_calls(Machine(""), cache=cache)
+    assert first.cache == "miss"
+    monkeypatch.setattr("abele.runtime.session.FirstUse", None)
+    session, second, _ = first_calls(Machine(""), cache=cache)
+    assert second.cache == "hit"
+    assert second.running.check == first.running.check
+    assert session.executable.verdict.compared == {
+        "result": 2,
+        "parameter": 4,
+        "optimizer state": 12,
+    }
+
+
+def test_a_verdict_of_another_machine_proves_nothing(tmp_path, monkeypatch):
+    cache = ExecutableCache(tmp_path)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("abele.processor.name", lambda: "another")
+        first_calls(Machine(""), cache=cache)
+    (path,) = tmp_path.glob("*.abele")
+    before = path.read_bytes()
+    first_calls(Machine(""), cache=cache)
+    assert path.read_bytes() != before
+
+
+def test_a_batch_that_nothing_can_compute_is_an_error_of_its_call_only():
+    model, config = MODELS["embedding and layer norm"], StepConfig()
+    module = model.fresh()
+    rule = rule_for(module, "adam")
+    programs = captured(module, model.batch(), config, rule).programs
+    made, record = build(programs, config, target=Machine(""))
+    session = session_of(made, module, config, rule)
+    tokens, following = model.batch()
+    with pytest.raises(IndexError, match="out of range"):
+        session.step([tokens + 1000, following])
+    assert record.running.check is None
+    session.step([tokens, following])
+    assert record.running.check.startswith("one micro-batch through both: ")
+
+
+def test_functions_of_the_host_are_called_by_steps_only():
+    class Asking(torch.nn.Module):
+        def forward(self, x):
+            (y,) = host_call([x], "ask", "float32[2]")
+            return x + y
+
+    config, module, asked = StepConfig(training=False), Asking(), []
+    calls = HostCalls()
+    calls.functions["ask"] = lambda inputs: (asked.append(1), [inputs[0] * 2])[1]
+    programs = captured(module, [torch.ones(2)], config).programs
+    made, record = build(programs, config, target=Machine(""))
+    session = session_of(made, module, config, None)
+    with calls.in_use():
+        (result,) = session.step([torch.ones(2)])
+    assert result.tolist() == [3.0, 3.0]
+    assert asked == [1]
+    assert record.running.check.startswith("one micro-batch through both: 1 result within ")
+
+
+def test_programs_that_run_one_by_one_are_compared_one_by_one(monkeypatch):
+    config, module = StepConfig(training=False), DENSE.fresh()
+    module.eval()
+    program = captured(module, DENSE.batch(), config).programs
+    prefer(monkeypatch, Machine("fc2.bias", Right()))
+    made, _ = build(program, config)
+    params = dict(module.named_parameters())
+    session = SectionSession(made, config, params, {}, {}, {})
+    names = [s.name for s in program[0].inputs if s.role is Role.INPUT]
+    inputs = dict(zip(names, DENSE.batch(), strict=True))
+    with pytest.warns(ComparisonWarning, match="lowered by 'right' instead"):
+        results = session.run("forward", inputs)
+    expected = module(*DENSE.batch())
+    for value, wanted in zip(results.values(), expected, strict=True):
+        torch.testing.assert_close(value, wanted)
+    session.run("forward", inputs)  # without another warning
+
+
+def test_elements_that_are_all_equal_are_varied():
+    zeros = varied(torch.zeros(3, 4), Role.OPTIMIZER_STATE, 0)
+    ones = varied(torch.ones(3, 4), Role.PARAMETER, 0)
+    assert zeros.unique().numel() == ones.unique().numel() == 12
+    assert bool((zeros > 0).all())
+    assert bool((ones <= 1).all())
+    assert torch.equal(zeros, varied(torch.zeros(3, 4), Role.OPTIMIZER_STATE, 0))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "role"),
+    [
+        (torch.tensor([0.0, 0.0, 1.0, 0.0]), Role.PARAMETER),
+        (torch.zeros(()), Role.OPTIMIZER_STATE),  # a step count
+        (torch.zeros(4, dtype=torch.int64), Role.INPUT),
+        (torch.zeros(2, dtype=torch.float64), Role.HYPER),
+        (torch.full((4,), float("inf")), Role.BUFFER),
+        (torch.zeros(0), Role.INPUT),
+    ],
+)
+def test_other_tensors_stay_as_they_are(tensor, role):
+    assert varied(tensor, role, 0) is tensor
+
+
+def test_a_verdict_comes_back_from_a_file_and_damage_proves_nothing():
+    _, record, _ = first_calls(Machine(""))
+    session, *_ = first_calls(Machine(""))
+    verdict = session.executable.verdict
+    assert from_data(to_data(verdict)) == verdict
+    assert verdict.sentence() == record.running.check
+    for field in dataclasses.fields(verdict):
+        data = to_data(verdict)
+        del data[field.name]
+        assert from_data(data) is None
+    assert from_data(None) is None
+    assert from_data({**to_data(verdict), "errors": 3}) is None
