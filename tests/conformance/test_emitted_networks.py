@@ -13,11 +13,12 @@ import torch
 
 from abele import StepConfig
 from abele.errors import CaptureError
+from abele.targets.cpu.emitted import build
 from helpers import emitted_programs, random_programs, runs
 from helpers.emitted_programs import Case
 
 COUNT = int(os.environ.get("ABELE_RANDOM_NETWORKS", "0"))
-FEW = 40
+FEW, FEW_ALONE = 40, 12
 # Networks with a batch norm of images one pixel wide that lie in memory in another order than their
 # gradients: torch's backward mixes up their rows. See the test of it below.
 TORCH_IS_WRONG = (904,)
@@ -80,6 +81,10 @@ def of_network(seed: int) -> list[Case]:
     return [] if seed in TORCH_IS_WRONG else emitted_programs.of_network(seed)
 
 
+def of_odd_network(seed: int) -> list[Case]:
+    return emitted_programs.of_network(seed, odd=True)
+
+
 def test_torch_is_wrong_about_narrow_images():
     """Torch's own gradients depend on the order in memory; when this fails, try those networks."""
     generator = torch.Generator().manual_seed(0)
@@ -113,6 +118,12 @@ def test_networks_train_as_interpreted():
     assert not left["programs with branches or effects"]
 
 
+def test_rows_bounds_and_constants_of_any_layout_train_as_interpreted(monkeypatch):
+    """With the flags of short programs: GCC vectorises more of their loops."""
+    monkeypatch.setattr(build, "_LONG", 10**9)
+    assert tried(of_odd_network, COUNT or FEW_ALONE)["programs"] >= FEW_ALONE
+
+
 def test_images_that_lie_in_both_orders_train_as_interpreted():
     """Of one channel: in this network torch's result of a convolution has channels last."""
     assert agree(of_network(169))["programs"] == 1
@@ -124,6 +135,6 @@ def test_views_and_writes_train_as_interpreted():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("make", [of_network, of_views])
+@pytest.mark.parametrize("make", [of_network, of_odd_network, of_views])
 def test_many_programs_train_as_interpreted(make):
     tried(make, 2000)

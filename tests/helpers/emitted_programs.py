@@ -143,9 +143,9 @@ def traced(
     return Case(name, program, slots)
 
 
-def of_network(seed: int) -> list[Case]:
-    """The training step of a random network, with the state that such a network may have."""
-    made = random_networks.network(seed)
+def of_network(seed: int, *, odd: bool = False) -> list[Case]:
+    """Return the training step of a random network, with state that such a network may have."""
+    made = random_networks.network(seed, odd=odd)
     rule = runs.rule_for(made.module, made.rule)
     programs = runs.captured(made.module, made.batch, rule=rule).programs
     layers = ", ".join(made.layers)
