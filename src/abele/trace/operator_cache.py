@@ -47,6 +47,7 @@ _NOT_REMEMBERED = {
 _META = ("val", "tensor_meta")
 _OF_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _LIFT = torch.ops.aten.lift_fresh.default
+_AS_STRIDED = torch.ops.aten.as_strided.default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +150,8 @@ class _Memo:
         """Return an operator's results, traced by ``trace`` or from memory."""
         if function is _LIFT and not isinstance(args[0], _torch.FakeTensor):
             return self._plain.lifted(args[0])
+        if function is _AS_STRIDED:
+            args, kwargs = self._plain.whole_memory(args, kwargs)
         originals: dict[int, torch.Tensor] = {}
         args = [self._plain.exchanged(each, originals) for each in args]
         kwargs = {name: self._plain.exchanged(each, originals) for name, each in kwargs.items()}

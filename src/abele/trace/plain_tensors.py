@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -108,6 +108,29 @@ class PlainTensors:
         if is_sequence(value):
             return type(value)([self.exchanged(each, originals) for each in value])
         return value
+
+    def whole_memory(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the arguments of ``as_strided`` with all memory of a plain tensor in its place.
+
+        The operator counts from the beginning of that memory, and may see more of it than the
+        tensor, while a constant of a program has the tensor's own elements only.
+
+        Raises:
+            CaptureError: a tensor of the trace does not have as much memory.
+        """
+        value, *others = args
+        names = ("size", "stride", "storage_offset")
+        given = {**dict(zip(names, others, strict=False)), **kwargs}
+        with _torch.outside_the_trace(), _torch.without_torch_function_modes():
+            storage, offset = value.untyped_storage(), given.get("storage_offset")
+            offset = value.storage_offset() if offset is None else offset
+            count = storage.nbytes() // value.element_size()
+            if isinstance(value, _torch.FakeTensor) or value.is_conj() or value.is_neg():
+                _refuse_beyond(count, given["size"], given["stride"], offset)
+                return args, kwargs
+            memory = torch.empty(0, dtype=value.dtype, device=value.device)
+            memory.set_(storage, 0, (count,), (1,))
+        return [memory, given["size"], given["stride"], offset], {}
 
     def stand_in(self, value: torch.Tensor) -> _torch.FakeTensor:
         """Return a plain tensor's stand-in in the trace, the same for all tensors in its place."""
@@ -212,6 +235,17 @@ class PlainTensors:
             f"forward reaches the memory of {name} through another tensor, at {user_line()}. The "
             f"program updates {name} on the device, so that the other tensor would keep its old "
             f"value. Use self.{name} in forward."
+        )
+
+
+def _refuse_beyond(count: int, size: Sequence[int], stride: Sequence[int], offset: int) -> None:
+    """Refuse a view of more than ``count`` elements, which tensors without data do not notice."""
+    end = offset + 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    if 0 not in size and end > count:
+        raise CaptureError(
+            f"forward reads {end} elements of memory by as_strided at {user_line()}, and a program "
+            f"has the {count} of the tensor that it is called on or computed from. Call it on the "
+            "tensor that has all of them."
         )
 
 

@@ -206,6 +206,8 @@ class Translator:
         views: list[torch.Tensor] = _several(viewed)
         if any(v.dtype is not place.dtype or v.is_conj() or v.is_neg() for v in views):
             return False
+        if any(_end(view) > place.buffer.size for view in views):
+            return False  # it would read beside its memory, which torch refuses
         if any(view.untyped_storage() is not memory.untyped_storage() for view in views):
             return self._reshaped(node, place)
         results = [
@@ -338,6 +340,13 @@ def _from_the_start(target: Any, arguments: Any) -> tuple[Any, Any]:
         return target(memory.clone().as_strided(shape, stride, offset), *others, **options)
 
     return call, (Place(place.buffer, (place.buffer.size,), (1,)), *others)
+
+
+def _end(view: torch.Tensor) -> int:
+    """Return the first element behind a view in its memory; 0 if it has none."""
+    steps = zip(view.shape, view.stride(), strict=True)
+    extent = view.storage_offset() + 1 + sum((n - 1) * step for n, step in steps)
+    return int(extent) if view.numel() else 0
 
 
 def _copied(target: Any) -> Any:
