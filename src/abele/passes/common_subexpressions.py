@@ -15,6 +15,7 @@ from abele._torch import OpOverload
 from abele.containers import is_dict, is_sequence
 from abele.passes._edit import editable, finished
 from abele.program import Program, has_effect, has_tag, is_getitem, returned_nodes, writes
+from abele.storage.values import bits
 
 
 def common_subexpressions(program: Program) -> Program:
@@ -55,6 +56,4 @@ def _key(value: Any) -> Any:
         return tuple(map(_key, value))
     if is_dict(value):
         return tuple(sorted((name, _key(item)) for name, item in value.items()))
-    # 1, 1.0 and True are equal in Python and different arguments of an operator; so are 0.0 and
-    # -0.0, and repr tells these apart.
-    return (type(value).__name__, repr(value) if isinstance(value, float | complex) else value)
+    return bits(value)

@@ -8,7 +8,8 @@ by a name from the data.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, cast
 
 import torch
@@ -26,6 +27,29 @@ _NAMED = {
 }
 
 
+def bits(value: Any) -> Hashable:
+    """Return a key that two Python values have in common only if they are equal bit for bit.
+
+    Operators tell 0.0 from -0.0 and 1 from True, which are equal in Python. NaN equals itself.
+
+    Args:
+        value: a number, a text or the like, or a tuple, list, set or dictionary of these; any other
+            hashable object is compared as Python does.
+    """
+    kind = cast("Any", type(value))
+    if isinstance(value, complex):
+        return kind, struct.pack("<2d", value.real, value.imag)
+    if isinstance(value, float):
+        return kind, struct.pack("<d", value)
+    if is_tuple(value) or is_list(value):
+        return kind, *map(bits, value)
+    if is_set(value):
+        return kind, frozenset(map(bits, value))
+    if is_dict(value):
+        return kind, frozenset((bits(key), bits(item)) for key, item in value.items())
+    return kind, value
+
+
 def encode(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
     """Return ``value`` in a form that ``json.dumps`` writes without loss.
 
@@ -40,7 +64,7 @@ def encode(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
     if type(value) in _PLAIN:
         return value
     if type(value) is float:
-        return value if math.isfinite(value) else {"float": str(value)}
+        return value if math.isfinite(value) else {"float": _special(value)}
     for tag, kind in _NAMED.items():
         if isinstance(value, kind):
             return {tag: str(value).removeprefix("torch.")}
@@ -55,6 +79,18 @@ def encode(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
         f"A value of type {type(value).__name__} cannot be stored, found {value!r}. What can be: "
         "numbers, strings, None, dtypes, devices, and containers of these."
     )
+
+
+def _special(value: float) -> str:
+    """Return an infinity or NaN as text: NaN with other bits than ``math.nan`` by its bits."""
+    return str(value) if bits(value) in _USUAL else struct.pack(">d", value).hex()
+
+
+def _from_special(text: str) -> float:
+    return float(text) if len(text) < 16 else struct.unpack(">d", bytes.fromhex(text))[0]
+
+
+_USUAL = {bits(value) for value in (math.inf, -math.inf, math.nan)}
 
 
 def _container(value: Any, other: Callable[[Any], Any] | None) -> Any:
@@ -101,7 +137,7 @@ def decode(data: Any, others: Mapping[str, Callable[[Any], Any]] | None = None) 
     if tag == "device":
         return torch.device(content)
     if tag == "float":
-        return float(content)
+        return _from_special(content)
     if tag == "dict":
         return {decode(key, others): decode(value, others) for key, value in content}
     if tag in _FROM_LIST:

@@ -14,6 +14,7 @@ import torch
 
 from abele import _torch
 from abele.containers import is_sequence
+from abele.storage.values import bits
 from abele.trace.known_results import results_of
 from abele.trace.result_layouts import actual
 
@@ -75,10 +76,8 @@ def key_of_call(
 
 def _key(value: Any, of_tensor: OfTensor) -> Hashable:
     kind = cast("Any", type(value))
-    if kind is float:
-        return kind, value.hex()  # 0.0 and -0.0 are equal, and NaN is not
-    if kind in _PLAIN:
-        return kind, value  # with its type: 1 and True are equal
+    if kind is float or kind in _PLAIN:
+        return bits(value)
     if is_sequence(value):
         return kind, *[_key(each, of_tensor) for each in value]
     if isinstance(value, torch.Tensor):

@@ -94,12 +94,13 @@ def _normalize(transform: Any, items: Any) -> torch.Tensor:
 def _per_channel(numbers: Any, dtype: torch.dtype) -> torch.Tensor:
     if not isinstance(numbers, list | tuple):
         raise UnknownError("Normalize by other than a list of numbers is not known")
-    return _column(tuple(map(float, numbers)), dtype)
+    # As text, because 0.0 and -0.0 are equal.
+    return _column(tuple(float(number).hex() for number in numbers), dtype)
 
 
 @functools.lru_cache(maxsize=64)
-def _column(numbers: tuple[float, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=dtype).view(-1, 1, 1)
+def _column(numbers: tuple[str, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor([*map(float.fromhex, numbers)], dtype=dtype).view(-1, 1, 1)
 
 
 def _pictures(transform: Any, items: Any) -> torch.Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 
 from abele.capture import gradient_hooks
 from abele.step.update_rules import UpdateRule
+from abele.storage.values import bits
 from abele.trace.module_state import parameter_names
 from poptorch._compiled import translate
 from poptorch._compiled.wrapped import WrappedModel
@@ -146,5 +147,5 @@ class OptimizerInUse:
 
     def _send_changes(self, before: dict[str, float], rule: UpdateRule) -> None:
         for name, value in rule.hyper().items():
-            if value != before.get(name):
+            if bits(value) != bits(before.get(name)):
                 self._model.session.set_hyper(name, value)

@@ -14,6 +14,7 @@ from abele.step import optimizer_arguments, optimizer_classes, update_rules
 from abele.step.further_rules import FURTHER_RULES
 from abele.step.optimizer_classes import KINDS, PAIRS, Kind
 from abele.step.update_rules import RULES, Group, UpdateRule
+from abele.storage.values import bits
 from poptorch._error import error
 from poptorch._logging import logger
 from poptorch._optimizers.lamb import LAMB
@@ -231,10 +232,10 @@ def _difference(old: UpdateRule, new: UpdateRule) -> tuple[str, bool] | None:
             return different
     if old.loss_scaling_variable != new.loss_scaling_variable:
         return "whether loss_scaling is constant or variable", True
-    if not old.loss_scaling_variable and old.loss_scaling != new.loss_scaling:
+    if not (old.loss_scaling_variable or _same(old.loss_scaling, new.loss_scaling)):
         return f"constant loss_scaling: {old.loss_scaling} to {new.loss_scaling}", True
     for name in ("max_grad_norm", "accumulator_dtype", "state_dtypes"):
-        if getattr(old, name) != getattr(new, name):
+        if not _same(getattr(old, name), getattr(new, name)):
             return f"constant {name}: {getattr(old, name)} to {getattr(new, name)}", False
     return None
 
@@ -246,10 +247,17 @@ def _difference_of_groups(index: int, before: Group, after: Group) -> tuple[str,
         changed = ", ".join(sorted(before.variable ^ after.variable))
         return f"constant {changed} of group {index} becomes variable, or the reverse", True
     for name, value in before.values.items():
-        if name not in before.variable and after.values.get(name) != value:
+        if name not in before.variable and not _same(after.values.get(name), value):
             difference = f"constant {name} of group {index}: {value} to {after.values.get(name)}"
             return difference, not isinstance(value, bool)
     return None
+
+
+def _same(before: Any, after: Any) -> bool:
+    """Return whether two constants of rules give the same bits; 0 and 0.0 do, 0.0 and -0.0 not."""
+    if isinstance(before, int | float) and isinstance(after, int | float):
+        return bits(float(before)) == bits(float(after))
+    return before == after
 
 
 def choose_reduction(options: Options, optimizer: Any, compiled: UpdateRule | None) -> None:

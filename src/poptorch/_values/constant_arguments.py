@@ -4,7 +4,9 @@ Numbers and texts do not change. Arrays, objects and functions do: the same obje
 values at the next call, and the program would go on with the first ones.
 """
 
+import decimal
 import enum
+import struct
 import types
 from collections.abc import Iterator, Set
 from typing import Any
@@ -13,6 +15,7 @@ import numpy
 import torch
 
 from abele.capture.user_objects import reachable
+from abele.storage.values import bits
 from abele.trace.module_state import plain
 from poptorch._error import error
 
@@ -26,6 +29,27 @@ _NOTHING = object()
 def cannot_change(value: Any) -> bool:
     """Return whether a constant is a number, a text or the like, which no call can find changed."""
     return isinstance(value, _FIXED)
+
+
+def same_bits(before: Any, now: Any) -> bool:
+    """Return whether two constants without parts give the same program.
+
+    Bits count, because operators tell 0.0 from -0.0 and 1 from True. NaN equals itself.
+
+    Args:
+        before: of the first call.
+        now: of a later call.
+    """
+    return before is now or bits(before) == bits(now)
+
+
+def told_apart(before: Any, now: Any) -> tuple[str, str]:
+    """Return two constants as text; NaN that are written alike with their bits."""
+    texts = repr(before), repr(now)
+    if texts[0] != texts[1] or not isinstance(before, float):
+        return texts
+    first, second = (struct.pack(">d", value).hex() for value in (before, now))
+    return f"{texts[0]} (bits {first})", f"{texts[1]} (bits {second})"
 
 
 class Contents:
@@ -101,10 +125,14 @@ def _same(before: Any, now: Any) -> bool:
         return before == (type(now), bytes(now))
     if type(before) is not type(now):
         return False
+    if isinstance(now, numpy.generic):
+        return before.dtype == now.dtype and before.tobytes() == now.tobytes()
+    if isinstance(now, decimal.Decimal):
+        return before.as_tuple() == now.as_tuple()  # with the sign of zero
     if isinstance(now, types.FunctionType):  # what it encloses are parts
         return before.__code__ == now.__code__ and before.__globals__ is now.__globals__
-    if isinstance(now, set):
-        return before == now
+    if isinstance(now, (*_PLAIN, set, frozenset)):
+        return same_bits(before, now)
     return before is now or _equal(before, now)
 
 

@@ -15,8 +15,9 @@ import torch
 from abele import _torch
 from abele.capture.user_objects import reachable
 from abele.program import dense
+from abele.storage.values import bits
 from poptorch._error import error
-from poptorch._values.constant_arguments import cannot_change
+from poptorch._values.constant_arguments import cannot_change, same_bits, told_apart
 from poptorch._values.custom_types import parser_for
 
 #: The last sentence of each message about arguments that differ.
@@ -224,18 +225,17 @@ def _check_tensor(recorded: Leaf, actual: Structure, name: str) -> None:
 def _check_constant(recorded: Constant, actual: Structure, name: str) -> None:
     if not isinstance(actual, Constant) or type(actual.value) is not type(recorded.value):
         raise _mismatch("Type", name, _kind(recorded), _kind(actual))
-    same = actual.value is recorded.value or not cannot_change(actual.value)  # else looked into
-    if not same and actual.value != recorded.value:
-        raise _mismatch("Value", name, repr(recorded.value), repr(actual.value))
+    if cannot_change(actual.value) and not same_bits(recorded.value, actual.value):
+        raise _mismatch("Value", name, *told_apart(recorded.value, actual.value))
 
 
 def _check_table(recorded: Table, actual: Structure, name: str) -> None:
     if not isinstance(actual, Table) or actual.kind is not recorded.kind:
         raise _mismatch("Type", name, _kind(recorded), _kind(actual))
     check_keys(recorded.keys, actual.keys, name)
-    parts = dict(zip(actual.keys, actual.parts, strict=True))
+    parts = dict(zip(map(bits, actual.keys), actual.parts, strict=True))
     for key, part in zip(recorded.keys, recorded.parts, strict=True):
-        check_same(part, parts[key], f"{name}[{key}]")
+        check_same(part, parts[bits(key)], f"{name}[{key}]")
 
 
 def _check_items(recorded: Items | Custom, actual: Structure, name: str) -> None:
@@ -253,8 +253,10 @@ def check_keys(expected: Sequence[Any], actual: Sequence[Any], name: str) -> Non
     Raises:
         poptorch.Error: naming missing and unexpected keys.
     """
-    missing = [str(key) for key in expected if key not in actual]
-    unexpected = [str(key) for key in actual if key not in expected]
+    # Forward may compute with keys, and 1, 1.0 and True are equal.
+    before, now = {bits(key) for key in expected}, {bits(key) for key in actual}
+    missing = [str(key) for key in expected if bits(key) not in now]
+    unexpected = [str(key) for key in actual if bits(key) not in before]
     if missing or unexpected:
         parts = [f"Missing arguments: {', '.join(missing)}."] if missing else []
         if unexpected:

@@ -3,8 +3,10 @@
 import dataclasses
 import enum
 import functools
+import struct
 import types
 from collections import deque
+from decimal import Decimal
 
 import numpy
 import pytest
@@ -158,6 +160,60 @@ def test_nan_is_equal_to_itself():
     with pytest.warns(UserWarning, match="Output expected"):
         wrapped(*arguments)
     wrapped(*arguments)
+
+
+def nan(payload=0):
+    return struct.unpack(">d", struct.pack(">Q", 0x7FF8000000000000 | payload))[0]
+
+
+def holding(value):
+    return types.SimpleNamespace(held=value)
+
+
+# Two constants that are equal in Python, or written alike, and give other results.
+EQUAL = {
+    "zeros": (0.0, -0.0, "value: expected 0.0, found -0.0"),
+    "complex zeros": (0j, complex(0.0, -0.0), "value: expected 0j"),
+    "zeros in a list": ([0.0], [-0.0], r"value\[0\]: expected 0.0"),
+    "keys of a dictionary": ({1: X}, {True: X}, "value: Missing arguments: 1"),
+    "zeros as keys": ({0.0: X}, {-0.0: X}, "value: Missing arguments: 0.0"),
+    "payloads of NaN": (nan(), nan(1), "value: expected nan .bits 7ff8000000000000., found nan"),
+    "zeros of an object": (holding(0.0), holding(-0.0), r"value\.held: expected 0\.0, found -0\.0"),
+    "zeros of a set": ({0.0}, {-0.0}, r"value: expected \{0\.0\}"),
+    "one in a set": ({1}, {True}, r"value: expected \{1\}"),
+    "zeros of numpy": (numpy.float64(0.0), numpy.float64(-0.0), "value: expected"),
+    "small zeros of numpy": (numpy.float32(0.0), numpy.float32(-0.0), "value: expected"),
+    "decimal zeros": (Decimal("0"), Decimal("-0"), "value: expected"),
+    "enclosed zeros": (multiplied([0.0]), multiplied([-0.0]), r"value\.factor\[0\]: expected 0"),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "named"), EQUAL.values(), ids=EQUAL)
+def test_constants_are_compared_by_bits(first, second, named):
+    wrapped = given(lambda value: 1.0)
+    wrapped(X, first)
+    wrapped(X, first)
+    with pytest.raises(poptorch.Error, match=f"mismatch for {named}"):
+        wrapped(X, second)
+    wrapped.destroy()
+    wrapped(X, second)
+    wrapped(X, second)
+
+
+@pytest.mark.parametrize("make", [nan, lambda: complex(nan(), 0), lambda: [nan()]])
+def test_a_new_object_of_nan_is_the_constant_that_it_was(make):
+    wrapped = given(lambda value: 1.0)
+    wrapped(X, make())
+    wrapped(X, make())
+
+
+def test_the_sign_of_zero_reaches_the_result():
+    def signs(zero):
+        wrapped = given(lambda value: value)
+        return torch.signbit(wrapped(X, zero)).tolist()
+
+    assert signs(0.0) == [False, False]
+    assert signs(-0.0) == [True, True]
 
 
 def test_an_iterator_is_refused():

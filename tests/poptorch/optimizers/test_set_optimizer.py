@@ -106,6 +106,7 @@ def _change(optimizer, name, value):
     [
         ("torch", "weight_decay", 0.1, "weight_decay of group 0"),
         ("torch", "momentum", 0.1, "momentum of group 0"),
+        ("torch", "weight_decay", -0.0, "weight_decay of group 0: 0.0 to -0.0"),
         ("torch", "nesterov", True, "nesterov of group 0"),
         ("torch adam", "betas", (0.5, 0.9), "beta1 of group 0: 0.9 to 0.5"),
         ("torch adam", "eps", 0.1, "eps of group 0"),

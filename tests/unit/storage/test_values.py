@@ -1,13 +1,15 @@
 """Values survive being written as JSON, and nothing else can be made by reading."""
 
+import copy
 import json
 import math
+import struct
 
 import pytest
 import torch
 
 from abele.errors import SerializationError
-from abele.storage.values import decode, encode
+from abele.storage.values import bits, decode, encode
 
 VALUES = [
     None,
@@ -41,8 +43,39 @@ def test_a_value_survives(value):
     assert (type(data), repr(data)) == (type(value), repr(value))
 
 
-def test_nan_survives():
-    assert math.isnan(decode(json.loads(json.dumps(encode(math.nan), allow_nan=False))))
+@pytest.mark.parametrize(
+    "bits_of_nan", ["7ff8000000000000", "fff8000000000000", "7ff8000000000001"]
+)
+def test_nan_survives_with_all_bits(bits_of_nan):
+    (value,) = struct.unpack(">d", bytes.fromhex(bits_of_nan))
+    data = decode(json.loads(json.dumps(encode([value, complex(value, 1)]), allow_nan=False)))
+    assert bits(data) == bits([value, complex(value, 1)])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (0.0, -0.0),
+        (1, True),
+        (1, 1.0),
+        (0j, complex(0.0, -0.0)),
+        ((0.0,), (-0.0,)),
+        ([1], (1,)),
+        ({0.0}, {-0.0}),
+        ({1: 2}, {True: 2}),
+        ({1: 0.0}, {1: -0.0}),
+        (math.nan, -math.nan),
+    ],
+    ids=repr,
+)
+def test_bits_tell_values_apart_that_are_equal(one, other):
+    assert bits(one) != bits(other)
+    assert bits(one) == bits(copy.deepcopy(one))
+
+
+def test_nan_has_the_bits_of_nan():
+    assert math.nan != float("nan")
+    assert bits(math.nan) == bits(float("nan"))
 
 
 def test_one_and_one_point_zero_and_true_stay_different():

@@ -18,7 +18,6 @@ from abele.kernels.binding import Norm
 from abele.kernels.on_tensors import channels_last, dense
 
 
-@functools.lru_cache(maxsize=4096)  # shapes of programs; the same at every step
 def _prepared(
     library: ctypes.CDLL,
     shape: torch.Size,
@@ -26,8 +25,16 @@ def _prepared(
     momentum: float = 0.0,
     eps: float = 0.0,
 ) -> tuple[Any, Callable[[], int]]:
-    """A norm of images of this shape, described for the kernels, and the threads it is worth."""
-    size, channels = shape.numel(), shape[1]
+    """Return a norm of images of this shape for the kernels, and how many threads it is worth."""
+    # As text, because a slope of -0.0 is another one than 0.0, to which it is equal.
+    return _described(library, shape, slope.hex(), momentum, eps)
+
+
+@functools.lru_cache(maxsize=4096)  # shapes of programs; the same at every step
+def _described(
+    library: ctypes.CDLL, shape: torch.Size, slope_hex: str, momentum: float, eps: float
+) -> tuple[Any, Callable[[], int]]:
+    slope, size, channels = float.fromhex(slope_hex), shape.numel(), shape[1]
     norm = Norm(size // channels, channels, momentum, eps, slope)
     return ctypes.byref(norm), prepared.threads_worth(library, size)
 
