@@ -1,8 +1,9 @@
 """A file that carries a model: a plain zip of named members, checked when read.
 
 ``manifest.json`` holds the kind of file, the writer's description, and the size and
-SHA-256 of every other member. Tensors are their raw bytes. Nothing is unpickled, nothing is
-unpacked to disk, nothing is compressed (weights do not shrink, and a small file cannot grow huge).
+SHA-256 of every other member. Tensors are their raw bytes in row-major order, beside their strides
+where these are others: code is written for the strides of constants. Nothing is unpickled, unpacked
+to disk or compressed (weights do not shrink, and a small file cannot grow huge).
 The checksums find damage, not malice: a file with compiled code is to be trusted like a program.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -92,7 +94,31 @@ def _bytes_of(name: str, value: Any) -> Any:
 def _tensor_data(value: Any) -> dict[str, Any]:
     if not isinstance(value, torch.Tensor):
         return {}
-    return {"shape": list(value.shape), "dtype": encode(value.dtype)["dtype"]}
+    shape, strides = list(value.shape), list(value.stride())
+    data = {"shape": shape, "dtype": encode(value.dtype)["dtype"]}
+    usual = strides == list(torch.empty(shape, device="meta").stride())
+    return data if usual or not _fits(shape, strides) else {**data, "strides": strides}
+
+
+def _fits(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether a tensor of these strides needs no more memory than its elements have."""
+    extent = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    return min(strides, default=0) >= 0 and (0 in shape or extent <= math.prod(shape))
+
+
+def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Return a copy with other strides; 0 repeats one element.
+
+    Raises:
+        ValueError: they need more memory than the tensor's elements.
+    """
+    if not _fits(tensor.shape, strides):
+        raise ValueError(f"strides {list(strides)} do not fit shape {list(tensor.shape)}")
+    source = tensor
+    for dim, step in enumerate(strides):
+        source = source.narrow(dim, 0, 1) if step == 0 and source.shape[dim] else source
+    made = torch.empty_strided(source.shape, strides, dtype=tensor.dtype).copy_(source)
+    return made.expand(tensor.shape)
 
 
 class Container:
@@ -169,7 +195,9 @@ class Container:
             dtype = decode({"dtype": self._members[name]["dtype"]})
             if not data:
                 return torch.empty(shape, dtype=dtype)
-            return torch.frombuffer(data, dtype=dtype).reshape(shape)
+            tensor = torch.frombuffer(data, dtype=dtype).reshape(shape)
+            strides = self._members[name].get("strides")
+            return tensor if strides is None else _laid_out(tensor, [*map(int, strides)])
         except (KeyError, TypeError, ValueError, RuntimeError, SerializationError) as error:
             raise self._corrupt(error) from error
 

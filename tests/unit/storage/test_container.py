@@ -22,6 +22,9 @@ TENSORS = {
     "t/none of it": torch.empty(0, 4, dtype=torch.float64),
     "t/flags": torch.tensor([True, False]),
     "t/turned": torch.arange(6).reshape(2, 3).t(),
+    "t/channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "t/column": torch.ones(1, 3).t(),
+    "t/expanded": torch.arange(3).expand(2, 3),
 }
 
 
@@ -44,6 +47,7 @@ def test_a_round_trip_keeps_everything(file):
     for name, value in tensors.items():
         expected = TENSORS[f"t/{name}"]
         assert (value.dtype, value.shape) == (expected.dtype, expected.shape)
+        assert value.stride() == expected.stride(), name
         torch.testing.assert_close(value, expected.resolve_conj(), rtol=0, atol=0, equal_nan=True)
     assert torch.signbit(tensors["float"][1, 1])
     tensors["half"].add_(1)  # its memory is its own
@@ -182,6 +186,26 @@ def test_a_tensor_of_a_size_that_it_does_not_have_is_refused(file):
     rewritten(file, change)
     with pytest.raises(CorruptExecutable):
         read_all(file)
+
+
+@pytest.mark.parametrize("strides", [[1, 1000], [-1, 1], [1], ["x", 1]])
+def test_strides_beyond_the_elements_of_a_tensor_are_refused(strides, file):
+    def change(members):
+        manifest = json.loads(members["manifest.json"])
+        manifest["members"]["t/turned"]["strides"] = strides
+        members["manifest.json"] = json.dumps(manifest)
+
+    rewritten(file, change)
+    with pytest.raises(CorruptExecutable, match="is damaged"):
+        read_all(file)
+
+
+def test_gaps_between_elements_are_not_written(tmp_path):
+    gaps = torch.arange(12).reshape(3, 4)[:, ::2]
+    write(tmp_path / "file", "test", {}, {"t": gaps})
+    with Container(tmp_path / "file", "test") as written:
+        assert written.tensor("t").stride() == (2, 1)
+        assert written.tensor("t").equal(gaps)
 
 
 def test_a_crash_while_writing_leaves_the_last_good_file(file, monkeypatch):
