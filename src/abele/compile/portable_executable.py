@@ -65,7 +65,7 @@ def pack(captured: Captured, made: Executable) -> tuple[dict[str, Any], dict[str
         members[f"outputs/{index}"] = value
     content = {
         "programs": [program.name for program in captured.programs],
-        "fingerprints": {program.name: program.fingerprint() for program in captured.programs},
+        "digests": {program.name: program.fingerprint() for program in captured.programs},
         "captured": {name: encode(getattr(captured, name)) for name in _plain_fields()},
         "key_parts": dict(made.key_parts),
         "chosen": executable.chosen_data(made.chosen),
@@ -85,7 +85,8 @@ def captured_in(file: Container, content: Mapping[str, Any]) -> Captured:
     for name in content["programs"]:
         text = file.text(f"programs/{name}.json")
         program = from_text(text, file.tensors(f"constants/{name}/"))
-        if program.fingerprint() != content["fingerprints"][name]:
+        # Files of older releases have digests of another kind under another name.
+        if program.fingerprint() != content.get("digests", {}).get(name, program.fingerprint()):
             raise CorruptExecutable(f"{file.path}: program {name} is not the one that was stored.")
         programs.append(program)
     outputs = {int(index): value for index, value in file.tensors("outputs/").items()}

@@ -23,7 +23,7 @@ import abele.ops  # noqa: F401 # pyright: ignore[reportUnusedImport] - registers
 from abele import _torch
 from abele.errors import AbeleError, SerializationError
 from abele.program import Program, Role, Slot, Stamp
-from abele.program.printing import user_line
+from abele.program.printing import program_text, user_line
 from abele.storage.values import decode, encode
 
 FORMAT = 1
@@ -292,10 +292,11 @@ def first_difference(stored: Program, wanted: Program) -> str | None:
     """Where two programs differ, in words, or None if they are the same."""
     if stored.fingerprint() == wanted.fingerprint():
         return None
-    old, new = (each.text(provenance=False).splitlines() for each in (stored, wanted))
+    texts = (program_text(each, provenance=False, strides=True) for each in (stored, wanted))
+    old, new = (text.splitlines() for text in texts)
     for left, right in zip(old, new, strict=False):
         if left != right:
             return f"program {stored.name}: {left.strip()!r} there, {right.strip()!r} here"
     if len(old) != len(new):
         return f"program {stored.name}: {len(old)} lines there, {len(new)} here"
-    return f"program {stored.name}: the values of its constants"
+    return f"program {stored.name}: the values or strides of its constants"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import hashlib
 import keyword
 import operator
 import re
@@ -140,15 +139,13 @@ class Program:
         return program_text(self, provenance=provenance)
 
     def fingerprint(self) -> str:
-        """A hash of everything that decides what the program computes."""
-        digest = hashlib.sha256(self.text(provenance=False).encode())
-        # A tensor that forward uses is a constant of the program, registered or not.
-        for name, constant in sorted(self.graph.state_dict().items()):
-            digest.update(name.encode())
-            # As bytes: numpy has no bfloat16.
-            flat = constant.detach().cpu().contiguous().reshape(-1)
-            digest.update(flat.view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        """Return a digest of everything in the program that decides its code.
+
+        See ``abele.program.fingerprint``.
+        """
+        from abele.program.fingerprint import fingerprint
+
+        return fingerprint(self)
 
     def verify(self) -> Program:
         """Checks the rules every stage may rely on and returns the program.

@@ -1,13 +1,16 @@
 """Programs as text: valid Python, with shapes, dtypes, roles and the user's source lines.
 
 Two forms come from here. With provenance it is for people: header, phases, source lines. Without,
-it is canonical: node names are counted, nothing depends on paths or times, so it can be hashed.
+it is canonical: node names are counted, nothing depends on paths or times. With strides, equal
+texts also mean equal layouts, so that it can be hashed.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,17 +89,38 @@ def type_text(value: Any) -> str:
     return type(value).__name__
 
 
-def program_text(program: Program, *, provenance: bool) -> str:
-    """Prints ``program``; see ``Program.text``."""
+def _layout_text(value: Any) -> str:
+    """``f32[16, 10] strides [1, 16]`` for a tensor, a tuple of such for several results.
+
+    Strides are there for contiguous tensors too: torch leaves those of dimensions of one element
+    undefined, and emitted code may multiply by them.
+    """
+    if isinstance(value, torch.Tensor):
+        where = "" if value.device.type == "cpu" else f" on {value.device}"
+        return f"{type_text(value)} strides {list(value.stride())}{where}"
+    if is_sequence(value):
+        return f"({', '.join(map(_layout_text, value))})"
+    return type_text(value)
+
+
+def program_text(program: Program, *, provenance: bool, strides: bool = False) -> str:
+    """Prints ``program``; see ``Program.text``.
+
+    Args:
+        program: to be printed.
+        provenance: show who changed the program, and phases and lines of the user's source.
+        strides: show strides and device of each tensor.
+    """
     names = _node_names(program)
+    kind = _layout_text if strides else type_text
     lines = _header(program) if provenance else []
     lines.append(f"def {program.name}(")
     slots = zip(program.placeholders(), program.inputs, strict=True)
-    lines += [_parameter(node, names, slot) for node, slot in slots]
+    lines += [_parameter(node, names, slot, kind) for node, slot in slots]
     lines.append("):")
     phase, source = None, None
     for name, inner in subgraphs(program.graph):
-        lines += _body(name, inner, "    ")
+        lines += _body(name, inner, "    ", kind)
     for node in program.graph.graph.nodes:
         if node.op in ("placeholder", "output") or _names_a_graph(node, program.graph):
             continue
@@ -108,7 +132,7 @@ def program_text(program: Program, *, provenance: bool) -> str:
             if found_source and found_source != source:
                 lines.append(f"    # {found_source}")
                 source = found_source
-        lines.append(f"    {_statement(node, names)}")
+        lines.append(f"    {_statement(node, names, kind)}")
     returned = [names[node] for node in returned_nodes(program.graph)]
     lines.append(f"    return [{', '.join(returned)}]")
     return "\n".join(lines) + "\n"
@@ -151,7 +175,9 @@ def _name_values(
         names[node] = _unused(wanted, taken)
 
 
-def _body(name: str, graph: torch.fx.GraphModule, indent: str) -> list[str]:
+def _body(
+    name: str, graph: torch.fx.GraphModule, indent: str, kind: Callable[[Any], str]
+) -> list[str]:
     """The graph of a loop or branch as a function inside its program."""
     names: dict[torch.fx.Node, str] = {}
     given = [node for node in graph.graph.nodes if node.op == "placeholder"]
@@ -160,10 +186,10 @@ def _body(name: str, graph: torch.fx.GraphModule, indent: str) -> list[str]:
     _name_values(graph, names, set(names.values()))
     lines = [f"def {name}({', '.join(names[node] for node in given)}):"]
     for inner_name, inner in subgraphs(graph):
-        lines += _body(inner_name, inner, "    ")
+        lines += _body(inner_name, inner, "    ", kind)
     for node in graph.graph.nodes:
         if node.op not in ("placeholder", "output") and not _names_a_graph(node, graph):
-            lines.append(f"    {_statement(node, names)}")
+            lines.append(f"    {_statement(node, names, kind)}")
     lines.append(f"    return {_argument(output_node(graph).args[0], names)}")
     return [f"{indent}{line}" for line in lines]
 
@@ -179,22 +205,27 @@ def _unused(name: str, taken: set[str]) -> str:
     return name
 
 
-def _parameter(node: torch.fx.Node, names: dict[torch.fx.Node, str], slot: Slot) -> str:
+def _parameter(
+    node: torch.fx.Node, names: dict[torch.fx.Node, str], slot: Slot, kind: Callable[[Any], str]
+) -> str:
     written = ", written" if slot.mutated else ""
-    kind = type_text(node.meta["val"])
-    return f"    {names[node]},  # {kind} {slot.role}{written}"
+    return f"    {names[node]},  # {kind(node.meta['val'])} {slot.role}{written}"
 
 
-def _statement(node: torch.fx.Node, names: dict[torch.fx.Node, str]) -> str:
+def _statement(
+    node: torch.fx.Node,
+    names: dict[torch.fx.Node, str],
+    kind: Callable[[Any], str] = type_text,
+) -> str:
     if node.op == "get_attr":
-        return f"{names[node]} = constant({node.target!r})  # {type_text(node.meta.get('val'))}"
+        return f"{names[node]} = constant({node.target!r})  # {kind(node.meta.get('val'))}"
     if is_getitem(node):
         call = f"{names[node_argument(node, 0)]}[{node.args[1]}]"
     else:
         arguments = [_argument(argument, names) for argument in node.args]
         arguments += [f"{key}={_argument(value, names)}" for key, value in node.kwargs.items()]
         call = f"{node.target}({', '.join(arguments)})"
-    return f"{names[node]} = {call}  # {type_text(node.meta.get('val'))}"
+    return f"{names[node]} = {call}  # {kind(node.meta.get('val'))}"
 
 
 def _argument(value: Any, names: dict[torch.fx.Node, str]) -> str:
@@ -202,7 +233,15 @@ def _argument(value: Any, names: dict[torch.fx.Node, str]) -> str:
         return names[value]
     if is_sequence(value):
         return f"[{', '.join(_argument(item, names) for item in value)}]"
+    if type(value) is float and math.isnan(value):
+        return _nan_text(value)
     return str(value) if isinstance(value, torch.dtype | torch.device) else repr(value)
+
+
+def _nan_text(value: float) -> str:
+    """``nan``, or a name with all bits if they are not those of ``math.nan``."""
+    usual, here = (struct.pack(">d", each) for each in (math.nan, value))
+    return "nan" if here == usual else f"nan_{here.hex()}"
 
 
 def _source_text(node: torch.fx.Node) -> str | None:

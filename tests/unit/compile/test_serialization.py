@@ -99,7 +99,8 @@ def test_constants_travel_beside_the_text():
     changed = {name: value + 1 for name, value in constants.items()}
     other = from_text(text, changed)
     assert other.fingerprint() != program.fingerprint()
-    assert first_difference(other, program) == "program forward: the values of its constants"
+    said = "program forward: the values or strides of its constants"
+    assert first_difference(other, program) == said
 
 
 def branching(x):

@@ -82,18 +82,20 @@ def _same_as_stored(file: Container, packed: Mapping[str, Any], here: Captured) 
     try:
         for name in file.names:
             file.read(name)  # checks it
-        there = packed["fingerprints"]
-        if there == {program.name: program.fingerprint() for program in here.programs}:
+        digests = {program.name: program.fingerprint() for program in here.programs}
+        if packed.get("digests") == digests:
             return here
-        if list(there) != list(here.by_name):
+        if packed["programs"] != list(here.by_name):
             raise PefMismatchError(
-                f"{file.path} holds programs {', '.join(there)}, this model makes "
+                f"{file.path} holds programs {', '.join(packed['programs'])}, this model makes "
                 f"{', '.join(here.by_name)}. Compile it again."
             )
         different = [
             first_difference(program, here.by_name[program.name])
             for program in portable_executable.captured_in(file, packed).programs
         ]
+        if not any(different):
+            return here  # the file is of an older release, whose digests were of another kind
     except (CorruptExecutable, SerializationError) as error:
         raise PefDamagedError(
             f"{file.path} is damaged: {error} Compile the program again."
