@@ -184,7 +184,7 @@ def _build_for(
         parts = {**parts, **_choice(target, common, config)}
         record.seconds["passes"] += time.perf_counter() - started
     else:
-        parts = dict(stored.key_parts)
+        parts, record.executable = dict(stored.key_parts), stored.key
     record.lowerings = {each.name: executable.reasons_of(parts, each.name) for each in common}
     record.declined = {name: dict(each) for name, each in parts.get("declined", {}).items()}
     after = Lowered(

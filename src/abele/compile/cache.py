@@ -54,7 +54,7 @@ class ExecutableCache:
         self, programs: Sequence[Program], parts: Mapping[str, Any], target: Target
     ) -> Executable | None:
         """The stored executable with these key parts, or ``None``."""
-        path = self.path(executable.key_of(parts))
+        path = self._found(parts)
         if path in self._unusable:
             return None
         try:
@@ -64,6 +64,17 @@ class ExecutableCache:
         except (CorruptExecutable, ForeignExecutable, OSError) as error:
             self._set_aside(path, error)
             return None
+
+    def _found(self, parts: Mapping[str, Any]) -> Path:
+        """Return the file with these key parts; without a compiler, that of any compiler."""
+        key = executable.key_of(parts)
+        if parts.get("toolchain") or self.has(key):
+            return self.path(key)
+        for each in self._listed(SUFFIX):
+            with contextlib.suppress(CorruptExecutable, OSError):
+                if not executable.why_other(executable.read_manifest(each)["key_parts"], parts):
+                    return each
+        return self.path(key)
 
     def store(self, made: Executable) -> bool:
         """Keeps an executable; says whether that worked."""

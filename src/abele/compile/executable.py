@@ -155,7 +155,14 @@ def key_parts(
     target: Target,
     lowerings: Mapping[str, str | Sequence[str]] | None = None,
 ) -> dict[str, Any]:
-    """Everything that decides which executable is needed, as JSON values.
+    """Return everything that code is made from, as JSON values.
+
+    An executable is found by this key before any code is written, so the key has all that code is
+    written from: the programs, by fingerprints of everything in them; the sources of abele that
+    write; the machine as the target describes it, with torch and the kernel library; the compiler.
+    A variable of the environment counts by what it changes: ``CXX`` by the compiler,
+    ``ATEN_CPU_CAPABILITY`` by the target's capability, ``ABELE_LOWERING`` as asked, and options by
+    the programs and the configuration. The number of threads changes no code.
 
     How programs are lowered follows from that. Which of several lowerings is the fastest does not:
     it is found when they are compiled, and is in the executable.
@@ -171,6 +178,7 @@ def key_parts(
         "programs": {program.name: program.fingerprint() for program in programs},
         "config": config.compile_fields(),
         "target": target.describe(),
+        "toolchain": target.toolchain(),
         "choice": candidates.decided_by(target, measured=config.processes == 1),
     }
     if lowerings is not None:
@@ -188,8 +196,8 @@ def _deciding(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def following(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the parts of a key, how programs are lowered and why."""
-    return {name: parts[name] for name in FOLLOWS if name in parts}
+    """Return the parts of a key that tell how code was made: by what, how lowered, and why."""
+    return {name: parts[name] for name in (*FOLLOWS, "toolchain") if name in parts}
 
 
 def lowerings_of(parts: Mapping[str, Any], name: str) -> list[str]:
@@ -245,6 +253,8 @@ def why_other(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
             f"only those of layout {wanted['format']}"
         )
     stored, wanted = _deciding(stored), _deciding(wanted)
+    if not wanted.get("toolchain"):  # nothing here could make other code
+        stored["toolchain"] = ""
     if stored["target"]["target"] != wanted["target"]["target"]:  # each has a choice of its own
         stored["choice"] = wanted["choice"]
     return "; ".join(differences(stored, wanted))

@@ -24,6 +24,7 @@ from abele.compile.compiling import compile_programs, needed_once
 from abele.compile.jobs import Job, Result
 from abele.compile.native import end_with
 from abele.errors import CompilerError
+from abele.storage.values import decode
 
 
 def main(folder: str, parent: str) -> None:
@@ -64,6 +65,8 @@ def _made(folder: Path) -> Result:
 def _compiled(job: Job, cache: ExecutableCache, alone: ExecutableCache) -> Result:
     """Compiles and stores; in the job's own folder if the cache cannot be written."""
     torch.set_num_threads(job.threads)
+    dtype = job.parts["choice"].get("default_dtype", "float32")
+    torch.set_default_dtype(decode({"dtype": dtype}))  # code depends on it
     _keep_temporary_files_in(alone.folder)
     started = time.perf_counter()
     with contextlib.suppress(CompilerError):

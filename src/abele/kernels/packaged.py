@@ -35,6 +35,16 @@ def folder() -> Path | None:
     return None if here is None else _whole(FOLDER / here)
 
 
+def digests() -> list[str]:
+    """Return the digest of the list of objects that the package brings for this machine, if any.
+
+    Programs link these objects, which another compiler made.
+    """
+    here = level()
+    digest = None if here is None else _sha256(FOLDER / here / LIST)
+    return [] if digest is None else [digest[:16]]
+
+
 @functools.cache
 def _whole(folder: Path) -> Path | None:
     """A folder, if all files are there as they were made, of these sources."""

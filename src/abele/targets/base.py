@@ -410,7 +410,7 @@ class Target(abc.ABC):
         raise NotImplementedError(f"target {self.name!r} computes nothing to compare")
 
     def toolchain(self) -> str:
-        """Return what compiles code for this target here; empty if nothing does."""
+        """Return what tells the compiler of this target from another; empty if there is none."""
         return ""
 
     @abc.abstractmethod

@@ -95,27 +95,31 @@ def decided_by(target: Target, *, measured: bool) -> dict[str, Any]:
     if len(target.lowerings) == 1 and not target.lowerings[0].passes:
         return {}
     asked = os.environ.get(ENVIRONMENT, "")
-    return {"asked": asked, "measured": measured, "sources": _fingerprint()}
+    return {
+        "asked": asked,
+        "measured": measured,
+        "sources": _fingerprint(),
+        # Torch promotes a number beside integers to it, also where code is written.
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+    }
+
+
+#: Folders and files of this package that look at programs or change them between capture and code,
+#: with those that they import.
+DECIDING = (
+    *("_torch", "arena", "kernels", "ops", "passes", "program", "targets", "trace"),
+    *("containers.py", "processor.py"),
+)
 
 
 @functools.cache
 def _fingerprint() -> str:
-    """A hash of all that looks at programs or changes them between capture and code."""
+    """Return a hash of the sources in ``DECIDING``."""
     digest, package = hashlib.sha256(), Path(__file__).parents[1]
-    # The folders of packages, and what asks the processor which ways of computing suit it.
-    for part in (
-        "trace",
-        "program",
-        "passes",
-        "ops",
-        "kernels",
-        "arena",
-        "targets",
-        "processor.py",
-    ):
+    for part in DECIDING:
         path = package / part
         for source in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            digest.update(source.name.encode() + source.read_bytes())
+            digest.update(f"\0{source.relative_to(package)}\0".encode() + source.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -19,7 +19,7 @@ from abele.passes.of_lowerings.recurrent_loops import recurrent_loops
 from abele.passes.of_lowerings.recurrent_steps import recurrent_steps
 from abele.program import Program
 from abele.targets.base import Lowering, Run, Target
-from abele.targets.cpu.compiler import compiler, instruction_set
+from abele.targets.cpu.compiler import compiler, identity, instruction_set
 from abele.targets.cpu.emitted import headers
 from abele.targets.cpu.emitted.build import fingerprint as emitter_fingerprint
 from abele.targets.cpu.emitted.lowering import Emitted
@@ -104,13 +104,8 @@ class Cpu(Target):
         return program, Interpreter().compile(program).run
 
     def toolchain(self) -> str:
-        """Return path, size and time of the C++ compiler, which needs no process to be asked."""
-        path = compiler()
-        if path is None:
-            return ""
-        path = os.path.realpath(path)
-        about = os.stat(path)
-        return f"{path} {about.st_size} {about.st_mtime_ns}"
+        """Return what tells the C++ compiler from another; empty without one."""
+        return identity()
 
     def describe(self) -> Mapping[str, Any]:
         """The compiled code uses every instruction this processor has."""
@@ -121,7 +116,9 @@ class Cpu(Target):
             "machine": platform.machine(),
             "isa": instruction_set(),
             "options": _torch.default_options_for_cpu(),
-            "kernels": sources.fingerprint(),
+            # By this, torch and abele choose among kernels; ATEN_CPU_CAPABILITY lowers it.
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "kernels": " ".join((sources.fingerprint(), *packaged.digests())),
             "emitted": emitter_fingerprint(),
         }
 

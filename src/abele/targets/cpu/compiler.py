@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
+import os
+from pathlib import Path
 
 import torch
 
 from abele import processor
-from abele.kernels.sources import compiler
+from abele.errors import CompilerError
+from abele.kernels.build import cache_folder, tool_output
+from abele.kernels.sources import FLAGS, compiler
+from abele.storage import atomic
 
-__all__ = ["compiler", "instruction_set"]
+__all__ = ["compiler", "identity", "instruction_set"]
+
+# What GCC and clang read of the environment that changes which headers, passes or libraries they
+# use. Where a name is set, its value is part of the compiler's identity.
+_ENVIRONMENT = (
+    *("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"),
+    *("CCC_OVERRIDE_OPTIONS", "CCC_ADD_ARGS"),
+)
+# Macros of the compiler and, by ``cstddef``, of the C++ library and the C library.
+_MACROS = (*FLAGS, "-x", "c++", "-include", "cstddef", "-dM", "-E", os.devnull)
+_ELF = b"\x7fELF"
+_NAMES = ("g++", "gcc", "clang")
 
 
 @functools.cache
@@ -18,3 +36,54 @@ def instruction_set() -> str:
     capabilities = torch.cpu.get_capabilities()
     named = sorted(name for name, value in capabilities.items() if value is True)
     return " ".join((processor.instructions(), *named))
+
+
+def identity() -> str:
+    """Return a hash of everything that tells the C++ compiler from another, and its version.
+
+    Its version, the macros that it defines for our flags on this processor (which have the versions
+    of the C++ library and the C library, too), and the variables that change what it does. Empty
+    without a compiler.
+    """
+    path = compiler()
+    if path is None:
+        return ""
+    about = os.stat(path)
+    variables = tuple((name, os.environ[name]) for name in _ENVIRONMENT if os.environ.get(name))
+    return _identity(os.path.realpath(path), path, about.st_size, about.st_mtime_ns, variables)
+
+
+@functools.cache
+def _identity(
+    real: str, path: str, size: int, mtime_ns: int, variables: tuple[tuple[str, str], ...]
+) -> str:
+    """Ask a compiler, or the user's cache where it has been asked before.
+
+    Asking takes 15 ms. The file of a compiler says by its size and time that it is another one; a
+    script or ``ccache`` does not, so those are asked by each process.
+    """
+    name = repr((real, size, mtime_ns, variables, instruction_set(), _MACROS))
+    kept = cache_folder() / f"compiler_{hashlib.sha256(name.encode()).hexdigest()[:16]}.txt"
+    keeps = _tells_by_its_file(real)
+    if keeps:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return kept.read_text(encoding="utf-8")
+    try:
+        version, macros = tool_output([path, "--version"]), tool_output([path, *_MACROS])
+    except CompilerError:
+        return f"unknown: {real}"  # whoever compiles with it gets the message
+    digest = hashlib.sha256("\0".join((version, macros, repr(variables))).encode()).hexdigest()[:12]
+    said = f"{digest} {next(iter(version.splitlines()), '')}"
+    if keeps:
+        with contextlib.suppress(OSError):
+            atomic.write_text(kept, said)
+    return said
+
+
+def _tells_by_its_file(real: str) -> bool:
+    """Return whether a path is that of a compiler itself, not of a script or another program."""
+    try:
+        with open(real, "rb") as file:
+            return any(each in Path(real).name for each in _NAMES) and file.read(4) == _ELF
+    except OSError:
+        return False

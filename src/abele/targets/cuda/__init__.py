@@ -45,6 +45,10 @@ class Cuda(Target):
         moved = to_gpu(steps_but_of_lstms(program))
         return moved, straight_run(moved)
 
+    def toolchain(self) -> str:
+        """Return the version of NVRTC, which torch brings in several for one version of CUDA."""
+        return nvrtc.version()
+
     def describe(self) -> Mapping[str, Any]:
         """Kernels are built for one compute capability."""
         major, minor = torch.cuda.get_device_capability()

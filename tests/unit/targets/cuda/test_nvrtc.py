@@ -85,8 +85,10 @@ def test_why_nothing_can_be_compiled(monkeypatch):
 
     monkeypatch.setattr(nvrtc, "_library", lambda name: Missing())
     assert nvrtc.unavailable() == "NVRTC cannot be loaded (Failure finding libnvrtc.so)"
+    assert nvrtc.version() == ""
     monkeypatch.setattr(Missing, "nvrtcVersion", lambda self: (Status(0), 13, 0))
     assert nvrtc.unavailable() is None
+    assert nvrtc.version() == "NVRTC 13.0"
 
 
 def test_kept_code_is_that_of_its_headers(tmp_path, monkeypatch):

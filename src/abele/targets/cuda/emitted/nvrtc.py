@@ -37,6 +37,14 @@ def unavailable() -> str | None:
     return None
 
 
+def version() -> str:
+    """Return name and version of the compiler; empty if nothing can be compiled."""
+    if unavailable() is not None:
+        return ""
+    _, major, minor = _library("nvrtc").nvrtcVersion()
+    return f"NVRTC {major}.{minor}"
+
+
 @functools.cache
 def fingerprint() -> str:
     """Return a hash of the headers, which kept code is made of, too."""
