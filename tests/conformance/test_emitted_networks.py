@@ -14,7 +14,7 @@ import torch
 from abele import StepConfig
 from abele.errors import CaptureError
 from abele.targets.cpu.emitted import build
-from helpers import emitted_programs, random_programs, runs
+from helpers import emitted_library, emitted_programs, random_programs, runs
 from helpers.emitted_programs import Case
 
 COUNT = int(os.environ.get("ABELE_RANDOM_NETWORKS", "0"))
@@ -121,6 +121,7 @@ def test_networks_train_as_interpreted():
 def test_rows_bounds_and_constants_of_any_layout_train_as_interpreted(monkeypatch):
     """With the flags of short programs: GCC vectorises more of their loops."""
     monkeypatch.setattr(build, "_LONG", 10**9)
+    monkeypatch.setattr(emitted_library, "_FLAGS", build.FLAGS)
     assert tried(of_odd_network, COUNT or FEW_ALONE)["programs"] >= FEW_ALONE
 
 
