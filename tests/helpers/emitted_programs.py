@@ -173,8 +173,14 @@ def _state(program: Program, made: random_networks.Network, seed: int) -> Tensor
     return result
 
 
-def outcomes(cases: Sequence[Case], threads: int = 1) -> list[Outcome]:
-    """Compile the cases together and run each."""
+def outcomes(cases: Sequence[Case], threads: int = 1, flags: Sequence[str] = ()) -> list[Outcome]:
+    """Compile the cases together and run each.
+
+    Args:
+        cases: each with its inputs.
+        threads: that run each.
+        flags: for the compiler, instead of those that compile soonest.
+    """
     results = [Outcome(case.name) for case in cases]
     programs = [passes.run_only(passes.run(case.program), Emitted.passes) for case in cases]
     for program, outcome in zip(programs, results, strict=True):
@@ -186,7 +192,8 @@ def outcomes(cases: Sequence[Case], threads: int = 1) -> list[Outcome]:
         for case, program, outcome in zip(cases, programs, results, strict=True)
         if outcome.plan is not None
     ]
-    calls = together([each[1] for each in planned], [each.plan for each in results if each.plan])
+    plans = [each.plan for each in results if each.plan]
+    calls = together([each[1] for each in planned], plans, flags)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -18,7 +18,8 @@ inline void triangle(Index count, Index rows, Index columns, Index diagonal, con
   for (Index i = 0; i < count * rows; ++i)
     for (Index k = 0; k < columns; ++k) {
       const Index distance = k - i % rows - diagonal;
-      y[i * columns + k] = (upper ? distance >= 0 : distance <= 0) ? x[i * columns + k] : T(0);
+      const T value = x[i * columns + k];  // read in any case: g++ 12.2 reads wrongly under masks
+      y[i * columns + k] = (upper ? distance >= 0 : distance <= 0) ? value : T(0);
     }
 }
 

@@ -165,6 +165,11 @@ class _Writer:
         self._size, self._kept = unit.size, kept
         self._pointers: list[tuple[Buffer, int]] = []
         self._written: set[int] = set()
+        # All elements are read before anything is computed. g++ 11.3 and 12.2 move a read that is
+        # between two selections, as in relu(x) > 0 ? y : 0, into a branch of them, read y under a
+        # mask, and where a short inner loop becomes several vectors they use the first one's mask
+        # for all.
+        self._loads: list[str] = []
         self._names = 0
         # Registers that hold an element of a tensor: by its memory and where in it.
         self._values: dict[_Key, str] = {}
@@ -228,12 +233,12 @@ class _Writer:
         if shape is None or by_access is None:
             shape, by_access = self._turned()
         self._index = {key: _index(stride) for key, stride in by_access.items()}
-        body = [line for each in self._operations for line in self._lines(each)]
+        lines = [line for each in self._operations for line in self._lines(each)]
         types = [
             NAMES[buffer.dtype] if i in self._written else f"const {NAMES[buffer.dtype]}"
             for i, (buffer, _) in enumerate(self._pointers)
         ]
-        return Loop(shape, body, self._pointers, types)
+        return Loop(shape, [*self._loads, *lines], self._pointers, types)
 
     def kernel(self) -> Kernel:
         loop = self.loop()
@@ -273,7 +278,7 @@ class _Writer:
     def _lines(self, operation: Pointwise) -> list[str]:
         lines: list[str] = []
         texts = [
-            self._element(operand, dtype, lines) if isinstance(operand, Place) else operand
+            self._element(operand, dtype) if isinstance(operand, Place) else operand
             for operand, dtype in zip(operation.operands, operation.types, strict=True)
         ]
         name = self._name()
@@ -287,13 +292,13 @@ class _Writer:
             lines.append(f"p{pointer}[{self._index[self._key(result)]}] = {name};")
         return lines
 
-    def _element(self, place: Place, dtype: torch.dtype, lines: list[str]) -> str:
+    def _element(self, place: Place, dtype: torch.dtype) -> str:
         key = self._key(place)
         if key not in self._values:
             name = self._name()
             pointer = self._pointer(place)
             kind = NAMES[place.dtype]
-            lines.append(f"const {kind} {name} = p{pointer}[{self._index[key]}];")
+            self._loads.append(f"const {kind} {name} = p{pointer}[{self._index[key]}];")
             self._values[key] = name
         name = self._values[key]
         return name if place.dtype is dtype else f"{NAMES[dtype]}({name})"

@@ -12,7 +12,7 @@ from abele import arena, passes
 from abele.arena import running
 from abele.errors import CompilerError, CorruptExecutable
 from abele.targets.cpu.compiler import compiler
-from abele.targets.cpu.emitted import build
+from abele.targets.cpu.emitted import build, headers
 from abele.targets.cpu.emitted.lowering import Emitted
 from helpers.emitted_operators import Case, Compiled
 from helpers.emitted_programs import traced
@@ -182,6 +182,13 @@ def test_conservative_flags_come_after_those_in_use():
     assert parts[last] == "-O2"
     assert "-fno-tree-vectorize" in parts[last:]
     assert "-include" not in parts
+
+
+def test_flags_of_one_compiler_are_kept_from_others(monkeypatch):
+    monkeypatch.setattr(headers, "is_gcc", lambda path: False)
+    assert not set(build._READS_STAY) & set(build.command("int x;", "a.cpp", "a.so"))
+    monkeypatch.setattr(headers, "is_gcc", lambda path: True)
+    assert set(build._READS_STAY) < set(build.command("int x;", "a.cpp", "a.so"))
 
 
 @pytest.mark.compiler

@@ -85,6 +85,13 @@ def test_what_others_read_is_written():
     assert made.types == ["const float", "float", "float"]
 
 
+def test_elements_are_read_before_anything_is_computed():
+    first, second = place(3, 4), place(3, 4)
+    made = kernel(loop(first, place(3, 4)), loop(second, first, place(4)))
+    reads = [" = p" in line for line in made.text.splitlines() if line.startswith("  const")]
+    assert reads == [True, True, False, False]
+
+
 def test_operands_are_converted_to_the_type_of_the_computation():
     made = kernel(loop(place(3), place(3, dtype=torch.int64), place(3, dtype=torch.bool)))
     assert made.types == ["const int64_t", "const bool", "float"]

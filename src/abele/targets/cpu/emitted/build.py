@@ -54,6 +54,10 @@ _QUICK_FLAGS = (
     *("-ftree-slp-vectorize", "-funswitch-loops", "-fsplit-loops"),
     *("-finline-small-functions", "-fstrict-aliasing", "-fipa-cp", "-fipa-cp-clone"),
 )
+# g++ 11.3 and 12.2 read several vectors under the mask of the first one where a short inner loop
+# becomes several vectors and its body reads in a branch. Emitted loops read all elements first
+# (``translation.loops``); without these passes, no read moves from there into a branch.
+_READS_STAY = ("-fno-tree-sink", "-fno-thread-jumps")
 # Vectorizers are the parts of compilers that were found to be wrong: g++ 11.3 and 12.2 at -O3.
 _CONSERVATIVE_FLAGS = (
     *("-O2", "-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-fno-strict-aliasing"),
@@ -112,12 +116,14 @@ def command(text: str, source: str, result: str, *, conservative: bool = False) 
     """
     path, library = _compiler(), _library()
     assert library is not None
+    gcc = headers.is_gcc(path)
+    reads = _READS_STAY if gcc else ()
     if conservative:  # headers that were read with other flags do not fit
         flags = _CONSERVATIVE_FLAGS
     else:
-        quick = _QUICK_FLAGS if len(text) >= _LONG and headers.is_gcc(path) else ()
+        quick = _QUICK_FLAGS if len(text) >= _LONG and gcc else ()
         flags = (*quick, *headers.arguments(path, instruction_set()))
-    parts = [path, *FLAGS, *flags, f"-I{headers.FOLDER}", f"-I{sources.FOLDER}", source]
+    parts = [path, *FLAGS, *reads, *flags, f"-I{headers.FOLDER}", f"-I{sources.FOLDER}", source]
     called = kernels_of(text)
     if called:
         parts += kernels.linkable(path, instruction_set(), called)
