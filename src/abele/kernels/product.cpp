@@ -62,6 +62,7 @@ struct Share {
   Index c_row;
   bool added;
   Index behind;  // rows that follow those of a in memory
+  bool one_row;  // c has no other, in any thread
 
   const float* columns_of(Part along, Index column) const {
     return packed + along.begin * packed_columns + (first_column + column) * along.size;
@@ -78,7 +79,9 @@ void multiply_tile(const Share& share, Part rows, Index column, const Block& blo
     const bool add = share.added || along.begin > 0;
     const bool asks = share.packed == nullptr || ASKS_AFTER_PACKING;
     if (share.packed != nullptr) b = share.columns_of(along, column);
-    if (width == PRODUCT_COLUMNS)
+    if (share.one_row)
+      one_row_tile(width, along.size, a, b, c, add, ahead);
+    else if (width == PRODUCT_COLUMNS)
       TILES[a.column == 1][add][asks][rows.size - 1](along.size, a.data, long_step(a), b, c,
                                                      share.c_row, ahead.line, ahead.step);
     else
@@ -259,7 +262,8 @@ Share whole(const AbeleProduct& p, const float* a, const float* b, float* c) {
           c,
           p.c_row,
           p.added != 0,
-          0};
+          0,
+          p.rows == 1};
 }
 
 // One half of the inner dimension.

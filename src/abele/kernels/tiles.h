@@ -32,6 +32,9 @@ constexpr Index PACKED_ROWS = (PRODUCT_ROWS + LANES - 1) / LANES * LANES;
 
 // So many products are added in a register before they join c. Longer sums are less accurate.
 constexpr Index LONGEST_SUM = 192;
+// Where c is one row, libraries compute dots, in as many sums as several registers have lanes: there, two
+// sums of so many products each join the total in turn.
+constexpr Index SHORT_SUM = 8;
 
 // What is packed next, where a tile asks for it: packing would have to wait, while multiplying leaves
 // the memory idle. One line for each element along the inner dimension, without a condition: that
@@ -146,6 +149,41 @@ constexpr std::array<Tile, PRODUCT_ROWS> TILES[][2][2] = {
      {tiles<true, 2, true, false>(ALL_ROWS), tiles<true, 2, true, true>(ALL_ROWS)}}};
 constexpr std::array<Tile, PRODUCT_ROWS> HALF_TILES[] = {
     tiles<false, 1, false, true>(ALL_ROWS), tiles<true, 1, false, true>(ALL_ROWS)};
+
+// All of c's only row that one tile has: c[vectors] (+)= a[k] b[k, vectors].
+template <int vectors>
+void row_tile(Index k, const float* a, Index a_step, const float* b, float* c, bool add,
+              Ahead ahead) {
+  Vec totals[vectors] = {};
+  const auto products = [&](Index p, Vec* sums) {
+    const Vec value = broadcast(a[p * a_step]);
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; ++v) sums[v] += value * load(b + p * PRODUCT_COLUMNS + v * LANES);
+    __builtin_prefetch(ahead.line + p * ahead.step, 0, LATER);
+  };
+  Index p = 0;
+  while (p < k) {
+    Vec even[vectors] = {}, odd[vectors] = {};
+    const Index end = std::min(k, p + 2 * SHORT_SUM);
+    for (; p + 1 < end; p += 2) products(p, even), products(p + 1, odd);
+    for (; p < end; ++p) products(p, even);
+    for (int v = 0; v < vectors; ++v) totals[v] += even[v] + odd[v];
+  }
+  for (int v = 0; v < vectors; ++v) {
+    float* to = c + v * LANES;
+    store(to, add ? load(to) + totals[v] : totals[v]);
+  }
+}
+
+// The tile of whole columns, or of half of them, of a c that is one row.
+inline void one_row_tile(Index width, Index k, Matrix a, const float* b, float* c, bool add,
+                         Ahead ahead) {
+  float sums[PRODUCT_COLUMNS];
+  if (width == PRODUCT_COLUMNS)
+    return row_tile<2>(k, a.data, a.column, b, c, add, ahead);
+  (width <= LANES ? row_tile<1> : row_tile<2>)(k, a.data, a.column, b, sums, false, ahead);
+  for (Index j = 0; j < width; ++j) c[j] = add ? c[j] + sums[j] : sums[j];
+}
 
 // A tile of which c has only `width` columns.
 inline void narrow_tile(Index rows, Index width, Index k, Matrix a, const float* b, float* c,
