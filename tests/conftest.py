@@ -22,7 +22,7 @@ from abele import ExecutableCache, get_target
 from abele.compile import estimates, start
 from abele.runtime.take_over import TakeOver
 from abele.targets import ENVIRONMENT, Target, candidates
-from helpers import compiler_cache
+from helpers import compiler_cache, properties
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -76,6 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
+    properties.load_profile()
     _seed_only_what_is_here()
     # Torch traces its compiler at debug level, thousands of lines in the report of a failure.
     logging.getLogger("torch.__trace").propagate = False

@@ -75,6 +75,17 @@ def _destroyed_idle(*arguments, destroy=dist.destroy_process_group):
     destroy(*arguments)
 
 
+@contextlib.contextmanager
+def in_float64():
+    """Programs compute in float64 meanwhile, unless they say otherwise."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def printed(path):
     """What a program prints, without the lines that begin with the name of a package.
 

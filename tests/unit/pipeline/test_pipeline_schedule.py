@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from abele.pipeline.report import picture
+from abele.pipeline.running import Timed
 from abele.pipeline.schedule import (
     AHEAD,
     Task,
@@ -93,4 +95,15 @@ def test_the_picture_of_the_module():
         "F0 F1 F2 B0 F3 B1 B2 B3",
         "F0 F1 B0 F2 B1 F3 B2 B3",
         "F0 B0 F1 B1 F2 B2 F3 B3",
+    ]
+
+
+def test_a_timeline_has_digits_of_forwards_and_letters_of_backwards():
+    times = [
+        *(Timed(Task(0, 0), 0, 20), Timed(Task(1, 0), 20, 40), Timed(Task(0, 1), 20, 40)),
+        *(Timed(Task(1, 0, True), 40, 70), Timed(Task(0, 0, True), 70, 100)),
+    ]
+    assert picture(times, 2, width=10).splitlines() == [
+        "stage 0  0011...aaa",
+        "stage 1  ..00aaa...",
     ]

@@ -24,6 +24,9 @@ ONE_WAY = {
     *("by_hand_rounded", "modes_accumulation", "new_optimizer"),
     *("accumulation_by_argument", "accumulation_by_configuration"),
 }
+#: The norm of all gradients is summed by groups, not in the order of the model, so some processors
+#: round it otherwise. In float64, what both print has nine equal digits, more than float32 has.
+OTHER_ORDER = {"clipped_groups"}
 
 
 @pytest.mark.parametrize("name", port_fixtures.names(FIXTURES))
@@ -65,8 +68,14 @@ def test_there_and_back_prints_the_same_digits(name, tmp_path):
     back = result.after["there.py"]
     assert "poptorch" not in back
     (tmp_path / "back.py").write_text(back)
-    before = port_fixtures.printed(HERE / "rules" / f"{name}.in.py")
-    assert port_fixtures.printed(tmp_path / "back.py") == before
+    programs = HERE / "rules" / f"{name}.in.py", tmp_path / "back.py"
+    if name in OTHER_ORDER:
+        with port_fixtures.in_float64():
+            before, after = (list(map(float, port_fixtures.printed(each))) for each in programs)
+        assert after == pytest.approx(before, rel=1e-9, abs=0)
+    else:
+        before, after = map(port_fixtures.printed, programs)
+        assert after == before
 
 
 def test_the_hand_written_program_becomes_plain():
