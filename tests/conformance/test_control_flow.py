@@ -60,7 +60,6 @@ def _on(target, monkeypatch):
 
 
 @pytest.mark.usefixtures("_on")
-@pytest.mark.filterwarnings("ignore")  # deprecations inside of torch's compiler
 @pytest.mark.parametrize(
     "function",
     [pytest.param(each, marks=pytest.mark.thorough) for each in (flow, slices, decoder, clouds)],
@@ -79,7 +78,6 @@ def agree(function, wrapped, *more):
 
 
 @pytest.mark.usefixtures("_on")
-@pytest.mark.filterwarnings("ignore")  # deprecations inside of torch's compiler
 def test_everything_computes_what_the_host_does_and_a_wrong_index_ends_the_call_alone(target):
     wrapped, rows = inference(everything), torch.tensor([0, 1, 2])
     agree(everything, wrapped, rows)
@@ -102,7 +100,6 @@ class Speech(nn.Module):
 
 
 @pytest.mark.usefixtures("_on")
-@pytest.mark.filterwarnings("ignore")  # deprecations inside of torch's compiler
 def test_the_ctc_loss_trains_like_plain_pytorch():
     model = Speech()
     plain = copy.deepcopy(model)

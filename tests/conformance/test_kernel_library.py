@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +42,7 @@ def test_the_shared_library_needs_no_torch(tmp_path):
     assert {line.split()[-1] for line in symbols if line} == set(binding.SIGNATURES)
 
 
-def test_the_archive_links_to_plain_c(tmp_path):
+def test_objects_link_to_plain_c(tmp_path):
     """A window of 2x2 of a program in C: its largest value, and where it was."""
     main = object_of(
         tmp_path,
@@ -57,8 +56,10 @@ def test_the_archive_links_to_plain_c(tmp_path):
         }
         """,
     )
-    archive, program = build.static_library(COMPILER, instruction_set()), str(tmp_path / "program")
-    subprocess.run([COMPILER, main, str(archive), "-fopenmp", "-o", program], check=True)
+    build.compile_objects(COMPILER, instruction_set(), sources.KINDS["pools"])
+    objects = build.linkable(COMPILER, instruction_set(), sources.KINDS["pools"])
+    program = str(tmp_path / "program")
+    subprocess.run([COMPILER, main, *objects, "-fopenmp", "-o", program], check=True)
     subprocess.run([program], check=True)
     assert "torch" not in output("ldd", program)
 
@@ -125,24 +126,22 @@ def test_kernels_of_one_kind_need_no_others(kind, tmp_path):
 def cache_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build, "KERNELS", {"calls.cpp": 0.4})  # what compiles soon
-    monkeypatch.setattr(build, "SHIMS", {})
     build.cache_folder.cache_clear()
     yield tmp_path
     build.cache_folder.cache_clear()
 
 
-def test_archive_and_library_are_compiled_once(cache_folder):
+def test_the_library_is_compiled_once(cache_folder):
     assert build.missing_s(COMPILER, "here") > 0
-    build.everything(COMPILER, "here")
+    build.compile_objects(COMPILER, "here", [build.LIBRARY])
     assert build.missing_s(COMPILER, "here") == 0
-    first = build.static_library(COMPILER, "here")
+    first = build.library(COMPILER, "here")
     stamp = first.stat().st_mtime_ns
-    library = build.shared_library(COMPILER, "here")
-    assert library.startswith(b"\x7fELF")
-    assert build.static_library(COMPILER, "here") == first
+    assert build.shared_library(COMPILER, "here").startswith(b"\x7fELF")
+    assert build.library(COMPILER, "here") == first
     assert first.stat().st_mtime_ns == stamp
     made = {path.suffix for path in (cache_folder / "abele").iterdir()}
-    assert made == {".a", ".so", ".objects"}
+    assert made == {".so", ".objects"}
 
 
 @pytest.fixture
@@ -152,7 +151,7 @@ def two_sources(cache_folder, monkeypatch):
 
 
 def ended_in(source, monkeypatch):
-    """Make an archive in a process that ends while it compiles one of the sources."""
+    """Make the library in a process that ends while it compiles one of the sources."""
     compiled = build.compiled
 
     def one(compiler, folder, names):
@@ -163,7 +162,7 @@ def ended_in(source, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(build, "compiled", one)
         with pytest.raises(KeyboardInterrupt):
-            build.static_library(COMPILER, "here")
+            build.library(COMPILER, "here")
 
 
 def test_what_a_run_has_compiled_before_it_ended_is_not_compiled_again(two_sources, monkeypatch):
@@ -178,11 +177,11 @@ def test_what_a_run_has_compiled_before_it_ended_is_not_compiled_again(two_sourc
         return compiled(compiler, folder, given)
 
     monkeypatch.setattr(build, "compiled", noted)
-    build.static_library(COMPILER, "here")
+    build.library(COMPILER, "here")
     assert names == ["adam.cpp"]
 
 
-def test_objects_are_compiled_one_by_one_and_used_by_the_libraries(two_sources):
+def test_objects_are_compiled_one_by_one_and_used_by_the_library(two_sources):
     all_s = build.missing_s(COMPILER, "here")
     assert build.missing_s(COMPILER, "here", ["adam.cpp"]) == 0.25
     (path,) = build.linkable(COMPILER, "here", ["adam.cpp"])
@@ -190,26 +189,15 @@ def test_objects_are_compiled_one_by_one_and_used_by_the_libraries(two_sources):
     assert build.missing_s(COMPILER, "here", ["adam.cpp"]) == 0
     assert build.missing_s(COMPILER, "here") == all_s - 0.25
     stamp = Path(path).stat().st_mtime_ns
-    archive = build.static_library(COMPILER, "here")
+    build.library(COMPILER, "here")
     assert Path(path).stat().st_mtime_ns == stamp
-    assert build.linkable(COMPILER, "here", ["adam.cpp"]) == [str(archive)]
-
-
-def test_the_archive_stands_for_its_objects(two_sources):
-    archive = build.static_library(COMPILER, "here")
-    shutil.rmtree(archive.with_suffix(".objects"))
-    assert build.missing_s(COMPILER, "here", ["adam.cpp"]) == 0
-    assert build.makings(COMPILER, "here", ["adam.cpp"]) == [[]]
-    build.compile_objects(COMPILER, "here", ["adam.cpp"])
-    assert not archive.with_suffix(".objects").exists()
 
 
 def test_what_is_missing_can_be_made_by_another_process(two_sources, tmp_path):
     build.compile_objects(COMPILER, "here", ["adam.cpp"])
-    objects, libraries = build.makings(COMPILER, "here")
+    objects, (library,) = build.makings(COMPILER, "here")
     assert [Path(each.path).name for each in objects] == ["calls.cpp.o"]
-    assert {Path(each.path).suffix for each in libraries} == {".a", ".so"}
-    assert native._made([objects, libraries], tmp_path) is None
+    assert native._made([objects, [library]], tmp_path) is None
     assert build.missing_s(COMPILER, "here") == 0
     assert build.makings(COMPILER, "here") == [[]]
     assert not list(two_sources.rglob("*.partial"))
@@ -221,8 +209,8 @@ def test_a_damaged_object_costs_compiling_all_again(two_sources, monkeypatch):
     (kept,) = two_sources.glob("*/*")
     kept.write_bytes(b"cut off")
     with pytest.raises(CompilerError, match="could not be compiled"):
-        build.static_library(COMPILER, "here")
-    assert build.static_library(COMPILER, "here").is_file()
+        build.library(COMPILER, "here")
+    assert build.library(COMPILER, "here").is_file()
 
 
 @pytest.mark.usefixtures("cache_folder")
@@ -236,13 +224,13 @@ def test_of_several_that_want_them_at_once_one_compiles(monkeypatch):
 
     monkeypatch.setattr(build, "compiled", slowly)
     with ThreadPoolExecutor(3) as pool:
-        paths = {*pool.map(lambda _: build.static_library(COMPILER, "here"), range(3))}
+        paths = {*pool.map(lambda _: build.library(COMPILER, "here"), range(3))}
     assert len(paths) == len(calls) == 1
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(cache_folder):
     (cache_folder / "abele").write_text("a file where the folder should be")
-    assert Path(build.static_library(COMPILER, "here")).exists()
+    assert Path(build.library(COMPILER, "here")).exists()
 
 
 def test_what_a_call_could_not_have_does_not_spoil_the_next():

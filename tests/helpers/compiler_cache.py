@@ -1,7 +1,7 @@
 """A C++ compiler for tests that compiles the same source once, in whichever process and run.
 
-Most of a compiled test is g++ on code that Inductor generated, and most programs of the tests do
-not change from run to run. `install` makes a command that looks its output up by a hash of
+Most of a compiled test is g++ on emitted code, and most programs of the tests do not change from
+run to run. `install` makes a command that looks its output up by a hash of
 everything that decides it, and otherwise calls the real compiler. `--cache-clear` empties it.
 
 Only generated sources are looked up. Headers in the folders that a command names are part of the
@@ -30,8 +30,7 @@ def install(folder: Path, compiler: str, version: str) -> Path:
 
     Args:
         folder: where outputs are kept between runs.
-        compiler: path of the real compiler; the command has its name, which tells Inductor which
-            options it takes.
+        compiler: path of the real compiler, whose name the command has.
         version: whatever else decides the output, such as the versions of compiler and torch.
     """
     for kept in (*folder.glob("*.z"), *folder.glob("*.gch")):
@@ -65,8 +64,7 @@ def main(folder: Path, compiler: str, version: str, arguments: list[str]) -> int
 def _precompile(folder: Path, version: str, command: list[str]) -> int:
     """Links a precompiled header that is there under another name; compiles it otherwise.
 
-    Inductor names a header after everything that the program is linked with, which the header
-    does not depend on. Nothing is copied: these are a hundred megabytes and more.
+    Nothing is copied: these are tens of megabytes.
     """
     output = Path(command[command.index("-o") + 1])
     kept = folder / f"{_key(version, command[1:])}.gch"
@@ -102,15 +100,10 @@ def _sources(arguments: list[str]) -> list[str]:
 
 def _key(version: str, arguments: list[str]) -> str:
     sources, output = _sources(arguments), arguments.index("-o") + 1
-    # Inductor writes where it works into a comment of each source, and adds the commands once it
-    # has compiled it.
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "-").encode()
     digest = hashlib.sha256(version.encode())
     for position, word in enumerate(arguments):
         if word in sources:
-            content = Path(word).read_bytes().partition(b"\n// Compile cmd")[0]
-            content = content.replace(folder, b"").rstrip()
-            digest.update(hashlib.sha256(content).digest())
+            digest.update(hashlib.sha256(Path(word).read_bytes()).digest())
         elif position != output:
             digest.update(b"\0" + word.encode())
             for header in _headers(word):

@@ -235,6 +235,7 @@ def assert_close_by_norm(
     left, right = actual.tensors(), expected.tensors()
     assert left.keys() == right.keys()
     for name in left.keys() - {f"parameter {name}" for name in without}:
-        difference = torch.linalg.vector_norm((left[name] - right[name]).double())
-        norm = torch.linalg.vector_norm(right[name].double())
+        wide = torch.promote_types(right[name].dtype, torch.float64)  # of complex ones, too
+        difference = torch.linalg.vector_norm(left[name].to(wide) - right[name].to(wide))
+        norm = torch.linalg.vector_norm(right[name].to(wide))
         assert difference <= tolerance * norm, f"{name}: {difference / norm:.1e} of its norm"

@@ -40,7 +40,7 @@ import warnings
 from collections.abc import Iterator
 
 # What importing poptorch loads from elsewhere.
-PRELOADED = ("numpy", "torch", "torch.onnx", "torch._dynamo", "torch._inductor", "filelock")
+PRELOADED = ("numpy", "torch", "torch.onnx", "torch._dynamo", "filelock")
 SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "src")
 MOST_FILES = 64
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

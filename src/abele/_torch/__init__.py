@@ -1,7 +1,7 @@
 """Every name this project uses that torch does not promise to keep, each with its reason.
 
 When torch moves, this folder and ``tests/unit/_torch/test_torch_names.py`` change and nothing else
-does. Heavy imports (the compiler) stay inside functions: importing abele must not load Inductor.
+does. Heavy imports stay inside functions: importing abele must not load torch's compiler.
 """
 
 # pyright: reportPrivateUsage=false
@@ -13,9 +13,8 @@ import functools
 import importlib
 import logging
 import re
-import shlex
 import threading
-from collections.abc import Callable, Generator, Mapping, Reversible, Sequence
+from collections.abc import Callable, Generator, Reversible
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
@@ -74,9 +73,6 @@ __all__ = [
     "Interception",
     "OpOverload",
     "OpOverloadPacket",
-    "aoti_compile",
-    "aoti_handles",
-    "aoti_load",
     "children_by_name",
     "computes_half_convolutions",
     "convolution_with_activation",
@@ -363,48 +359,6 @@ def preserve_node_meta() -> Generator[None]:
         yield
 
 
-def aoti_compile(
-    module: torch.nn.Module,
-    inputs: Sequence[torch.Tensor],
-    path: str,
-    options: dict[str, Any],
-) -> None:
-    """Compile ``module`` ahead of time into the package file ``path``.
-
-    AOTInductor is documented for inference; its entry point lives in a private package.
-
-    Raises:
-        CompileFailure: the C++ compiler failed; carries its output.
-    """
-    from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompiler
-
-    exported = torch.export.export(module, tuple(inputs))
-    try:
-        inductor: Any = importlib.import_module("torch._inductor")
-        inductor.aoti_compile_and_package(exported, package_path=path, inductor_configs=options)
-    except (CppCompileError, InductorError, InvalidCxxCompiler) as error:
-        raise CompileFailure(str(error)) from None
-
-
-class CompileFailure(Exception):
-    """The native compiler's output, for a log file."""
-
-
-def aoti_load(path: str, device_index: int = -1) -> Callable[[list[torch.Tensor]], list[Any]]:
-    """Load a compiled package and return its call: flat inputs in, flat outputs out.
-
-    The documented loader starts by probing the vector instruction set with the C++ compiler,
-    which costs 10 to 20 s; the object behind it needs no compiler and takes milliseconds.
-    """
-    loader = aoti_handles().AOTIModelPackageLoader(path, "model", False, 1, device_index)
-    return loader.boxed_run
-
-
-def aoti_handles() -> Any:
-    """Turn tensors into handles of compiled code's C interface, and handles into tensors."""
-    return torch._C._aoti  # type: ignore[reportAttributeAccessIssue]
-
-
 def cudnn_rnn(*arguments: Any) -> tuple[torch.Tensor, ...]:
     """Call ``aten._cudnn_rnn`` so that what it warns of is a warning of Python.
 
@@ -412,60 +366,6 @@ def cudnn_rnn(*arguments: Any) -> tuple[torch.Tensor, ...]:
     """
     functions: Any = importlib.import_module("torch._VF")
     return functions._cudnn_rnn(*arguments)
-
-
-def default_options_for_cpu() -> dict[str, Any]:
-    """Inductor settings under which a whole training step compiled well on CPUs.
-
-    ``layout_optimization`` turns convolutions to channels-last, which costs small networks a third
-    of their speed; ``fallback_random`` keeps torch's own random stream, so that dropout draws the
-    numbers plain PyTorch draws; ``vec_isa_ok`` skips compiling test programs for an instruction
-    set that torch has already reported; ``dynamic_threads`` leaves the number of threads to the
-    process that runs the code, so that one executable serves ``torch.set_num_threads`` of any
-    value (measured: some 4 % slower than a count compiled in).
-    """
-    return {
-        "layout_optimization": False,
-        "fallback_random": True,
-        "cpp.vec_isa_ok": True,
-        "cpp.dynamic_threads": True,
-    }
-
-
-def option_for_compiler(path: str) -> dict[str, Any]:
-    """Make Inductor use this C++ compiler; it reads ``CXX`` once, when it is imported."""
-    return {"cpp.cxx": (None, path)}
-
-
-def option_for_threads() -> dict[str, Any]:
-    """Make Inductor write code for at least two threads, whatever this process has.
-
-    With one, torch 2.13 leaves out the marks of what only one thread of a parallel region may do.
-    As ``dynamic_threads`` lets the code run with any number, every thread would then do it: counts
-    of steps rose by several at a time.
-    """
-    return {"cpp.threads": max(2, torch.get_num_threads())}
-
-
-def compiler_cache_folder() -> str:
-    """Return where Inductor keeps what it makes; that stays so if temporary files move."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    return cache_dir()
-
-
-def options_for_kernels(library: Path, declarations: Mapping[OpOverload, str]) -> dict[str, Any]:
-    """Inductor settings that call operators through C functions linked from a static library.
-
-    Without them generated code looks a custom operator up and calls it through the dispatcher's
-    boxed interface, and a process that loads it has to have registered it. Inductor turns a
-    library's name into ``-lname`` and offers no way to say where it lies, hence the ``-L``.
-    """
-    name = library.stem.removeprefix("lib")
-    return {
-        "aot_inductor.custom_ops_to_c_shims": {op: [text] for op, text in declarations.items()},
-        "aot_inductor.custom_op_libs": [f"{name} -L{shlex.quote(str(library.parent))}"],
-    }
 
 
 def convolution_with_activation() -> OpOverload | None:

@@ -24,7 +24,7 @@ from abele.storage import atomic
 
 _KEPT = 24  # latest compiles of each lowering
 # Seconds, and seconds per node: a median over the rows of the benchmarks' table.
-_RATES = {"emitted": (0.7, 0.0003), "inductor": (9.0, 0.04)}
+_RATES = {"emitted": (0.7, 0.0003)}
 _NEAREST = 3  # programs of about as many nodes, whose times count
 _ALIKE = 1.2  # and by which factor they may differ, to say that this one takes less than usual
 

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 
-from abele import _torch
 from abele.compile import executable, jobs
 from abele.compile.cache import CacheWarning, ExecutableCache
 from abele.compile.compiling import compile_programs, needed_once
@@ -80,11 +79,10 @@ def _compiled(job: Job, cache: ExecutableCache, alone: ExecutableCache) -> Resul
 
 
 def _keep_temporary_files_in(folder: Path) -> None:
-    """Also those of torch's compiler, which would stay behind if this process is killed.
+    """Keep compilers' files, which would stay behind if this process is killed, in its folder.
 
     Not before: where locks are is for all processes the same.
     """
-    _torch.compiler_cache_folder()
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
 
 

@@ -1,7 +1,7 @@
 // Every function and structure of the kernels' library, for whoever calls it.
 //
 // This stays plain C that includes nothing but <stdint.h>, and the library needs neither torch nor
-// Python: link the archive, or open the shared object, and call. binding.py says it in ctypes.
+// Python: link its objects, or open the shared object, and call. binding.py says it in ctypes.
 //
 // Tensors are dense and of float32 unless said otherwise. Images are [images, channels, height,
 // width]; with `channels_last` that is their shape, and memory has [images, height, width,

@@ -1,10 +1,10 @@
-"""Compiles the kernels once per machine: objects to link, an archive of them, a library to load.
+"""Compiles the kernels once per machine: objects to link, and a library of all to load.
 
-Emitted programs link the objects whose kernels they call, and Inductor's the archive; programs that
-run operator by operator load the library. The names of all hold a hash of everything that decides
-their code; two versions never meet. Each object is kept as it is compiled, so that runs that end
-sooner than the compiler come to the end of it together. A package that was installed from a wheel
-may bring objects and library (``packaged.py``); then these are used.
+Emitted programs link the objects whose kernels they call; programs that run operator by operator
+load the library. The names of both hold a hash of everything that decides their code; two versions
+never meet. Each object is kept as it is compiled, so that runs that end sooner than the compiler
+come to the end of it together. A package that was installed from a wheel may bring objects and
+library (``packaged.py``); then these are used.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ import torch
 
 from abele.errors import CompilerError
 from abele.kernels import packaged, sources
-from abele.kernels.sources import KERNELS, SHIMS
+from abele.kernels.sources import KERNELS
 from abele.storage import files, temporary
 from abele.storage.turns import turn
 
-#: Among names of sources: all kernels as a library for Python, or with the shims as an archive.
-LIBRARY, ARCHIVE = "library", "archive"
-# To link either, in the same unit as ``KERNELS``.
-_LINK_S = {LIBRARY: 0.2, ARCHIVE: 0.1}
+#: Among names of sources: all kernels as a library for Python.
+LIBRARY = "library"
+_LINK_S = 0.2  # that linking it takes, in the same unit as ``KERNELS``
 #: What to do where they cannot be compiled.
 ADVICE = "Set CXX to another C++ compiler (g++ 11 or clang++ 14, or later)."
 #: How long to wait for another process that compiles the same, in seconds.
@@ -59,80 +58,71 @@ class Places(NamedTuple):
     """Where files are, or will be.
 
     Attributes:
-        archive: for compiled programs to link.
         library: for ``binding.load``.
         objects: a folder; one for each source that the package does not bring compiled.
         packaged: the folder of those that it brings, or None.
     """
 
-    archive: Path
     library: Path
     objects: Path
     packaged: Path | None
 
-    def linked(self, name: str) -> Path:
-        """The file that ``LIBRARY`` or ``ARCHIVE`` stands for."""
-        return self.library if name == LIBRARY else self.archive
-
     def object(self, source: str) -> Path:
-        """The object of a source."""
-        if self.packaged is None or source not in KERNELS:
-            return self.objects / f"{source}.o"
-        return self.packaged / f"{source}.o"
-
-
-def static_library(compiler: str, instruction_set: str) -> Path:
-    """Return the archive for compiled programs to link, compiled unless it is there already.
-
-    Args:
-        compiler: path of the C++ compiler.
-        instruction_set: what this processor has; another one needs another library.
-
-    Raises:
-        CompilerError: the compiler does not accept the kernels.
-    """
-    return _linked(compiler, instruction_set, ARCHIVE)
+        """Return the object of a source."""
+        return (self.packaged or self.objects) / f"{source}.o"
 
 
 def shared_library(compiler: str, instruction_set: str) -> bytes:
     """Return the library for ``binding.load``, compiled unless it is there already.
 
-    Takes and raises what ``static_library`` does. What the package brings needs no compiler.
+    Args:
+        compiler: path of the C++ compiler; not needed for a library that the package brings.
+        instruction_set: what this processor has; another one needs another library.
+
+    Raises:
+        CompilerError: the compiler does not accept the kernels.
     """
     brought = packaged.folder()
     if brought is not None:
         return (brought / packaged.LIBRARY).read_bytes()
-    with files.open_regular(_linked(compiler, instruction_set, LIBRARY)) as file:
+    with files.open_regular(library(compiler, instruction_set)) as file:
         return file.read()
 
 
-def everything(compiler: str, instruction_set: str) -> None:
-    """Make all that is missing. Takes and raises what ``static_library`` does."""
-    for name in (LIBRARY, ARCHIVE):  # the latter may be there without the former
-        _linked(compiler, instruction_set, name)
+def library(compiler: str, instruction_set: str) -> Path:
+    """Return the path of the library. Takes and raises what ``shared_library`` does.
+
+    Of processes that want it at once, instances of a program for example, one compiles.
+    """
+    places = _places(compiler, instruction_set)
+    if not places.library.is_file():
+        with turn(cache_folder(), WAITS_S):
+            if not places.library.is_file():
+                _make(compiler, places)
+    return places.library
 
 
 def compile_objects(compiler: str, instruction_set: str, names: Collection[str]) -> None:
-    """Compile objects of some sources, unless they or the archive are there.
+    """Compile objects of some sources, unless they are there.
 
     Args:
         compiler: path of the C++ compiler.
         instruction_set: what this processor has; another one needs other objects.
-        names: of sources, and maybe ``LIBRARY`` and ``ARCHIVE``.
+        names: of sources, and maybe ``LIBRARY``.
 
     Raises:
         CompilerError: the compiler does not accept the kernels.
     """
     places = _places(compiler, instruction_set)
-    for name in _unlinked(places, names):
-        _linked(compiler, instruction_set, name)
+    if LIBRARY in names:
+        library(compiler, instruction_set)
     if _missing(places, names):
         with turn(cache_folder(), WAITS_S):
             _compile(compiler, places, _missing(places, names))
 
 
 def linkable(compiler: str, instruction_set: str, names: Iterable[str]) -> list[str]:
-    """Return what a program links that calls kernels of some sources: the archive if it is there.
+    """Return the objects that a program links which calls kernels of some sources.
 
     Args:
         compiler: path of the C++ compiler.
@@ -140,8 +130,6 @@ def linkable(compiler: str, instruction_set: str, names: Iterable[str]) -> list[
         names: of sources, whose objects need not be there yet.
     """
     places = _places(compiler, instruction_set)
-    if places.archive.is_file():
-        return [str(places.archive)]
     return [str(places.object(name)) for name in names]
 
 
@@ -163,8 +151,10 @@ def makings(
         Making([*_compiling(compiler, source), "-o", RESULT], str(places.object(source)))
         for source in _missing(places, names)
     ]
-    linked = [_linking(compiler, places, name) for name in _unlinked(places, names)]
-    return [objects, linked] if linked else [objects]
+    wanted = names is None or LIBRARY in names
+    if wanted and not places.library.is_file():
+        return [objects, [_linking(compiler, places)]]
+    return [objects]
 
 
 def make(making: Making) -> None:
@@ -182,37 +172,20 @@ def make(making: Making) -> None:
 def missing_s(compiler: str, instruction_set: str, names: Collection[str] | None = None) -> float:
     """Return the processor time that making what is not there takes, in seconds; 0 if nothing.
 
-    Takes what ``makings`` does, and raises what ``static_library`` does.
+    Takes what ``makings`` does, and raises what ``shared_library`` does.
     """
-    places, seconds = _places(compiler, instruction_set), KERNELS | SHIMS
-    compiling = sum(seconds[each] for each in _missing(places, names))
-    return compiling + sum(_LINK_S[name] for name in _unlinked(places, names))
-
-
-def _unlinked(places: Places, names: Collection[str] | None) -> list[str]:
-    """Of library and archive, what is wanted and not there.
-
-    Archives take any object. That all are whole shows when the library is linked, so that is first.
-    """
-    if names is None or (ARCHIVE in names and not places.archive.is_file()):
-        wanted = [LIBRARY, ARCHIVE]
-    else:
-        wanted = [LIBRARY] if LIBRARY in names else []
-    return [name for name in wanted if not places.linked(name).is_file()]
+    places = _places(compiler, instruction_set)
+    wanted = names is None or LIBRARY in names
+    linking = _LINK_S if wanted and not places.library.is_file() else 0.0
+    return linking + sum(KERNELS[each] for each in _missing(places, names))
 
 
 def _missing(places: Places, names: Collection[str] | None) -> list[str]:
-    """Sources still to be compiled: for programs that link them, or for archive and library."""
-    wanted = {source for name in _unlinked(places, names) for source in _parts(name)}
-    if names is not None and not places.archive.is_file():
-        wanted.update(name for name in names if name not in (LIBRARY, ARCHIVE))
-    in_order = (source for source in _parts(ARCHIVE) if source in wanted)
+    """Return the sources still to be compiled: for programs that link them, or for the library."""
+    whole = (names is None or LIBRARY in names) and not places.library.is_file()
+    wanted = KERNELS if whole else names or ()
+    in_order = (source for source in KERNELS if source in wanted)
     return [source for source in in_order if not places.object(source).is_file()]
-
-
-def _parts(name: str) -> tuple[str, ...]:
-    """The sources of archive or library."""
-    return (*KERNELS, *SHIMS) if name == ARCHIVE else (*KERNELS,)
 
 
 def _places(compiler: str, instruction_set: str) -> Places:
@@ -224,12 +197,9 @@ def _places(compiler: str, instruction_set: str) -> Places:
         torch.__version__,
     )
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    # Names that differ: where both could be meant, linkers take the shared one.
-    folder, brought = cache_folder(), packaged.folder()
-    archive = folder / f"libabele_archive_{name}.a"
-    made = folder / f"abele_shared_{name}.so"
-    library = made if brought is None else brought / packaged.LIBRARY
-    return Places(archive, library, archive.with_suffix(".objects"), brought)
+    made, brought = cache_folder() / f"abele_shared_{name}.so", packaged.folder()
+    path = made if brought is None else brought / packaged.LIBRARY
+    return Places(path, made.with_suffix(".objects"), brought)
 
 
 @functools.cache
@@ -237,23 +207,10 @@ def _version(compiler: str) -> str:
     return tool_output([compiler, "--version"])
 
 
-def _linked(compiler: str, instruction_set: str, name: str) -> Path:
-    """Return archive or library, made if it is missing.
-
-    Of processes that start at once, instances of a program for example, one compiles.
-    """
-    places = _places(compiler, instruction_set)
-    if _unlinked(places, [name]):
-        with turn(cache_folder(), WAITS_S):
-            for each in _unlinked(places, [name]):
-                _make(compiler, places, each)
-    return places.linked(name)
-
-
-def _make(compiler: str, places: Places, name: str) -> None:
-    _compile(compiler, places, _missing(places, [name]))
+def _make(compiler: str, places: Places) -> None:
+    _compile(compiler, places, _missing(places, [LIBRARY]))
     try:
-        make(_linking(compiler, places, name))
+        make(_linking(compiler, places))
     except CompilerError:  # one of them is damaged: the next run compiles all again
         shutil.rmtree(places.objects, ignore_errors=True)
         raise
@@ -267,13 +224,10 @@ def _published(made: str, path: Path) -> None:
     os.replace(made, path)
 
 
-def _linking(compiler: str, places: Places, name: str) -> Making:
-    """What makes archive or library of the objects."""
-    objects = [str(places.object(source)) for source in _parts(name)]
-    if name == LIBRARY:
-        return Making(sources.linking(compiler, objects, RESULT), str(places.library))
-    archiver = os.environ.get("AR") or "ar"
-    return Making([archiver, "rcs", RESULT, *objects], str(places.archive))
+def _linking(compiler: str, places: Places) -> Making:
+    """Return what makes the library of the objects."""
+    objects = [str(places.object(source)) for source in KERNELS]
+    return Making(sources.linking(compiler, objects, RESULT), str(places.library))
 
 
 def _compile(compiler: str, places: Places, names: Collection[str]) -> None:
@@ -318,10 +272,7 @@ def compiled(
 
 def _compiling(compiler: str, source: str, flags: Sequence[str] | None = None) -> list[str]:
     wanted = sources.flags(packaged.level()) if flags is None else flags
-    command = sources.compiling(compiler, source, wanted)
-    if os.path.basename(source) in SHIMS:
-        command.append(f"-I{Path(torch.__file__).parent / 'include'}")
-    return command
+    return sources.compiling(compiler, source, wanted)
 
 
 def tool_output(command: list[str]) -> str:

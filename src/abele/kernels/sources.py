@@ -40,8 +40,6 @@ KERNELS = {
     "sgd.cpp": 0.4,
     "calls.cpp": 0.4,
 }
-#: What Inductor's code calls; only this knows torch, so it is in the archive alone.
-SHIMS = {"shims.cpp": 0.6}
 #: The sources of which functions of these kinds are made, with all that they call.
 KINDS = {
     "threads": ("calls.cpp",),

@@ -15,19 +15,16 @@ aten = torch.ops.aten
 _FORWARD = "abele::few_channel_conv"
 _BACKWARD = "abele::few_channel_conv_backward"
 
-# Compiled code passes plain pointers to the kernels.
-_TAGS = (torch.Tag.needs_contiguous_strides, torch.Tag.pt2_compliant_tag)
-
 torch.library.define(
     _FORWARD,
     "(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding) -> Tensor",
-    tags=_TAGS,
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
 torch.library.define(
     _BACKWARD,
     "(Tensor grad, Tensor x, Tensor weight, int[2] stride, int[2] padding, bool[3] output_mask)"
     " -> (Tensor, Tensor, Tensor)",
-    tags=_TAGS,
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
 
 

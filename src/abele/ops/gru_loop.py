@@ -24,13 +24,13 @@ torch.library.define(
     _FORWARD,
     "(Tensor inputs, Tensor weight, Tensor? bias, Tensor h, bool reverse, bool kept)"
     " -> (Tensor, Tensor)",
-    tags=(torch.Tag.needs_contiguous_strides, torch.Tag.pt2_compliant_tag),
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
 torch.library.define(
     _BACKWARD,
     "(Tensor? grad_states, Tensor? grad_h, Tensor weight, Tensor states, Tensor gates,"
     " bool reverse) -> (Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.needs_contiguous_strides, torch.Tag.pt2_compliant_tag),
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
 
 

@@ -23,13 +23,13 @@ torch.library.define(
     _FORWARD,
     "(Tensor inputs, Tensor weight, Tensor? bias, Tensor h, Tensor c, bool reverse, bool kept)"
     " -> (Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.needs_contiguous_strides, torch.Tag.pt2_compliant_tag),
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
 torch.library.define(
     _BACKWARD,
     "(Tensor? grad_states, Tensor? grad_h, Tensor? grad_c, Tensor weight, Tensor cells,"
     " Tensor gates, bool reverse) -> (Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.needs_contiguous_strides, torch.Tag.pt2_compliant_tag),
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
 
 

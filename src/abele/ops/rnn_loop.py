@@ -21,13 +21,13 @@ _BACKWARD = "abele::rnn_loop_backward"
 torch.library.define(
     _FORWARD,
     "(Tensor inputs, Tensor weight, Tensor? bias, Tensor h, bool relu, bool reverse) -> Tensor",
-    tags=(torch.Tag.needs_contiguous_strides, torch.Tag.pt2_compliant_tag),
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
 torch.library.define(
     _BACKWARD,
     "(Tensor? grad_states, Tensor? grad_h, Tensor weight, Tensor states, bool relu, bool reverse)"
     " -> (Tensor, Tensor)",
-    tags=(torch.Tag.needs_contiguous_strides, torch.Tag.pt2_compliant_tag),
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
 
 

@@ -60,7 +60,7 @@ class PipelineRunner:
         self.one_at_a_time = False
         self._pipeline = Pipeline(
             cut,
-            {part.name: executable.compiled[part.name].released() for part in cut.programs},
+            {part.name: executable.compiled[part.name].of_stage() for part in cut.programs},
             lambda part: [state.arguments(part, r) for r in range(state.config.replicas)],
             state.stream,
             lanes(state.device, cut.stages),

@@ -94,7 +94,7 @@ def _timed(
     try:
         with_clocks = lowering.clocked(program)
         if with_clocks is None:
-            return lowering.why_unclocked
+            return "its code has no place for clocks"
         plain = executable.compiled[program.name].run
         made = _both(program, plain, with_clocks, arguments, known, budget_s)
         return dataclasses.replace(made, made_up=state is None)

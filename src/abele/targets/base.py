@@ -74,8 +74,8 @@ class Compiled:
         self.payload = payload
         self.plan = plan
 
-    def released(self) -> Run:
-        """The same call, made so that other threads of Python run meanwhile."""
+    def of_stage(self) -> Run:
+        """Return the call for a thread beside others, such as a stage of a pipeline."""
         return self.run
 
     def repeated(self) -> Repeated | None:
@@ -128,7 +128,6 @@ class Lowering(abc.ABC):
             meanwhile if the caller allows that.
         manner: how programs run that are lowered this way, said of them.
         certain: what ``why`` takes runs best this way. Otherwise it is measured beside others.
-        why_unclocked: why ``clocked`` makes nothing, where it does not.
         trusted: results are never compared with those of the interpreter: it is the interpreter, or
             computes nothing.
     """
@@ -138,7 +137,6 @@ class Lowering(abc.ABC):
     manner: str = COMPILED
     certain: bool = True
     trusted: bool = False
-    why_unclocked: str = "its code has no place for clocks"
     passes: tuple[Pass, ...] = ()
 
     @abc.abstractmethod

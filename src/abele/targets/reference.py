@@ -28,11 +28,12 @@ class Interpreter(Lowering):
     name = "interpreter"
     manner = "are interpreted"
     trusted = True
+    certain = False
 
     def why(self, program: Program) -> str | None:
         """Take every program."""
         del program
-        return "the target interprets every program"
+        return "every program can be interpreted"
 
     def beside(self, program: Program) -> bool:
         """Be measured always: nothing is chosen that is slower than plain PyTorch."""

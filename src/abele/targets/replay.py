@@ -139,9 +139,9 @@ class Replayed(Compiled):
         self._seen: set[tuple[int, ...]] = set()
         self._captures: dict[tuple[int, ...], _Capture] = {}
 
-    def released(self) -> Run:
-        """The program without a capture: stages run in threads, each with a stream."""
-        return self._compiled.released()
+    def of_stage(self) -> Run:
+        """Return the program without a capture: stages run in threads, each with a stream."""
+        return self._compiled.of_stage()
 
     def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
         """One replay from rows of the host to results on the host, and nothing else.

@@ -25,7 +25,6 @@ from torch.utils import checkpoint
 from abele import _torch, processor
 from abele._torch import dynamo, fakes, graphs
 from abele._torch.parameters import counted_as_parameters
-from conftest import usable
 
 # Which modes were open before; queues that are compared by what they are.
 _FLAGS = {
@@ -73,15 +72,6 @@ def test_reading_a_fake_value_raises():
         fake.sum().item()
     with pytest.raises(_torch.DynamicOutputShapeException, match="nonzero"):
         fake.nonzero()
-
-
-def test_handles_of_tensors_turn_into_tensors_again():
-    handles = _torch.aoti_handles()
-    value = torch.arange(3)
-    made = handles.alloc_tensors_by_stealing_from_void_ptrs(
-        handles.unsafe_alloc_void_ptrs_from_tensors([value])
-    )
-    assert [each.data_ptr() for each in made] == [value.data_ptr()]
 
 
 def test_the_log_of_fakes_can_be_silent():
@@ -328,30 +318,6 @@ def test_subclasses_compute_like_plain_tensors():
         loud + 1
 
 
-def inductor_has(name):
-    """Whether Inductor knows a setting, by its dotted name."""
-    config = importlib.import_module("torch._inductor.config")
-    return name in config.get_config_copy() or hasattr(config, name)
-
-
-def test_inductor_knows_our_settings():
-    options = _torch.default_options_for_cpu()
-    shims = {torch.ops.aten.relu.default: "void f()"}
-    options |= _torch.options_for_kernels(Path("/x/lib.a"), shims)
-    options |= _torch.option_for_compiler("/x/g++") | _torch.option_for_threads()
-    assert [name for name in options if not inductor_has(name)] == []
-    assert not inductor_has("cpp.no_such_setting")
-
-
-def test_inductors_folder_stays_where_it_is(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "made"))
-    assert _torch.compiler_cache_folder() == str(tmp_path / "made")
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    folder = _torch.compiler_cache_folder()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert _torch.compiler_cache_folder() == folder
-
-
 def test_the_mode_of_a_capture_is_what_its_constructor_makes():
     made = vars(fakes._made_by_hand())
     expected = vars(_torch.FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True))
@@ -468,37 +434,6 @@ def test_cudnns_lstm_is_one_of_gpus():
     how = 2, 2, 0, 1, False, 0.0, True, False, [], None
     with pytest.raises(NotImplementedError, match="_cudnn_rnn"):
         _torch.cudnn_rnn(x, weights, 4, None, state, state, *how)
-
-
-@pytest.mark.compiler
-@pytest.mark.thorough  # every compiled test calls the same two functions
-@pytest.mark.filterwarnings("ignore")  # deprecations inside of torch's compiler
-def test_a_compiled_package_is_loaded_and_called(tmp_path):
-    usable("cpu")
-    path = str(tmp_path / "p.pt2")
-    _torch.aoti_compile(Scaled(), [torch.zeros(3)], path, _torch.default_options_for_cpu())
-    run = _torch.aoti_load(path)
-    doubled, total = run([torch.arange(3.0)])
-    torch.testing.assert_close(doubled, torch.tensor([0.0, 2.0, 4.0]), rtol=0, atol=0)
-    torch.testing.assert_close(total, torch.tensor(3.0), rtol=0, atol=0)
-
-
-def test_a_failing_compiler_is_an_error_of_ours(monkeypatch, tmp_path):
-    inductor = importlib.import_module("torch._inductor")
-    exceptions = importlib.import_module("torch._inductor.exc")
-
-    def fail(*_, **__):
-        raise exceptions.CppCompileError(["g++"], "boom")
-
-    monkeypatch.setattr(inductor, "aoti_compile_and_package", fail)
-    with pytest.raises(_torch.CompileFailure, match="boom"):
-        _torch.aoti_compile(Scaled(), [torch.zeros(3)], str(tmp_path / "p.pt2"), {})
-
-
-def test_a_package_that_is_none_is_a_runtime_error(tmp_path):
-    (tmp_path / "p.pt2").write_bytes(b"nonsense")
-    with pytest.raises(RuntimeError, match="zip"):
-        _torch.aoti_load(str(tmp_path / "p.pt2"))
 
 
 def test_hooks_and_children_can_be_looked_at():

@@ -34,7 +34,7 @@ def test_the_record_tells_what_happened(programs):
     assert record.executable == made.key
     assert record.seconds.keys() == {"passes", "compile"}
     (chosen,) = record.lowerings.values()
-    assert (chosen.name, chosen.reason) == ("kept code", "the target interprets every program")
+    assert (chosen.name, chosen.reason) == ("kept code", "every program can be interpreted")
     assert made.key_parts["lowerings"] == {"forward": "kept code"}
 
 

@@ -216,7 +216,7 @@ def test_a_miss_names_no_lowerings_where_something_else_differs():
     stored = {"config": {"replicas": 1}, "lowerings": {"step": "emitted"}, "reasons": {"step": "a"}}
     wanted = {
         "config": {"replicas": 2},
-        "lowerings": {"step": "inductor"},
+        "lowerings": {"step": "interpreter"},
         "reasons": {"step": "b"},
     }
     assert why_parts_differ(stored, wanted) == ["config.replicas: 1 there, 2 here"]

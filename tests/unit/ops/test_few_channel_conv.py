@@ -1,4 +1,4 @@
-"""Which convolutions and pools go to our own kernels, and what the operators mean."""
+"""Which convolutions go to our kernel of few channels, and what the operators mean."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from abele._torch import make_fx
-from abele.ops import few_channel_conv, max_pool
-from abele.passes.of_lowerings.few_channel_convolutions import few_channel_convolutions
-from abele.passes.of_lowerings.unpadded_max_pools import unpadded_max_pools
+from abele.ops import few_channel_conv
 from abele.program import Program, Role, Slot
+from abele.targets.cpu.emitted.calls.convolutions import few_channel_convolutions
 
 aten = torch.ops.aten
 
@@ -134,7 +133,6 @@ def test_operators_mean_what_aten_means(mask):
     [
         (few_channel_conv.forward, ([2, 1], [1, 0])),
         (few_channel_conv.backward, ([2, 1], [1, 0], [True] * 3)),
-        (max_pool.forward, ()),
     ],
 )
 def test_fake_results_have_the_real_shapes(operator, arguments):
@@ -142,30 +140,5 @@ def test_fake_results_have_the_real_shapes(operator, arguments):
     tensors = {
         few_channel_conv.forward: (x, weight, None),
         few_channel_conv.backward: (torch.randn(3, 4, 4, 6), x, weight),
-        max_pool.forward: (x,),
     }[operator]
     torch.library.opcheck(operator, (*tensors, *arguments), test_utils="test_faketensor")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "ours"),
-    [
-        (([2, 2], [2, 2]), True),
-        (([2, 2],), True),
-        (([3, 3], [2, 2]), False),
-        (([2, 2], [1, 1]), False),
-        (([2, 2], [2, 2], [1, 1]), False),
-        (([2, 2], [2, 2], [0, 0], [2, 2]), False),
-        (([2, 2], [2, 2], [0, 0], [1, 1], True), False),
-    ],
-)
-def test_replaces_plain_pools_of_two(arguments, ours):
-    def function(x):
-        return list(aten.max_pool2d_with_indices(x, *arguments))
-
-    x = torch.randn(2, 3, 9, 9)
-    before = program_of(function, x)
-    after = unpadded_max_pools(before).verify()
-    assert (max_pool.forward in targets(after)) is ours
-    for actual, expected in zip(after.graph(x), before.graph(x), strict=True):
-        assert torch.equal(actual, expected)

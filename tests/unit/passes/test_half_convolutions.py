@@ -123,6 +123,6 @@ def test_other_types_and_processors_keep_their_convolutions(monkeypatch):
     assert half_convolutions(in_half) is in_half
 
 
-@pytest.mark.parametrize("name", ["op_by_op", "emitted", "inductor"])
+@pytest.mark.parametrize("name", ["op_by_op", "emitted"])
 def test_lowerings_that_prepare_programs_have_it(name):
     assert half_convolutions in CPU.lowering(name).passes

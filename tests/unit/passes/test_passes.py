@@ -8,7 +8,6 @@ from abele import passes
 from abele.errors import ProgramError
 from abele.passes import PIPELINE, common_subexpressions, dead_code, identities
 from abele.passes._edit import editable, finished, one_after_the_other
-from abele.passes.of_lowerings.explicit_alpha import explicit_alpha
 from abele.program import Program, Role, Slot
 from helpers.models import MODELS
 from helpers.runs import assert_same_bits, captured, flat, rule_for, run, started
@@ -342,25 +341,3 @@ def test_constants_survive_the_pipeline():
     (program,) = captured(module, (X,)).programs
     (result,) = passes.run(program).graph(torch.ones(3), X)
     torch.testing.assert_close(result, flat(module(X))[0], rtol=0, atol=0)
-
-
-def test_the_factor_of_an_addition_becomes_a_product():
-    def build(call, x):
-        return [
-            call(aten.add.Tensor, x, x),
-            *(call(target, x, x) for target in (aten.sub.Tensor, aten.mul.Tensor)),
-        ]
-
-    program = program_of(build)
-    first = next(node for node in program.graph.graph.nodes if node.op == "call_function")
-    first.kwargs = {"alpha": 3}
-    program.graph.recompile()
-    lowered = explicit_alpha(program).verify()
-    assert [node.target for node in lowered.graph.graph.nodes if node.op == "call_function"] == [
-        aten.mul.Tensor,
-        aten.add.Tensor,
-        aten.sub.Tensor,
-        aten.mul.Tensor,
-    ]
-    assert torch.equal(lowered.graph(X)[0], X + 3 * X)
-    assert first.kwargs == {"alpha": 3}

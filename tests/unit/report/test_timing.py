@@ -116,16 +116,6 @@ def test_a_lowering_without_clocks_is_named(monkeypatch):
     assert program.untimed == "its code has no place for clocks"
 
 
-def test_the_page_says_why_inductors_code_is_not_timed(monkeypatch):
-    session, run = running("interpreter", monkeypatch)
-    inductor = get_target("cpu").lowering("inductor")
-    monkeypatch.setattr(type(session.executable), "lowering", lambda self, name: inductor)
-    timed = timing.timed(run, session.executable, session)
-    assert "fuses operators to functions that do not say which these were" in page(
-        timed, journal_of()
-    )
-
-
 def test_a_failure_is_no_end_of_the_run(monkeypatch):
     session, run = running("interpreter", monkeypatch)
     lowering = session.executable.lowering("step")

@@ -34,17 +34,12 @@ _MOST_CHANNELS = 64
 _MOST_PIXELS_PER_SAMPLE = 65536
 
 
-def few_channel_convolutions(program: Program) -> Program:
-    """Replace the convolutions that our kernels compute faster."""
-    return replaced(program, is_supported)
-
-
 def replaced(program: Program, is_ours: Callable[[torch.fx.Node], bool]) -> Program:
     """Replace convolutions by our kernels.
 
     Args:
         program: any.
-        is_ours: says which, of convolutions and their backwards; ``is_supported`` has to be true.
+        is_ours: says which, of convolutions and their backwards; ``why_not`` has to be None.
     """
     graph = editable(program)
     for node in graph.graph.nodes:
@@ -55,20 +50,10 @@ def replaced(program: Program, is_ours: Callable[[torch.fx.Node], bool]) -> Prog
     return finished(program, graph)
 
 
-def is_supported(node: torch.fx.Node, *, copied: bool = False) -> bool:
-    """Return whether our kernels support a convolution or its backward, and are faster at it.
-
-    Args:
-        node: any of the two.
-        copied: a gradient that does not lie in order is copied before.
-    """
-    return why_not(node, copied=copied) is None
-
-
-def why_not(node: torch.fx.Node, *, copied: bool = False) -> str | None:
+def why_not(node: torch.fx.Node) -> str | None:
     """Return why the library computes a convolution or its backward; ``None`` if our kernels do.
 
-    Takes what ``is_supported`` does.
+    Our kernels support those and are faster at them. A gradient that is not contiguous is copied.
     """
     arguments: tuple[Any, ...] = node.args
     if node.target is aten.convolution.default:
@@ -79,7 +64,7 @@ def why_not(node: torch.fx.Node, *, copied: bool = False) -> str | None:
     values = [each.meta["val"] for each in (x, weight, result)]
     if any(each != 1 for each in dilation) or transposed or groups != 1:
         return "the library's: our kernels know no dilation, transposition or groups"
-    in_order = values[:2] if copied and node.target is aten.convolution_backward.default else values
+    in_order = values if node.target is aten.convolution.default else values[:2]
     if not all(map(_plain, values)) or not all(value.is_contiguous() for value in in_order):
         return "the library's: our kernels are for contiguous images in float32"
     where = _library_gains(*values, one_by_one=_one_by_one(values[1], stride, padding))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from abele import _torch, arena
+from abele import arena
 from abele.errors import CompilerError
 from abele.kernels import build, packaged, sources
 from abele.kernels.build import Making
@@ -23,19 +23,13 @@ from abele.targets.cpu.compiler import compiler, identity, instruction_set
 from abele.targets.cpu.emitted import headers
 from abele.targets.cpu.emitted.build import fingerprint as emitter_fingerprint
 from abele.targets.cpu.emitted.lowering import Emitted
-from abele.targets.cpu.inductor import Inductor
 from abele.targets.cpu.op_by_op.lowering import OpByOp
 from abele.targets.reference import Interpreter
 
 _ARENA_S = 1.3  # that compiling what reserves memory takes, by g++ 12
-# The first that gives a reason takes a program, so Inductor takes what is left; the last is only
-# measured beside others.
-LOWERINGS: tuple[Lowering, ...] = (
-    OpByOp(),
-    Emitted(),
-    Inductor(),
-    Interpreter(),
-)
+# The first that gives a reason takes a program; the last takes what is left, and is measured beside
+# others.
+LOWERINGS: tuple[Lowering, ...] = (OpByOp(), Emitted(), Interpreter())
 
 
 class Cpu(Target):
@@ -91,10 +85,9 @@ class Cpu(Target):
             memory = pool.submit(arena.made, path) if wants_memory else None
             read = pool.submit(headers.make, path, instruction_set())
             names = _kernels(needed)
-            if names is None:
-                build.everything(path, instruction_set())
-            else:
-                build.compile_objects(path, instruction_set(), names)
+            build.compile_objects(
+                path, instruction_set(), [build.LIBRARY] if names is None else names
+            )
             if memory is not None:
                 memory.result()
             read.result()
@@ -115,7 +108,6 @@ class Cpu(Target):
             "system": sys.platform,
             "machine": platform.machine(),
             "isa": instruction_set(),
-            "options": _torch.default_options_for_cpu(),
             # By this, torch and abele choose among kernels; ATEN_CPU_CAPABILITY lowers it.
             "capability": torch.backends.cpu.get_cpu_capability(),
             "kernels": " ".join((sources.fingerprint(), *packaged.digests())),

@@ -32,10 +32,6 @@ class Checked(Compiled):
         super().__init__(_after(check, compiled.run), compiled.payload, compiled.plan)
         self._compiled, self._check, self._of_batch = compiled, check, of_batch
 
-    def released(self) -> Run:
-        """The same check, then the call of the compiled program that lets other threads run."""
-        return _after(self._check, self._compiled.released())
-
     def repeated(self) -> Repeated | None:
         """The same check for each run, where it looks at nothing but its batch."""
         repeated = self._compiled.repeated()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,16 +14,14 @@ from abele.targets.base import Run, Target
 from abele.targets.cuda.emitted import nvrtc
 from abele.targets.cuda.emitted.lowering import Emitted
 from abele.targets.cuda.gpu import current_gpu, to_gpu
-from abele.targets.cuda.inductor import OPTIONS, Inductor
 from abele.targets.cuda.op_by_op import OpByOp, straight_run
-from abele.targets.quiet import quiet_compiler
 
 
 class Cuda(Target):
     """The current GPU."""
 
     name = "cuda"
-    lowerings = (Emitted(), Inductor(), OpByOp())
+    lowerings = (Emitted(), OpByOp())
     cacheable = True
     measures = False  # the clock of the host does not see how long a GPU takes
 
@@ -30,7 +29,8 @@ class Cuda(Target):
         """Needs a CUDA build of torch and a GPU."""
         if torch.version.cuda is None:
             return "this torch is built without CUDA. Install a CUDA build of torch 2.13."
-        with quiet_compiler():  # it warns of a missing driver, which the reason says anyway
+        with warnings.catch_warnings():  # of a missing driver, which the reason says anyway
+            warnings.simplefilter("ignore")
             usable = torch.cuda.is_available()
         if not usable:
             return "no CUDA device was found. Check the driver with nvidia-smi."
@@ -57,7 +57,6 @@ class Cuda(Target):
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
             "capability": f"{major}.{minor}",
-            "options": dict(OPTIONS),
             "headers": nvrtc.fingerprint(),
         }
 

@@ -16,14 +16,9 @@ from abele.targets.translation.translate import VIEWS
 
 aten = torch.ops.aten
 
-# Calling these from Python costs nothing beside what they do.
-_HEAVY = (*convolutions.OPERATORS, *attention.HANDLERS)
-# Of all other operators, so many may be called from Python, or this share.
-_FEW, _SHARE = 8, 0.1
-
 
 def why(program: Program) -> str | None:
-    """Why a program gets code of its own, or ``None`` if it does not.
+    """Return why a program gets code of its own, or ``None`` if it does not.
 
     Args:
         program: after the common pipeline.
@@ -38,24 +33,34 @@ def why(program: Program) -> str | None:
 
 
 def why_not(program: Program) -> str | None:
-    """Why a program gets no code of its own, or ``None`` if it does; see ``why``."""
+    """Return why a program gets no code of its own, or ``None`` if it does; see ``why``."""
     impossible = why_impossible(program)
     if impossible is not None:
         return impossible
-    foreign, total = _foreign(program)
-    light = sum(node.target not in _HEAVY for node in foreign)
-    if light > max(_FEW, _SHARE * total):
-        return f"{light} of {total} operators would be called from Python"
+    if not any(_is_worth_code(node) for node in program.graph.graph.nodes):
+        return "torch would compute all of it"
     return None
 
 
 def why_impossible(program: Program) -> str | None:
-    """Why there can be no code for a program, or ``None`` if there can."""
+    """Return why there can be no code for a program, or ``None`` if there can."""
     if any(True for _ in subgraphs(program.graph)):
         return "it has loops or branches"
     if any(has_effect(node) for node in program.graph.graph.nodes):
         return "it prints or calls the host"
     return build.unavailable()
+
+
+def _is_worth_code(node: torch.fx.Node) -> bool:
+    """Whether code computes an operator, or other lowerings may do so in less time than torch."""
+    if node.op != "call_function" or _is_no_work(node):
+        return False
+    return _is_expressible(node) or node.target in (*convolutions.OPERATORS, *attention.HANDLERS)
+
+
+def _is_no_work(node: torch.fx.Node) -> bool:
+    """Whether an operator only shows what another one has computed."""
+    return is_getitem(node) or is_view(node) or node.target in VIEWS
 
 
 def _foreign(program: Program) -> tuple[list[torch.fx.Node], int]:
@@ -66,7 +71,7 @@ def _foreign(program: Program) -> tuple[list[torch.fx.Node], int]:
 
 def _is_expressible(node: torch.fx.Node) -> bool:
     """Whether an operator probably becomes code."""
-    if is_getitem(node) or is_view(node) or node.target in VIEWS:
+    if _is_no_work(node):
         return True
     if node.target in convolutions.OPERATORS:
         return convolutions.why_not(node) is None

@@ -10,7 +10,6 @@ import torch
 
 from abele.kernels import on_tensors
 from abele.kernels.on_tensors import CHANNELS_LAST
-from abele.ops import max_pool
 from abele.program import is_getitem
 
 aten = torch.ops.aten
@@ -52,7 +51,39 @@ def is_ours(node: _Node) -> bool:
         for user in users
     )
     x, *settings = arguments
-    return alone and max_pool.is_two_by_two(x.meta["val"], *settings)
+    return alone and _is_two_by_two(x.meta["val"], *settings)
+
+
+def _is_two_by_two(
+    x: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> bool:
+    """Return whether ``aten.max_pool2d_with_indices`` is one that our kernels compute.
+
+    They do it for batches of float32 images, in windows of 2x2 that overlap neither each other nor
+    a border.
+
+    Args:
+        x: ``[N, C, H, W]``, may be without data.
+        kernel: of each dimension, as the operator takes it; likewise the others.
+        stride: the kernel's if empty.
+        padding: at each border.
+        dilation: between the pixels of a window.
+        ceil_mode: whether windows may reach over the border.
+    """
+    return (
+        x.dtype is torch.float32
+        and x.dim() == 4
+        and set(kernel) == {2}
+        and set(stride) <= {2}
+        and set(padding) == {0}
+        and set(dilation) == {1}
+        and not (ceil_mode and (x.shape[2] % 2 or x.shape[3] % 2))
+    )
 
 
 def _readers(node: _Node) -> dict[_Node, list[_Node]]:

@@ -27,7 +27,7 @@ def why_not(node: torch.fx.Node) -> str | None:
     Args:
         node: any of the two, before or after ``few_channel_convolutions``.
     """
-    why = few_channels.why_not(node, copied=True)
+    why = few_channels.why_not(node)
     if why is None or is_product_or_depthwise(node):
         return None
     return next((way.why_not(node) for way in _WAYS if way.is_one(node)), why)
@@ -49,7 +49,7 @@ def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
 
 
 def _has_few_channels(node: torch.fx.Node) -> bool:
-    return not is_product_or_depthwise(node) and few_channels.is_supported(node, copied=True)
+    return not is_product_or_depthwise(node) and few_channels.why_not(node) is None
 
 
 HANDLERS = {
