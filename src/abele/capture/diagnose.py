@@ -56,6 +56,9 @@ _STATIC_INSTEAD = {
 # The same for tensors that are not dense.
 _NOT_DENSE = ("Cannot access storage of", "nested_tensor", "quantized nyi in meta tensors")
 
+# Errors of torch.utils.swap_tensors for tensors of a trace, and of module.to(), which calls it.
+_SWAPPED = ("because it has weakref associated with it", "_apply(): Couldn't swap")
+
 _Tensor: Any = torch.Tensor  # its methods have no types
 
 # What reads a tensor's memory without asking an operator.
@@ -166,6 +169,14 @@ def explained(*, shows: bool = False) -> Generator[None]:
             raise CaptureError(
                 "forward makes a tensor that is not dense, at "
                 f"{file}:{line}: `{code}`; a program computes with dense tensors. {INSTEAD}"
+            ) from error
+        if isinstance(error, RuntimeError) and any(text in str(error) for text in _SWAPPED):
+            file, line, code = user_frame(error)
+            raise CaptureError(
+                "forward puts other tensors in the place of parameters, at "
+                f"{file}:{line}: `{code}`. A program keeps the tensors it was compiled with. Call "
+                "module.to() and the like before the model is wrapped, and exchange values by "
+                "`a.data, b.data = b.data, a.data`."
             ) from error
         raise
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from abele import _torch
 from abele.capture import forward, gradient_hooks, loss_traps
@@ -20,11 +21,16 @@ from abele.capture.reentrant import refuse_reentrant_checkpoints
 from abele.capture.replacements import recurrent_layers
 from abele.capture.update_origins import Readers, readers
 from abele.capture.user_objects.references import References
+from abele.errors import CaptureError
 from abele.program import Role
 from abele.step import loss_scaling, reduction
 from abele.trace.tracer import Values
+from abele.warn import user_line
 
 Gradients = Mapping[str, torch.Tensor]
+
+_Tensor: Any = torch.Tensor  # its attributes have no types
+_CHANGES_TRAINING = (_Tensor.requires_grad_, _Tensor.requires_grad.__set__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +67,9 @@ def gradients_of(
         CaptureError: backward leads through a reentrant checkpoint.
         StepsNeeded: a recurrent layer as one operator would have other gradients than torch's.
     """
-    params, names = values.of(Role.PARAMETER), recipe.trained
+    params = values.of(Role.PARAMETER)
+    # Forward may freeze some, as plain PyTorch's steps would have them frozen from then on.
+    names = [name for name in recipe.trained if params[name].requires_grad]
     leaves = [params[name] for name in names]
     for name, leaf in zip(names, leaves, strict=True):
         original = recipe.state.originals[name]
@@ -69,7 +77,7 @@ def gradients_of(
     refuse_reentrant_checkpoints(heads)
     _require_only_readers(heads)
     with explained():
-        grads: Any = torch.autograd.grad(heads, leaves, seeds, allow_unused=True)
+        grads: Any = torch.autograd.grad(heads, leaves, seeds, allow_unused=True) if names else ()
     return {n: g.detach() for n, g in zip(names, grads, strict=True) if g is not None}
 
 
@@ -85,8 +93,32 @@ def differentiable(recipe: Recipe, values: Values) -> Generator[References]:
     """Put traced state in place while forward and backward are traced."""
     # Until backward is done: activation checkpointing runs parts of forward again there.
     hooks = gradient_hooks.checked_modules(recipe.state.modules)
-    with torch.enable_grad(), state_in_place(recipe, values) as references, hooks:
+    frozen = _FrozenParameters(recipe, values)
+    with torch.enable_grad(), frozen, state_in_place(recipe, values) as references, hooks:
         yield references
+
+
+class _FrozenParameters(TorchFunctionMode):
+    """Refuses to make a parameter trainable in forward that was frozen when it was captured."""
+
+    def __init__(self, recipe: Recipe, values: Values):
+        super().__init__()
+        params = values.of(Role.PARAMETER)
+        frozen = {each for group in recipe.rule.groups for each in group.params}
+        frozen -= {*recipe.trained}
+        self._names = {id(params[name]): name for name in frozen if name in params}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = self._names.get(id(args[0])) if func in _CHANGES_TRAINING else None
+        if name is not None and args[0].requires_grad:
+            raise CaptureError(
+                f"forward makes {name} trainable, at {user_line()}, which was frozen when the "
+                f"program was captured. Call {name}.requires_grad_() before the model is wrapped."
+            )
+        return result
 
 
 def micro_batch(recipe: Recipe, values: Values) -> MicroBatch:

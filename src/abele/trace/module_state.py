@@ -8,10 +8,15 @@ from collections.abc import Generator, Iterator, Mapping, Set
 from typing import Any, cast
 
 import torch
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.nn.parameter import is_lazy
 
 from abele.errors import CaptureError, ReassignedError
 from abele.program.dense import INSTEAD, other_kind
+from abele.warn import user_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,29 +149,54 @@ def substituted(
     """
     stores: list[tuple[str, torch.nn.Module, Store, Store, Store]] = []
     replacement = in_place_of(state, params, buffers)
+    lines: Lines = {}
     for kind in ("_parameters", "_buffers"):
         for prefix, owner, store in _stores(state.module, kind):
             original = dict(store)
             store.update({k: replacement[id(v)] for k, v in original.items() if v is not None})
             stores.append((prefix, owner, store, original, dict(store)))
     try:
-        yield
+        with _lines_noted(lines):
+            yield
         for prefix, owner, store, _, expected in stores:
-            _check_kept(prefix, owner, store, expected)
-        _refuse_new_modules(state.module, {id(store) for _, _, store, _, _ in stores})
+            _check_kept(prefix, owner, store, expected, lines)
+        _refuse_new_modules(state.module, {id(store) for _, _, store, _, _ in stores}, lines)
     finally:
         for _, _, store, original, _ in stores:
             store.clear()
             store.update(original)
 
 
-def _check_kept(prefix: str, owner: torch.nn.Module, store: Store, expected: Store) -> None:
+#: Where in the user's code a module last got a parameter or buffer, by ``id`` and name.
+Lines = dict[tuple[int, str], str]
+
+
+@contextlib.contextmanager
+def _lines_noted(lines: Lines) -> Generator[None]:
+    """Note the user's line of each parameter and buffer that a module gets while open."""
+
+    def note(module: torch.nn.Module, name: str, value: object) -> None:
+        lines[id(module), name] = f", at {user_line()}"
+
+    parameters = register_module_parameter_registration_hook(note)
+    buffers = register_module_buffer_registration_hook(note)
+    try:
+        yield
+    finally:
+        parameters.remove()
+        buffers.remove()
+
+
+def _check_kept(
+    prefix: str, owner: torch.nn.Module, store: Store, expected: Store, lines: Lines
+) -> None:
     kind = "Buffer" if store is owner.__dict__["_buffers"] else "Parameter"
     for key in {**expected, **store}:
         name = f"{prefix}.{key}" if prefix else key
+        line = lines.get((id(owner), key), "")
         if key not in expected:
             raise ReassignedError(
-                f"{kind} {name} is added to the model in forward. A static program keeps the "
+                f"{kind} {name} is added to the model in forward{line}. A static program keeps the "
                 f"state it was compiled with. Register {key} in __init__."
             )
         if key not in store:
@@ -176,16 +206,16 @@ def _check_kept(prefix: str, owner: torch.nn.Module, store: Store, expected: Sto
             )
         if store[key] is not expected[key]:
             raise ReassignedError(
-                f"{kind} {name} is reassigned within the model in forward. The program writes "
-                f"state in place. Use self.{key}.copy_(...) instead of self.{key} = ..."
+                f"{kind} {name} is reassigned within the model in forward{line}. The program "
+                f"writes state in place. Use self.{key}.copy_(...) instead of self.{key} = ..."
             )
 
 
-def _refuse_new_modules(module: torch.nn.Module, known: Set[int]) -> None:
+def _refuse_new_modules(module: torch.nn.Module, known: Set[int], lines: Lines) -> None:
     for kind in ("_parameters", "_buffers"):
         for prefix, owner, store in _stores(module, kind):
             if id(store) not in known:
-                _check_kept(prefix, owner, store, {})
+                _check_kept(prefix, owner, store, {}, lines)
 
 
 def in_place_of(

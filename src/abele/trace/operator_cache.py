@@ -24,6 +24,7 @@ from abele import _torch
 from abele._torch import OpOverload
 from abele._torch.copies import copied_node
 from abele.containers import is_sequence
+from abele.trace.assigned_data import SET, AssignedData
 from abele.trace.constants import computed, results
 from abele.trace.kept_results import results_of
 from abele.trace.layouts import UnknownError, key_of_call, layout_of
@@ -48,6 +49,7 @@ _META = ("val", "tensor_meta")
 _OF_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _LIFT = torch.ops.aten.lift_fresh.default
 _AS_STRIDED = torch.ops.aten.as_strided.default
+_DETACH = torch.ops.aten.detach.default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +87,7 @@ class _Given:
 @contextlib.contextmanager
 def remembering(
     mode: _torch.FakeTensorMode, state: Mapping[int, str] | None = None
-) -> Generator[Callable[[], list[Left]]]:
+) -> Generator[tuple[AssignedData, Callable[[], list[Left]]]]:
     """While open, the trace under way caches operators, and writes user's lines on nodes.
 
     Args:
@@ -93,21 +95,33 @@ def remembering(
         state: memory of parameters and buffers, with their names.
 
     Yields:
-        What tells the plain tensors that forward has changed, with their values where known.
+        The tensors whose data forward assigns, and a function that returns the plain tensors that
+        forward has changed, with their values where known.
     """
     with _torch.Interception() as trace:
         plain = PlainTensors(trace, mode, state or {})
-        memo = _Memo(trace, mode, plain)
+        assigned = AssignedData(trace)
+        memo = _Memo(trace, mode, plain, assigned)
         trace.intercept(memo.call, memo.created, results_of)
-        with plain.open():
-            yield lambda: [(each, computed(each.node, trace.tracer)) for each in plain.written()]
+        # Backward computes checkpoints again without the modes of forward.
+        again = _torch.recomputed_within(lambda: assigned)
+        with plain.open(), assigned, again:
+            yield (
+                assigned,
+                lambda: [(each, computed(each.node, trace.tracer)) for each in plain.written()],
+            )
 
 
 class _Memo:
     def __init__(
-        self, trace: _torch.Interception, mode: _torch.FakeTensorMode, plain: PlainTensors
+        self,
+        trace: _torch.Interception,
+        mode: _torch.FakeTensorMode,
+        plain: PlainTensors,
+        assigned: AssignedData,
     ):
         self._trace, self._mode, self._plain = trace, mode, plain
+        self._assigned = assigned
         self._calls: dict[Any, _Remembered | None] = {}
         self._stacks: dict[tuple[tuple[CodeType, int], ...], str] = {}
         self._memory = torch.fx.Graph()
@@ -152,6 +166,10 @@ class _Memo:
             return self._plain.lifted(args[0])
         if function is _AS_STRIDED:
             args, kwargs = self._plain.whole_memory(args, kwargs)
+        if function.overloadpacket is SET:
+            return self._assigned.set(
+                function, args, lambda value: self.call(_DETACH, [value], {}, trace)
+            )
         originals: dict[int, torch.Tensor] = {}
         args = [self._plain.exchanged(each, originals) for each in args]
         kwargs = {name: self._plain.exchanged(each, originals) for name, each in kwargs.items()}

@@ -21,6 +21,7 @@ from torch.nn.modules.module import (
 
 from abele import _torch
 
+_moved = contextvars.ContextVar("nodes to be moved", default=False)
 _active: contextvars.ContextVar[_Recorder | None] = contextvars.ContextVar("scopes", default=None)
 
 
@@ -146,9 +147,18 @@ def nodes_to_be_moved() -> Generator[None]:
     recorder = _active.get()
     if recorder is not None:
         recorder.flush()
-    yield
+    token = _moved.set(True)
+    try:
+        yield
+    finally:
+        _moved.reset(token)
     if recorder is not None:
         recorder.forget_erased()
+
+
+def are_moved() -> bool:
+    """Return whether nodes that are traced now leave the graph later."""
+    return _moved.get()
 
 
 def mark(key: str, value: Any) -> Any:

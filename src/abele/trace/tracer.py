@@ -35,6 +35,7 @@ aten = torch.ops.aten
 _OURS = {Role.OPTIMIZER_STATE, Role.ACCUMULATOR, Role.HYPER, Role.COUNTER}
 
 _STATE = {Role.PARAMETER, Role.BUFFER}
+_OF_FORWARD = {*_STATE, Role.INPUT}
 
 Result = TypeVar("Result")
 
@@ -97,8 +98,14 @@ def trace(
 
     def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
         lookup.start()
-        with operator_cache.remembering(mode, state) as left:
+        with operator_cache.remembering(mode, state) as (assigned, left):
+            assigned.keep(
+                (_known_as(item), tensor)
+                for item, tensor in zip(named, tensors, strict=True)
+                if item.role in _OF_FORWARD
+            )
             outputs, result = body(Values(named, tensors))
+            assigned.write_back()
             changed.extend(left())
         results.append(result)
         return [*outputs, *lookup.gradients]
@@ -124,6 +131,11 @@ def trace(
 def _address(value: torch.Tensor) -> int:
     """Return which memory a tensor lives in."""
     return _torch.memory_of(value)
+
+
+def _known_as(item: Named) -> str:
+    """Return what a user calls a slot."""
+    return "an input" if item.role is Role.INPUT else item.name
 
 
 def fake_of(item: Named, mode: _torch.FakeTensorMode) -> torch.Tensor:
