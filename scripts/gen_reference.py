@@ -38,6 +38,7 @@ PAGES: dict[str, tuple[str, dict[str, list[str]]]] = {
             ],
             "Hooks": ["registerPreCompileHook", "registerPostCompileHook"],
             "Errors": ["Error", "RecoverableError", "UnrecoverableError", "createPoptorchError"],
+            "Warnings": ["HostChangeWarning"],
         },
     ),
     "options": (

@@ -18,6 +18,7 @@ from abele._torch import without_torch_function
 from abele.capture.gradient_hooks import described
 from abele.locks import Lock, Locks
 from poptorch._error import error
+from poptorch._state.host_changes import may_write
 
 # What the wrapped classes themselves need; reading these never means reading weights.
 _INTERNAL = frozenset({"__class__", "__dict__", "_poptorch_owner", "__weakref__"})
@@ -124,6 +125,8 @@ class _Fetching(torch.Tensor):
             return NotImplemented  # a proxy stands beside it, and knows what it stands for
         for value in _fetching((args, kwargs)):
             _fetch(value)
+        if args and may_write(func):
+            _note_write(args[0], func)
         with without_torch_function():
             return func(*args, **(kwargs or {}))
 
@@ -185,6 +188,15 @@ def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
     with without_torch_function():
         _fetch(tensor)
         return torch.Tensor.as_subclass(torch.Tensor.detach(tensor), torch.Tensor)
+
+
+def _note_write(written: Any, func: Callable[..., Any]) -> None:
+    """Tell the executor of a weight, or of the first of several, that the host may write it."""
+    for value in _fetching(written):
+        executor = object.__getattribute__(value, "__dict__")["_poptorch_owner"]()
+        if executor is not None:
+            executor._weights.host_changes.note_write(func)
+        return
 
 
 def _of_own_class(plain: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

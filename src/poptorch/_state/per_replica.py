@@ -10,6 +10,7 @@ from abele.runtime.session import Session
 from abele.step.replica_groups import Grouping, GroupType
 from abele.trace.module_state import ModuleState
 from poptorch._error import error
+from poptorch._state.host_changes import same_bits
 from poptorch.enums import CommGroupType, VariableRetrievalMode
 
 Entries = Mapping[str, tuple[CommGroupType, int, VariableRetrievalMode]]
@@ -138,10 +139,5 @@ def changed_buffers(session: Session, module: torch.nn.Module) -> dict[str, torc
     return {
         name: value
         for name, value in ModuleState.of(module).buffers.items()
-        if not _same_bits(value, present[name].to(value.device))
+        if not same_bits(value, present[name])
     }
-
-
-def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    flat = [value.contiguous().reshape(-1).view(torch.uint8) for value in (left, right)]
-    return left.dtype == right.dtype and torch.equal(*flat)

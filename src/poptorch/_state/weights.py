@@ -13,6 +13,7 @@ from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import error
 from poptorch._optimizers.in_use import OptimizerInUse
 from poptorch._state import module_weights, per_replica
+from poptorch._state.host_changes import HostChanges
 from poptorch._state.sources import Sources
 from poptorch.enums import ConnectionType
 
@@ -27,6 +28,7 @@ class Weights:
     Attributes:
         shared: what all wrappers of the module know together.
         host_is_stale: whether the device has newer weights than the user's module.
+        host_changes: warns of changes on the host that the device does not have.
     """
 
     def __init__(self, model: WrappedModel, optimizer: OptimizerInUse):
@@ -34,6 +36,7 @@ class Weights:
         self.shared = module_weights.shared_by(model.user_module)
         self._sources = Sources(model.user_module)
         self.host_is_stale = False
+        self.host_changes = HostChanges(model)
 
     def mark_changed(self) -> None:
         """Notes that the device has trained the weights."""
@@ -181,5 +184,6 @@ class Weights:
 
     def _send_parameters(self) -> None:
         self._model.session.write_params(ModuleState.of(self._model.module).params)
+        self.host_changes.weights_sent()
         if self._model.training:
             self.shared.version += 1

@@ -119,6 +119,7 @@ class Compiling:
             model.take_device()
         if self.training is not None:
             self.training.watch.target = compiled.record.target
+        self._weights.host_changes.begin()
         if compiled.session.received:  # process 0's weights are those of the module now
             self._weights.copyWeightsToHost()
         self.seconds = time.perf_counter() - started

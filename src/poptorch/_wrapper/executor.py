@@ -242,9 +242,13 @@ class PoplarExecutor:
     def _run(self, compiled: CompiledModel, given: Bound | tuple[Any, ...]) -> Any:
         """Runs the program on bound arguments, or on plain ones like those of the first call."""
         training = self._wrapped.training
+        weights = self._weights
         if not training:
-            self._weights.refresh()
+            weights.refresh()
+            weights.host_changes.look_at_one()
         else:
+            if not weights.host_is_stale:
+                weights.host_changes.look_after_touch()
             if self._optimizer.state.pending or self._optimizer.state.reread:
                 self._optimizer.send_loaded_state()
             self._optimizer.warn_of_unsent_rate()
@@ -253,11 +257,11 @@ class PoplarExecutor:
             result = compiled.run(given) if isinstance(given, Bound) else compiled.run_plain(given)
         except BaseException:
             if training and compiled.was_stopped:  # after some updates, perhaps
-                self._weights.mark_changed()
+                weights.mark_changed()
             with self._translated:
                 raise
         if training:
-            self._weights.mark_changed()
+            weights.mark_changed()
         return result
 
     def _made_ready(self, bound: Bound) -> CompiledModel:
