@@ -1,5 +1,6 @@
 """Inputs and models that cannot become a program: each has a class to catch and words of advice."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,36 @@ def test_a_gradient_that_depends_on_values_says_what_to_use():
 
     with pytest.raises(poptorch.Error, match=r"gradient of an operation.*torch\.where\(mask"):
         _training(forward)(torch.ones(3))
+
+
+def test_a_bfloat16_input_of_a_float32_model_is_said_to_be_widened(caplog):
+    wrapped = inference(lambda x: x * 3)
+    x = torch.randn(4, 3).bfloat16()
+    for _ in range(3):
+        result = wrapped(x)
+    assert torch.equal(result, x.float() * 3)
+    assert caplog.text.count("A bfloat16 input becomes float32") == 1
+
+
+def test_bfloat16_weights_that_follow_a_float32_input_are_named():
+    layers = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    wrapped = poptorch.inferenceModel(layers.bfloat16(), options())
+    with pytest.warns(UserWarning, match=r"bfloat16 weights.*computes in float32") as caught:
+        result = wrapped(X)
+    assert len(caught) == 1
+    assert result.dtype is torch.float32
+
+
+def test_a_bfloat16_model_computes_as_plain_pytorch_does(caplog):
+    layers = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.LayerNorm(5), torch.nn.GELU())
+    layers = layers.bfloat16()
+    x = torch.randn(4, 3).bfloat16()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = poptorch.inferenceModel(layers, options())(x)
+    with torch.no_grad():
+        torch.testing.assert_close(result, layers(x), rtol=0, atol=0)
+    assert "bfloat16" not in caplog.text
 
 
 def test_an_output_period_must_divide_the_iterations():

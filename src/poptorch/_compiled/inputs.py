@@ -80,6 +80,12 @@ class Inputs:
         if not tensor.is_contiguous():
             self._warn_once("A non-contiguous input tensor is made contiguous at every call.")
         dtype = self._demoted.get(tensor.dtype, tensor.dtype)
+        if tensor.dtype is torch.bfloat16 and dtype is not tensor.dtype:
+            self._warn_once(
+                "A bfloat16 input becomes float32 at every call, as in PopTorch: no weight of the "
+                "model is bfloat16. To compute in bfloat16, call model.bfloat16() before wrapping, "
+                "or x.bfloat16() in forward."
+            )
         return tensor.detach().to(device=self.device, dtype=dtype).contiguous()
 
     def _warn_once(self, text: str) -> None:

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
+from abele.warn import warn_user
 
 _FOLLOWING = frozenset(
     {
@@ -73,6 +74,10 @@ _CONCERNED = _FOLLOWING | _NORMALISING | _WITH_STATISTICS | _PROMOTING
 class WeightsFollowActivations(TorchFunctionMode):
     """While open, the three rules above hold."""
 
+    def __init__(self):
+        super().__init__()
+        self._warned = False
+
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
         """Calls ``func``, with cast operands where a rule concerns it."""
         kwargs = kwargs or {}
@@ -80,6 +85,7 @@ class WeightsFollowActivations(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in _FOLLOWING:
             like = args[0] if args else kwargs["input"]
+            self._warn_of_wide_inputs(like, (args, kwargs))
             args, kwargs = _cast_all((args, kwargs), like.dtype)
         elif func in _NORMALISING:
             like = args[0] if args else kwargs["input"]
@@ -89,6 +95,20 @@ class WeightsFollowActivations(TorchFunctionMode):
         else:
             args, kwargs = _cast_all((args, kwargs), _widest((args, kwargs)))
         return func(*args, **kwargs)
+
+    def _warn_of_wide_inputs(self, like: torch.Tensor, values: Any) -> None:
+        """Says once that weights of bfloat16 compute in float32, which plain PyTorch refuses."""
+        with _torch.without_torch_function_modes():
+            kinds = {value.dtype for value in _floating(values)}
+            is_wide = like.dtype is torch.float32 and torch.bfloat16 in kinds
+        if is_wide and not self._warned:
+            self._warned = True
+            warn_user(
+                "A layer with bfloat16 weights gets a float32 activation and computes in float32: "
+                "weights follow activations, as in PopTorch. To compute in bfloat16, pass "
+                "x.bfloat16().",
+                UserWarning,
+            )
 
 
 def _with_statistics(
