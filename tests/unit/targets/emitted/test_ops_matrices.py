@@ -99,6 +99,21 @@ CASES = {
         (LARGE / 8,),
         gradients=True,
     ),
+    "a factor that many batches of one read": Case(
+        lambda x: sum(
+            torch.bmm(f(x[:1, :32]), b).tanh()
+            for b in (x[5:], x[5:].mT, x[5].expand(1, 64, 64), x[4:5, :, ::2])
+            for f in (torch.exp, torch.tanh, torch.sin)
+            for b in (b[..., :32],)
+        ),
+        (LARGE / 8,),
+        gradients=True,
+    ),
+    "a factor that many batches read": Case(
+        lambda x: (x[:2] @ x[2:4]).tanh() + x[:2].exp() @ x[2:4] + x[:2].sin() @ x[2:4],
+        (LARGE / 8,),
+        gradients=True,
+    ),
     "nothing to sum": Case(lambda a, b: (a[0][:, :0] @ b[0][:0], a[:, :, :0] @ b[:, :0]), (A, B)),
 }
 

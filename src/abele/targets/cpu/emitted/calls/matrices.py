@@ -95,6 +95,9 @@ def _added(
 def _products(translator: Any, node: torch.fx.Node, a: Place, b: Place) -> Place:
     count, m, n = node.meta["val"].shape
     k = a.shape[2]
+    if count == 1:  # passes over products expect matrices of two dimensions where there is one
+        result = multiplied(translator, selected(a, 0, 0), selected(b, 0, 0))
+        return Place(result.buffer, (1, m, n), (m * n, *result.stride), result.offset)
     result = translator.new((count, m, n), node.meta["val"].dtype)
     if not k:
         translator.pointwise([0], "{0}".format, result)
