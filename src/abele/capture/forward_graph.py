@@ -85,11 +85,7 @@ def record(
         DataDependentError: forward reads a value.
     """
     recipe = recipe_of(call, module, inputs, StepConfig(training=False), None)
-    trainable = recipe.state.trainable
-    named = [
-        dataclasses.replace(n, requires_grad=n.role is Role.PARAMETER and n.name in trainable)
-        for n in recipe.model_slots
-    ]
+    named = recipe.model_slots
     reasons = list(gradient_hooks.on_parameters(recipe.state.originals))
 
     def function(*tensors: torch.Tensor) -> list[torch.Tensor]:

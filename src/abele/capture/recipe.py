@@ -171,7 +171,7 @@ def recipe_of(
             Role.PARAMETER,
             # Forward sees one group's value; only its shape matters here.
             torch.empty_like(v[0]) if n in config.replica_groups else v,
-            config.training and n in state.trainable,
+            n in state.trainable,
         )
         for n, v in state.params.items()
     ]

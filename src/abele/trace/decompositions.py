@@ -6,6 +6,7 @@ Each replacement gives the bits of the operator it stands for.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -67,10 +68,55 @@ def _cross_entropy_of_logits(
     return {0: loss.clone, 1: loss.mean, 2: loss.sum}[reduction]()
 
 
+_VALUES_ALONE = contextvars.ContextVar("values_alone", default=False)
+
+
+@contextlib.contextmanager
+def values_alone() -> Generator[None]:
+    """Compute no singular vectors and eigenvectors while open, unless gradients need them.
+
+    ``torch.linalg.svdvals`` and the like decide so themselves, but ask for vectors of any tensor
+    without data, and values computed beside vectors have other last bits.
+    """
+    token = _VALUES_ALONE.set(True)
+    try:
+        yield
+    finally:
+        _VALUES_ALONE.reset(token)
+
+
+def _needs_vectors(a: torch.Tensor) -> bool:
+    return not _VALUES_ALONE.get() or (torch.is_grad_enabled() and a.requires_grad)
+
+
+def _svd(
+    a: torch.Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: Any = None
+) -> Any:
+    if not compute_uv or _needs_vectors(a):
+        return NotImplemented
+    return aten._linalg_svd.default(a, full_matrices, False, driver=driver)
+
+
+def _eigh(a: torch.Tensor, part: str = "L", compute_v: bool = True) -> Any:
+    if not compute_v or _needs_vectors(a):
+        return NotImplemented
+    return aten._linalg_eigh.default(a, part, False)
+
+
+def _eig(a: torch.Tensor) -> Any:
+    if _needs_vectors(a):
+        return NotImplemented
+    values = aten._linalg_eigvals.default(a)
+    return values, values.new_empty(0)
+
+
 PORTABLE_OPERATORS: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _batch_norm,
     getattr(aten.random_, "from"): _random_from,
     aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,
+    aten._linalg_svd.default: _svd,
+    aten._linalg_eigh.default: _eigh,
+    aten.linalg_eig.default: _eig,
     aten.mkldnn_rnn_layer.default: lstm.forward_of,
     aten.mkldnn_rnn_layer_backward.default: lstm.backward_of,
     **known_shapes.OPERATORS,

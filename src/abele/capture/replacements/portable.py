@@ -18,6 +18,7 @@ from abele.containers import is_sequence
 from abele.errors import LossError
 from abele.ops import ctc_loss
 from abele.trace.constants import constant_value
+from abele.trace.decompositions import values_alone
 from abele.trace.out_arguments import has_out
 from abele.warn import warn_user
 
@@ -56,6 +57,21 @@ def _with_dense_gradient(
         kwargs = {name: value for name, value in kwargs.items() if name != "sparse"}
         args = (*args[:index], False, *args[index + 1 :]) if len(args) > index else args
     return func(*args, **kwargs)
+
+
+# Torch computes their singular values or eigenvalues without vectors where no gradient needs these.
+_OF_SPECTRUM = {
+    torch.linalg.cond,
+    torch.linalg.eigvals,
+    torch.linalg.eigvalsh,
+    torch.linalg.matrix_norm,
+    torch.linalg.matrix_rank,
+    torch.linalg.norm,
+    torch.linalg.svdvals,
+    torch.norm,
+    torch.nuclear_norm,
+    torch.Tensor.norm,
+}
 
 
 def _with_form(func: Function, *args: Any, **kwargs: Any) -> Any:
@@ -105,6 +121,9 @@ class _PortableFunctions(TorchFunctionMode):
             return aten.clone.out(func(*args, **others), out=kwargs["out"])
         if func in _SPARSE_AT:
             return _with_dense_gradient(func, args, kwargs or {})
+        if func in _OF_SPECTRUM:
+            with values_alone():
+                return func(*args, **(kwargs or {}))
         if func is F.batch_norm:
             return cumulative_norm.batch_norm(*args, **(kwargs or {}))
         if func == torch.lstm and _has_library_layer(*args):
