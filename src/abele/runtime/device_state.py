@@ -61,6 +61,12 @@ class DeviceState:
         self.buffers = [self._copied(buffers) for _ in range(config.replicas)]
         used = self._slots(programs, Role.OPTIMIZER_STATE)
         state = replica_groups.split_state(optimizer_state, self._groups)
+        self._updated = {
+            name
+            for program in programs
+            for name, slot in self._slots([program], Role.OPTIMIZER_STATE).items()
+            if slot.mutated
+        }
         # Parameters that are frozen have no state in the program, so none is kept.
         # A copy would take the memory of all state once more.
         self.optimizer_state = self._moved({n: value for n, value in state.items() if n in used})
@@ -127,6 +133,14 @@ class DeviceState:
     def read_optimizer_state(self) -> dict[str, torch.Tensor]:
         """Optimizer state by slot name, with a leading dimension where there are groups."""
         return replica_groups.joined_state(self.optimizer_state, self._groups)
+
+    def read_updated_state(self) -> dict[str, torch.Tensor]:
+        """Optimizer state of parameters that get gradients, by slot name.
+
+        Torch's optimizers keep nothing for the others. Those of ``config.replica_groups`` are left
+        out, which have a value for each group.
+        """
+        return {n: value for n, value in self.optimizer_state.items() if n in self._updated}
 
     def read_accumulators(self) -> dict[str, torch.Tensor]:
         """Sums of gradients by parameter, likewise; zero between calls."""

@@ -14,7 +14,7 @@ from abele.step.update_rules import RULES, Group, UpdateRule
 # momentum that has become zero. They are not read, in torch as here.
 _UNUSED = {
     "sgd": {"momentum_buffer"},
-    "rmsprop": {"step", "momentum_buffer", "grad_avg"},
+    "rmsprop": {"momentum_buffer", "grad_avg"},
     "adam": {"max_exp_avg_sq"},
 }
 # torch starts these anew where they are missing.
@@ -79,11 +79,7 @@ def to_host(
         name, _, key = slot.rpartition(".")
         by_parameter.setdefault(name, {})[key] = value
     for optimizer in optimizers:
-        counts = isinstance(optimizer, torch.optim.RMSprop)
         for name, param in _parameters(optimizer, names):
-            if counts and name in by_parameter:
-                # torch requires a count here but does not use it; programs have none.
-                optimizer.state[param].setdefault("step", torch.zeros(()))
             for key, value in by_parameter.get(name, {}).items():
                 dtype = torch.float32 if key in SCALARS else param.dtype
                 optimizer.state[param][key] = value.detach().to("cpu", dtype, copy=True)

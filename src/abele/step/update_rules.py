@@ -21,6 +21,8 @@ from abele.step.arithmetic import (
     Rule,
     State,
     axpy,
+    count,
+    counted,
     decayed,
     lerp,
     mean_of_squares,
@@ -129,7 +131,7 @@ def _sgd(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, 
 
 def _rmsprop_initial(param: torch.Tensor, values: Mapping[str, float]) -> dict[str, torch.Tensor]:
     fill = torch.ones_like if values["tf_variant"] else torch.zeros_like
-    state = {"square_avg": fill(param)}
+    state = {"step": count(param), "square_avg": fill(param)}
     if values["momentum"] != 0:
         state["momentum_buffer"] = torch.zeros_like(param)
     if values["centered"]:
@@ -139,6 +141,7 @@ def _rmsprop_initial(param: torch.Tensor, values: Mapping[str, float]) -> dict[s
 
 def _rmsprop(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, Number]):
     """RMSprop (Hinton, lecture 6e); ``tf_variant`` puts eps inside the root."""
+    counted(state)  # not computed with, but torch's objects have the count
     grad = decayed(param, grad, h)
     square = state["square_avg"]
     square.copy_(mean_of_squares(square, grad, h["alpha"]))

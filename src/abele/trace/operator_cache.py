@@ -24,6 +24,7 @@ from abele import _torch
 from abele._torch import OpOverload
 from abele._torch.copies import copied_node
 from abele.containers import is_sequence
+from abele.errors import CaptureError
 from abele.trace.assigned_data import SET, AssignedData
 from abele.trace.constants import computed, results
 from abele.trace.kept_results import results_of
@@ -32,6 +33,7 @@ from abele.trace.out_arguments import has_out, write_results
 from abele.trace.overlaps import each_once
 from abele.trace.plain_tensors import PlainMemory, PlainTensors
 from abele.trace.result_layouts import corrected
+from abele.warn import user_line
 
 Run = Callable[[], Any]
 Arguments = Sequence[Any]
@@ -173,6 +175,8 @@ class _Memo:
         originals: dict[int, torch.Tensor] = {}
         args = [self._plain.exchanged(each, originals) for each in args]
         kwargs = {name: self._plain.exchanged(each, originals) for name, each in kwargs.items()}
+        if kwargs.get("generator") is not None:
+            _refuse_generator(function)
         if torch.Tag.inplace_view in function.tags:
             self._plain.refuse_new_shape(function, args[0])
         self._plain.note_writes(function, args, kwargs)
@@ -352,6 +356,20 @@ class _Memo:
             tensor = _torch.laid_out_like(made.like, self._mode, shared)
         self._trace.stand_for(tensor, copies[result.node])
         return tensor
+
+
+def _refuse_generator(function: OpOverload) -> None:
+    """Refuse an operator that draws from a generator of the user's.
+
+    A program cannot know whether forward seeds it in each call or goes on with it.
+    """
+    name = _torch.operator_name(function).split(".")[0].removeprefix("aten::")
+    raise CaptureError(
+        f"forward draws random numbers from a torch.Generator of its own, with {name} at "
+        f"{user_line()}. A program draws from torch's own generator, which torch.manual_seed or "
+        "options.randomSeed seeds. Leave generator out, or draw numbers that are the same in each "
+        "call in __init__ and keep them with register_buffer."
+    )
 
 
 def _may_share(function: OpOverload) -> bool:

@@ -164,13 +164,7 @@ class DeviceState:
         return stepped and bool(self._host_state())
 
     def _bring_home(self, optimizer: torch.optim.Optimizer, session: Session) -> None:
-        state = session.read_optimizer_state()
-        single = {
-            slot: value
-            for slot, value in state.items()
-            if slot.rpartition(".")[0] not in session.config.replica_groups
-        }
-        optimizer_objects.to_host([optimizer], self._names, single)
+        optimizer_objects.to_host([optimizer], self._names, session.read_updated_state())
 
     # -- device to host --------------------------------------------------------------------
 
@@ -252,9 +246,16 @@ class DeviceState:
 
 
 def _named(session: Session) -> dict[str, torch.Tensor]:
-    """Return the device's state tensors by the names of a state dictionary."""
+    """Return the device's state tensors by the names of a state dictionary.
+
+    PopTorch counts the steps of Adam and LAMB, and not those of RMSprop.
+    """
     device_state = session.read_optimizer_state()
-    named = {state_name(slot, device_state): value for slot, value in device_state.items()}
+    named = {
+        state_name(slot, device_state): value
+        for slot, value in device_state.items()
+        if not (slot.endswith(".step") and f"{slot[:-5]}.exp_avg" not in device_state)
+    }
     sums = session.read_accumulators()
     return named | {f"{_ACCUMULATOR}{param}": value for param, value in sums.items()}
 

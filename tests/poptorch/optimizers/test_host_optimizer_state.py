@@ -142,7 +142,7 @@ def test_what_the_device_did_comes_back_when_the_wrapper_ends(name, end):
     assert_goes_on(model, optimizer, plain, theirs)
 
 
-@pytest.mark.parametrize("name", ["Adam", *FURTHER])
+@pytest.mark.parametrize("name", ["Adam", "RMSprop", *FURTHER])
 def test_what_comes_back_is_torchs_state(name):
     (model, optimizer), (plain, theirs) = (
         stepped(lambda p: getattr(torch.optim, name)(p, **KINDS[name]), steps=0) for _ in range(2)
@@ -213,6 +213,24 @@ def test_some_parameters_may_have_none():
     train(trainer(model, optimizer), (7, 8))
     plain_steps(plain, theirs, batches((7, 8)))
     assert_equal(model, plain)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "RMSprop", *FURTHER])
+def test_parameters_without_a_gradient_get_no_state(name):
+    (model, optimizer), (plain, theirs) = (_unused(name) for _ in range(2))
+    wrapped = trainer(model, optimizer)
+    train(wrapped, range(2))
+    wrapped.destroy()
+    plain_steps(plain, theirs, batches(range(2)))
+    state, expected = (each.state_dict()["state"] for each in (optimizer, theirs))
+    # Torch's Adagrad makes state when it is constructed, for all parameters.
+    assert state.keys() == expected.keys() == {1, 2, *([0] if name == "Adagrad" else [])}
+
+
+def _unused(name):
+    model = scorer()
+    model.unused = torch.nn.Parameter(torch.ones(2))
+    return model, getattr(torch.optim, name)(model.parameters(), **KINDS[name])
 
 
 def test_states_of_earlier_releases_count_steps_in_numbers():

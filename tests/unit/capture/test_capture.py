@@ -464,3 +464,24 @@ def test_what_is_collected_meanwhile_is_not_captured():
     gc.collect()
     ((result,),) = copied
     assert type(result) is torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x, g: torch.randn(4, 3, generator=g),
+        lambda x, g: torch.empty_like(x).uniform_(generator=g),
+        lambda x, g: torch.bernoulli(x.sigmoid(), generator=g),
+    ],
+)
+@pytest.mark.parametrize("made", ["in forward", "before"])
+def test_a_generator_of_its_own_is_refused(draw, made):
+    before = torch.Generator().manual_seed(7)
+
+    def forward(module, x):
+        own = before if made == "before" else torch.Generator().manual_seed(7)
+        return x + draw(x, own)
+
+    words = r"torch.Generator of its own, with \w+ at .*test_capture.py.*register_buffer"
+    with pytest.raises(CaptureError, match=words):
+        inferred(forward)

@@ -86,11 +86,11 @@ def test_constants_have_no_slots():
     [
         ("sgd", {}, ["momentum_buffer"]),
         ("sgd", {"momentum": 0.0}, []),
-        ("rmsprop", {}, ["square_avg"]),
+        ("rmsprop", {}, ["step", "square_avg"]),
         (
             "rmsprop",
             {"momentum": 0.9, "centered": True},
-            ["square_avg", "momentum_buffer", "grad_avg"],
+            ["step", "square_avg", "momentum_buffer", "grad_avg"],
         ),
         ("adam", {}, ["step", "exp_avg", "exp_avg_sq"]),
         ("lamb", {}, ["step", "exp_avg", "exp_avg_sq"]),

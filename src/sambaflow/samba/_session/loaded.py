@@ -128,7 +128,7 @@ class LoadedGraph:
                 value.copy_(state[name])
         if optimizers:
             names = self.names if module is None else parameter_names(module)
-            optimizer_objects.to_host(optimizers, names, self.session.optimizer_state)
+            optimizer_objects.to_host(optimizers, names, self.session.read_updated_state())
 
     def parameter(self, parameter: torch.Tensor) -> torch.Tensor:
         """The device's present values of one of the module's parameters."""
