@@ -1,4 +1,4 @@
-"""Where torch chooses an algorithm by ``requires_grad``, programs on ``reference`` have its bits."""
+"""Programs have plain PyTorch's bits where torch chooses an algorithm by ``requires_grad``."""
 
 import pytest
 import torch

@@ -48,6 +48,7 @@ _STATIC_INSTEAD = {
     "index": _MASKS,
     "masked_select": _MASKS,
     "nonzero": _MASKS,
+    "linalg_lstsq": "Use torch.linalg.pinv(a) @ b, which is the solution.",
     "bincount": "Pass a minlength that is larger than every value.",
     "repeat_interleave": "Pass output_size, the sum of all repeats.",
     **dict.fromkeys(("_unique", "_unique2", "unique_consecutive", "unique_dim"), _UNIQUE),

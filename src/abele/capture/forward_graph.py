@@ -28,7 +28,6 @@ from abele.capture.losses import LossFinder
 from abele.capture.recipe import Recipe, recipe_of
 from abele.containers import is_list
 from abele.errors import CaptureError
-from abele.program import Role
 from abele.program.dense import other_kind
 from abele.program.ownership import own_constants
 from abele.program.printing import is_library

@@ -89,6 +89,35 @@ def _needs_vectors(a: torch.Tensor) -> bool:
     return not _VALUES_ALONE.get() or (torch.is_grad_enabled() and a.requires_grad)
 
 
+_ASSUMED: contextvars.ContextVar[list[torch.Tensor] | None] = contextvars.ContextVar(
+    "assumed", default=None
+)
+
+
+@contextlib.contextmanager
+def assumed_false() -> Generator[list[torch.Tensor]]:
+    """Let functions of torch that ask whether tensors are equal go on as if not, while open.
+
+    Yields:
+        Whether they are, for programs to check when they run.
+    """
+    asked: list[torch.Tensor] = []
+    token = _ASSUMED.set(asked)
+    try:
+        yield asked
+    finally:
+        _ASSUMED.reset(token)
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> Any:
+    asked = _ASSUMED.get()
+    known = known_shapes.OPERATORS[aten.equal.default](a, b)
+    if asked is None or known is not NotImplemented:
+        return known
+    asked.append((a == b).all())
+    return False
+
+
 def _svd(
     a: torch.Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: Any = None
 ) -> Any:
@@ -120,6 +149,7 @@ PORTABLE_OPERATORS: dict[Any, Callable[..., Any]] = {
     aten.mkldnn_rnn_layer.default: lstm.forward_of,
     aten.mkldnn_rnn_layer_backward.default: lstm.backward_of,
     **known_shapes.OPERATORS,
+    aten.equal.default: _equal,
 }
 
 

@@ -48,8 +48,8 @@ class Named:
         name: of the slot.
         role: of the slot.
         value: has its shape and dtype.
-        requires_grad: of the traced tensor. Torch looks at it without gradients, too: a linear layer
-            folds the batch of a transposed input into one GEMM for a weight that requires one.
+        requires_grad: of the traced tensor. Torch looks at it without gradients, too: a linear
+            layer computes a transposed input by one GEMM if its weight requires a gradient.
     """
 
     name: str

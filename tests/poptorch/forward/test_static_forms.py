@@ -77,6 +77,12 @@ STATIC = {
     "unique": lambda m, h: h[torch.unique(CLASSES)],
     "repeat_interleave": lambda m, h: h.repeat_interleave(CLASSES, dim=0),
     "one_hot of constants": lambda m, h: h * F.one_hot(CLASSES),
+    "istft of a window": lambda m, h, w: _sound(h, w),
+    "narrow": lambda m, h, y: torch.narrow(h, 0, y[1], 3),
+    "narrow from the end": lambda m, h, y: h.narrow(1, -y[3], 2),
+    "tensor_split": lambda m, h: h.tensor_split(torch.tensor([1, 3]), 1)[1],
+    "ldexp_": lambda m, h, y: (h * 1).ldexp_(y[:5]),
+    "polygamma_": lambda m, h: h.detach().abs().add(1).polygamma_(2) * h,
     "equal": lambda m, h: h if torch.equal(CLASSES, CLASSES + 1) else -h,
 }
 
@@ -84,8 +90,55 @@ STATIC = {
 @pytest.mark.filterwarnings("ignore:No device set")
 @pytest.mark.parametrize("function", STATIC.values(), ids=STATIC)
 def test_static_forms_train_with_the_bits_of_eager(function):
-    inputs = (X, CLASSES) if function.__code__.co_argcount == 3 else (X,)
+    last = function.__code__.co_varnames[2:3]
+    inputs = (X, *{"y": (CLASSES,), "w": (torch.hann_window(8),)}.get("".join(last), ()))
     trained(function, *inputs)
+
+
+def _sound(h, window):
+    return torch.istft(torch.complex(h, h.cos())[:5], 8, 2, window=window)
+
+
+def _assigned(h, mask, value):
+    h = h * 1
+    h[mask] = value
+    return h
+
+
+def _assigned_rows(h, mask, value):
+    h = h * 1
+    h[mask[:, 0]] = value.reshape(1)
+    return h
+
+
+FILLED = {
+    "assigned": _assigned,
+    "assigned to rows": _assigned_rows,
+    "index_put": lambda h, mask, value: h.index_put((mask,), value),
+    "index_put_": lambda h, mask, value: (h * 1).index_put_((mask,), value),
+    "index_fill": lambda h, mask, value: h.index_fill(1, mask[0] * 2, value),
+    "index_fill_": lambda h, mask, value: (h * 1).index_fill_(0, mask[:, 1] + 3, value),
+}
+
+
+@pytest.mark.filterwarnings("ignore:No device set")
+@pytest.mark.parametrize("name", FILLED)
+def test_a_value_that_masks_or_indices_fill_in_is_trained(name):
+    def function(m, h, mask):
+        return FILLED[name](h, mask if "index_fill" not in name else mask.long(), m.fc.bias.mean())
+
+    torch.manual_seed(0)
+    model = Net(function)
+    plain = copy.deepcopy(model)
+    optimizer, wrapped = sgd(plain, lr=0.01), trainer(model, sgd(model, lr=0.01))
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss, expected = plain(X, MASK)
+        loss.backward()
+        optimizer.step()
+        torch.testing.assert_close(wrapped(X, MASK)[1], expected.detach(), rtol=1e-6, atol=1e-6)
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.detach(), other.detach(), rtol=1e-6, atol=1e-6)
 
 
 def test_cumulative_batch_norms_train_and_average_all_batches():
@@ -131,6 +184,12 @@ STOPPED = {
         FREQUENCIES - 1,
         "fweights cannot be negative",
     ),
+    "windows": (
+        lambda x, y: _sound(x, y),
+        torch.hann_window(8),
+        torch.zeros(8),
+        "sum of squares of overlapping windows is 0",
+    ),
     "sum of weights": (
         lambda x, y: torch.cov(x, aweights=y),
         X[0].abs(),
@@ -171,6 +230,9 @@ REFUSED = {
         "Pass output_size",
     ),
     "one_hot": (lambda x: F.one_hot(x.long().abs()), "Pass num_classes to one_hot"),
+    "tensor_split": (lambda x: x.tensor_split(x[0].long())[0], "Pass the positions as a list"),
+    "lstsq": (lambda x: torch.linalg.lstsq(x, x).solution, r"Use torch.linalg.pinv\(a\) @ b"),
+    "several values": (lambda x: x.index_put((x > 0,), x[x > 0]), "index returns.*torch.where"),
 }
 
 

@@ -59,18 +59,20 @@ def _with_dense_gradient(
     return func(*args, **kwargs)
 
 
+_any_torch: Any = torch  # many of its functions have no types
+
 # Torch computes their singular values or eigenvalues without vectors where no gradient needs these.
-_OF_SPECTRUM = {
-    torch.linalg.cond,
-    torch.linalg.eigvals,
-    torch.linalg.eigvalsh,
-    torch.linalg.matrix_norm,
-    torch.linalg.matrix_rank,
-    torch.linalg.norm,
-    torch.linalg.svdvals,
-    torch.norm,
+_OF_SPECTRUM: set[Function] = {
+    _any_torch.linalg.cond,
+    _any_torch.linalg.eigvals,
+    _any_torch.linalg.eigvalsh,
+    _any_torch.linalg.matrix_norm,
+    _any_torch.linalg.matrix_rank,
+    _any_torch.linalg.norm,
+    _any_torch.linalg.svdvals,
+    _any_torch.norm,
     torch.nuclear_norm,
-    torch.Tensor.norm,
+    _any_torch.Tensor.norm,
 }
 
 

@@ -12,8 +12,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
+from abele.errors import DataDependentError
 from abele.ops.value_check import unless
-from abele.warn import warn_user
+from abele.trace.constants import constant_value
+from abele.trace.decompositions import assumed_false
+from abele.warn import user_line, warn_user
+
+_any_torch: Any = torch  # some of its functions have no types
+_Tensor: Any = torch.Tensor
 
 
 def bincount(
@@ -203,6 +209,150 @@ def _beside(input: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
     return var
 
 
+def istft(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Compute ``torch.istft``; windows that do not overlap stop the step.
+
+    Args:
+        input: a spectrum.
+        args: further arguments of torch's.
+        kwargs: likewise.
+    """
+    with assumed_false() as asked:
+        result = _any_torch.istft(input, *args, **kwargs)
+    for wrong in asked:
+        message = "istft: the sum of squares of overlapping windows is 0 in some place."
+        result = unless(wrong, result, message)
+    return result
+
+
+def narrow(input: torch.Tensor, dim: int, start: int | torch.Tensor, length: int) -> torch.Tensor:
+    """Compute ``torch.narrow``; a start that is a tensor is an index when the program runs.
+
+    Args:
+        input: any tensor.
+        dim: along which elements are taken.
+        start: of the first; a negative one counts from the end.
+        length: how many.
+    """
+    if not isinstance(start, torch.Tensor):
+        return torch.narrow(input, dim, start, length)
+    first = torch.where(start < 0, start + input.shape[dim], start)
+    return input.index_select(dim, first + torch.arange(length, device=input.device))
+
+
+def tensor_split(
+    input: torch.Tensor, indices_or_sections: Any, dim: int = 0
+) -> tuple[torch.Tensor, ...]:
+    """Compute ``torch.tensor_split``, by a tensor if that is a constant.
+
+    Args:
+        input: any tensor.
+        indices_or_sections: positions, or how many parts.
+        dim: along which the tensor is split.
+
+    Raises:
+        DataDependentError: the positions are known only when the program runs.
+    """
+    if not isinstance(indices_or_sections, torch.Tensor):
+        return torch.tensor_split(input, indices_or_sections, dim)
+    known = constant_value(indices_or_sections)
+    if known is None:
+        raise DataDependentError(
+            f"forward splits a tensor at positions that are a tensor, at {user_line()}. How long "
+            "the parts are depends on its values. Pass the positions as a list of ints."
+        )
+    return torch.tensor_split(input, _Tensor.tolist(known), dim)
+
+
+def _has_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled()
+
+
+def index_fill_(
+    input: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor | float
+) -> torch.Tensor:
+    """Compute ``Tensor.index_fill_``; the value's gradient is that of a mask.
+
+    Args:
+        input: what is written to.
+        dim: along which it is indexed.
+        index: of the slices that get the value.
+        value: a number or a 0-d tensor.
+    """
+    if not _has_gradient(value) or input.dim() == 0 or constant_value(index) is not None:
+        return input.index_fill_(dim, index, value)
+    chosen = torch.zeros(input.shape[dim], dtype=torch.bool, device=input.device)
+    chosen = chosen.index_fill(0, index, value=True)
+    return input.masked_fill_(
+        chosen.reshape(-1, *[1] * (input.dim() - 1 - dim % input.dim())), value
+    )
+
+
+def index_fill(
+    input: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor | float
+) -> torch.Tensor:
+    """Compute ``torch.index_fill``; arguments are those of ``index_fill_``."""
+    return index_fill_(input.clone(), dim, index, value)
+
+
+def index_put_(
+    input: torch.Tensor, indices: Any, values: torch.Tensor, accumulate: bool = False
+) -> torch.Tensor:
+    """Compute ``Tensor.index_put_``; one value with a gradient fills where a mask is true.
+
+    Args:
+        input: what is written to.
+        indices: masks and indices.
+        values: what is written.
+        accumulate: add to what is there.
+    """
+    mask = indices[0] if len(indices) == 1 else None
+    fills = isinstance(mask, torch.Tensor) and mask.dtype is torch.bool and values.numel() == 1
+    if not fills or accumulate or not _has_gradient(values) or values.dim() > 1:
+        return input.index_put_(indices, values, accumulate)
+    assert mask is not None
+    if constant_value(mask) is not None:
+        return input.index_put_(indices, values)
+    mask = mask.reshape(*mask.shape, *[1] * (input.dim() - mask.dim()))
+    return input.masked_fill_(mask, values.reshape(()).to(input.dtype))
+
+
+def index_put(
+    input: torch.Tensor, indices: Any, values: torch.Tensor, accumulate: bool = False
+) -> torch.Tensor:
+    """Compute ``torch.index_put``; arguments are those of ``index_put_``."""
+    return index_put_(input.clone(), indices, values, accumulate)
+
+
+def assign(input: torch.Tensor, index: Any, value: Any) -> None:
+    """Write ``input[index] = value``; arguments are those of ``index_put_``."""
+    is_mask = isinstance(index, torch.Tensor) and index.dtype is torch.bool and index.dim() > 0
+    if is_mask and _has_gradient(value) and value.numel() == 1:
+        index_put_(input, (index,), value)
+    else:
+        input[index] = value
+
+
+def ldexp_(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Compute ``Tensor.ldexp_``, which functionalisation has no other form of.
+
+    Args:
+        input: mantissas; written to.
+        other: exponents.
+    """
+    return input.copy_(torch.ldexp(input, other))
+
+
+def polygamma_(input: torch.Tensor, n: int) -> torch.Tensor:
+    """Compute ``Tensor.polygamma_``, which functionalisation has no other form of.
+
+    Args:
+        input: written to.
+        n: order of the derivative.
+    """
+    return input.copy_(torch.polygamma(n, input))
+
+
 FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.bincount: bincount,
     torch.Tensor.bincount: bincount,
@@ -210,6 +360,21 @@ FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.Tensor.cov: cov,
     torch.corrcoef: corrcoef,
     torch.Tensor.corrcoef: corrcoef,
+    _any_torch.istft: istft,
+    torch.Tensor.istft: istft,
+    torch.narrow: narrow,
+    torch.Tensor.narrow: narrow,
+    torch.tensor_split: tensor_split,
+    torch.Tensor.tensor_split: tensor_split,
+    torch.index_fill: index_fill,
+    torch.Tensor.index_fill: index_fill,
+    torch.Tensor.index_fill_: index_fill_,
+    torch.index_put: index_put,
+    torch.Tensor.index_put: index_put,
+    torch.Tensor.index_put_: index_put_,
+    torch.Tensor.__setitem__: assign,
+    torch.Tensor.ldexp_: ldexp_,
+    torch.Tensor.polygamma_: polygamma_,
     F.gaussian_nll_loss: gaussian_nll_loss,
     F.one_hot: one_hot,
 }
