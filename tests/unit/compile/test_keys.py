@@ -19,7 +19,7 @@ from abele import ExecutableCache, StepConfig, build, get_target, passes
 from abele.compile import executable
 from abele.compile.portable_executable import captured_in, pack, restore
 from abele.compile.serialization import from_text, to_text
-from abele.errors import ForeignExecutable
+from abele.errors import CorruptExecutable, ForeignExecutable
 from abele.kernels import packaged, sources
 from abele.step.config import MeanStrategy, OutputMode, Reduction
 from abele.step.replica_groups import GroupType
@@ -568,6 +568,24 @@ def test_a_file_keeps_the_layout_of_a_mask(tmp_path, monkeypatch):
     (actual,) = again.compiled["forward"].run([SCORES])
     assert record.cache == "hit"
     torch.testing.assert_close(actual, expected)
+
+
+def test_files_of_older_releases_are_read_and_others_are_checked(tmp_path):
+    captured_here = captured(Masked(TRIANGLE), (SCORES,), INFERENCE)
+    made, _ = build(captured_here.programs, INFERENCE, target=get_target("reference"))
+    content, members = pack(captured_here, made)
+    older = {name: each for name, each in content.items() if name != "digests"}
+    wrong = {**content, "digests": {"forward": "0" * 64}}
+    for name, each in {"older": older, "wrong": wrong}.items():
+        write(tmp_path / name, "test", each, members)
+    with Container(tmp_path / "older", "test") as file:
+        (program,) = captured_in(file, file.content).programs
+    assert program.fingerprint() == captured_here.programs[0].fingerprint()
+    with (
+        Container(tmp_path / "wrong", "test") as file,
+        pytest.raises(CorruptExecutable, match="is not the one that was stored"),
+    ):
+        captured_in(file, file.content)
 
 
 @pytest.mark.compiler
