@@ -463,7 +463,6 @@ ENVIRONMENT = {
     "targets/candidates.py": "ABELE_LOWERING: as asked",
     "targets/cpu/__init__.py": "CXX: in a message",
     "targets/cpu/compiler.py": "what compilers read: by the compiler's identity",
-    "targets/quiet.py": "TORCH_LOGS: what is logged",
     "targets/replay.py": "whether calls are replayed: the same code",
 }
 
