@@ -177,7 +177,7 @@ def missing_s(compiler: str, instruction_set: str, names: Collection[str] | None
     places = _places(compiler, instruction_set)
     wanted = names is None or LIBRARY in names
     linking = _LINK_S if wanted and not places.library.is_file() else 0.0
-    return linking + sum(KERNELS[each] for each in _missing(places, names))
+    return sum(KERNELS[each] for each in _missing(places, names)) + linking
 
 
 def _missing(places: Places, names: Collection[str] | None) -> list[str]:

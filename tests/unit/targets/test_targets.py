@@ -141,18 +141,20 @@ def test_the_reference_builds_no_history():
 
 def test_everything_that_is_made_once_per_machine_is_made_together(monkeypatch):
     made = []
-    monkeypatch.setattr("abele.targets.cpu.build.everything", lambda *_: made.append("kernels"))
+    monkeypatch.setattr(
+        "abele.targets.cpu.build.compile_objects", lambda *_: made.append("kernels")
+    )
     monkeypatch.setattr("abele.targets.cpu.arena.made", lambda _: made.append("memory"))
     get_target("cpu").prepare()
     assert sorted(made) == ["kernels", "memory"]
 
 
-@pytest.mark.parametrize("place", ["build.everything", "arena.made"])
+@pytest.mark.parametrize("place", ["build.compile_objects", "arena.made"])
 def test_what_cannot_be_made_is_said(monkeypatch, place):
     def fails(*_):
         raise CompilerError("no compiler")
 
-    for each in ("build.everything", "arena.made"):
+    for each in ("build.compile_objects", "arena.made"):
         monkeypatch.setattr(f"abele.targets.cpu.{each}", fails if each == place else lambda *_: b"")
     with pytest.raises(CompilerError, match="no compiler"):
         get_target("cpu").prepare()
