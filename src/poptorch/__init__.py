@@ -31,6 +31,7 @@ from poptorch._data.dataloader import DataLoader  # noqa: E402
 from poptorch._data.geometric import registerGeometricCustomArgParsers  # noqa: E402
 from poptorch._error import (  # noqa: E402
     Error,
+    IndexCheckError,
     RecoverableError,
     UnrecoverableError,
     createPoptorchError,

@@ -4,6 +4,7 @@
       Error                  a model, a graph or a wrapper cannot do what was asked
         RecoverableError     the device can be used again after `recovery_action`
         UnrecoverableError   the device needs maintenance
+        IndexCheckError      an index is out of range; also an IndexError
 
 Mistakes in option values are AssertionError, ValueError or AttributeError, as in the original.
 """
@@ -80,6 +81,13 @@ class UnrecoverableError(Error):
 
     Differs from the original: raised only by ``poptorch_core``'s test errors; failures of a CPU or
     GPU come as torch reports them.
+    """
+
+
+class IndexCheckError(Error, IndexError):
+    """An index, or the class of a target, that is out of range.
+
+    Differs from the original: an IPU reads other memory.
     """
 
 

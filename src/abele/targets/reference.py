@@ -11,7 +11,7 @@ import torch
 from abele import arena
 from abele.program import Program, is_view
 from abele.program.memory import MemoryUse, of_graph
-from abele.targets import straight
+from abele.targets import index_checks, straight
 from abele.targets.base import Compiled, Lowering, Run, Target
 from abele.targets.clocked import Clocked, GraphClocks
 from abele.targets.kernel_choice import VIEW, KernelChoice, operators_of
@@ -69,8 +69,12 @@ def _run(program: Program, function: Callable[[list[torch.Tensor]], Any]) -> Run
     places = arena.Arena(arena.planned(arena.with_inner(of_graph(program))))
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        with torch.no_grad(), places.used():
-            return list(function(inputs))
+        try:
+            with torch.no_grad(), places.used():
+                return list(function(inputs))
+        except (IndexError, RuntimeError):
+            index_checks.look(program, inputs)
+            raise
 
     return run
 

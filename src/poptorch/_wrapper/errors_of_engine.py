@@ -9,10 +9,11 @@ from abele.errors import (
     CollectiveError,
     CompilerError,
     DataDependentError,
+    IndexCheckError,
     TargetError,
     TrappedError,
 )
-from poptorch import processes
+from poptorch import _error, processes
 from poptorch._error import RecoverableError, error
 from poptorch._logging import logger
 from poptorch._wrapper.user_frames import note_hidden_frames, show_user_frames
@@ -59,6 +60,8 @@ class Translated:
         text = self._shortened(_with_advice(problem))
         if isinstance(problem, BatchError):
             return AssertionError(text)
+        if isinstance(problem, IndexCheckError):
+            return _error.IndexCheckError(text)
         if isinstance(problem, TrappedError):
             action, layer = "IPU_RESET", "poplar_recoverable_runtime_error"
             return RecoverableError(text, action, layer, problem.line)

@@ -9,7 +9,7 @@ from abele import StepConfig, get_target
 from abele.compile.cache import ExecutableCache
 from abele.errors import IndexCheckError
 from abele.targets.base import Compiled
-from abele.targets.cpu.index_checks import checked
+from abele.targets.index_checks import checked
 from abele.targets.reference import Interpreter, Reference
 from abele.trace import control_flow
 from helpers.runs import captured, rule_for, started
@@ -64,12 +64,14 @@ INDEXING = {
 }
 
 
+TARGETS = {"before it runs": Checking(), "after torch failed": Reference()}
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 @pytest.mark.parametrize("name", INDEXING)
-def test_each_operator_takes_what_plain_pytorch_takes_and_refuses_the_rest(name):
+def test_each_operator_takes_what_plain_pytorch_takes_and_refuses_the_rest(name, target):
     function = INDEXING[name]
-    session, _ = started(
-        Indexed(function), (torch.tensor([0, 4, 2]),), None, INFER, target=Checking()
-    )
+    session, _ = started(Indexed(function), (torch.tensor([0, 4, 2]),), None, INFER, target=target)
     for value in (4, -1, 5, -6, -100):
         index = torch.tensor([0, value, 2])
         try:
@@ -91,6 +93,13 @@ def test_an_index_found_by_another_index_is_named_by_its_own_line():
         session.step([torch.tensor([0, 7, 1])])
     with pytest.raises(IndexCheckError, match=r"index takes the indices -5 to 4, found 9\."):
         session.step([torch.tensor([0, 2, 1])])
+
+
+def test_other_failures_of_interpreted_programs_stay_what_they_are():
+    session, _ = started(Indexed(lambda t, i: torch.linalg.cholesky(t[:4] * 0 - 1) + t[i].sum()),
+                         (torch.tensor([0, 4, 2]),), None, INFER, target=Reference())  # fmt: skip
+    with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
+        session.step([torch.tensor([0, 4, 2])])
 
 
 class Counting(Compiled):
@@ -212,8 +221,9 @@ def test_indices_inside_loops_and_branches(function, right, wrong):
         (output,), (expected,) = session.step([index]), plain.step([index])
         torch.testing.assert_close(output, expected, rtol=0, atol=0)
     for value, named in wrong:
-        with pytest.raises(IndexCheckError, match=rf"checks\.py:\d+ in .* takes .* {named}\.$"):
-            session.step([torch.tensor([0, value, 0])])
+        for each in (session, plain):
+            with pytest.raises(IndexCheckError, match=rf"checks\.py:\d+ in .* takes .* {named}\.$"):
+                each.step([torch.tensor([0, value, 0])])
 
 
 class Classifier(nn.Module):

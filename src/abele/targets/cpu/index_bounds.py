@@ -15,8 +15,8 @@ from typing import Any, cast
 import torch
 
 from abele.program import called_operator, is_getitem, is_view
-from abele.targets.cpu.index_slices import is_repeatable
-from abele.targets.cpu.index_uses import argument_of, indices, name_of
+from abele.targets.index_slices import is_repeatable
+from abele.targets.index_uses import argument_of, indices, name_of
 
 #: The smallest and the largest number that a value may hold.
 Range = tuple[float, float]

@@ -68,7 +68,11 @@ _CONSERVATIVE_FLAGS = (
 def unavailable() -> str | None:
     """Why emitted code cannot run here, or None if it can."""
     library = _library()
-    if library is None or not hasattr(ctypes.CDLL(str(library)), "sgemm_"):
+    try:
+        found = library is not None and hasattr(ctypes.CDLL(str(library)), "sgemm_")
+    except OSError as error:
+        return f"torch's library cannot be loaded ({error})"
+    if not found:
         return "torch's library has no matrix product that can be called from C"
     return None
 
@@ -154,9 +158,11 @@ def compiled(name: str, text: str, *, conservative: bool = False) -> bytes:
         Path(source).write_text(text)
         parts = command(text, source, result, conservative=conservative)
         done = subprocess.run(parts, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
+        if done.returncode != 0 or not os.path.isfile(result):
+            what = "failed" if done.returncode else "made no file"
             raise CompilerError(
-                f"Program {name!r} could not be compiled: the C++ compiler failed.",
+                f"Program {name!r} could not be compiled: the C++ compiler {what}. "
+                f"{kernels.ADVICE}",
                 log=f"{' '.join(parts)}\n{done.stdout}{done.stderr}",
             )
         return Path(result).read_bytes()

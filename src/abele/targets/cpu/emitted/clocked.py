@@ -18,7 +18,7 @@ from abele.targets.cpu.emitted.calling import Calling
 from abele.targets.cpu.emitted.regions import Region
 from abele.targets.cpu.emitted.run import Runner
 from abele.targets.cpu.emitted.source import COST, MOMENTS, Segment
-from abele.targets.cpu.index_checks import checked
+from abele.targets.index_checks import checked
 from abele.targets.kernel_choice import Kernel
 from abele.targets.translation.groups import Unit
 from abele.targets.translation.operations import Call, Foreign

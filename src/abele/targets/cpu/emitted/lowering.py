@@ -35,7 +35,7 @@ from abele.targets.cpu.emitted.recomputed import recomputed
 from abele.targets.cpu.emitted.regions import with_regions
 from abele.targets.cpu.emitted.rows_apart import rows_apart
 from abele.targets.cpu.emitted.source import Segment
-from abele.targets.cpu.index_checks import checked
+from abele.targets.index_checks import checked
 from abele.targets.kernel_choice import Kernel, KernelChoice
 from abele.targets.translation.groups import Unit, grouped
 from abele.targets.translation.operations import Foreign, Translation, constants_of

@@ -25,10 +25,10 @@ from abele.program.memory import MemoryUse
 from abele.targets.base import Compiled, Lowering, require_code
 from abele.targets.clocked import Clocked
 from abele.targets.cpu.compiler import compiler, instruction_set
-from abele.targets.cpu.index_checks import checked
 from abele.targets.cpu.op_by_op import choice, reasons
 from abele.targets.cpu.op_by_op.build import with_clocks, with_kernels
 from abele.targets.cpu.op_by_op.memory_use import memory_use
+from abele.targets.index_checks import checked
 from abele.targets.kernel_choice import KernelChoice
 
 

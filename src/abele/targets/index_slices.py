@@ -15,7 +15,7 @@ import torch
 
 from abele import _torch
 from abele.program import called_operator, has_tag, is_getitem, writes
-from abele.targets.cpu.index_uses import Bounds, indices, line_of, message, name_of
+from abele.targets.index_uses import Bounds, indices, line_of, message, name_of
 
 # An index that follows from these is not computed twice.
 _EXPENSIVE = ("convolution", "mm", "addmm", "bmm", "baddbmm", "_native_batch_norm_legit")

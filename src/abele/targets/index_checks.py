@@ -14,9 +14,8 @@ import torch
 
 from abele.errors import IndexCheckError
 from abele.program import Program, Role
+from abele.targets import index_slices, straight
 from abele.targets.base import Compiled, OfBatch, Repeated, Run
-from abele.targets.cpu import index_slices
-from abele.targets.reference import Interpreter
 
 # So many numbers are compared sooner as a list: a small step takes half a millisecond.
 _FEW = 64
@@ -57,17 +56,36 @@ def checked(program: Program, compiled: Compiled) -> Compiled:
     looks = index_slices.of_program(program.graph, refuse)
     if not looks.inputs and looks.graph is None:
         return compiled
-    computed = None if looks.graph is None else _run_of(program, looks.graph, looks.read)
+    computed = None if looks.graph is None else _run_of(looks.graph)
     batch = [i for i, slot in enumerate(program.inputs) if slot.role is Role.INPUT]
     positions = {position for position, _ in looks.inputs}.union(looks.read)
     of_batch = _check(looks, computed, batch) if positions.issubset(batch) else None
     return Checked(compiled, _check(looks, computed, range(len(program.inputs))), of_batch)
 
 
-def _run_of(program: Program, graph: torch.fx.GraphModule, read: Sequence[int]) -> Run:
-    inputs = tuple(program.inputs[position] for position in read)
-    computed = program.replace(graph=graph, inputs=inputs, outputs=())
-    return Interpreter().compile(computed).run
+def look(program: Program, inputs: Sequence[torch.Tensor]) -> None:
+    """Raise ``IndexCheckError`` if an index of a program is out of range for some inputs.
+
+    Interpreted programs call it after an operator of torch has failed, whose own error says neither
+    the line nor, for some operators, that an index is the cause.
+
+    Args:
+        program: has written nothing yet.
+        inputs: one tensor for each slot.
+    """
+    looks = index_slices.of_program(program.graph, refuse)
+    computed = None if looks.graph is None else _run_of(looks.graph)
+    _check(looks, computed, range(len(program.inputs)))(inputs)
+
+
+def _run_of(graph: torch.fx.GraphModule) -> Run:
+    function = straight.function_of(graph)
+
+    def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return list(function(inputs))
+
+    return run
 
 
 def _check(looks: index_slices.Looks, computed: Run | None, given: Sequence[int]) -> _CheckOfBatch:
