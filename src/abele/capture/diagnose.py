@@ -51,6 +51,11 @@ _STATIC_INSTEAD = {
     "linalg_lstsq": "Use torch.linalg.pinv(a) @ b, which is the solution.",
     "bincount": "Pass a minlength that is larger than every value.",
     "repeat_interleave": "Pass output_size, the sum of all repeats.",
+    "_pack_padded_sequence": (
+        "Lengths that are constants are no exception. Call the recurrent layer with the padded "
+        "sequences: a direction forwards computes the same up to each length, so mask its output "
+        "by torch.where(mask, output, 0) and take last states by gather at length - 1."
+    ),
     **dict.fromkeys(("_unique", "_unique2", "unique_consecutive", "unique_dim"), _UNIQUE),
 }
 

@@ -106,9 +106,17 @@ def micro_batch(rows: Sequence[torch.Tensor], config: StepConfig) -> list[torch.
 
 def _first(tensor: torch.Tensor, config: StepConfig, index: int) -> torch.Tensor:
     if tensor.numel() == 0:
+        shape = list(tensor.shape)
+        if shape[0] == 0:
+            remedy = "Pass at least one row."
+        else:
+            remedy = (
+                f"It has rows, but dimension {shape.index(0)} is 0. Leave it out of the call, and "
+                "make it in forward where forward needs it: torch.zeros(...)."
+            )
         raise error(
-            f"Input tensor {index} has no elements (shape {list(tensor.shape)}), "
-            "which is not supported. Pass at least one row."
+            f"Input tensor {index} has no elements (shape {shape}), which is not supported. "
+            f"{remedy}"
         )
     rows = tensor.shape[0] if tensor.dim() else 1
     size = batching.micro_batch_size(rows, config, f"input {index}")

@@ -189,6 +189,11 @@ _AGAIN = (
     "Wrap the model again with it: model.destroy(), then poptorch.trainingModel(model, options, "
     "optimizer)."
 )
+# What OneCycleLR and CyclicLR change beside the rate unless they are told otherwise.
+_CYCLED = ("momentum", "beta1")
+_CYCLES = (
+    " If a scheduler such as OneCycleLR or CyclicLR changes it, pass cycle_momentum=False to that."
+)
 _VARIABLE = (
     " Numbers but a momentum of 0 can change later if the optimizer is one of poptorch.optim and "
     "optimizer.variable_attrs.markAsVariable(...) is called before compiling."
@@ -206,10 +211,14 @@ def replacement(old: UpdateRule, new: UpdateRule) -> UpdateRule:
     changed = _difference(old, new)
     if changed is not None:
         difference, is_number = changed
-        can_be_variable = is_number and new.kind not in FURTHER_RULES
+        remedy = (
+            _CYCLES if difference.startswith(tuple(f"constant {name} " for name in _CYCLED)) else ""
+        )
+        if is_number and new.kind not in FURTHER_RULES:
+            remedy += _VARIABLE
         raise error(
             "The optimizer is not a valid replacement, because it changes what was compiled in: "
-            f"{difference}. {_AGAIN}{_VARIABLE if can_be_variable else ''}"
+            f"{difference}. {_AGAIN}{remedy}"
         )
     return new
 

@@ -113,11 +113,38 @@ def test_a_scheduler_and_its_optimizer_resume_together():
     assert torch.equal(weights(resumed), weights(model))
 
 
-def test_momentum_that_a_scheduler_cycles_must_be_variable():
+@pytest.mark.parametrize("cycle", ["one cycle", "cyclic"])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, optim.AdamW, torch.optim.NAdam])
+def test_momentum_that_a_scheduler_cycles_must_be_variable(kind, cycle):
+    def scheduler(**settings):
+        if cycle == "cyclic":
+            return lr_scheduler.CyclicLR(optimizer, 0.1, 0.2, step_size_up=4, **settings)
+        return lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=8, **settings)
+
+    model = scorer()
+    optimizer = kind(model.parameters(), lr=0.1, betas=(0.91, 0.999))
+    wrapped = poptorch.trainingModel(model, options(), optimizer)
+    wrapped(*rows(4))
+    before = optimizer.state_dict()["param_groups"]
+    cycling = scheduler()
+    cycling.step()
+    with pytest.raises(
+        poptorch.Error, match=r"constant beta1 of group 0: 0\.91 to 0\..*pass cycle_momentum=False"
+    ):
+        wrapped.setOptimizer(optimizer)
+    optimizer.param_groups[0].update(betas=before[0]["betas"])
+    following = scheduler(cycle_momentum=False)
+    following.step()
+    wrapped.setOptimizer(optimizer)
+    wrapped(*rows(4))
+
+
+def test_other_constants_that_change_are_no_matter_of_schedulers():
     model = scorer()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     wrapped = poptorch.trainingModel(model, options(), optimizer)
     wrapped(*rows(4))
-    lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=8)
-    with pytest.raises(poptorch.Error, match=r"constant beta1 of group 0: 0\.9 to 0\.95"):
+    optimizer.param_groups[0]["eps"] = 1e-4
+    with pytest.raises(poptorch.Error, match="constant eps of group 0") as caught:
         wrapped.setOptimizer(optimizer)
+    assert "cycle_momentum" not in str(caught.value)
