@@ -23,7 +23,7 @@ from abele.compile import verdict as verdicts
 from abele.compile.later import Later
 from abele.compile.verdict import Proving, Verdict
 from abele.containers import is_dict
-from abele.errors import CorruptExecutable, ForeignExecutable
+from abele.errors import AbeleError, CorruptExecutable, ForeignExecutable, SerializationError
 from abele.program import Program
 from abele.step.config import StepConfig
 from abele.storage import container
@@ -303,9 +303,9 @@ def load(
         CorruptExecutable: the file is damaged.
         ForeignExecutable: it is sound but made for other programs, torch or hardware.
     """
-    with _opened(path) as file:
+    with _opened(path) as file, _meaning(path):
         _refuse_foreign(path, file.content["key_parts"], parts)
-        parts = {**parts, **following(file.content["key_parts"])}
+        parts = {**parts, **_stated(file.content["key_parts"])}
         names = [program.name for program in programs]
         codes = {
             name: Code.of(file, f"programs/{name}.bin", f"programs/{name}.plan.json")
@@ -313,13 +313,39 @@ def load(
         }
         chosen = chosen_from(file.content.get("chosen", {}))
         verdict = verdicts.from_data(file.content.get("verdict"))
-    try:
+    with _meaning(path):
         return restored(programs, parts, target, codes.__getitem__, chosen, verdict)
-    except RuntimeError as error:
-        raise CorruptExecutable(
-            f"{path} is sound but its code cannot be loaded ({error}). "
-            "Delete it; it will be rebuilt."
-        ) from error
+
+
+def _stated(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a file says of lowerings, if all of it is of the types that are written."""
+    stated = following(parts)
+    inner = stated.get("declined", {})
+    wrong = [name for name, each in stated.items() if not is_dict(each)]
+    wrong += [name for name, each in (inner.items() if is_dict(inner) else ()) if not is_dict(each)]
+    if wrong:
+        raise CorruptExecutable(f"{', '.join(wrong)} in the manifest has another type than written")
+    return stated
+
+
+@contextlib.contextmanager
+def _meaning(path: Path) -> Generator[None]:
+    """While open, whatever goes wrong in making sense of a sound file is a CorruptExecutable."""
+    try:
+        yield
+    except SerializationError as error:
+        raise _meaningless(path, error) from error
+    except AbeleError:
+        raise
+    except Exception as error:  # contents that mean nothing can fail in any way
+        raise _meaningless(path, error) from error
+
+
+def _meaningless(path: Path, error: Exception) -> CorruptExecutable:
+    return CorruptExecutable(
+        f"{path} is sound but its code cannot be loaded ({type(error).__name__}: {error}). "
+        "Delete it; it will be rebuilt."
+    )
 
 
 class Code(NamedTuple):

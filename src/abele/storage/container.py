@@ -180,8 +180,16 @@ class Container:
         return data
 
     def text(self, name: str) -> str:
-        """Return a member that is text."""
-        return self.read(name).decode()
+        """Return a member that is text.
+
+        Raises:
+            CorruptExecutable: it is missing, altered or no text.
+        """
+        data = self.read(name)
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise self._corrupt(error) from error
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a member that is a tensor, on the host.

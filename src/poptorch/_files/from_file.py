@@ -71,7 +71,9 @@ def check_config(file: Container, config: StepConfig) -> None:
         poptorch.Error: naming the options that differ.
     """
     here = json.loads(json.dumps(config.compile_fields()))
-    different = executable.differences(file.content["executable"]["key_parts"]["config"], here)
+    with meaning(file.path):
+        there = file.content["executable"]["key_parts"]["config"]
+        different = executable.differences(there, here)
     if different:
         raise _other(file, "; ".join(different))
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from abele.compile.portable_executable import rule_from
-from abele.errors import AbeleError, CorruptExecutable, SerializationError
+from abele.errors import AbeleError, CorruptExecutable
 from abele.step.update_rules import UpdateRule
 from abele.storage.container import Container
 from poptorch._error import Error
@@ -69,8 +69,8 @@ def meaning(filename: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except CorruptExecutable as problem:
         raise InvalidFile(f"Invalid file {filename}: {problem}") from problem
-    except (SerializationError, Error):
-        raise  # these say what is missing here
+    except Error:
+        raise  # it says what is missing here
     except AbeleError as problem:
         raise InvalidFile(f"Invalid file {filename}: {problem}") from problem
     except OSError as problem:

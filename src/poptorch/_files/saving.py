@@ -155,12 +155,14 @@ class ModelFiles:
         session = self._model.session
         with self._translated:
             state.put(session, state_in(file))
-        numbers = file.content["rng_state"]
-        if numbers is None:
-            return
-        if file.content["device"] == session.device.type:
-            random_state.write(session, numbers)
-        else:
+        with meaning(file.path):
+            numbers = file.content["rng_state"]
+            if numbers is None:
+                return
+            continues = file.content["device"] == session.device.type
+            if continues:
+                random_state.write(session, numbers)
+        if not continues:
             logger.warning(
                 "%s was saved on device type %s: its random numbers do not continue on %s.",
                 file.path,

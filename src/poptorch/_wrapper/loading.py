@@ -119,6 +119,9 @@ def _executor(file: Container, options: Options, model: torch.nn.Module | None) 
         training, rule, values = file.content["training"], rule_in(file), state_in(file)
         params = state.of_kind(values, state.PARAMS)
         buffers = state.of_kind(values, f"{state.BUFFERS}/0")
+        named = {name for group in (rule.groups if rule else ()) for name in group.params}
+        if not named.issubset(params):
+            raise ValueError(f"the optimizer has parameters that are missing: {named - {*params}}")
         groups = {name: tuple(entry) for name, entry in file.content["per_replica_params"].items()}
     translate.check_supported(options, training=training)
     options._freeze()

@@ -2,11 +2,13 @@
 
 import copy
 import inspect
+import json
 
 import pytest
 import torch
 
 import poptorch
+from helpers import altered
 from helpers.exported import Everything, continued_elsewhere, everything
 from helpers.wrapping import inference, options, rows, scorer, sgd, trainer
 
@@ -317,6 +319,37 @@ def test_something_else_is_an_invalid_file(kind, path, tmp_path):
     with pytest.raises(kind, match=r"Invalid file .*text"):
         poptorch.load(tmp_path / "text")
     with pytest.raises(kind, match=r"Invalid file .*No such file or directory\."):
+        poptorch.load(path)
+
+
+CHANGES = {
+    "random numbers": lambda m: m["content"].update(rng_state=["x"]),
+    "configuration": lambda m: m["content"]["executable"].update(key_parts=[]),
+    "options": lambda m: m["content"].update(options={"x": {"no such kind": 1}}),
+    "device": lambda m: m["content"].pop("device"),
+    "optimizer": lambda m: m["content"]["model"]["rule"]["groups"]["tuple"][0]["group"]["params"][
+        "tuple"
+    ].append("no such weight"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_manifest_with_right_checksums_that_means_nothing_is_an_invalid_file(path, change):
+    trained().save(path)
+    content = altered.members(path)
+    manifest = json.loads(content["manifest.json"])
+    change(manifest)
+    altered.write(path, {**content, "manifest.json": json.dumps(manifest).encode()})
+    for kind in (AssertionError, poptorch.Error):
+        with pytest.raises(kind, match=r"Invalid file .*model\.poptorch"):
+            poptorch.load(path)
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"", b"null", b'{"x": 1}'])
+def test_a_program_with_right_checksums_that_means_nothing_is_an_invalid_file(path, text):
+    trained().save(path)
+    altered.write(path, {**altered.members(path), "programs/step.json": text})
+    with pytest.raises(poptorch.Error, match=r"Invalid file .*model\.poptorch"):
         poptorch.load(path)
 
 

@@ -1,6 +1,7 @@
 """The folder of executables: hits, misses that explain themselves, damage, and several writers."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from abele import CacheWarning, ExecutableCache, build
 from abele.compile import executable
 from abele.compile.executable import why_parts_differ
 from abele.step.config import StepConfig
-from helpers import cache_writers
+from helpers import altered, cache_writers
 from helpers.fakes import Keeping
 from helpers.models import MODELS
 from helpers.runs import captured
@@ -326,3 +327,34 @@ def test_a_folder_of_locks_that_others_can_write_is_not_used(isolated_cache, tmp
     with isolated_cache.only_one("key", lambda: None):
         assert len(os.listdir(locks)) == 1
         assert not old.exists()
+
+
+def test_no_manifest_with_right_checksums_costs_more_than_a_rebuild(programs, isolated_cache):
+    made, _ = built(programs, isolated_cache)
+    path, expected, origins = isolated_cache.path(made.key), result(made), set()
+    for name, put in altered.manifests(path):
+        put()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            again, record = built(programs, ExecutableCache(isolated_cache.folder))
+        said = [each.category for each in caught]
+        assert said == ([] if record.cache == "hit" else [CacheWarning]), name
+        assert torch.equal(result(again)[0], expected[0]), name
+        origins.add(record.cache)
+    assert origins == {"hit", "miss"}
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"", b"null", b"[1]", b'{"x": 1}'])
+def test_a_plan_that_means_nothing_costs_one_warning(programs, isolated_cache, text):
+    target = Keeping()
+    target.lowerings[0].load_planned = lambda program, payload, plan: json.loads(plan)["wanted"]
+    made, _ = built(programs, isolated_cache, target)
+    path = isolated_cache.path(made.key)
+    content = altered.members(path)
+    manifest = json.loads(content["manifest.json"])
+    manifest["members"]["programs/forward.plan.json"] = {}
+    content |= {"programs/forward.plan.json": text, "manifest.json": json.dumps(manifest).encode()}
+    altered.write(path, content)
+    with pytest.warns(CacheWarning, match="could not be used and is rebuilt") as caught:
+        _, record = built(programs, isolated_cache, target)
+    assert (len(caught), record.cache) == (1, "miss")
