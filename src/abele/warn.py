@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import linecache
+import sys
 import warnings
 from types import FrameType
 
@@ -35,3 +37,11 @@ def _innermost() -> tuple[int, FrameType]:
     ):
         level, frame = level + 1, frame.f_back
     return level + 1, frame
+
+
+def show(text: str) -> None:
+    """Write a line to standard error, unless the program has closed it or never had it."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        # One write: lines of several threads or processes do not mix.
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()

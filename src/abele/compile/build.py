@@ -340,7 +340,7 @@ def _compile(
     needed = needed_once(target, programs, parts)
     if target.unprepared_s(needed) and target.cannot_compile() is None:
         progress("compile abele's kernels, once on this machine", 0.12)
-        with contextlib.suppress(CompilerError):
+        with contextlib.suppress(CompilerError, OSError):
             target.prepare(needed)
         record.seconds["kernels"] = time.perf_counter() - started
         started = time.perf_counter()
@@ -361,12 +361,13 @@ def _write_log(error: TargetError, folder: str | Path | None) -> str | None:
     """Keeps the compiler's raw output in a file; it does not belong on the user's terminal."""
     if not isinstance(error, CompilerError) or not error.log:
         return None
-    if folder is None:
-        folder = tempfile.gettempdir()
-    with tempfile.NamedTemporaryFile(
-        "w", dir=folder, prefix="abele-compiler-", suffix=".log", delete=False
-    ) as file:
-        file.write(error.log)
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=folder, prefix="abele-compiler-", suffix=".log", delete=False
+        ) as file:
+            file.write(error.log)
+    except OSError:  # no error may hide another
+        return None
     return file.name
 
 

@@ -153,9 +153,11 @@ class _File:
         Raises:
             CompilerError: it made none.
         """
-        if result["code"] != 0:
+        if result["code"] != 0 or not self._code.is_file():
+            what = "failed" if result["code"] else "made no file"
             raise CompilerError(
-                f"Program {self.program.name!r} could not be compiled: the C++ compiler failed.",
+                f"Program {self.program.name!r} could not be compiled: the C++ compiler {what}. "
+                f"{ADVICE}",
                 log=result["log"],
             )
         compiled = self._written.loaded(self._code.read_bytes())

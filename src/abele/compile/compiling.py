@@ -11,7 +11,7 @@ from abele import passes
 from abele.compile import estimates, executable, measuring
 from abele.compile.executable import ChosenLowering, Executable
 from abele.compile.measuring import Clocked, Way
-from abele.errors import CompilerError, ProgramError, TargetError
+from abele.errors import CompilerError, CorruptExecutable, ProgramError, TargetError
 from abele.program import Program
 from abele.targets import Target
 from abele.targets.base import Compiled
@@ -19,6 +19,11 @@ from abele.targets.base import Compiled
 #: Programs that have been compiled, by their names and those of the lowerings that did; each raises
 #: ``CompilerError`` where the compiler failed.
 Ready = Mapping[tuple[str, str], Callable[[], Way]]
+
+_FOLDERS = (
+    "Compiling needs a temporary folder (TMPDIR) and a cache (XDG_CACHE_HOME, else ~/.cache) that "
+    "can be written and have free space."
+)
 
 
 def compile_programs(
@@ -139,9 +144,20 @@ def _ways(target: Target, program: Program, names: Sequence[str], ready: Ready) 
 
 
 def _way(target: Target, program: Program, name: str, ready: Ready) -> Way:
-    if (program.name, name) in ready:
-        return ready[program.name, name]()
-    return _compiled(target, lowered_by(target, program, name), name)
+    try:
+        if (program.name, name) in ready:
+            return ready[program.name, name]()
+        return _compiled(target, lowered_by(target, program, name), name)
+    except CorruptExecutable as error:  # made a moment ago, so nothing is damaged
+        raise CompilerError(
+            f"Program {program.name!r} was compiled, and what the C++ compiler made does not load: "
+            f"{error}"
+        ) from error
+    except OSError as error:
+        raise CompilerError(
+            f"Program {program.name!r} could not be compiled, because a file could not be read or "
+            f"written: {error}. {_FOLDERS}"
+        ) from error
 
 
 def _fastest(each: Iterable[Way], clocked: Clocked | None) -> tuple[Way, ChosenLowering]:

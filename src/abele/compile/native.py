@@ -122,6 +122,8 @@ def _made_one(command: list[str], path: str, folder: Path) -> dict[str, Any]:
         return {"code": 0}
     made = folder / os.path.basename(path)
     result = _result_of([str(made) if part == _RESULT else part for part in command])
+    if result["code"] == 0 and not made.is_file():
+        return {**result, "code": 1}
     if result["code"] == 0:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         partial = f"{path}.{os.getpid()}.partial"  # beside it: folders may lie on several disks

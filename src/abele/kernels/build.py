@@ -218,8 +218,11 @@ def _make(compiler: str, places: Places) -> None:
 
 def _published(made: str, path: Path) -> None:
     """Move a file to where others look for it; a crash of the system leaves all of it, or none."""
-    with open(made, "rb") as file:
-        os.fsync(file.fileno())
+    try:
+        with open(made, "rb") as file:
+            os.fsync(file.fileno())
+    except FileNotFoundError as error:
+        raise CompilerError(f"The C++ compiler made no file, and said nothing. {ADVICE}") from error
     path.parent.mkdir(exist_ok=True)
     os.replace(made, path)
 
@@ -297,10 +300,10 @@ def tool_output(command: list[str]) -> str:
 def cache_folder() -> Path:
     """Return the user's cache, or a folder of this process alone where that cannot be written."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(base) / "abele"
     with contextlib.suppress(OSError):
+        folder = Path(base).absolute() / "abele"  # the program may change its working directory
         folder.mkdir(parents=True, exist_ok=True)
-    if folder.is_dir() and os.access(folder, os.W_OK):
-        return folder
+        if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
+            return folder
     temporary.sweep()
     return Path(tempfile.mkdtemp(prefix=f"{temporary.prefix()}kernels-"))

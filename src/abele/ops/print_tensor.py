@@ -7,7 +7,6 @@ print happens exactly where its result is used. Importing this module registers 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from abele.ops._register import register_gradient, shapes_of
 from abele.ops.silence import is_silenced
 from abele.ops.tensor_text import Layout, tensor_text
 from abele.program import declare_effect
+from abele.warn import show
 
 _NAME = "abele::print_tensor"
 _LAYOUT = (
@@ -33,9 +33,7 @@ def _print(
 ) -> torch.Tensor:
     del after, gradient_title
     if not is_silenced():
-        # One write: lines of several threads or processes do not mix.
-        sys.stderr.write(f"{title}: {tensor_text(x, Layout(**_by_name(layout)))}\n")
-        sys.stderr.flush()
+        show(f"{title}: {tensor_text(x, Layout(**_by_name(layout)))}")
     return x.clone()
 
 

@@ -16,6 +16,7 @@ from abele.compile.later import Running
 from abele.runtime.clock import CallRecord
 from abele.runtime.observers import Observer
 from abele.runtime.session import Session
+from abele.warn import show as show_line
 
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total} [{elapsed}<{remaining}]{postfix}"
 _TITLE = "Graph compilation"
@@ -81,7 +82,7 @@ class CompilationProgress(Observer):
     def _write(self, fraction: float, what: str) -> None:
         if self._lines:
             took = time.monotonic() - self._began
-            print(f"{_TITLE}: {fraction:4.0%} {what} [{took:.1f} s]", file=sys.stderr, flush=True)
+            show_line(f"{_TITLE}: {fraction:4.0%} {what} [{took:.1f} s]")
 
     def __exit__(
         self,
@@ -139,7 +140,8 @@ class Countdown(Observer):
 
 
 def _is_terminal(file: Any) -> bool:
-    return file is not None and hasattr(file, "isatty") and file.isatty()
+    closed = getattr(file, "closed", False)
+    return file is not None and not closed and hasattr(file, "isatty") and file.isatty()
 
 
 def summary(record: BuildRecord) -> str:

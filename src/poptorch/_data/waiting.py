@@ -4,6 +4,7 @@ Reports of runs say the same of the loop around their wrapper's calls (``LoopAro
 """
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -81,7 +82,10 @@ class Waiting:
         if text is None or self._process != os.getpid():
             return
         if self._show:
-            tqdm.write(f"abele: {text}", file=sys.stderr)
+            with contextlib.suppress(
+                AttributeError, OSError, ValueError
+            ):  # closed, or there is none
+                tqdm.write(f"abele: {text}", file=sys.stderr)
         else:
             logger.info(text)
 

@@ -1,5 +1,6 @@
 """Compiling a wrapped model: what is refused and warned of before, and what follows."""
 
+import contextlib
 import dataclasses
 import datetime
 import sys
@@ -134,7 +135,10 @@ class Compiling:
     def _say(self, text: str) -> None:
         """Says on a line what runs, where compiling is shown, else in the log."""
         if self._model.options._show_compilation_progress_bar:
-            tqdm.write(text, file=sys.stderr)
+            with contextlib.suppress(
+                AttributeError, OSError, ValueError
+            ):  # closed, or there is none
+                tqdm.write(text, file=sys.stderr)
         else:
             logger.info(text)
 

@@ -1,5 +1,6 @@
 """The exceptions themselves: their classes, attributes and text, and errors too long to show."""
 
+import io
 import pickle
 import re
 
@@ -21,6 +22,7 @@ def test_classes():
     assert poptorch.Error.__mro__[1] is Exception
     assert poptorch.RecoverableError.__mro__[1] is poptorch.Error
     assert poptorch.UnrecoverableError.__mro__[1] is poptorch.Error
+    assert poptorch.IndexCheckError.__mro__[1:3] == (poptorch.Error, IndexError)
     for name in ("Error", "RecoverableError", "UnrecoverableError"):
         assert getattr(poptorch.poptorch_core, name) is getattr(poptorch, name)
 
@@ -121,3 +123,44 @@ def test_an_error_that_cannot_be_written_is_shown(tmp_path, caplog):
     (tmp_path / "taken").write_text("")
     assert shortened(LONG, str(tmp_path / "taken")) == LONG
     assert "cannot be written" in caplog.text
+
+
+# -- indices that are out of range -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", [{"ABELE_TARGET": "reference"}, {"ABELE_START": "interpret"}])
+def test_an_index_out_of_range_is_one_error_wherever_it_runs(monkeypatch, place):
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    table = torch.arange(5.0)
+    wrapped = inference(lambda index: table[index] + 1)
+    assert torch.equal(wrapped(torch.tensor([4, 0])), torch.tensor([5.0, 1.0]))
+    for kind in (poptorch.Error, IndexError):
+        with pytest.raises(kind, match=r"index takes the indices -5 to 4, found 7\."):
+            wrapped(torch.tensor([0, 7]))
+    with pytest.raises(poptorch.IndexCheckError) as caught:
+        wrapped(torch.tensor([0, -6]))
+    copied = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - made a line above
+    assert (type(copied), str(copied)) == (poptorch.IndexCheckError, str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [((0, 2), "Pass at least one row"), ((2, 0), "dimension 1 is 0"), ((2, 3, 0), "dimension 2")],
+)
+def test_an_input_without_elements_is_refused_by_what_it_lacks(shape, words):
+    with pytest.raises(poptorch.Error, match=rf"has no elements .*{words}"):
+        inference(lambda x: x + 1)(torch.ones(shape))
+
+
+# -- programs without a standard error -------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", ["none", "closed"])
+def test_a_program_without_standard_error_runs(monkeypatch, missing):
+    file = io.StringIO()
+    file.close()
+    monkeypatch.setattr("sys.stderr", None if missing == "none" else file)
+    shown = poptorch.Options()
+    wrapped = poptorch.inferenceModel(Calls(lambda self, x: poptorch.ipu_print_tensor(x)), shown)
+    assert torch.equal(wrapped(X), X)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from abele import FallbackWarning, StepConfig, build, get_target
-from abele.errors import CompilerError, TargetError
+from abele.errors import CompilerError, CorruptExecutable, TargetError
 from abele.passes.dead_code import dead_code
 from abele.targets import ENVIRONMENT
 from conftest import usable
@@ -206,3 +206,43 @@ def test_a_real_compiler_that_fails(tmp_path):
     assert "could not be compiled: the C++ compiler failed." in refusal
     assert "cosmic rays" not in done.stdout
     assert ["cosmic rays in the parser" in Path(log).read_text() for log in logs] == [True, True]
+
+
+class Unloadable(Keeping):
+    """Compiles, and the linker finds no symbol when the code is loaded; or the disk is full."""
+
+    name = "unloadable"
+
+    class code(KeptCode):  # noqa: N801 - an attribute of the class above
+        problem: Exception = CorruptExecutable("program.so: undefined symbol: sgemm_.")
+
+        def compile(self, program):
+            raise self.problem
+
+
+LOADING = {
+    "symbol": (CorruptExecutable("program.so: undefined symbol: sgemm_."),
+               "does not load: program.so: undefined symbol: sgemm_"),
+    "disk": (OSError(28, "No space left on device"), "No space left on device.*TMPDIR"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("problem", "words"), LOADING.values(), ids=LOADING)
+def test_code_that_does_not_load_falls_back_unless_the_target_was_forced(
+    programs, monkeypatch, problem, words
+):
+    monkeypatch.setattr(Unloadable.code, "problem", problem)
+    with pytest.raises(CompilerError, match=words):
+        build(programs, CONFIG, target=Unloadable())
+    prefer(monkeypatch, Unloadable())
+    with pytest.warns(FallbackWarning, match=words) as caught:
+        made, record = build(programs, CONFIG)
+    assert len(caught) == 1
+    assert (made.target.name, record.target) == ("reference", "reference")
+
+
+def test_a_log_that_cannot_be_written_hides_no_failure(programs, monkeypatch, tmp_path):
+    prefer(monkeypatch, Failing())
+    with pytest.warns(FallbackWarning, match="could not be compiled"):
+        _, record = build(programs, CONFIG, log_folder=tmp_path / "missing")
+    assert record.log is None

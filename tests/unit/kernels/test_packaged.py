@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from abele.errors import CompilerError
 from abele.kernels import build, packaged, sources
 from abele.targets import candidates
 from abele.targets.base import Target
@@ -154,3 +155,24 @@ def test_without_a_compiler_the_package_runs_what_needs_none_of_its_own(brought,
     (brought / packaged.LIST).unlink()
     packaged._whole.cache_clear()
     assert "no C++ compiler was found" in str(target.cannot_compile(["op_by_op"]))
+
+
+@pytest.mark.parametrize("base", ["x" * 300, "file/below"])
+def test_a_cache_that_cannot_be_entered_is_replaced_for_this_process(base, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / base))
+    folder = build.cache_folder.__wrapped__()
+    assert folder.is_dir()
+    assert not folder.is_relative_to(tmp_path / base)
+    folder.rmdir()
+
+
+def test_a_relative_cache_stays_where_it_was(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert build.cache_folder.__wrapped__() == tmp_path / "relative" / "abele"
+
+
+def test_a_compiler_that_makes_no_file_is_named_and_no_crash(tmp_path):
+    with pytest.raises(CompilerError, match="compiler made no file.*Set CXX to another"):
+        build.make(build.Making(["/bin/true", build.RESULT], str(tmp_path / "x.o")))
