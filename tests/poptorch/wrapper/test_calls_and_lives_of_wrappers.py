@@ -234,7 +234,8 @@ def test_a_new_learning_rate_moves_no_weights_between_host_and_device():
         model.fc.weight.zero_()  # on the host alone
     optimizer.param_groups[0]["lr"] = 0.2
     wrapped.setOptimizer(optimizer)
-    wrapped(*rows(4))
+    with pytest.warns(poptorch.HostChangeWarning, match="fc.weight of the host"):
+        wrapped(*rows(4))
     plain_steps(plain, sgd(plain, 0.2), [[rows(4)]])
     assert same_weights(model, plain)  # the zeros never reached the device
 
