@@ -1,6 +1,8 @@
 // Norms: groups of neighbouring elements get mean 0 and variance 1, then a weight and a bias.
 #pragma once
 
+#include <limits>
+
 #include "sums.h"
 
 namespace abele {
@@ -9,7 +11,11 @@ namespace abele {
 inline Pair moments(const float* x, Index n, float eps) {
   const float mean = sum_of(n, [=](Index i) { return x[i]; }) / float(n);
   const float square = sum_of(n, [=](Index i) { return (x[i] - mean) * (x[i] - mean); });
-  return {mean, 1.0f / std::sqrt(square / float(n) + eps)};
+  const float variance = square / float(n);
+  // 1 / sqrt(inf) is 0, so that a diverged row would look finite. Torch gives NaN from 1e20 on.
+  constexpr float largest = std::numeric_limits<float>::max();
+  return {mean, variance <= largest ? 1.0f / std::sqrt(variance + eps)
+                                    : std::numeric_limits<float>::quiet_NaN()};
 }
 
 // With `weighted` there is a bias, too.

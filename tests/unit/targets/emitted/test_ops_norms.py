@@ -131,3 +131,19 @@ def test_not_less_accurate_than_torch(compiled, name):
     ):
         rounding = true.abs().max() * 2**-22
         assert (ours - true).abs().max() <= (theirs - true).abs().max() + rounding
+
+
+DIVERGED = Case(
+    lambda x, y, w: (
+        F.layer_norm(x, (131,)),
+        F.layer_norm(x, (131,), w, w),
+        F.group_norm(y, 5, w[:5], w[:5]),
+    ),
+    ((ROWS - 5) * 1e22, IMAGES * 1e22, WEIGHT),
+)
+
+
+@pytest.mark.compiler
+def test_rows_whose_variance_overflows_do_not_look_finite():
+    results = Compiled({"diverged": DIVERGED}).run("diverged")
+    assert all(bool(each.isnan().all()) for each in results)
