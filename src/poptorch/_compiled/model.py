@@ -93,9 +93,8 @@ class CompiledModel:
                 target=target,
                 progress=progress,
             )
-            self.captured, self.outputs = made.captured, made.outputs
+            self.captured, self.outputs, self.record = made.captured, made.outputs, made.record
             self.placement, self.pipelining = made.placement, made.pipelining
-            self.record = made.record
             progress.on_stage("load", 0.99)
             plan = None if made.pipelining.cut is None else pipelined(made.pipelining.cut)
             self.session = Session(
@@ -116,14 +115,17 @@ class CompiledModel:
         slots = [slot for slot in made.captured.programs[0].inputs if slot.role is Role.INPUT]
         self._written_inputs = [index for index, slot in enumerate(slots) if slot.mutated]
         self._synthetic = synthetic_inputs(options, rows, self.session.device)
-        has_constants = bool(made.captured.constants)
-        self._deliver: Deliver = self._to_user if has_constants else delivery(self.outputs)
+        self._deliver: Deliver = self._delivery()
         self._is_direct = self._needs_nothing_else()
 
     def micro_batch(self) -> list[torch.Tensor]:
         """Tensors like the inputs of one micro-batch, with any values."""
         slots = self.captured.programs[0].inputs
         return [torch.zeros(s.shape, dtype=s.dtype) for s in slots if s.role is Role.INPUT]
+
+    def _delivery(self) -> Deliver:
+        """Return what makes a call's results of the program's."""
+        return self._to_user if self.captured.constants else delivery(self.outputs)
 
     def _needs_nothing_else(self) -> bool:
         """Whether arguments may go to the session as they come."""

@@ -174,5 +174,5 @@ def test_a_relative_cache_stays_where_it_was(monkeypatch, tmp_path):
 
 
 def test_a_compiler_that_makes_no_file_is_named_and_no_crash(tmp_path):
-    with pytest.raises(CompilerError, match="compiler made no file.*Set CXX to another"):
+    with pytest.raises(CompilerError, match=r"compiler made no file.*Set CXX to another"):
         build.make(build.Making(["/bin/true", build.RESULT], str(tmp_path / "x.o")))
