@@ -27,8 +27,8 @@ _FLAGS = {
 def differences(chosen, flags):
     """What is wrong of these cases.
 
-    Inputs are rounded as they are: where they were rounded otherwise, values that equal the bounds of
-    selections would be on either side, which would allow for any result.
+    Inputs are rounded as they are. Rounded otherwise, values that equal the bounds of selections
+    would be on either side, which would allow for any result.
     """
     results = outcomes(chosen, flags=flags)
     assert results
