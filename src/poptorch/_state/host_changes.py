@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from abele._torch import without_torch_function
+from abele.program import Role
 from abele.trace.module_state import named_tensors, plain
 from abele.warn import user_line, warn_user
 from poptorch._compiled.wrapped import WrappedModel
@@ -21,6 +22,7 @@ from poptorch._compiled.wrapped import WrappedModel
 _Tensor: Any = torch.Tensor  # its attributes have no types
 _DATA, _SETS_DATA = _Tensor.data.__get__, _Tensor.data.__set__
 _FLAG = _Tensor.requires_grad.__set__
+_STATE = {Role.PARAMETER, Role.BUFFER}
 _OPERATORS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"}
 # Loops that touch weights at every step are looked at so often, then at powers of two.
 _LOOKS_AT_EACH = 8
@@ -136,11 +138,21 @@ class HostChanges:
         session = self._model.session
         if name in session.config.replica_groups:
             return False  # has one value per group
+        if not self._is_read(name):
+            return False  # of a module that poptorch.CPU calls on the host
         device = session.buffers[0].get(name)
         if device is None:
             device = session.params.get(name)
         with without_torch_function():
             return device is not None and not same_bits(plain(tensor), device)
+
+    def _is_read(self, name: str) -> bool:
+        """Return whether a program of the model computes with a parameter or buffer."""
+        return any(
+            slot.name == name and slot.role in _STATE and node.users
+            for program in self._model.get_compiled().captured.programs
+            for slot, node in zip(program.inputs, program.placeholders(), strict=True)
+        )
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
