@@ -253,8 +253,8 @@ def why_other(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
             f"only those of layout {wanted['format']}"
         )
     stored, wanted = _deciding(stored), _deciding(wanted)
-    if not wanted.get("toolchain"):  # nothing here could make other code
-        stored["toolchain"] = ""
+    # Code of another compiler runs here as well: it is compared before its results are used.
+    stored["toolchain"] = wanted.get("toolchain", "")
     if stored["target"]["target"] != wanted["target"]["target"]:  # each has a choice of its own
         stored["choice"] = wanted["choice"]
     return "; ".join(differences(stored, wanted))
@@ -321,7 +321,8 @@ def _stated(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a file says of lowerings, if all of it is of the types that are written."""
     stated = following(parts)
     inner = stated.get("declined", {})
-    wrong = [name for name, each in stated.items() if not is_dict(each)]
+    types = {"toolchain": str}
+    wrong = [name for name, each in stated.items() if not isinstance(each, types.get(name, dict))]
     wrong += [name for name, each in (inner.items() if is_dict(inner) else ()) if not is_dict(each)]
     if wrong:
         raise CorruptExecutable(f"{', '.join(wrong)} in the manifest has another type than written")

@@ -15,7 +15,7 @@ import torch
 from abele.compile.executable import Executable
 from abele.compile.remedies import interpreted, remedies
 from abele.compile.verdict import ComparisonWarning, Proving, Verdict, machine_of
-from abele.errors import AbeleError, CompilerError
+from abele.errors import AbeleError, CompilerError, StoppedError
 from abele.program import Program
 from abele.runtime.agreement import Comparison, Trial
 from abele.runtime.device_state import DeviceState
@@ -24,6 +24,7 @@ from abele.warn import warn_user
 Inputs = Callable[[], Mapping[str, torch.Tensor]]
 #: Takes the problem of this process and returns the first problem of any process.
 Agree = Callable[[str | None], str | None]
+_NO_BATCH = "no batch: "  # a process says so where the interpreter cannot compute what it was given
 
 
 class FirstUse:
@@ -104,6 +105,10 @@ class FirstUse:
         if exchange is None:
             return problem
         each = exchange.collective.gather("comparison of programs", problem or "")
+        failed = next((text for text in each if text.startswith(_NO_BATCH)), None)
+        if failed is not None and failed != problem:
+            why = failed.removeprefix(_NO_BATCH)
+            raise StoppedError(f"Another process cannot compute its first micro-batch: {why}")
         return next((text for text in each if text), None)
 
 
@@ -160,17 +165,23 @@ def agreeing(
     """
     problems = list[str]()
     for remedy, make in itertools.chain([("", lambda: made)], remedies(made)):
+        candidate: Executable | None = None
         try:
             candidate = make()
             comparison = trial.compare(oracle, candidate)
-        except AbeleError as error:
-            candidate, comparison = made, Comparison(problem=str(error))
+        except Exception as error:
+            if candidate is not None:  # the batch cannot be computed, which no code would change
+                agree(f"{_NO_BATCH}{error}")
+                raise
+            if not isinstance(error, AbeleError):
+                raise
+            comparison = Comparison(problem=str(error))
         problem = agree(comparison.problem)
-        if problem is None:
+        if problem is None and candidate is not None:
             if remedy:
                 _warn_of_remedy(made, problems[0], remedy)
             return proven(candidate, comparison, remedy)
-        problems.append(f"{remedy}: {problem}" if remedy else problem)
+        problems.append(f"{remedy}: {problem}" if remedy else str(problem))
     return "; ".join(problems)
 
 

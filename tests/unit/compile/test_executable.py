@@ -148,7 +148,9 @@ def test_code_that_the_target_cannot_load_is_corrupt(file, made, monkeypatch):
         raise RuntimeError("undefined symbol: f")
 
     monkeypatch.setattr(made.target.lowerings[0], "load", fail)
-    with pytest.raises(CorruptExecutable, match=r"cannot be loaded \(undefined symbol: f\)"):
+    with pytest.raises(
+        CorruptExecutable, match=r"cannot be loaded \(RuntimeError: undefined symbol: f\)"
+    ):
         reload(file, made)
 
 

@@ -19,7 +19,7 @@ from abele import ExecutableCache, StepConfig, build, get_target, passes
 from abele.compile import executable
 from abele.compile.portable_executable import captured_in, pack, restore
 from abele.compile.serialization import from_text, to_text
-from abele.errors import CorruptExecutable, ForeignExecutable
+from abele.errors import CorruptExecutable
 from abele.kernels import packaged, sources
 from abele.step.config import MeanStrategy, OutputMode, Reduction
 from abele.step.replica_groups import GroupType
@@ -430,15 +430,16 @@ def other_toolchain(monkeypatch, name):
     monkeypatch.setattr(type(CPU), "toolchain", lambda self: name)
 
 
-def test_why_other_names_the_compiler_but_where_there_is_none(program, monkeypatch):
+def test_code_of_another_compiler_has_another_key_but_runs_here(program, monkeypatch):
     other_toolchain(monkeypatch, "aaa g++ 12")
     stored = executable.key_parts(program, INFERENCE, CPU)
-    other_toolchain(monkeypatch, "bbb g++ 13")
-    wanted = executable.key_parts(program, INFERENCE, CPU)
-    said = "toolchain: aaa g++ 12 there, bbb g++ 13 here"
-    assert executable.why_other(stored, wanted) == said
-    other_toolchain(monkeypatch, "")
-    assert not executable.why_other(stored, executable.key_parts(program, INFERENCE, CPU))
+    for name in ("bbb g++ 13", ""):
+        other_toolchain(monkeypatch, name)
+        wanted = executable.key_parts(program, INFERENCE, CPU)
+        assert executable.key_of(stored) != executable.key_of(wanted)
+        said = f"toolchain: aaa g++ 12 there, {name} here"
+        assert executable.why_parts_differ(stored, wanted) == [said]
+        assert not executable.why_other(stored, wanted)
 
 
 # -- sources -------------------------------------------------------------------------------------
@@ -595,11 +596,3 @@ def test_without_a_compiler_code_of_any_compiler_is_found(isolated_cache, monkey
     again, record, _ = built(TRIANGLE, ExecutableCache(isolated_cache.folder))
     assert (record.cache, record.executable, again.key) == ("hit", first.key, first.key)
     torch.testing.assert_close(again.compiled["forward"].run([SCORES])[0], expected)
-
-
-def test_an_executable_of_another_compiler_is_foreign(program, monkeypatch):
-    other_toolchain(monkeypatch, "aaa g++ 12")
-    stored = executable.key_parts(program, INFERENCE, CPU)
-    other_toolchain(monkeypatch, "bbb g++ 13")
-    with pytest.raises(ForeignExecutable, match="toolchain: aaa"):
-        executable._refuse_foreign(Path("x"), stored, executable.key_parts(program, INFERENCE, CPU))

@@ -111,7 +111,7 @@ def test_a_batch_that_nothing_can_compute_is_an_error_of_its_call_only():
     made, record = build(programs, config, target=Machine(""))
     session = session_of(made, module, config, rule)
     tokens, following = model.batch()
-    with pytest.raises(IndexError, match="out of range"):
+    with pytest.raises(IndexError, match="takes the indices 0 to 29"):
         session.step([tokens + 1000, following])
     assert record.running.check is None
     session.step([tokens, following])

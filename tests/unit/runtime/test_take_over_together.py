@@ -219,6 +219,32 @@ def test_where_the_target_was_insisted_on_all_get_an_error(instances):
     assert second.script.closed
 
 
+def test_a_batch_that_one_process_cannot_compute_stops_all():
+    config, threads = StepConfig(processes=2), Threads(2)
+    model = MODELS["embedding and layer norm"]
+
+    class Process:
+        def __init__(self, rank):
+            self.rank, self.module = rank, model.fresh()
+            rule = rule_for(self.module, "adam")
+            programs = captured(self.module, model.batch(), config, rule).programs
+            made, _ = build(programs, config, target=Machine(""))
+            self.parts, self.collective = (made, self.module, config, rule), Thread(rank, threads)
+
+        def step(self):
+            session = session_of(*self.parts, collective=self.collective)
+            tokens, following = model.batch()
+            kind = StoppedError if self.rank else IndexError
+            with pytest.raises(kind, match="takes the indices 0 to 29"):
+                session.step([tokens + 1000 * (1 - self.rank), following])
+            session.step([tokens, following])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("abele.runtime.exchange._numbers", iter([7, 7]))
+        processes = [Process(rank) for rank in range(2)]
+        together(processes, Process.step)
+
+
 def test_processes_use_the_same_code_where_that_of_one_does_not_agree():
     config, threads = StepConfig(processes=2), Threads(2)
 
