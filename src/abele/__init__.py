@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from abele.compile.build import BuildRecord, FallbackWarning, build
     from abele.compile.cache import CacheWarning, ExecutableCache
     from abele.compile.executable import Executable
+    from abele.compile.verdict import ComparisonWarning
     from abele.program import Program, Role, Slot
     from abele.runtime.session import Session
     from abele.step.config import OutputMode, Reduction, StepConfig
@@ -31,6 +32,7 @@ __all__ = [
     "BuildRecord",
     "CacheWarning",
     "Captured",
+    "ComparisonWarning",
     "Executable",
     "ExecutableCache",
     "FallbackWarning",
@@ -54,6 +56,7 @@ _NAMES = {
     "abele.compile.build": ("BuildRecord", "FallbackWarning", "build"),
     "abele.compile.cache": ("CacheWarning", "ExecutableCache"),
     "abele.compile.executable": ("Executable",),
+    "abele.compile.verdict": ("ComparisonWarning",),
     "abele.program": ("Program", "Role", "Slot"),
     "abele.runtime.session": ("Session",),
     "abele.step.config": ("OutputMode", "Reduction", "StepConfig"),

@@ -19,7 +19,7 @@ FAULTS = {
     "swapped operands": (r"\(v1 - v2\)", "(v2 - v1)"),
     "missing update": (r"(sqrt[^}]*?)\n  p5\[i0\] = v\d+;", r"\1"),
     "missing state": (r"(sqrt[^}]*?)\n  p2\[i0\] = v\d+;", r"\1"),
-    "wrong state": (r"(v4 = )p2(\[i0\];\n.*0\.999\))", r"\1p0\2"),
+    "wrong state": (r"(v4 = )p2(\[i0\];[^}]*?0\.999\))", r"\1p0\2"),
     "stale constant": (r"float\(0\.7\)", "float(0.8)"),
     "wrong divisor": (r"0\.1111111111111111", "0.125"),
     "wrong step": (r"v1 \+ double\(1\.0\)", "v1 + double(2.0)"),

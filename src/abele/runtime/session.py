@@ -275,6 +275,11 @@ class Session(DeviceState):
         if isinstance(self._change, FirstUse):
             self._follow(self._change, batch)
 
+    @property
+    def is_unproven(self) -> bool:
+        """Whether the first call, or ``prove``, compares programs before they run."""
+        return isinstance(self._change, FirstUse)
+
     def _follow(self, change: TakeOver | FirstUse, batch: Sequence[torch.Tensor]) -> None:
         """Run other programs from this call on if there are any."""
         made = change.due(lambda: self._first_micro_batch(batch))

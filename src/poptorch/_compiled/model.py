@@ -107,7 +107,7 @@ class CompiledModel:
                 observers=(*profiling.call_observers(config.training), *observers),
                 loss=made.captured.loss,
             )
-            if origin is None:  # else these are not the user's values
+            if origin is None and self.session.is_unproven:  # else they are not the user's values
                 progress.on_stage("compare with interpreted programs", 0.99)
                 self.session.prove(rows)
         if not self.session.replays:  # which takes batches to the device by itself

@@ -114,7 +114,7 @@ def test_a_scheduler_and_its_optimizer_resume_together():
 
 
 @pytest.mark.parametrize("cycle", ["one cycle", "cyclic"])
-@pytest.mark.parametrize("kind", [torch.optim.Adam, optim.AdamW, torch.optim.NAdam])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam])
 def test_momentum_that_a_scheduler_cycles_must_be_variable(kind, cycle):
     def scheduler(**settings):
         if cycle == "cyclic":

@@ -79,7 +79,7 @@ def test_a_parameter_called_like_an_input_keeps_its_name():
     [
         ("sgd", {}, {"Accl1"}),
         ("adam", {}, {"Accl1", "Accl2", "Step"}),
-        ("rmsprop", {"momentum": 0.9, "centered": True}, {"Accl1", "Accl2", "Accl3"}),
+        ("rmsprop", {"momentum": 0.9, "centered": True}, {"Accl1", "Accl2", "Accl3", "Step"}),
         ("adadelta", {}, {"Accl1", "Accl2", "Step"}),
         ("adagrad", {}, {"Accl1", "Step"}),
         ("adamax", {}, {"Accl1", "Accl2", "Step"}),
