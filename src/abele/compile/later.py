@@ -148,17 +148,25 @@ class Ready(Later):
         running: see ``Later``.
         at: see ``Later``.
         announce: see ``Later``.
+        after_first: the first call goes on without them, and does not wait for a comparison.
     """
 
     def __init__(
-        self, executable: Executable, running: Running, at: int | None, announce: Announce
+        self,
+        executable: Executable,
+        running: Running,
+        at: int | None,
+        announce: Announce,
+        *,
+        after_first: bool = False,
     ):
-        self._executable = executable
+        self._executable, self._waits = executable, after_first
         self.running, self.at, self.announce = running, at, announce
 
-    def look(self) -> Executable:
-        """The programs."""
-        return self._executable
+    def look(self) -> Executable | None:
+        """Return the programs; None in the first call where that goes on without them."""
+        waits, self._waits = self._waits, False
+        return None if waits else self._executable
 
     def wait(self) -> Executable:
         """The programs."""

@@ -19,7 +19,7 @@ import torch
 from abele.compile import estimates, executable, start
 from abele.compile.cache import ExecutableCache
 from abele.compile.compiler_process import FromCompiler
-from abele.compile.compiling import needed_once
+from abele.compile.compiling import compile_programs, needed_once
 from abele.compile.executable import Executable, lowerings_of
 from abele.compile.jobs import Job
 from abele.compile.later import Announce, Later, Ready, Running
@@ -152,6 +152,8 @@ def decided(wanted: Wanted, lowered: Lowered) -> Running:
     if wanted.start is Start.INTERPRET:
         return Running(start=Start.INTERPRET, why="as asked", manner=manner, interpreted=True)
     why = "steps run while another process compiles"
+    if _is_ready(lowered):
+        why = "the first step does not wait for the comparison of programs"
     running = Running(start=Start.TIERED, why=why, manner=manner, interpreted=True)
     if lowered.stored is not None:
         return running
@@ -176,9 +178,10 @@ def _why_wait(wanted: Wanted, lowered: Lowered) -> str | None:
     target = lowered.target
     if wanted.start is Start.WAIT:
         return "as asked"
-    compiles = any(target.lowering(name).compiles for name in lowered.names)
-    if not compiles and not lowered.unprepared_s and not _change_is_asked_for(target):
-        return "nothing is compiled for these programs"
+    if _is_ready(lowered) and not _change_is_asked_for(target):
+        trusted = all(target.lowering(name).trusted for name in lowered.names)
+        if trusted or wanted.start is not Start.TIERED:
+            return "nothing is compiled for these programs"
     if target.device() != get_target(INTERPRETING).device():
         return f"only the host interprets, and these programs run on {target.device()}"
     if wanted.start is Start.INTERPRET:
@@ -190,7 +193,15 @@ def _why_wait(wanted: Wanted, lowered: Lowered) -> str | None:
     if lowered.stored is not None:
         may_have_to_wait = start.swap_at() is not None or exchanges(lowered.config)
         return None if may_have_to_wait else COMPILED_BEFORE
+    if _is_ready(lowered):  # the first result does not wait for the comparison
+        return None
     return _why_no_worker(lowered) or (None if wanted.at_once else _why_not_worth_it(lowered))
+
+
+def _is_ready(lowered: Lowered) -> bool:
+    """Return whether programs run without a compiler, by kernels that are there."""
+    compiles = any(lowered.target.lowering(name).compiles for name in lowered.names)
+    return not compiles and not lowered.unprepared_s
 
 
 def _change_is_asked_for(target: Target) -> bool:
@@ -297,6 +308,11 @@ def _following(lowered: Lowered, running: Running, announce: Announce) -> Later 
     at, cache = start.swap_at(), lowered.cache
     if lowered.stored is not None:
         return Ready(lowered.stored, running, at, announce)
+    if _is_ready(lowered) and at is None:
+        made = compile_programs(lowered.target, lowered.programs, lowered.parts)
+        if made.is_proven():
+            return "nothing is compiled for these programs"
+        return Ready(made, running, at, announce, after_first=True)
     job = Job(
         programs=tuple(lowered.programs),
         parts=lowered.parts,
