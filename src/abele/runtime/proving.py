@@ -76,8 +76,7 @@ class FirstUse:
         """Count nothing: the comparison does not depend on updates."""
 
     def close(self) -> None:
-        """Forget the comparison; nothing else has begun."""
-        self.over = True
+        """Stop nothing: a call after it still compares."""
 
     def _agreeing(self, trial: Trial) -> Executable:
         chosen = agreeing(trial, interpreted(self._made), self._made, self._agree)
@@ -91,14 +90,16 @@ class FirstUse:
                 "Let abele choose the target to run interpreted programs, or use another compiler "
                 "(CXX)."
             )
+        other = interpreted(self._made)
         running.interpreted, running.problem = True, chosen
+        running.lowerings.update(other.chosen)
         warn_user(
             f"Compiled programs do not agree with interpreted ones on this machine: {chosen}. "
             "Programs are interpreted, which gives the numbers of plain PyTorch and is slower. "
             "Another compiler may help: set CXX to its path.",
             ComparisonWarning,
         )
-        return interpreted(self._made)
+        return other
 
     def _agree(self, problem: str | None) -> str | None:
         exchange = self._state.exchange

@@ -381,7 +381,7 @@ class Session(DeviceState):
         """
         if self._change is not None:
             self._change.close()
-            self._change = None
+            self._change = None if self._change.over else self._change
         if self.exchange is not None:
             self.exchange.close()
         self.runner.close()

@@ -121,6 +121,8 @@ class TakeOver:
             trial = Trial(self._state, inputs(), self.clock)
             chosen = self._agreeing(trial, made)
             slower = None if isinstance(chosen, str) else self._slower(trial, chosen)
+        except Warning:  # the user has made an error of it
+            raise
         except Exception:  # noqa: BLE001 - the call will come to the same error and raise it
             return None
         if isinstance(chosen, str):

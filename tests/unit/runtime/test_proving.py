@@ -52,6 +52,18 @@ def test_state_that_begins_with_zeros_is_compared_too(forgets, monkeypatch):
     assert record.lowerings["step"].name == "right"
 
 
+def test_a_session_that_was_closed_still_compares(monkeypatch):
+    prefer(monkeypatch, Machine("exp_avg", Right()))
+    config, module = StepConfig(), DENSE.fresh()
+    rule = rule_for(module, "adam")
+    made, record = build(captured(module, DENSE.batch(), config, rule).programs, config)
+    session = session_of(made, module, config, rule)
+    session.close()
+    with pytest.warns(ComparisonWarning, match="lowered by 'right' instead"):
+        session.step(list(DENSE.batch()))
+    assert record.running.check.startswith("one micro-batch through both: ")
+
+
 def test_where_nothing_agrees_programs_are_interpreted(monkeypatch):
     expected = first_calls(get_target("reference"), calls=2)
     prefer(monkeypatch, Machine("exp_avg", Right(why_not="it is too large")))
