@@ -51,8 +51,8 @@ def network(seed: int, *, odd: bool = False) -> Network:
 
     Args:
         seed: chooses everything.
-        odd: batches of 1 to 40 rows, with batch norms of them, selections by a bound, and constants
-            of unusual layouts.
+        odd: batches of 1 to 40 rows, with batch norms of them, selections by a bound, constants of
+            unusual layouts, scalars and empty tensors.
     """
     choose = random.Random(seed)
     torch.manual_seed(seed)
@@ -412,7 +412,50 @@ def _constant(choose: random.Random, shape: Shape) -> Layer:
     return choose.choice(layers)
 
 
-_ODD = [_norm_of_rows, _norm_of_rows, _bounded, _bounded, _constant, _constant, _linear, _linear]
+class _Temperature(nn.Module):
+    """A 0-d parameter and a 0-d buffer that is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.25))
+        self.register_buffer("seen", torch.tensor(0.5))
+        self.seen: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.lerp_(x.detach().mean(), 0.1)
+        return x * self.scale + self.seen
+
+
+def _scalar(choose: random.Random, shape: Shape) -> Layer:
+    """Operations with 0-d tensors."""
+    del shape
+    layers: list[Layer] = [
+        _Temperature(),
+        lambda x: x / (x.abs().amax() + 1),
+        lambda x: torch.where(x.mean() > 0, x, -x),
+        lambda x: x - x.flatten()[0],
+        lambda x: x + x.flatten().unbind()[-1].tanh(),
+    ]
+    return choose.choice(layers)
+
+
+def _empty(choose: random.Random, shape: Shape) -> Layer:
+    """Operations with tensors without elements."""
+    dim, weight = choose.randrange(len(shape)), torch.randn(4, 0)
+    layers: list[Layer] = [
+        lambda x: torch.cat([x.narrow(dim, 0, 0), x, x.narrow(dim, 1, 0).exp()], dim),
+        lambda x: x + x.narrow(dim, 0, 0).sum(dim, keepdim=True),
+        lambda x: x * (1 + x[:0].prod(0)),
+        lambda x: x + F.linear(x[..., :0], weight).sum() + F.linear(x[..., :0], weight)[..., :1],
+        lambda x: torch.cat(x.split([0, x.shape[dim], 0], dim)[:2], dim) * 0.5,
+    ]
+    return choose.choice(layers)
+
+
+_ODD = [
+    *(_norm_of_rows, _norm_of_rows, _bounded, _bounded, _constant, _constant, _linear, _linear),
+    *(_scalar, _empty),
+]
 
 # -- losses ----------------------------------------------------------------------------------------
 

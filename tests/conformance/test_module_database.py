@@ -1,0 +1,130 @@
+"""Every module and optimizer of torch's own databases, on ``reference`` and as code."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import poptorch
+from abele.errors import AbeleError
+from helpers import emitted_programs, module_database, runs
+from helpers.wrapping import Scorer, options, rows
+
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
+# Programs in one file: starting the compiler takes as long as compiling one of them.
+TOGETHER = 40
+REFUSED = {"nn.CTCLoss": 'reduction="none"'}
+# A vector without reduction: torch's fake tensor has one dimension, its kernel's result has none.
+TORCH_IS_WRONG = {"nn.MultiLabelMarginLoss 6"}
+# Averages of all batches, named in docs/sharp_edges.md.
+OTHER_BITS = {"momentum=None"}
+
+
+def modules():
+    return [each for each in module_database.modules() if each[0] not in TORCH_IS_WRONG]
+
+
+def rule_of(made):
+    return runs.rule_for(made.module, lr=1e-6)
+
+
+def test_every_module_trains_with_the_bits_of_plain_pytorch():
+    wrong, count = {}, 0
+    for name, made in modules():
+        plain, batches = copy.deepcopy(made.module), [made.batch] * 2
+        try:
+            session, _ = runs.started(made.module, made.batch, rule_of(made))
+        except AbeleError as error:
+            if REFUSED.get(made.layers[0], "?") not in str(error):
+                wrong[name] = str(error)
+            continue
+        actual = runs.run(session, batches)
+        optimizer = torch.optim.SGD(plain.parameters(), lr=1e-6, momentum=0.9)
+        expected = runs.run_eagerly(plain, optimizer, batches)
+        count += 1
+        if any(each in str(plain.inner) for each in OTHER_BITS):
+            runs.assert_close_by_norm(actual, expected, 1e-6)
+            continue
+        try:
+            runs.assert_same_bits(actual, expected)
+        except AssertionError as error:
+            wrong[name] = str(error)
+    assert not wrong
+    assert count > 400
+
+
+@pytest.mark.compiler
+def test_every_module_as_code_trains_as_interpreted():
+    cases, wrong = [], {}
+    for name, made in modules():
+        if made.layers[0] not in REFUSED:
+            cases += emitted_programs.cases_of(name, made, rule_of(made), seed=0)
+    for first in range(0, len(cases), TOGETHER):
+        for outcome in emitted_programs.outcomes(cases[first : first + TOGETHER]):
+            difference = None if outcome.declined else outcome.difference()
+            wrong |= {outcome.name: difference} if difference else {}
+    assert not wrong
+
+
+# -- optimizers ------------------------------------------------------------------------------------
+
+UNSUPPORTED = ("Unsupported optimizer", "Only non-amsgrad", "Muon only supports 2D")
+# Acts on the first step too, as in PopTorch.
+OF_POPTORCH = {"SGD, dampening"}
+
+
+def model_of(optimizer):
+    torch.manual_seed(0)
+    module = Scorer()
+    return module, optimizer.kind(module.parameters(), **copy.deepcopy(optimizer.arguments))
+
+
+def trained(optimizer):
+    """The losses of five steps and the weights after them; None where it is refused by name."""
+    try:
+        module, made = model_of(optimizer)
+        model = poptorch.trainingModel(module, options(), made)
+        losses = [model(*rows(4, seed=step))[0].clone() for step in range(5)]
+    except (AssertionError, ValueError) as error:
+        if str(error).startswith(UNSUPPORTED):
+            return None
+        raise
+    model.copyWeightsToHost()
+    return losses + [each.detach().clone() for each in module.parameters()]
+
+
+def trained_eagerly(optimizer):
+    module, made = model_of(optimizer)
+    losses = []
+    for step in range(5):
+        made.zero_grad()
+        losses.append(module(*rows(4, seed=step))[0])
+        losses[-1].backward()
+        made.step()
+    return [each.detach() for each in (*losses, *module.parameters())]
+
+
+def test_every_optimizer_trains_with_the_bits_of_plain_pytorch(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    wrong, names = set(), set()
+    for optimizer in module_database.optimizers():
+        actual = trained(optimizer)
+        if actual is not None:
+            names.add(optimizer.kind.__name__)
+            same = all(map(torch.equal, actual, trained_eagerly(optimizer)))
+            wrong |= set() if same else {optimizer.name}
+    assert wrong == OF_POPTORCH
+    assert len(names) == 11
+
+
+@pytest.mark.compiler
+def test_every_optimizer_as_code_trains_as_interpreted(monkeypatch):
+    monkeypatch.setenv("ABELE_LOWERING", "emitted")
+    for optimizer in module_database.optimizers():
+        monkeypatch.setenv("ABELE_TARGET", "reference")
+        expected = trained(optimizer)
+        monkeypatch.setenv("ABELE_TARGET", "cpu")
+        actual = trained(optimizer) if expected is not None else None
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
