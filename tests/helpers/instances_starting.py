@@ -1,16 +1,17 @@
 """A program of several instances whose steps are interpreted until each has compiled programs.
 
 ``instances_starting.py FOLDER WHAT`` keeps what an instance found in FOLDER. The processes that
-compile are forked from this program, which has loaded torch. They "compile" for the interpreter,
-which needs no compiler; with ``ABELE_TARGET=cpu`` they really do. WHAT is
+compile copy a text for the interpreter; with ``ABELE_TARGET=cpu`` they really compile. WHAT is
 
-late     instance 1's process is stopped until instance 0 has voted for the compiled programs
-killed   instance 1's process is killed
+late     instance 1 has a cache of its own, and its process is stopped until instance 0 has voted
+         for the compiled programs
+killed   the same, but the process is killed
 plain    nothing happens
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -26,74 +27,65 @@ import torch
 import popdist
 import popdist.poptorch
 import poptorch
-from abele.compile import process, tiers, worker
-from abele.compile.worker_process import FromWorker
-from abele.targets import get_target
-from helpers.killed_workers import Forked
+from abele.compile import tiers
+from abele.compile.compiler_process import FromCompiler
+from abele.program import Program
+from abele.targets import Compiled, get_target
+from abele.targets.base import Written
+from abele.targets.reference import Interpreter
 from helpers.wrapping import rows, scorer, sgd
 
 
 def _pretend_to_compile() -> None:
-    """Has the interpreter pass for a compiler, and for the target that abele would choose."""
+    """Have the interpreter pass for a compiler, and for the target that abele would choose."""
     reference: Any = get_target("reference")
     reference.cacheable = True
     for lowering in reference.lowerings:
-        lowering.compiles = True
+        lowering.compiles, lowering.load = True, _load
+        lowering.written = lambda program: Written(
+            text="the text",
+            command=lambda source, result: ["cp", source, result],
+            loaded=functools.partial(_load, program),
+        )
     module: Any = importlib.import_module("abele.compile.build")
     module.choose_target = lambda: (reference, False)
 
 
-def _have_forks_compile() -> None:
-    """Forks the process that will compile now, while this one has no other threads."""
-    parent, (reading, writing) = str(os.getpid()), os.pipe()
-
-    def work() -> None:
-        os.close(writing)
-        with os.fdopen(reading) as told:
-            folder = told.read()
-        if folder:  # else nobody wanted it
-            os.nice(19)
-            worker.main(folder, parent)
-
-    forked, plain = Forked(work), process._started
-    os.close(reading)
-
-    def started(command: list[str], folder: Path) -> Any:
-        if worker.__name__ not in "".join(command):
-            return plain(command, folder)
-        with os.fdopen(writing, "w") as told:
-            told.write(str(folder))
-        return forked
-
-    patched: Any = process
-    patched._started = started
+def _load(program: Program, payload: bytes) -> Compiled:
+    return Compiled(Interpreter().compile(program).run, payload)
 
 
-def _workers() -> list[FromWorker]:
-    """The processes that compile, in the order in which they are started."""
-    started = []
-    begin = tiers.FromWorker
+def _compilers() -> list[FromCompiler]:
+    """Return a list that each compiler is added to when it is asked for."""
+    asked: list[FromCompiler] = []
+    begin = tiers.FromCompiler
 
-    def begun(*arguments: Any) -> FromWorker:
-        started.append(begin(*arguments))
-        return started[-1]
+    def begun(*arguments: Any) -> FromCompiler:
+        asked.append(begin(*arguments))
+        return asked[-1]
 
-    tiers.FromWorker = begun  # type: ignore[reportAttributeAccessIssue]
-    return started
+    tiers.FromCompiler = begun  # type: ignore[reportAttributeAccessIssue]
+    return asked
+
+
+def _started(compiler: FromCompiler) -> int:
+    """Return the number of a compiler's process, started now."""
+    compiler.look()
+    return compiler.process
 
 
 def main() -> None:
     """Trains as one instance until something has been decided, and two updates more."""
     folder, what = Path(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
-    _have_forks_compile()
     popdist.init()
     index = popdist.getInstanceIndex()
     if os.environ["ABELE_TARGET"] == "reference":
         _pretend_to_compile()
-    workers, model = _workers(), scorer()
+    compilers, model = _compilers(), scorer()
     options = popdist.poptorch.Options().showCompilationProgressBar(False)
-    options.enableExecutableCaching(str(folder / "cache"))
+    own = f"cache of {index}" if what in ("late", "killed") else "cache"
+    options.enableExecutableCaching(str(folder / own))
     wrapped = poptorch.trainingModel(model, options, sgd(model))
     updates = after = 0
     resumed: int | None = None
@@ -104,13 +96,12 @@ def main() -> None:
             wrapped(*rows(4, 10 * updates + index))
             updates += 1
             running = wrapped.build_record.running
-            if updates == 1 and index == 1 and workers:
-                sign = {"late": signal.SIGSTOP, "killed": signal.SIGKILL}.get(what)
-                if sign is not None:
-                    os.kill(workers[0].process, sign)
+            sign = {"late": signal.SIGSTOP, "killed": signal.SIGKILL}.get(what)
+            if updates == 1 and index == 1 and compilers and sign is not None:
+                os.killpg(_started(compilers[0]), sign)
             session = wrapped._executable.session
             if what == "late" and index == 1 and resumed is None and session.exchange.votes._sum:
-                os.killpg(workers[0].process, signal.SIGCONT)
+                os.killpg(compilers[0].process, signal.SIGCONT)
                 resumed = updates
             decided = not running.interpreted or running.problem is not None
             # Alike in all instances: what is decided is decided everywhere.
@@ -125,7 +116,7 @@ def main() -> None:
         "compile_s": running.compile_s,
         "weight": wrapped.model.fc.weight.tolist(),
         "warnings": said,
-        "processes": len(workers),
+        "compilers": len(compilers),
     }
     (folder / f"{index}.json").write_text(json.dumps(results))
 

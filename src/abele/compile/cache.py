@@ -92,11 +92,23 @@ class ExecutableCache:
             return False
         return True
 
+    def lock(self, key: str) -> filelock.BaseFileLock:
+        """Return the lock, not acquired, of the process that makes the executable with this key.
+
+        The system takes the lock from a process that ends, however it ends. Acquiring raises
+        ``OSError`` where there is nowhere to lock.
+        """
+        name = hashlib.sha256(f"{self.folder.absolute()}/{key}".encode()).hexdigest()
+        # Not in the folder: locks of network drives are another matter, and their files stay.
+        locks = Path(tempfile.gettempdir()) / f"abele-locks-{os.getuid()}"
+        with contextlib.suppress(OSError):  # acquiring says so
+            files.make_private(locks)  # whoever else made it could hold a lock for ever
+            _sweep_locks(locks)
+        return filelock.FileLock(locks / name)
+
     @contextlib.contextmanager
     def only_one(self, key: str, waiting: Callable[[], None]) -> Generator[bool]:
-        """Lets one process of this host and user at a time make the executable with this key.
-
-        The system takes the lock from a process that ends, however it ends.
+        """Let one process of this host and user at a time make the executable with this key.
 
         Args:
             key: of the executable.
@@ -106,22 +118,14 @@ class ExecutableCache:
             Whether the executable may be there by now: this process had to wait, or there is a
             file, which another process stored after this one had looked.
         """
-        name = hashlib.sha256(f"{self.folder.absolute()}/{key}".encode()).hexdigest()
-        # Not in the folder: locks of network drives are another matter, and their files stay.
-        locks = Path(tempfile.gettempdir()) / f"abele-locks-{os.getuid()}"
-        lock = filelock.FileLock(locks / name)
-        waited = False
-        try:
-            files.make_private(locks)  # whoever else made it could hold a lock for ever
-            _sweep_locks(locks)
+        lock, waited = self.lock(key), False
+        with contextlib.suppress(OSError):  # nowhere to lock: every process makes its own
             try:
                 lock.acquire(timeout=0)
             except filelock.Timeout:
                 waited = True
                 waiting()
                 lock.acquire(poll_interval=0.1)
-        except OSError:
-            pass  # nowhere to lock: every process makes its own, as without this
         try:
             yield waited or self.has(key)
         finally:

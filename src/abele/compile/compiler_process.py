@@ -1,39 +1,66 @@
-"""Programs that this process writes, and a compiler beside it makes code of.
+"""Programs that this process writes and another process compiles.
 
-Where all that takes long is a native compiler, nothing else has to be another process: that one
-(``native``) loads no torch, which would take as much of a processor as compiling.
+The other process (``native``) runs the C++ compiler and loads no torch, which would take as much of
+a processor as compiling. Of processes that step together with one cache, one has its compiler run
+and the others load the executable from the cache.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import json
 import os
+import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import filelock
 
 from abele import frames, garbage, passes
 from abele.compile import estimates, native, shares
 from abele.compile.cache import ExecutableCache
 from abele.compile.compiling import compile_programs, lowered_by, needed_once
-from abele.compile.executable import Executable, lowerings_of
-from abele.compile.jobs import Job
+from abele.compile.executable import Executable, key_of, lowerings_of
 from abele.compile.later import Announce, Failure, Running
 from abele.compile.measuring import Way
 from abele.compile.process import FromProcess, failure_of
 from abele.errors import CompilerError
 from abele.kernels.build import ADVICE
 from abele.program import Program
+from abele.targets import Target
 from abele.targets.base import Written
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """Programs to be compiled.
+
+    Attributes:
+        programs: before the passes of lowerings.
+        parts: of the executable's key.
+        target: the target that they are compiled for.
+        cache: where the executable goes; None to keep it in this process.
+        shared: processes that step together have the same job; with a cache one of them compiles.
+    """
+
+    programs: tuple[Program, ...]
+    parts: Mapping[str, Any]
+    target: Target
+    cache: ExecutableCache | None
+    shared: bool = False
+
+
 class FromCompiler(FromProcess):
-    """Programs whose lowerings ``write`` them, so that another process has but to compile.
+    """Programs that another process compiles.
 
     They are written after the first step, which does not wait for that, unless it is said when they
-    have to be there.
+    have to be there. Where a process that steps with this one compiles them for the same cache,
+    this one loads its executable instead.
 
     Args:
         job: what is compiled.
@@ -46,6 +73,9 @@ class FromCompiler(FromProcess):
         super().__init__(running, at, announce)
         self._job, self._first = job, at is None
         self._files: list[_File] = []
+        # Not for processes that step alone: one that pauses would keep the others waiting.
+        shared = job.cache if job.shared else None
+        self._lock = None if shared is None else shared.lock(key_of(job.parts))
         if at is not None:
             self._write()
 
@@ -58,20 +88,59 @@ class FromCompiler(FromProcess):
         return super().look()
 
     def wait(self) -> Executable | Failure:
-        """The same, once the compiler has ended."""
-        self._write()
+        """Return the programs once the compiler, or another process's compiler, has ended."""
+        self._write(block=True)
         return super().wait()
 
-    def _write(self) -> None:
-        """Writes the programs and starts the compiler, once."""
+    def close(self) -> None:
+        """End the compiler; another process may compile instead."""
+        super().close()
+        self._release()
+
+    def _write(self, *, block: bool = False) -> None:
+        """Write the programs and start the compiler, once, unless another process does so.
+
+        Args:
+            block: wait for that process.
+        """
         self._first = False
         if self._process is not None or self._outcome is not None or os.getpid() != self._owner:
             return
-        self._began = time.monotonic()
         try:
-            self._begin()
+            if self._has_turn(block=block) and self._outcome is None:
+                self._began = time.monotonic()
+                self._begin()
         except Exception as error:  # noqa: BLE001 - whatever it is, steps go on as they are
             self._outcome = failure_of(error)
+        if self._outcome is not None:
+            self._release()
+
+    def _has_turn(self, *, block: bool) -> bool:
+        """Return whether no other process compiles the programs; take what one has stored."""
+        cache, job = self._job.cache, self._job
+        if cache is None or self._lock is None:
+            return True
+        try:
+            self._lock.acquire(timeout=-1 if block else 0, poll_interval=0.1)
+        except filelock.Timeout:
+            return False
+        except OSError:  # nowhere to lock: every process compiles for itself
+            return True
+        if cache.has(key_of(job.parts)):
+            self._outcome = cache.load(job.programs, job.parts, job.target)
+            self.running.compile_s = 0.0
+        return True
+
+    def _release(self) -> None:
+        """Let another process compile what this one has not."""
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                self._lock.release(force=True)
+
+    def _collected(self, process: subprocess.Popen[bytes]) -> Executable | Failure:
+        outcome = super()._collected(process)
+        self._release()
+        return outcome
 
     @frames.with_room
     def _command(self, folder: Path) -> list[str]:
@@ -120,7 +189,7 @@ class FromCompiler(FromProcess):
         ready = {file.key: functools.partial(file.way, result) for file, result in pairs}
         made = compile_programs(job.target, job.programs, job.parts, ready=ready)
         if job.cache is not None:
-            ExecutableCache(job.cache).store(made)
+            job.cache.store(made)
         return made
 
 

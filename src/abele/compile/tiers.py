@@ -14,21 +14,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from abele.compile import estimates, executable, start
 from abele.compile.cache import ExecutableCache
-from abele.compile.compiler_process import FromCompiler
+from abele.compile.compiler_process import FromCompiler, Job
 from abele.compile.compiling import compile_programs, needed_once
 from abele.compile.executable import Executable, lowerings_of
-from abele.compile.jobs import Job
 from abele.compile.later import Announce, Later, Ready, Running
 from abele.compile.shares import wall_s
 from abele.compile.sources import ExecutableSource
 from abele.compile.start import Start
-from abele.compile.worker_process import LOADING_S, FromWorker
-from abele.errors import SerializationError
-from abele.program import Program, users_operator
+from abele.program import Program
 from abele.step.config import StepConfig
 from abele.targets import Target, get_target
 from abele.targets.base import COMPILED
@@ -112,12 +107,6 @@ class Lowered:
     stored: Executable | None
 
     @functools.cached_property
-    def only_written(self) -> bool:
-        """Whether this process can write the programs, and another one has but to compile them."""
-        lowerings = (self.target.lowering(name) for name in self.names)
-        return all(each.writes() for each in lowerings if each.compiles)
-
-    @functools.cached_property
     def names(self) -> list[str]:
         """The lowerings that the programs may have."""
         each = (lowerings_of(self.parts, program.name) for program in self.programs)
@@ -159,7 +148,6 @@ def decided(wanted: Wanted, lowered: Lowered) -> Running:
         return running
     running.once, seconds = lowered.unprepared_s > 0, lowered.expected_s
     if seconds:
-        seconds += 0.0 if _alone(lowered) else LOADING_S
         running.processor_s = seconds
         running.expected_s = wall_s(seconds, once=running.once)
         running.began = time.monotonic()
@@ -221,19 +209,11 @@ def exchanges(config: StepConfig) -> bool:
     return config.training and config.processes > 1
 
 
-def _alone(lowered: Lowered) -> bool:
-    """Whether this process writes the programs; of several, one that compiles does it for all."""
-    return lowered.only_written and not exchanges(lowered.config)
-
-
 def _why_no_worker(lowered: Lowered) -> str | None:
     if lowered.target.cannot_compile(lowered.names) is not None:
         return "there is no compiler"
     if lowered.cache is not None and not isinstance(lowered.cache, ExecutableCache):
         return "the programs come out of a file"
-    unknown = next(filter(None, map(users_operator, lowered.programs)), None)
-    if unknown is not None:
-        return f"another process would not know the operator {unknown}"
     return None if sys.executable else "it is unknown which program Python is"
 
 
@@ -304,7 +284,7 @@ def _instead(
 
 
 def _following(lowered: Lowered, running: Running, announce: Announce) -> Later | str:
-    """The compiled programs, or why no other process makes them."""
+    """Return the compiled programs to come, or why there is nothing to wait for."""
     at, cache = start.swap_at(), lowered.cache
     if lowered.stored is not None:
         return Ready(lowered.stored, running, at, announce)
@@ -317,14 +297,10 @@ def _following(lowered: Lowered, running: Running, announce: Announce) -> Later 
         programs=tuple(lowered.programs),
         parts=lowered.parts,
         target=lowered.target,
-        cache=str(cache.folder.absolute()) if isinstance(cache, ExecutableCache) else None,
-        threads=torch.get_num_threads(),
+        cache=cache if isinstance(cache, ExecutableCache) else None,
+        shared=exchanges(lowered.config),
     )
-    try:
-        follow = FromCompiler if _alone(lowered) else FromWorker
-        return follow(job, running, at, announce)
-    except (SerializationError, OSError) as error:
-        return f"no other process could be given the programs ({error})"
+    return FromCompiler(job, running, at, announce)
 
 
 def interpreted(programs: Sequence[Program], config: StepConfig, later: Later | None) -> Executable:

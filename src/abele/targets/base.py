@@ -210,12 +210,10 @@ class Lowering(abc.ABC):
         del program
         return ()
 
-    def writes(self) -> bool:
-        """Whether ``written`` gives a program as text, and that takes no time to speak of."""
-        return False
-
     def written(self, program: Program) -> Written:
-        """``program`` as text, where ``writes`` says so; ``compile`` comes to the same.
+        """Return ``program`` as C++ text and the command that compiles it.
+
+        Only lowerings of the host's processor that compile have this; ``compile`` gives the same.
 
         Args:
             program: after ``passes``.

@@ -76,7 +76,6 @@ def scripts(monkeypatch):
             self.arrive()
             return super().wait()
 
-    monkeypatch.setattr("abele.compile.tiers.FromWorker", InTurn)
     monkeypatch.setattr("abele.compile.tiers.FromCompiler", InTurn)
     return handed
 

@@ -8,18 +8,20 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
+import filelock
 import pytest
 
 from abele import ExecutableCache, StepConfig, get_target
-from abele.compile import estimates, executable, native, process, shares, tiers
-from abele.compile.compiler_process import FromCompiler
+from abele.compile import estimates, executable, native, process, shares
+from abele.compile.cache import CacheWarning
+from abele.compile.compiler_process import FromCompiler, Job
 from abele.compile.executable import Executable
-from abele.compile.jobs import Job
 from abele.compile.later import Failure, Running
-from abele.compile.tiers import Lowered
 from abele.kernels.build import RESULT, Making
+from abele.storage import temporary
 from abele.targets import Compiled
 from abele.targets.base import Written
 from abele.targets.reference import Interpreter, Reference
@@ -40,9 +42,6 @@ class Writing(Interpreter):
 
     def __init__(self, command):
         self._compiler = command
-
-    def writes(self):
-        return True
 
     def written(self, program):
         def command(source, result):
@@ -70,8 +69,7 @@ def job_of(*commands, cache=None):
     names = [lowering.name for lowering in target.lowerings]
     lowerings = {program.name: names if len(names) > 1 else names[0] for program in programs}
     parts = executable.key_parts(programs, config, target, lowerings)
-    cache = None if cache is None else str(cache)
-    return Job(programs=programs, parts=parts, target=target, cache=cache, threads=1)
+    return Job(programs=programs, parts=parts, target=target, cache=cache, shared=True)
 
 
 @pytest.fixture
@@ -90,7 +88,8 @@ def begin(tmp_path, monkeypatch):
     yield start
     for each in begun:
         each.close()
-    assert not list(folder.glob("abele-*-*")), "a folder was left behind"
+    left = [each for each in folder.glob("abele-*-*") if not each.match("abele-locks-*")]
+    assert not left, "a folder was left behind"
 
 
 def test_the_first_step_does_not_wait_until_programs_are_written(begin, tmp_path):
@@ -106,13 +105,13 @@ def test_where_it_is_said_when_they_take_over_they_are_written_at_once(begin):
 
 
 def test_programs_are_there_when_the_compiler_has_ended(begin, tmp_path):
-    job = job_of(COPIES, cache=tmp_path / "cache")
+    job = job_of(COPIES, cache=ExecutableCache(tmp_path / "cache"))
     later = begin(job)
     made = later.wait()
     assert isinstance(made, Executable)
     assert later.look() is made
     assert later.running.compile_s > 0
-    assert ExecutableCache(tmp_path / "cache").has(executable.key_of(job.parts))
+    assert job.cache.has(executable.key_of(job.parts))
     assert made.compiled["step"].payload == b"the text"
 
 
@@ -309,25 +308,85 @@ def test_a_compiler_is_idle_work_unless_others_keep_the_machine_busy(runnable, p
 # -- who compiles --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("writes", "processes", "alone"),
-    [([True], 1, True), ([True, False], 1, False), ([True], 2, False)],
-    ids=["all-write", "one-does-not", "several-processes"],
-)
-def test_this_process_writes_what_all_lowerings_write(writes, processes, alone, monkeypatch):
-    job = job_of(*([COPIES] * len(writes)))
-    for lowering, answer in zip(job.target.lowerings, writes, strict=True):
-        monkeypatch.setattr(lowering, "writes", lambda answer=answer: answer)
-    config = StepConfig(processes=processes)
-    lowered = Lowered(
-        programs=job.programs,
-        parts=job.parts,
-        target=job.target,
-        config=config,
-        cache=None,
-        stored=None,
-    )
-    assert tiers._alone(lowered) is alone
+@pytest.fixture
+def cache(tmp_path):
+    return ExecutableCache(tmp_path / "cache")
+
+
+def looked(later):
+    """The first look waits for the first step; the second has the compiler started."""
+    assert later.look() is None
+    return later.look()
+
+
+def test_of_processes_that_step_together_one_compiles_and_the_others_load(begin, cache):
+    first, second = (begin(job_of(COPIES, cache=cache)) for _ in range(2))
+    looked(first)
+    assert looked(second) is None
+    assert second._process is None
+    assert isinstance(first.wait(), Executable)
+    assert eventually(lambda: isinstance(second.look(), Executable))
+    assert (second._process, second.running.compile_s) == (None, 0.0)
+
+
+def test_one_that_waits_does_so_until_the_other_has_compiled(begin, cache):
+    first, second = (begin(job_of(COPIES, cache=cache)) for _ in range(2))
+    looked(first)
+    waiting = threading.Thread(target=second.wait)
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    first.wait()
+    waiting.join()
+    assert isinstance(second.look(), Executable)
+    assert second._process is None
+
+
+@pytest.mark.parametrize("end", [FromCompiler.close, FromCompiler.wait], ids=["closed", "failed"])
+def test_another_process_compiles_what_the_first_has_not(begin, cache, end):
+    first = begin(job_of(["false"], cache=cache))
+    second = begin(dataclasses.replace(first._job, target=Target(COPIES)))
+    looked(first)
+    assert looked(second) is None
+    end(first)
+    assert isinstance(second.wait(), Executable)
+    assert second.running.compile_s > 0
+
+
+def test_another_process_compiles_where_the_first_was_killed(begin, cache):
+    child = os.fork()
+    if child == 0:
+        later = FromCompiler(job_of(SLEEPS, cache=cache), Running(), 7, print)
+        later._end.detach()
+        os.killpg(later.process, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert isinstance(begin(job_of(COPIES, cache=cache)).wait(), Executable)
+    temporary.sweep()  # what the killed one has left
+
+
+def test_a_damaged_executable_of_another_process_is_compiled_again(begin, cache):
+    job = job_of(COPIES, cache=cache)
+    cache.folder.mkdir()
+    cache.path(executable.key_of(job.parts)).write_bytes(b"damaged")
+    with pytest.warns(CacheWarning, match="could not be used and is rebuilt"):
+        assert isinstance(begin(job).wait(), Executable)
+
+
+def test_processes_that_cannot_lock_compile_each(begin, cache, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
+    for _ in range(2):
+        cache.path(executable.key_of(job_of(COPIES).parts)).unlink(missing_ok=True)
+        assert isinstance(begin(job_of(COPIES, cache=cache)).wait(), Executable)
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning(begin, cache):
+    cache.folder.write_text("no folder")
+    with pytest.warns(CacheWarning, match="could not be cached"):
+        assert isinstance(begin(job_of(COPIES, cache=cache)).wait(), Executable)
 
 
 def test_the_emitter_writes_what_it_compiles():

@@ -213,7 +213,7 @@ def followed(monkeypatch):
         made.append(Scripted(at=at))
         return made[-1]
 
-    monkeypatch.setattr("abele.compile.tiers.FromWorker", scripted)
+    monkeypatch.setattr("abele.compile.tiers.FromCompiler", scripted)
     return made
 
 
@@ -332,20 +332,8 @@ def test_passes_of_lowerings_must_not_change_what_a_program_takes(monkeypatch):
         built(target, Start.WAIT)
 
 
-def test_without_another_process_this_one_compiles(monkeypatch):
-    def full(job, running, at, announce):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("abele.compile.tiers.FromWorker", full)
-    target = Slow()
-    _, record = built(target)
-    assert target.compilations == 1
-    assert "No space left on device" in record.running.why
-    assert not record.running.interpreted
-
-
 def test_a_miss_says_what_is_cached(isolated_cache: ExecutableCache, monkeypatch):
-    monkeypatch.setattr("abele.compile.tiers.FromWorker", lambda *_: None)
+    monkeypatch.setattr("abele.compile.tiers.FromCompiler", lambda *_: None)
     _, record = built(Slow(), cache=isolated_cache)
     assert (record.cache, record.running.interpreted) == ("miss", True)
     assert isinstance(Slow().lowerings[0], KeptCode)

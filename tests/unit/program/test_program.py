@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
+from abele import StepConfig
 from abele.errors import ProgramError
 from abele.passes._edit import editable
-from abele.program import identifier, marks_of, output_node
+from abele.program import identifier, marks_of, output_node, users_operator
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
 
@@ -187,3 +188,16 @@ def test_marks_of_a_node_are_what_was_written_on_it(step):
     phases = {marks_of(node).get("phase") for node in step.graph.graph.nodes}
     assert {"forward", "backward", "update"} <= phases
     assert marks_of(torch.fx.Graph().placeholder("unmarked")) == {}
+
+
+def test_operators_of_the_user_are_named(step):
+    @torch.library.custom_op("abele_tests::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    twice.register_fake(torch.empty_like)
+    module = torch.nn.Identity()
+    module.forward = lambda x: torch.ops.abele_tests.twice(x)
+    programs = captured(module, [torch.ones(2)], StepConfig(training=False)).programs
+    assert users_operator(programs[0]) == "abele_tests.twice.default"
+    assert users_operator(step) is None

@@ -84,10 +84,6 @@ class Emitted(Lowering):
         plan = planned_code(program)
         return {*build.kernels_of(plan.source.text), *([] if plan.torchs is None else [arena.NAME])}
 
-    def writes(self) -> bool:
-        """Always."""
-        return True
-
     def written(self, program: Program) -> Written:
         """The code, and what compiles it."""
         plan = planned_code(program)
