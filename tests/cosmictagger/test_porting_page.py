@@ -29,6 +29,7 @@ runpy.run_path("page.py", run_name="__main__")
 """
 
 
+@pytest.mark.long
 def test_every_rung_holds(tmp_path):
     (shell,) = re.findall(r"```sh\n(.*?)```", PAGE, re.S)
     commands = [shlex.split(line) for line in shell.splitlines()]

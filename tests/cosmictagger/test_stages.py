@@ -23,7 +23,13 @@ def whole(run, monkeypatch):
     return folder
 
 
-@pytest.mark.parametrize("more", [(), ("--measure",)], ids=["modelled", "measured"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param((), id="modelled"),
+        pytest.param(("--measure",), id="measured", marks=pytest.mark.long),
+    ],
+)
 def test_the_network_trains_as_before_in_the_stages_that_it_was_divided_into(
     whole, events_folder, capsys, more
 ):

@@ -63,7 +63,7 @@ def run(program, tmp_path, *arguments):
 
 
 def test_efficient_data_loading(tmp_path):
-    lines = run("efficient_data_loading.py", tmp_path, "--rows", "256").splitlines()
+    lines = run("efficient_data_loading.py", tmp_path, "--rows", "64").splitlines()
     assert lines[0].split() == ["loading", "rows/s"]
     assert len(lines) == 5
     assert all(float(line.split()[-1]) > 0 for line in lines[1:])

@@ -141,6 +141,7 @@ def test_inference(monkeypatch):
         agree(inference()(*batch()), expected)
 
 
+@pytest.mark.thorough  # like a first call that waits, for each stage
 def test_stages_of_a_pipeline(expected, monkeypatch):
     def staged():
         model = faulty()

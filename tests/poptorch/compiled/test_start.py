@@ -333,6 +333,7 @@ def test_stages_start_compiled(monkeypatch):
 
 
 @pytest.mark.compiler
+@pytest.mark.thorough
 def test_with_a_compiler(tmp_path, monkeypatch):
     """Everything for real: another process compiles, the check passes, the cache keeps it."""
     usable("cpu")

@@ -37,6 +37,7 @@ def script(tmp_path, monkeypatch):
 
 
 @pytest.mark.compiler
+@pytest.mark.thorough
 def test_a_program_runs_in_compiled_stages_that_were_measured(script, capsys):
     exec(compile(SCRIPT, str(script), "exec"), {"__name__": "__main__"})
     whole = losses_of(capsys.readouterr().out)
