@@ -19,7 +19,7 @@ import torch
 
 import poptorch  # noqa: F401  changes the environment when it is imported, so before any test
 from abele import ExecutableCache, get_target
-from abele.compile import estimates, start
+from abele.compile import estimates, start, verdict
 from abele.runtime.take_over import TakeOver
 from abele.targets import ENVIRONMENT, Target, candidates
 from helpers import compiler_cache, properties
@@ -93,6 +93,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     # What stand-ins for compilers take is no measure of this machine.
     estimates.cache_folder = functools.partial(Path, folder)  # type: ignore[reportAttributeAccessIssue]
+    verdict.cache_folder = functools.partial(Path, folder)  # type: ignore[reportAttributeAccessIssue]
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     _keep_compiled_code(config)
 

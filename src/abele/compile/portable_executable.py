@@ -223,9 +223,10 @@ class ContainerFirst:
     def _proven_behind(
         self, programs: Sequence[Program], parts: Mapping[str, Any], made: Executable
     ) -> Executable:
-        """Return the other source's copy if that was proven on this machine, else ``made``."""
-        if self._behind is None:
-            return made
+        """Return ``made`` with this machine's verdict, or the other source's copy that has one."""
+        known = verdict.recorded(made)
+        if known is not None or self._behind is None:
+            return made if known is None else dataclasses.replace(made, verdict=known)
         kept = self._behind.load(programs, parts, made.target)
         return kept if kept is not None and kept.is_proven() else made
 
@@ -249,5 +250,9 @@ class ContainerFirst:
         return self._behind.only_one(key, waiting)
 
     def store(self, made: Executable) -> bool:
-        """Keep what had to be compiled in the other source, if there is one."""
-        return self._behind is not None and self._behind.store(made)
+        """Keep what had to be compiled in the other source; without one, only the verdict."""
+        if self._behind is not None:
+            return self._behind.store(made)
+        if made.verdict is not None:
+            verdict.record(made.verdict)
+        return False

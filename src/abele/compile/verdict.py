@@ -3,18 +3,23 @@
 A C++ compiler, a processor or a kernel library that nobody has tried before may compute something
 else than the program says. So the first results of a compiled program are compared with those of
 the interpreter before they are used. The verdict is kept with the executable, for the machine that
-reached it: another one compares again.
+reached it: another one compares again. Code in a file of another machine cannot hold it; the user's
+cache has a small file for each such verdict.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from abele import processor
+from abele.kernels.build import cache_folder
+from abele.storage import atomic
 
 if TYPE_CHECKING:
     from abele.compile.executable import Executable
@@ -58,15 +63,16 @@ class Verdict:
 def machine_of(made: Executable) -> str:
     """Return a hash of everything that the agreement of an executable depends on.
 
-    It covers the machine code, the target's description (torch, kernel library, instructions), the
-    compiler of the kernels and the processor.
+    It covers the machine code and its lowering, the target's description (torch, kernel library,
+    instructions), the compiler of the kernels and the processor.
     """
     digest = hashlib.sha256()
     target = made.target
     facts = [made.key, target.describe(), target.toolchain(), processor.name()]
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
     for name in sorted(made.compiled):
-        digest.update(name.encode() + hashlib.sha256(made.compiled[name].payload).digest())
+        digest.update(f"{name}, {made.lowering(name).name}".encode())
+        digest.update(hashlib.sha256(made.compiled[name].payload).digest())
     return digest.hexdigest()[:32]
 
 
@@ -87,6 +93,31 @@ def from_data(data: Any) -> Verdict | None:
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
+
+
+def record(verdict: Verdict) -> None:
+    """Keep a verdict in the user's cache; where that cannot be written, the next process compares.
+
+    Its name is a digest of the code, so that no other code can be taken for proven.
+    """
+    file = _recorded(verdict.machine)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(exist_ok=True)
+        atomic.write_text(file, json.dumps(to_data(verdict)))
+
+
+def recorded(made: Executable) -> Verdict | None:
+    """Return the verdict on an executable's code that this machine has recorded, or None."""
+    machine = machine_of(made)
+    try:
+        verdict = from_data(json.loads(_recorded(machine).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+    return verdict if verdict is not None and verdict.machine == machine else None
+
+
+def _recorded(machine: str) -> Path:
+    return cache_folder() / "verdicts" / f"{machine}.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

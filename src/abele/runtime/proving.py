@@ -14,7 +14,14 @@ import torch
 
 from abele.compile.executable import Executable
 from abele.compile.remedies import interpreted, remedies
-from abele.compile.verdict import ComparisonWarning, Proving, Verdict, machine_of
+from abele.compile.verdict import (
+    ComparisonWarning,
+    Proving,
+    Verdict,
+    machine_of,
+    record,
+    recorded,
+)
 from abele.errors import AbeleError, CompilerError, StoppedError
 from abele.program import Program
 from abele.runtime.agreement import Comparison, Trial
@@ -139,8 +146,12 @@ def first_use(
         common=only(made.common),
         compiled={name: made.compiled[name]},
     )
+    if recorded(one) is not None:
+        return made
     proving = dataclasses.replace(made.proving, source=None)  # a part is not worth keeping
     chosen = FirstUse(one, proving, state).due(lambda: inputs)
+    if chosen.verdict is not None:
+        record(chosen.verdict)
     return dataclasses.replace(
         made,
         programs=tuple(chosen.programs[0] if p.name == name else p for p in made.programs),

@@ -26,6 +26,8 @@ def _cpu_by_choice(monkeypatch):
     monkeypatch.delenv("ABELE_TARGET", raising=False)
     monkeypatch.delenv("ABELE_START", raising=False)
     monkeypatch.setenv("ABELE_LOWERING", "emitted")
+    # However long compiling takes on a busy machine, the first call waits for it.
+    monkeypatch.setattr("abele.compile.tiers.WORTH_WAITING_S", 1e9)
     chosen = build.choose_target
     monkeypatch.setattr(
         build, "choose_target", lambda: chosen() if requested() else (get_target("cpu"), False)
@@ -130,6 +132,28 @@ def test_code_in_a_file_is_compared_on_another_machine(expected, monkeypatch, tm
     wrapped.loadExecutable(tmp_path / "x.poptorch")
     with pytest.warns(ComparisonWarning, match="differs by|is not finite"):
         agree(wrapped(*batch()), expected)
+
+
+def test_code_in_a_file_is_compared_once_on_another_machine(expected, monkeypatch, tmp_path):
+    monkeypatch.setattr("abele.compile.verdict.cache_folder", lambda: tmp_path)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(processor, "name", lambda: "another processor")
+        trainer().compileAndExport(tmp_path / "x.poptorch", *batch())
+
+    def loaded():
+        wrapped = trainer()
+        wrapped.loadExecutable(tmp_path / "x.poptorch")
+        agree(wrapped(*batch()), expected)
+        return wrapped.build_record.running.check
+
+    first = loaded()
+    (record,) = (tmp_path / "verdicts").iterdir()
+    with monkeypatch.context() as again:
+        again.setattr("abele.runtime.proving.agreeing", None)  # whoever compares again fails
+        assert loaded() == first
+    record.write_text("damaged")
+    assert loaded() == first
+    assert record.read_text() != "damaged"
 
 
 def test_inference(monkeypatch):

@@ -167,6 +167,26 @@ def test_programs_that_run_one_by_one_are_compared_one_by_one(monkeypatch):
     session.run("forward", inputs)  # without another warning
 
 
+def test_programs_that_run_one_by_one_are_compared_once_per_machine(monkeypatch, tmp_path):
+    monkeypatch.setattr("abele.compile.verdict.cache_folder", lambda: tmp_path)
+    config, module = StepConfig(training=False), DENSE.fresh()
+    programs = captured(module.eval(), DENSE.batch(), config).programs
+    names = [s.name for s in programs[0].inputs if s.role is Role.INPUT]
+    inputs = dict(zip(names, DENSE.batch(), strict=True))
+
+    def run():
+        made, _ = build(programs, config, target=Machine(""))
+        session = SectionSession(made, config, dict(module.named_parameters()), {}, {}, {})
+        return session.run("forward", inputs)
+
+    expected = run()
+    monkeypatch.setattr("abele.runtime.proving.agreeing", None)  # whoever compares again fails
+    assert all(map(torch.equal, run().values(), expected.values()))
+    monkeypatch.setattr("abele.processor.name", lambda: "another")
+    with pytest.raises(TypeError, match="not callable"):
+        run()
+
+
 def test_elements_that_are_all_equal_are_varied():
     zeros = varied(torch.zeros(3, 4), Role.OPTIMIZER_STATE, 0)
     ones = varied(torch.ones(3, 4), Role.PARAMETER, 0)
