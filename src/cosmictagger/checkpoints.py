@@ -10,8 +10,7 @@ own files can be read too. Files are read without unpickling code.
 import contextlib
 import hashlib
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,16 @@ import torch
 
 from abele.errors import SerializationError
 from abele.storage import atomic, digests, state_file
+from abele.storage.checkpoint_folder import Checkpoint, CheckpointFolder
+from abele.storage.state_file import DamagedFileError
 from cosmictagger.errors import CheckpointError
 
 INDEX = "checkpoint"
-_NAME = re.compile(r"model-(\d+)\.ckpt")
 _LATEST = "latest"
 
 
-class Checkpoints:
-    """The checkpoints of one run.
+class Checkpoints(CheckpointFolder):
+    """The checkpoints of one run, with the index that CosmicTagger's folders have.
 
     Args:
         folder: where they are; made at the first save.
@@ -36,24 +36,45 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 5):
-        self.folder, self.keep = Path(folder), keep
+        super().__init__(folder, "model", keep, _require)
 
     def entries(self) -> list[tuple[int, Path]]:
-        """Steps and files, newest first; from the index, or from file names where it is lost."""
-        try:
-            lines = (self.folder / INDEX).read_text().splitlines()
-        except FileNotFoundError:
-            lines = []
-        pairs = [line.split(": ", 1) for line in lines if ": " in line]
-        listed = [(int(k), self.folder / v) for k, v in pairs if k.isdecimal()]
-        existing = [(step, path) for step, path in listed if path.is_file()]
-        return existing or self._named()
+        """Return steps and files, newest first; from the index, or from names where it is lost."""
+        pairs = [line.split(": ", 1) for line in self._index() if ": " in line]
+        present = set(self._names())
+        listed = [(int(k), self.folder / v) for k, v in pairs if k.isdecimal() and v in present]
+        return listed or super().entries()
 
-    def _named(self) -> list[tuple[int, Path]]:
-        if not self.folder.is_dir():
+    def _index(self) -> list[str]:
+        try:
+            return (self.folder / INDEX).read_text(errors="replace").splitlines()
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        matches = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir()]
-        return sorted(((int(m[1]), path) for m, path in matches if m), reverse=True)
+        except OSError as error:
+            raise SerializationError(f"The index of checkpoints is not read: {error}.") from error
+
+    def latest(self) -> Path | None:
+        """Return the newest file, whole or not; None if the run has never written one.
+
+        Raises:
+            CheckpointError: the folder cannot be read, or all that it has is set aside.
+        """
+        with _translated():
+            return super().latest()
+
+    def read(self, path: Path) -> Checkpoint:
+        """Read a checkpoint completely, also one of the original."""
+        # The original saved its learning rate as a numpy number.
+        scalar: Any = np._core.multiarray.scalar  # type: ignore[attr-defined]
+        numbers = [
+            (scalar, "numpy.core.multiarray.scalar"),
+            (scalar, "numpy._core.multiarray.scalar"),
+            np.dtype,
+            np.dtypes.Float64DType,
+            np.dtypes.Float32DType,
+        ]
+        with torch.serialization.safe_globals(numbers):
+            return super().read(path)
 
     def save(self, step: int, content: Mapping[str, Any]) -> Path:
         """Write a checkpoint and drop the oldest ones.
@@ -66,23 +87,13 @@ class Checkpoints:
             CheckpointError: it cannot be written, for example because the disk is full, or holds
                 something that no file can. All earlier checkpoints are still there.
         """
-        path = self.folder / f"model-{step}.ckpt"
         plain = _plain(content)
-        older = [entry for entry in self.entries() if entry[1] != path]
-        entries = [(step, path), *older][: self.keep]
-        try:
-            state_file.write(path, plain)
-            lines = [f"{_LATEST}: {path.name}", *(f"{s}: {p.name}" for s, p in entries)]
-            atomic.write_text(self.folder / INDEX, "\n".join(lines) + "\n")
-        except OSError as error:
-            last = f"The latest one is {older[0][1]}." if older else "There is none before it."
-            raise CheckpointError(
-                f"The checkpoint {path} cannot be written: {error}. {last} Make room and start the "
-                "same command again."
-            ) from error
-        for _, outdated in older[self.keep - 1 :]:
-            outdated.unlink(missing_ok=True)
-        return path
+        with _translated():
+            return self.write(step, plain)
+
+    def _note(self, entries: Sequence[tuple[int, Path]]) -> None:
+        lines = [f"{_LATEST}: {entries[0][1].name}", *(f"{s}: {p.name}" for s, p in entries)]
+        atomic.write_text(self.folder / INDEX, "\n".join(lines) + "\n")
 
 
 def locate(location: str | os.PathLike[str]) -> Path:
@@ -99,9 +110,9 @@ def locate(location: str | os.PathLike[str]) -> Path:
         return path
     folder = path.parent if path.is_file() else path
     for candidate in (folder, folder / "checkpoints"):
-        entries = Checkpoints(candidate).entries()
-        if entries:
-            return entries[0][1]
+        latest = Checkpoints(candidate).latest()
+        if latest is not None:
+            return latest
     reason = "has no checkpoint in it" if folder.is_dir() else "does not exist"
     raise CheckpointError(
         f"mode.weights_location={location} was asked for, but {path} {reason}. Name a folder with "
@@ -113,16 +124,17 @@ def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint completely, on the host.
 
     Raises:
-        CheckpointError: it is damaged or no checkpoint; the message names an older one that is
-            whole, and how to choose it.
+        CheckpointError: it cannot be read, or is no checkpoint; if it is damaged, the message names
+            an older one that is whole, and how to choose it.
     """
-    try:
-        content = _read(path)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"The checkpoint {path} cannot be read: {error}. {_advice(path)}"
-        ) from error
-    return content
+    checkpoints = Checkpoints(path.parent)
+    with _translated():
+        try:
+            return checkpoints.read(path).content
+        except DamagedFileError as error:
+            raise CheckpointError(
+                f"The checkpoint {path} cannot be read: {error}. {_advice(checkpoints, path)}"
+            ) from error
 
 
 def _plain(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,29 +144,29 @@ def _plain(content: Mapping[str, Any]) -> dict[str, Any]:
         raise CheckpointError(f"No checkpoint can be made: {error}") from error
 
 
-def _read(path: Path) -> dict[str, Any]:
-    # The original saved its learning rate as a numpy number.
-    numbers = [
-        (np._core.multiarray.scalar, "numpy.core.multiarray.scalar"),  # type: ignore[attr-defined]
-        (np._core.multiarray.scalar, "numpy._core.multiarray.scalar"),  # type: ignore[attr-defined]
-        np.dtype,
-        np.dtypes.Float64DType,
-        np.dtypes.Float32DType,
-    ]
-    with torch.serialization.safe_globals(numbers):
-        content = state_file.read(path)
+def _require(content: Any) -> None:
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), Mapping):
         raise ValueError("it has no state_dict, so it is no checkpoint of CosmicTagger")
-    return content
 
 
-def _advice(path: Path) -> str:
-    older = [entry for _, entry in Checkpoints(path.parent).entries() if entry != path]
-    for candidate in older:
-        with contextlib.suppress(OSError, ValueError):
-            _read(candidate)
-            return f"{candidate} is whole; choose it with mode.weights_location={candidate}"
-    return "There is no other one that is whole; start a new run with another run.id."
+def _advice(checkpoints: Checkpoints, path: Path) -> str:
+    others = (entry for _, entry in checkpoints.entries() if entry != path)
+    try:
+        whole, _ = checkpoints.newest_whole(others)
+    except SerializationError as error:
+        return str(error)
+    if whole is None:
+        return "There is no other one that is whole; start a new run with another run.id."
+    return f"{whole.path} is whole; choose it with mode.weights_location={whole.path}"
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """Raise what is wrong with files as everywhere in this package."""
+    try:
+        yield
+    except SerializationError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def network_weights(content: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -156,8 +156,7 @@ class Launch:
         if named and named != _RANDOM_WEIGHTS:
             path = checkpoints.locate(named)
         else:
-            entries = [] if named else self.checkpoints.entries()
-            path = entries[0][1] if entries else None
+            path = None if named else self.checkpoints.latest()
         if path is None:
             return None
         content = checkpoints.load(path)

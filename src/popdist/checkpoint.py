@@ -131,15 +131,16 @@ class Checkpointer:
     def restore(self) -> bool:
         """Go on with the newest checkpoint that is whole; `epochs` calls it.
 
-        Only the first call does something. A damaged file is renamed, with a warning, and the one
-        before it taken.
+        Only the first call does something. If a file is damaged, the one before it is taken, and
+        the damaged one is renamed, with a warning.
 
         Returns:
             Whether there was one.
 
         Raises:
-            CheckpointError: All are damaged, the folder cannot be written, or the checkpoint is of
-                another number of instances or of other objects.
+            CheckpointError: All are damaged or set aside, a file cannot be read, the folder cannot
+                be written, or the checkpoint is of another number of instances or of other
+                objects.
             poptorch.Error: It is of another model, optimizer or loader, or of other options.
         """
         if self._restored:

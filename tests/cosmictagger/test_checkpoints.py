@@ -108,6 +108,40 @@ def test_values_that_were_not_written_are_noticed_and_old_files_still_read(tmp_p
     assert load(path)["state_dict"]["weight"][7] == 8
 
 
+@pytest.mark.parametrize("name", ["EACCES", "EIO", "ESTALE"])
+def test_an_error_of_the_system_is_no_damage(tmp_path, monkeypatch, name):
+    kept = Checkpoints(tmp_path)
+    for step in (1, 2):
+        kept.save(step, content(step))
+
+    def failing(path):
+        raise OSError(getattr(errno, name), name, str(path))
+
+    monkeypatch.setattr("abele.storage.files.open_regular", failing)
+    with pytest.raises(CheckpointError, match=rf"model-2.*cannot be read: .*{name}.*may be whole"):
+        load(locate(tmp_path))
+
+
+def test_a_folder_that_is_a_file_and_one_that_is_set_aside_are_not_empty(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"file cannot be read: .*Not a directory"):
+        Checkpoints(tmp_path / "file").latest()
+    path = Checkpoints(tmp_path / "run").save(1, content())
+    path.rename(f"{path}.damaged")
+    with pytest.raises(CheckpointError, match=r"set aside: model-1.ckpt.damaged"):
+        Checkpoints(tmp_path / "run").latest()
+
+
+def test_an_index_that_cannot_be_read_is_no_lost_one(tmp_path):
+    Checkpoints(tmp_path).save(1, content())
+    (tmp_path / "checkpoint").write_bytes(b"\xff\xfe")
+    assert locate(tmp_path).name == "model-1.ckpt"
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "checkpoint").mkdir()
+    with pytest.raises(CheckpointError, match=r"index of checkpoints is not read: .*directory"):
+        locate(tmp_path)
+
+
 def test_what_no_file_can_hold_is_refused_before_writing(tmp_path):
     with pytest.raises(CheckpointError, match=r"checkpoint\['code'\] is a builtin_function"):
         Checkpoints(tmp_path).save(1, {**content(), "code": os.system})

@@ -77,17 +77,75 @@ def test_values_that_were_not_written_are_damage(folder):
         assert resumed(folder).checkpointer.steps == 3
 
 
-def test_a_file_of_somebody_else_is_no_checkpoint(folder):
+def test_sound_files_of_another_kind_stop_the_run_and_stay(folder):
     torch.save({"weights": torch.ones(2)}, folder / "step-9.ckpt")
-    with pytest.warns(CheckpointWarning, match=r"step-9\.ckpt \(it is no checkpoint of popdist"):
-        assert resumed(folder).checkpointer.steps == 4
+    with pytest.raises(CheckpointError, match=r"step-9\.ckpt .*it is no checkpoint of.*move"):
+        resumed(folder)
+    content = torch.load(folder / "step-4.ckpt", weights_only=True)
+    del content["digests"]
+    torch.save({**content, "format": 2}, folder / "step-9.ckpt")
+    with pytest.raises(CheckpointError, match=r"step-9.*its format is 2, not 1.*that wrote"):
+        resumed(folder)
+    assert sorted(os.listdir(folder)) == ["step-3.ckpt", "step-4.ckpt", "step-9.ckpt"]
 
 
-def test_when_all_are_damaged_nothing_starts_anew_by_itself(folder):
+@pytest.mark.parametrize("name", ["EACCES", "EIO", "ESTALE", "ENOMEM"])
+def test_files_that_cannot_be_read_stop_the_run_and_stay(folder, monkeypatch, name):
+    def failing(path):
+        raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), str(path))
+
+    monkeypatch.setattr("abele.storage.files.open_regular", failing)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"step-4\.ckpt cannot be read: .*whole"):
+            resumed(folder)
+    assert sorted(os.listdir(folder)) == ["step-3.ckpt", "step-4.ckpt"]
+    monkeypatch.undo()
+    assert resumed(folder).checkpointer.steps == 4
+
+
+def test_when_all_are_damaged_no_start_begins_anew(folder):
     for path in folder.iterdir():
         path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match=r"All checkpoints in .* are damaged: .*step-4.*-3"):
+    for _ in range(3):
+        with pytest.raises(CheckpointError, match=r"All checkpoints in .* damaged: .*step-4.*-3"):
+            resumed(folder)
+    assert sorted(os.listdir(folder)) == ["step-3.ckpt", "step-4.ckpt"]
+
+
+def test_a_folder_of_files_set_aside_begins_anew_only_without_them(folder):
+    for path in folder.iterdir():
+        path.rename(f"{path}.damaged")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"set aside: step-3.*step-4.*To start anew, del"):
+            resumed(folder)
+    for path in folder.iterdir():
+        path.unlink()
+    assert resumed(folder).checkpointer.steps == 0
+
+
+def test_a_damaged_file_that_cannot_be_renamed_is_named(folder, monkeypatch):
+    def failing(*_):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    (folder / "step-4.ckpt").write_bytes(b"")
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(CheckpointError, match=r"step-4\.ckpt is damaged and cannot be renamed"):
         resumed(folder)
+
+
+@pytest.mark.parametrize("name", ["ENOSPC", "EXDEV"])
+def test_a_checkpoint_that_cannot_be_put_in_its_place_leaves_what_was_there(
+    folder, monkeypatch, name
+):
+    def failing(*_):
+        raise OSError(getattr(errno, name), name)
+
+    program = resumed(folder)
+    program.training(*next(iter(program.loader)))
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(CheckpointError, match=rf"step-5.*{name}.*latest one is .*step-4"):
+        program.checkpointer.step()
+    assert sorted(os.listdir(folder)) == ["step-3.ckpt", "step-4.ckpt"]
 
 
 def test_a_full_disk_leaves_what_was_there(folder, monkeypatch):
@@ -123,6 +181,8 @@ def test_a_folder_that_cannot_be_written_is_noticed_before_training(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"kept in .*file/inside, which cannot be written"):
         resumed(tmp_path / "file" / "inside")
+    with pytest.raises(CheckpointError, match=r"kept in .*file, which cannot be written: .*exists"):
+        resumed(tmp_path / "file")
 
 
 def test_what_a_killed_run_left_half_written_is_cleared(folder):

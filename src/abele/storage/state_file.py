@@ -10,11 +10,12 @@ versions, are read too.
 from __future__ import annotations
 
 import io
+import pickle
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,6 +30,10 @@ _MAPPINGS = (dict, OrderedDict, Counter)
 DIGESTS = "digests"
 # Bits of the attributes and flags in a zip's table of contents.
 _DIRECTORY, _SIZES_FOLLOW, _TEXT_IN_UTF8 = 0x10, 0x8, 0x800
+
+
+class DamagedFileError(ValueError):
+    """Bytes of a file are missing, or are not those that were written."""
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
@@ -59,34 +64,35 @@ def from_bytes(data: bytes) -> Any:
     """Return what ``to_bytes`` or a file's bytes hold, on the host.
 
     Raises:
-        ValueError: damaged, or something else.
+        DamagedFileError: bytes are missing or wrong.
+        ValueError: the bytes are right, but only running code could read the content.
+        MemoryError: the content does not fit into memory.
     """
-    return _read(io.BytesIO(data), len(data))
+    problem = damage(data)
+    if problem is not None:
+        raise DamagedFileError(problem)
+    try:
+        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{type(error).__name__}: {_first_line(error)}") from error
+    except Exception as error:  # damage can make torch raise any exception
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+            raise MemoryError(_first_line(error)) from error
+        raise DamagedFileError(f"{type(error).__name__}: {_first_line(error)}") from error
+    return _checked(content)
 
 
 def read(path: Path) -> Any:
     """Return what a file holds, on the host.
 
     Raises:
-        ValueError: damaged, or something else.
         OSError: it cannot be read.
+        Exception: as from ``from_bytes``.
     """
-    if not path.is_file():
-        raise ValueError("there is no such file")
+    # Read completely first: zipfile and torch take an error of the disk for damage.
     with files.open_regular(path) as file:
-        return _read(file, path.stat().st_size)
-
-
-def _read(file: BinaryIO, size: int) -> Any:
-    problem = damage(file, size)
-    if problem is not None:
-        raise ValueError(problem)
-    file.seek(0)
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # an unpickler can raise any exception
-        raise ValueError(f"{type(error).__name__}: {_first_line(error)}") from error
-    return _checked(content)
+        data = file.read()
+    return from_bytes(data)
 
 
 def _sealed(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,30 +108,24 @@ def _checked(content: Any) -> Any:
     stored = content.pop(DIGESTS)
     place = digests.first_difference(stored, content)
     if place is not None:
-        raise ValueError(
+        raise DamagedFileError(
             f"{place} is not what was written: its digest differs. If you changed the file on "
             f"purpose, delete its key {DIGESTS!r} too"
         )
     return content
 
 
-def damage(file: Path | BinaryIO, size: int | None = None) -> str | None:
-    """Return what is wrong with a file, judged by structure and checksums; None for nothing.
-
-    Args:
-        file: a path or an open file.
-        size: its bytes, to be named in the answer; a path is asked for its own.
-    """
-    if isinstance(file, Path):
-        if not file.is_file():
-            return "there is no such file"
-        size = file.stat().st_size
+def damage(data: bytes) -> str | None:
+    """Return what is wrong with a file's bytes, by structure and checksums; None for nothing."""
+    file = io.BytesIO(data)
     try:
         if not zipfile.is_zipfile(file):
-            return f"it is not complete ({size} bytes are there)"
+            return f"it is not complete ({len(data)} bytes are there)"
         with zipfile.ZipFile(file) as archive:
             strange = next(filter(_is_strange, archive.infolist()), None)
             bad = archive.testzip() if strange is None else strange.filename
+    except MemoryError:
+        raise
     except Exception as error:  # noqa: BLE001  zlib's errors, "encrypted", wrong sizes and dates
         return f"its table of contents is damaged ({_first_line(error)})"
     return None if bad is None else f"its part {bad} is damaged"

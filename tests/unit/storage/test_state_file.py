@@ -3,6 +3,7 @@
 import io
 import os
 import random
+import zipfile
 from collections import Counter, OrderedDict
 
 import numpy as np
@@ -27,7 +28,6 @@ def test_content_comes_back_as_it_was(tmp_path):
     assert torch.equal(result.pop("tensor"), content.pop("tensor"))
     assert result == content
     assert [type(each) for each in result["mappings"]] == [OrderedDict, Counter, dict]
-    assert state_file.damage(tmp_path / "new" / "file") is None
 
 
 def test_a_part_of_a_storage_does_not_bring_all_of_it(tmp_path):
@@ -61,7 +61,6 @@ def test_what_only_pickle_could_keep_is_refused(value, text):
 
 def test_damage_is_found_before_anything_is_read(tmp_path):
     path = tmp_path / "file"
-    assert state_file.damage(path) == "there is no such file"
     state_file.write(path, {"weights": torch.zeros(1000)})
     whole = path.read_bytes()
     for at in range(0, len(whole), 97):
@@ -127,6 +126,41 @@ def test_no_flipped_bit_of_the_last_6_kb_gives_other_values(data):
     start = 8 * max(0, len(data) - 6144)
     before = random.sample(range(start), min(start, 2000))
     check_flips(data, [*range(start, 8 * len(data)), *before])
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (MemoryError(), MemoryError),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), MemoryError),
+        (RuntimeError("PytorchStreamReader failed"), state_file.DamagedFileError),
+    ],
+)
+def test_too_little_memory_is_no_damage(monkeypatch, error, raised):
+    def load(*_, **__):
+        raise error
+
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(raised):
+        state_file.from_bytes(state_file.to_bytes(CONTENT))
+
+
+def test_too_little_memory_for_the_checksums_is_no_damage(monkeypatch):
+    def full(_):
+        raise MemoryError
+
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", full)
+    with pytest.raises(MemoryError):
+        state_file.from_bytes(state_file.to_bytes(CONTENT))
+
+
+def test_a_sound_file_that_only_code_could_read_is_no_damage(tmp_path):
+    torch.save({"code": os.system}, tmp_path / "file")
+    with pytest.raises(ValueError, match="UnpicklingError") as refused:
+        state_file.read(tmp_path / "file")
+    assert type(refused.value) is ValueError
+    with pytest.raises(FileNotFoundError):
+        state_file.read(tmp_path / "none")
 
 
 def test_an_entry_that_says_it_is_a_folder_is_damage():
