@@ -1,7 +1,7 @@
 """`AsynchronousDataAccessor`: a data set read ahead by a separate process.
 
 This file is the consumer's side; `accessor_worker` is the process, `slots` the memory that both
-share.
+share, `lending` what goes from one to the other.
 """
 
 import contextlib
@@ -11,7 +11,8 @@ import os
 import pickle
 import socket
 import tempfile
-import weakref
+import threading
+from collections import deque
 from multiprocessing import reduction, util
 from multiprocessing.connection import Connection
 from typing import Any, Self
@@ -21,6 +22,7 @@ import torch
 from abele.storage import temporary
 from abele.warn import warn_user
 from poptorch._data import accessor_worker
+from poptorch._data.lending import Inbox, Lender
 from poptorch._data.slots import Slots
 from poptorch._error import error
 from poptorch._values import custom_types
@@ -34,7 +36,6 @@ _START_METHODS = {
     SharingStrategy.ForkServer: "forkserver",
 }
 _TERMINATED = "The AsynchronousDataAccessor was terminated: create a new one to read on"
-_ALIVE_CHECK_S = 1.0
 _GRACE_S = 5.0
 _GUARD = '\nA script that starts processes needs a guard: if __name__ == "__main__": main()'
 
@@ -92,6 +93,8 @@ class AsynchronousDataAccessor:
         self._ahead = early_preload  # the worker is on the next epoch without being told
         self._consuming = False
         self._failure: str | None = None
+        # Two threads may take elements; the same one may come back, from a warning that it filters.
+        self._lock = threading.RLock()
         job = accessor_worker.Job(
             dataset=dataset,
             path=None,
@@ -123,14 +126,15 @@ class AsynchronousDataAccessor:
     def __iter__(self) -> Self:
         """Return this object, at the beginning of an epoch."""
         self._require_usable()
-        self._epoch += 1
-        if not self._ahead:
-            self._run += 1
-            with contextlib.suppress(OSError):  # a dead worker is reported by __next__
-                order = ("start", self._run, self._epoch, self._seed, self._skip, self._replay)
-                self._connection.send(order)
-        self._ahead, self._skip = False, 0
-        self._consuming = True
+        with self._lock:
+            self._consuming = False  # an iterator from before has nothing to wait for
+            epoch = self._epoch + 1
+            if not self._ahead:
+                self._run += 1
+                with contextlib.suppress(OSError):  # a dead worker is reported by __next__
+                    order = ("start", self._run, epoch, self._seed, self._skip, self._replay)
+                    self._connection.send(order)
+            self._epoch, self._ahead, self._skip, self._consuming = epoch, False, 0, True
         return self
 
     def __next__(self) -> Any:
@@ -142,22 +146,32 @@ class AsynchronousDataAccessor:
         """
         if self._epoch < 0:
             iter(self)
-        while self._consuming:
-            kind, *details = self._receive_or_fail()
-            if kind in ("failed", "died"):
-                self._fail(details[0])
-            if kind == "cast":
-                warn_user(details[0], UserWarning)
-                continue
-            run, *slot = details
-            if run == self._run and kind == "full":
-                return self._lender.lend(*slot)
-            if kind == "full":  # left over from an iterator that was abandoned
-                self._lender.give_back(slot[0])
-            elif run == self._run:
-                self._consuming, self._ahead = False, self._load_indefinitely
+        with self._lock:
+            self._lender.collect()
+            while self._consuming:
+                kind, *details = self._receive_or_fail()
+                if kind in ("failed", "died"):
+                    self._fail(details[0])
+                elif kind == "cast":
+                    self._inbox.drop()
+                    warn_user(details[0], UserWarning)
+                elif kind == "full" and details[0] == self._run:
+                    return self._lender.lend(self._inbox, *details[1:])
+                else:
+                    self._pass_over(kind, *details)
         self._require_usable()
         raise StopIteration
+
+    def _pass_over(self, kind: str, run: int, *slot: Any) -> None:
+        """Take note of the end of an epoch; drop what an abandoned iterator has left over."""
+        if kind == "full":
+            self._lender.give_back(*slot[:2])
+        if kind == "full" or run != self._run:
+            self._inbox.drop()
+            return
+        nothing: deque[bytes] = deque()
+        # In one statement: see the top of `lending`.
+        self._inbox.chunks, self._consuming, self._ahead = nothing, False, self._load_indefinitely
 
     def _begin_at(self, epoch: int, seed: int | None) -> None:
         """Let the next iterator be of this epoch, with the random numbers that it has by a seed."""
@@ -173,6 +187,7 @@ class AsynchronousDataAccessor:
             job = _in_file(job)
         try:
             self._process, self._connection = _launch(job, strategy)
+            self._inbox = Inbox(self._process, self._connection)
             # multiprocessing's own finalizer, because its exit handler waits for child processes
             # and must find none; it also runs when this object is collected, never in a fork.
             self._stop = util.Finalize(
@@ -186,7 +201,7 @@ class AsynchronousDataAccessor:
 
     def _receive_or_fail(self) -> tuple[Any, ...]:
         try:
-            return _receive(self._process, self._connection)
+            return self._inbox.first()
         except (EOFError, OSError):
             self._process.join(_GRACE_S)
             code = self._process.exitcode
@@ -202,7 +217,7 @@ class AsynchronousDataAccessor:
             raise error(_TERMINATED)
         require(self._failure is None, f"An error occurred in the data fetcher: {self._failure}")
 
-    def _receive_memory(self, buffer_size: int) -> "_Lender":
+    def _receive_memory(self, buffer_size: int) -> Lender:
         kind, *details = self._receive_or_fail()
         if kind != "layout":
             self.terminate()
@@ -212,39 +227,9 @@ class AsynchronousDataAccessor:
                 f"AsynchronousDataAccessor worker thread failed to start: {details[0]}{advice}"
             )
         layout, self._first_rows = details
+        self._inbox.drop()
         slots = Slots(layout, buffer_size, reduction.recv_handle(self._connection))
-        return _Lender(self._connection, slots)
-
-
-class _Lender:
-    """Hands slots to the program and, when their tensors are gone, back to the worker."""
-
-    def __init__(self, connection: Connection, slots: Slots) -> None:
-        self._connection = connection
-        self._slots = slots
-        self._lent: set[int] = set()
-        self._process_id = os.getpid()
-
-    def lend(self, slot: int, rows: int | None, structure: bytes | None) -> Any:
-        """Make an element of a slot."""
-        window = self._slots.window(slot)
-        tensors = self._slots.tensors(window, rows)
-        if len(self._lent) + 1 < self._slots.number:
-            self._lent.add(slot)
-            weakref.finalize(window, self.give_back, slot).atexit = False
-        else:
-            # The program keeps elements; one slot at least must go on circulating.
-            tensors = [tensor.clone() for tensor in tensors]
-            self.give_back(slot)
-        return self._slots.layout.assemble(tensors, structure)
-
-    def give_back(self, slot: int) -> None:
-        """Let the worker fill a slot again."""
-        if os.getpid() != self._process_id:
-            return  # a fork's copy of a tensor is gone, the original may be in use
-        self._lent.discard(slot)
-        with contextlib.suppress(OSError):  # the worker is gone, nobody needs the slot
-            self._connection.send(("free", slot))
+        return Lender(self._connection, slots)
 
 
 def _check(dataset: Any, buffer_size: int, rebatched_size: int | None) -> None:
@@ -314,14 +299,6 @@ def _not_picklable(problem: Exception) -> Exception:
         "forked, the dataset and its functions must pickle: define them at the top level of a "
         "module, or use sharing_strategy=poptorch.SharingStrategy.Fork"
     )
-
-
-def _receive(process: multiprocessing.Process, connection: Connection) -> tuple[Any, ...]:
-    # The dead worker's own children may keep the connection open, hence the second question.
-    while not connection.poll(_ALIVE_CHECK_S):
-        if not process.is_alive() and not connection.poll(0):
-            raise EOFError
-    return connection.recv()
 
 
 def _shut_down(process: multiprocessing.Process, connection: Connection) -> None:

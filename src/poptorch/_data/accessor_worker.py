@@ -1,10 +1,11 @@
 """The process behind an `AsynchronousDataAccessor`: reads the data set, fills slots, reports.
 
 Messages to the parent: ("layout", layout, rows of the first element) followed by the memory's
-descriptor; then for each slot ("full", run, slot, rows, structure), before the first one whose
-types are cast ("cast", text), and after each epoch ("end", run); at last ("failed", text).
-Messages from the parent: ("free", slot) and ("start", run, epoch, seed, skip, replay), where skip
-is how many elements at the beginning of the epoch are left out. A closed connection means stop.
+descriptor; then for each slot ("full", run, serial, slot, rows, structure), before the first one
+whose types are cast ("cast", text), and after each epoch ("end", run); at last ("failed", text).
+Messages from the parent: ("free", serial, slot) and ("start", run, epoch, seed, skip, replay),
+where skip is how many elements at the beginning of the epoch are left out. The serial number is
+that of the element in the slot: the parent may free it twice. A closed connection means stop.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from poptorch._data import lending
 from poptorch._data.slots import (
     Layout,
     Parts,
@@ -95,7 +97,7 @@ def main(connection: Connection, parents_end: Connection | None, job: Job) -> No
         pass
     except BaseException:  # noqa: BLE001 - whatever the data set raises is the parent's to report
         with contextlib.suppress(OSError):
-            connection.send(("failed", traceback.format_exc()))
+            lending.send(connection, ("failed", traceback.format_exc()))
 
 
 def _exit_with_parent() -> None:
@@ -118,6 +120,8 @@ class _Worker:
             custom_types.registerCustomArgParser(kind, parser)
         self._dataset = job.dataset if job.path is None else _load_and_remove(job.path)
         self._free = list(range(job.num_slots))
+        self._given: dict[int, int] = {}  # serial numbers of the elements that the parent has
+        self._serial = 0
         self._filled: int | None = None  # a slot that has some rows but not all
         self._rows = 0
         self._structure: bytes | None = None
@@ -235,14 +239,19 @@ class _Worker:
         if self._job.drop_last:
             self._free.append(slot)
             return 0
-        self._send("full", self._run, slot, self._rows, self._structure)
+        self._give(slot, self._rows, self._structure)
         return 1
+
+    def _give(self, slot: int, rows: int | None, structure: bytes | None) -> None:
+        self._serial += 1
+        self._given[slot] = self._serial
+        self._send("full", self._run, self._serial, slot, rows, structure)
 
     def _give_whole(self, tensors: list[torch.Tensor], structure: bytes | None) -> int:
         slot = self._take_slot()
         for target, tensor in zip(self._targets[slot], tensors, strict=True):
             target.copy_(tensor.detach())
-        self._send("full", self._run, slot, None, structure)
+        self._give(slot, None, structure)
         return 1
 
     def _give_rows(self, tensors: list[torch.Tensor], rows: int, structure: bytes | None) -> int:
@@ -258,7 +267,7 @@ class _Worker:
                 target[self._rows : self._rows + count].copy_(piece)
             start, self._rows = start + count, self._rows + count
             if self._rows == size:
-                self._send("full", self._run, self._filled, None, self._structure)
+                self._give(self._filled, None, self._structure)
                 self._filled, slots = None, slots + 1
         return slots
 
@@ -277,14 +286,17 @@ class _Worker:
         except (EOFError, OSError):
             raise _StoppedError from None
         if command == "free":
-            self._free.append(arguments[0])
+            serial, slot = arguments
+            if self._given.get(slot) == serial:
+                del self._given[slot]
+                self._free.append(slot)
         else:
             self._run, self._next_epoch, self._seed, self._skip, self._replay = arguments
             raise _RestartError
 
     def _send(self, *message: Any) -> None:
         try:
-            self._connection.send(message)
+            lending.send(self._connection, message)
         except OSError:
             raise _StoppedError from None
 

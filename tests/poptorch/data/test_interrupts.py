@@ -1,0 +1,229 @@
+"""An interrupt at any moment of reading costs at most the batch that was being handed over."""
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+import poptorch
+from helpers import datasets as data
+from poptorch._data.accessor import AsynchronousDataAccessor
+from poptorch._data.dataloader import DataLoader
+
+pytestmark = [
+    pytest.mark.usefixtures("_spawns"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+FORK = {"sharing_strategy": poptorch.SharingStrategy.Fork}
+SIZE, LIMIT_S = 40, 60
+SWALLOWED = []
+
+
+@pytest.fixture(autouse=True)
+def _nobody_waits_for_ever(monkeypatch):
+    def late(*_):
+        raise AssertionError("reading waits for ever")
+
+    # Python prints what a callback raises, and goes on.
+    monkeypatch.setattr(sys, "unraisablehook", lambda caught: SWALLOWED.append(caught.exc_type))
+    SWALLOWED.clear()
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(LIMIT_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+class Interrupt:
+    """Raises a KeyboardInterrupt before one line of what runs in it.
+
+    Args:
+        at: the number of the line, from 0, in whichever function and file it is.
+
+    Attributes:
+        raised: whether there were so many lines.
+    """
+
+    def __init__(self, at):
+        self._left, self.raised = at, False
+
+    def __enter__(self):
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(self._before)
+
+    def _trace(self, frame, event, _):
+        if frame.f_code.co_filename == __file__:
+            return None
+        if event == "line":
+            if not self._left:
+                self.raised = True
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            self._left -= 1
+        return self._trace
+
+
+@contextlib.contextmanager
+def opened_accessor(**settings):
+    opened = AsynchronousDataAccessor(data.Range(SIZE, "tensor"), **FORK, **settings)
+    try:
+        yield opened
+    finally:
+        opened.terminate()
+
+
+@contextlib.contextmanager
+def opened_loader():
+    loader = DataLoader(
+        poptorch.Options(),
+        torch.utils.data.TensorDataset(torch.arange(SIZE)),
+        mode=poptorch.DataLoaderMode.Async,
+        async_options=FORK,
+    )
+    try:
+        yield loader
+    finally:
+        loader.terminate()
+
+
+def numbers(elements):
+    return [int(element[0] if isinstance(element, list) else element) for element in elements]
+
+
+def interrupted(function, at):
+    """The result of a call, None if it was interrupted; and whether there was an interrupt."""
+    result = None
+    with Interrupt(at) as interrupt:
+        try:  # not contextlib.suppress, whose lines would be interrupted too
+            result = function()
+        except KeyboardInterrupt:
+            assert interrupt.raised
+    return result, interrupt.raised
+
+
+@pytest.mark.parametrize("opened", [opened_accessor, opened_loader])
+def test_an_interrupt_before_any_line_of_next(opened):
+    with opened() as source:
+        iterator, last, lines, lost = iter(source), -1, 0, 0
+        while True:
+            element, broken = interrupted(lambda: next(iterator, None), lines)
+            if element is None and not broken:  # the end of an epoch
+                iterator, last = iter(source), -1
+                continue
+            lines += 1
+            number = numbers([element if element is not None else next(iterator, [SIZE])])[0]
+            lost += number - last - 1
+            assert number - last in (1, 2)
+            last = number
+            if not broken:
+                break
+        assert lines > 40
+        assert lost < lines / 2  # only where it was lent already and on its way to the caller
+        for _ in range(3):
+            assert numbers(source) == list(range(SIZE))
+
+
+@pytest.mark.parametrize("indefinitely", [False, True])
+def test_an_interrupt_before_any_line_at_the_end_of_an_epoch(indefinitely):
+    with opened_accessor(load_indefinitely=indefinitely) as opened:
+        at, broken = 0, True
+        while broken:
+            iterator = iter(opened)
+            assert numbers(next(iterator) for _ in range(SIZE)) == list(range(SIZE))
+            element, broken = interrupted(lambda it=iterator: next(it, None), at)
+            assert element is None
+            assert next(iterator, None) is None
+            at += 1
+        assert at > 20
+
+
+@pytest.mark.parametrize("opened", [opened_accessor, opened_loader])
+@pytest.mark.parametrize("before", [0, 3, SIZE])
+def test_an_interrupt_before_any_line_of_iter(opened, before):
+    with opened() as source:
+        at, broken = 0, True
+        while broken:
+            old = iter(source)
+            numbers(next(old) for _ in range(before))
+            _, broken = interrupted(lambda: iter(source), at)
+            left = numbers(old)  # ends, with whatever is left
+            assert left == sorted(set(left))
+            assert numbers(source) == list(range(SIZE))
+            at += 1
+        assert at > 10
+
+
+def test_an_interrupt_before_any_line_of_dropping_a_left_over_element():
+    with opened_accessor() as opened:
+        at, broken = 0, True
+        while broken:
+            next(iter(opened))
+            time.sleep(0.01)  # the worker has filled all slots
+            iterator = iter(opened)
+            element, broken = interrupted(lambda it=iterator: next(it), at)
+            left = numbers(iterator)
+            assert [*([] if broken else [int(element)]), *left][-SIZE + 1 :] == [*range(1, SIZE)]
+            at += 1
+        assert at > 40
+
+
+def test_an_interrupt_before_any_line_of_giving_a_slot_back():
+    with opened_accessor(buffer_size=2) as opened:
+        elements, at, broken = {}, 0, True
+        while broken:
+            for elements["one"] in opened:
+                break
+            _, broken = interrupted(elements.clear, at)
+            assert numbers(opened) == list(range(SIZE))
+            at += 1
+        assert len(SWALLOWED) == at - 1
+        assert set(SWALLOWED) == {KeyboardInterrupt}
+        assert at > 5
+        gc.collect()
+
+
+@pytest.mark.parametrize("buffer_size", [1, 3])
+def test_interrupts_at_random_moments(buffer_size):
+    """As real signals come: between any two calls, also inside Python's own libraries."""
+
+    def ring(*_):
+        raise KeyboardInterrupt
+
+    with opened_accessor(buffer_size=buffer_size) as opened:
+        before = signal.signal(signal.SIGUSR1, ring)
+        caught, until = 0, time.monotonic() + 2
+        stop = threading.Event()
+
+        def ringing():
+            while not stop.wait(0.0007):
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+        thread = threading.Thread(target=ringing)
+        thread.start()
+        while time.monotonic() < until:
+            try:
+                last = -1
+                for number in numbers(opened):
+                    assert number > last
+                    last = number
+            except KeyboardInterrupt:
+                caught += 1
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):
+                stop.set()
+                thread.join()
+                break
+        signal.signal(signal.SIGUSR1, before)
+        assert caught > 100
+        for _ in range(3):
+            assert numbers(opened) == list(range(SIZE))
