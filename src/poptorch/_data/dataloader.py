@@ -5,13 +5,15 @@ The options say how many those are, and which share of the data set this process
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset
 
+from abele._torch.loaders import has_lost_worker
 from poptorch._compiled.batch_size import BatchSize
 from poptorch._data import known_order
 from poptorch._data.accessor import AsynchronousDataAccessor
@@ -163,18 +165,30 @@ class DataLoader(torch.utils.data.DataLoader):
 
     def _iterator_of_torch(self) -> Iterator[Any]:
         """Return torch's iterator, of whole batches where these have the bits of single items."""
+        if self._iterator is not None and has_lost_worker(self._iterator):
+            self._iterator = None  # torch then starts others
         if self._is_iterable or self.num_workers > 0 or self.batch_sampler is None:
             return super().__iter__()
         self._waiting.why_single = why_single(self.dataset, self.collate_fn)
         if self._waiting.why_single is not None:
             return super().__iter__()
-        # Another object, because users read the data set and the collate function of this one.
-        source, batches = object.__new__(type(self)), WholeBatches(self.dataset)
-        indices = Shared(self._whole_indices())
-        parts = {"dataset": batches, "collate_fn": whole, "_indices": indices}
-        source.__dict__.update(self.__dict__, **parts)
+        batches, indices = WholeBatches(self.dataset), Shared(self._whole_indices())
+        source = self._with(dataset=batches, collate_fn=whole, _indices=indices)
         usual = torch.utils.data.DataLoader.__iter__(source)
         return usual if self.pin_memory else Fetched(usual, batches, indices)
+
+    def _get_iterator(self) -> Any:
+        # Of torch, which calls it whenever it starts workers.
+        source = self
+        if self.num_workers > 0:
+            source = self._with(worker_init_fn=_LeftToTheProgram(self.worker_init_fn))
+        return super(DataLoader, source)._get_iterator()
+
+    def _with(self, **parts: Any) -> "DataLoader":
+        """Return another object with other parts, because users read those of this one."""
+        source = object.__new__(type(self))
+        source.__dict__.update(self.__dict__, **parts)
+        return source
 
     def _whole_indices(self) -> Any:
         """What gives the indices of whole batches: as tensors where that changes nothing."""
@@ -422,6 +436,22 @@ def _check_exclusions(
         "async_options cannot manually specify rebatched_size, it is the combined batch size; "
         "rebatched_worker_size sets how many rows workers load at once",
     )
+
+
+class _LeftToTheProgram:
+    """A worker's start: terminals send Ctrl-C to all processes, and it is the program's to handle.
+
+    Args:
+        init: the user's own function for the start of a worker, if any.
+    """
+
+    def __init__(self, init: Callable[[int], None] | None) -> None:
+        self._init = init
+
+    def __call__(self, worker: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self._init is not None:
+            self._init(worker)
 
 
 def _never_empty(batches: Iterator[Any], loader: DataLoader) -> Iterator[Any]:

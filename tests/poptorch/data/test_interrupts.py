@@ -4,9 +4,12 @@ import contextlib
 import gc
 import os
 import signal
+import subprocess
 import sys
+import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,7 +119,7 @@ def test_an_interrupt_before_any_line_of_next(opened):
     with opened() as source:
         iterator, last, lines, lost = iter(source), -1, 0, 0
         while True:
-            element, broken = interrupted(lambda: next(iterator, None), lines)
+            element, broken = interrupted(lambda it=iterator: next(it, None), lines)
             if element is None and not broken:  # the end of an epoch
                 iterator, last = iter(source), -1
                 continue
@@ -196,34 +199,135 @@ def test_an_interrupt_before_any_line_of_giving_a_slot_back():
 def test_interrupts_at_random_moments(buffer_size):
     """As real signals come: between any two calls, also inside Python's own libraries."""
 
+    armed, stop, caught = [], threading.Event(), 0
+
     def ring(*_):
-        raise KeyboardInterrupt
+        if armed:  # else the loop is not in its ``try``
+            armed.clear()
+            raise KeyboardInterrupt
+
+    def ringing():
+        while not stop.wait(0.0007):
+            os.kill(os.getpid(), signal.SIGUSR1)
 
     with opened_accessor(buffer_size=buffer_size) as opened:
         before = signal.signal(signal.SIGUSR1, ring)
-        caught, until = 0, time.monotonic() + 2
-        stop = threading.Event()
-
-        def ringing():
-            while not stop.wait(0.0007):
-                os.kill(os.getpid(), signal.SIGUSR1)
-
-        thread = threading.Thread(target=ringing)
+        thread, until = threading.Thread(target=ringing), time.monotonic() + 2
         thread.start()
         while time.monotonic() < until:
             try:
-                last = -1
-                for number in numbers(opened):
-                    assert number > last
-                    last = number
+                armed.append(True)
+                read = numbers(opened)
+                armed.clear()
             except KeyboardInterrupt:
                 caught += 1
-        while True:
-            with contextlib.suppress(KeyboardInterrupt):
-                stop.set()
-                thread.join()
-                break
+            else:
+                assert read == list(range(SIZE))
+        stop.set()
+        thread.join()
         signal.signal(signal.SIGUSR1, before)
         assert caught > 100
         for _ in range(3):
             assert numbers(opened) == list(range(SIZE))
+
+
+CTRL_C = """
+    import os, signal, sys, time
+    sys.path[:0] = {path!r}
+    import poptorch
+    from helpers.datasets import Range
+
+    def begin(worker):
+        print("began", worker, flush=True)
+
+    if __name__ == "__main__":
+        assert os.getpgid(0) == os.getpid()
+        options = poptorch.Options().showCompilationProgressBar(False)
+        loader = poptorch.DataLoader(
+            options, Range(400), 2, num_workers=2, worker_init_fn=begin,
+            multiprocessing_context={context!r}, mode=poptorch.DataLoaderMode.{mode},
+            async_options={options})
+        batches = iter(loader)
+        for _ in range(3):
+            try:
+                print(*next(batches)[1].tolist(), flush=True)
+                os.killpg(0, signal.SIGINT)
+                time.sleep(10)
+            except KeyboardInterrupt:
+                time.sleep(0.2)
+        print(sum(y.numel() for _, y in batches), loader.worker_init_fn is begin)
+        print(*[sum(y.numel() for _, y in loader) for _ in range(2)])
+        loader.terminate()
+"""
+
+
+@pytest.mark.parametrize(
+    ("context", "mode"),
+    [
+        ("fork", "Sync"),
+        pytest.param("forkserver", "Sync", marks=pytest.mark.long),
+        pytest.param("spawn", "Sync", marks=pytest.mark.long),
+        ("fork", "Async"),
+    ],
+)
+def test_ctrl_c_reaches_the_program_and_not_the_workers(tmp_path, context, mode):
+    """As a terminal sends it: to all processes of the group."""
+    path = [str(Path(poptorch.__file__).parents[1]), str(Path(__file__).parents[2])]
+    options = None if mode == "Sync" else {"sharing_strategy": "Fork"}
+    text = CTRL_C.format(path=path, context=context, mode=mode, options=options)
+    (tmp_path / "program.py").write_text(textwrap.dedent(text))
+    done = subprocess.run(
+        # Not the warm interpreter, whose programs run in the group of the tests.
+        [sys.executable, "-W", "ignore", str(tmp_path / "program.py")],
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    lines = done.stdout.splitlines()
+    assert sorted(line for line in lines if "began" in line) == ["began 0", "began 1"], done.stderr
+    told = [line for line in lines if "began" not in line]
+    assert told == ["0 1", "2 3", "4 5", "394 True", "400 400"], done.stderr
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("moment", ["between epochs", "in an epoch"])
+def test_persistent_workers_that_died_are_replaced(moment):
+    loader = poptorch.DataLoader(
+        poptorch.Options(), data.Range(40), 2, num_workers=2, multiprocessing_context="fork"
+    )
+    batches = iter(loader)
+    next(batches)
+    if moment == "between epochs":
+        list(batches)
+    worker = loader._iterator._workers[0]
+    worker.kill()
+    worker.join()
+    if moment == "in an epoch":
+        with pytest.raises(RuntimeError, match=r"worker .* (killed by signal|exited unexpectedly)"):
+            list(batches)
+    for _ in range(2):
+        assert [int(n) for _, y in loader for n in y] == list(range(40))
+    loader.terminate()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_two_threads_share_an_asynchronous_loader(own):
+    """Each element comes once, to one of them; nobody waits for ever."""
+    with opened_loader() as loader:
+        shared, taken = iter(loader), [[], []]
+
+        def take(index):
+            taken[index] += numbers(iter(loader) if own else shared)
+
+        for _ in range(3):
+            threads = [threading.Thread(target=take, args=[index]) for index in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            together = sorted(taken[0] + taken[1])
+            assert own or together == list(range(SIZE))
+            assert set(together) == set(range(SIZE))
+            taken, shared = [[], []], iter(loader)
+        assert numbers(loader) == list(range(SIZE))
