@@ -75,6 +75,80 @@ def other_batches(index):
     gc.collect()  # the loader, which would count for the next wrappers
 
 
+def other_batches_of_a_loader_without_a_name(index):
+    made = options()
+    data = torch.utils.data.TensorDataset(*rows(8 + 8 * index))
+    wrapped, _ = trainer(scorer(), made)
+
+    def train():
+        for x, y in poptorch.DataLoader(made, data, 2, auto_distributed_partitioning=False):
+            wrapped(x, y)
+
+    told("nameless batches", train)
+
+
+class Reading:
+    """A loader that divides 16 rows between both instances, and a model that trains with it."""
+
+    def __init__(self, mode="Sync", **arguments):
+        self.made = options()
+        data = torch.utils.data.TensorDataset(*rows(16))
+        fork = {"sharing_strategy": poptorch.SharingStrategy.Fork}
+        if mode == "Async":
+            arguments |= {"mode": poptorch.DataLoaderMode.Async, "async_options": fork}
+        self.loader = poptorch.DataLoader(self.made, data, 2, shuffle=True, **arguments)
+        if mode == "accessor":
+            self.loader = poptorch.AsynchronousDataAccessor(self.loader, **fork)
+        self.wrapped, _ = trainer(scorer(), self.made)
+
+    def train(self, epochs=1, before_step=lambda step: None):
+        for _ in range(epochs):
+            for step, (x, y) in enumerate(self.loader):
+                before_step(step)
+                self.wrapped(x, y)
+
+    def end(self):
+        self.loader.terminate()
+        self.wrapped.destroy()
+
+
+def other_epochs(index):
+    """Instance 0 alone looks at a batch."""
+    for name, settings in (
+        ("Sync", {}), ("Async", {}), ("accessor", {}), ("workers", {"num_workers": 1}),
+    ):  # fmt: skip
+        reading = Reading(name if name != "workers" else "Sync", **settings)
+        if index == 0:
+            next(iter(reading.loader))
+        told(f"peeks, {name}", reading.train)
+        if index == 1:
+            next(iter(reading.loader))
+        told(f"peeked both, {name}", reading.train)
+        reading.end()
+    reading = Reading()
+    told("first epochs", lambda: reading.train(2))
+    if index == 0:
+        list(reading.loader)
+    told("reads all", reading.train)
+    reading.end()
+    reading = Reading()
+    peek = lambda step: step == 1 and index == 0 and next(iter(reading.loader))  # noqa: E731
+    told("peeks in an epoch", lambda: reading.train(1, peek))
+    reading.end()
+
+
+def same_epochs(index):
+    """What an instance does with other data, and before it reads any, is its own."""
+    reading = Reading()
+    if index == 0:
+        iter(reading.loader)  # nothing is read
+    own = poptorch.DataLoader(poptorch.Options(), torch.utils.data.TensorDataset(*rows(6)), 2)
+    validate = lambda step: index == 0 and step > 1 and list(own)  # noqa: E731
+    told("validates alone", lambda: reading.train(2, validate))
+    told("begins again", lambda: reading.train(1))
+    reading.end()
+
+
 def other_weights(index):
     model = scorer(seed=index)
     wrapped, _ = trainer(model)
@@ -167,7 +241,8 @@ def ended_early(index):
 def talk(folder):
     index = popdist.getInstanceIndex()
     for mistake in (
-        other_options, other_program, other_batches, other_weights, other_values, stopped_update,
+        other_options, other_program, other_batches, other_batches_of_a_loader_without_a_name,
+        other_epochs, same_epochs, other_weights, other_values, stopped_update,
         other_restored_values, restored_counters, ended_early,
     ):  # fmt: skip
         mistake(index)

@@ -14,6 +14,10 @@ from abele.report import read_journal
 from helpers import instances, instances_at_fault
 from helpers.wrapping import scorer
 
+EPOCHS = (
+    "epoch of the data loader (every process has to begin as many iterators) is {} on process 0 "
+    "and {} on process 1"
+)
 PROGRAM = Path(instances_at_fault.__file__)
 
 
@@ -31,6 +35,13 @@ def told(tmp_path_factory):
         ("options", "gradient_accumulation is 1 on process 0 and 2 on process 1"),
         ("program", "program 'accumulate' is "),
         ("batches", "batches per epoch is 4 on process 0 and 8 on process 1"),
+        ("nameless batches", "batches per epoch is 4 on process 0 and 8 on process 1"),
+        ("peeks, Sync", EPOCHS.format(1, 0)),
+        ("peeks, Async", EPOCHS.format(1, 0)),
+        ("peeks, accessor", EPOCHS.format(1, 0)),
+        ("peeks, workers", EPOCHS.format(1, 0)),
+        ("reads all", EPOCHS.format(3, 2)),
+        ("peeks in an epoch", EPOCHS.format(1, 0)),
         ("learning rate", "group0.lr is 0.1 on process 0 and 0.2 on process 1"),
         ("weights", "weights that were written is "),
         ("restored", "group0.lr is 0.1 on process 0 and 1.1 on process 1"),
@@ -46,6 +57,17 @@ def test_what_is_mended_goes_on(told):
     for one in told:
         assert one["learning rate repaired"] == "nothing"
         assert one["weights as they were"] == "nothing"
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        *(f"peeked both, {name}" for name in ("Sync", "Async", "accessor", "workers")),
+        *("first epochs", "validates alone", "begins again"),
+    ],
+)
+def test_instances_whose_epochs_are_the_same_go_on(told, what):
+    assert [one[what] for one in told] == ["nothing", "nothing"]
 
 
 def test_counts_that_are_put_back_are_those_of_all_and_stay(told):

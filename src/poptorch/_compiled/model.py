@@ -10,7 +10,7 @@ import torch
 from abele.compile.later import Announce
 from abele.compile.start import Start
 from abele.pipeline import pipelined
-from abele.program import Role
+from abele.program import Program, Role
 from abele.runtime.clock import CallRecord
 from abele.runtime.observers import Observer
 from abele.runtime.session import Session
@@ -107,13 +107,13 @@ class CompiledModel:
                 observers=(*profiling.call_observers(config.training), *observers),
                 loss=made.captured.loss,
             )
+            distributed.observe(self.session)
             if origin is None and self.session.is_unproven:  # else they are not the user's values
                 progress.on_stage("compare with interpreted programs", 0.99)
                 self.session.prove(rows)
         if not self.session.replays:  # which takes batches to the device by itself
             self.inputs.device = self.session.device
-        slots = [slot for slot in made.captured.programs[0].inputs if slot.role is Role.INPUT]
-        self._written_inputs = [index for index, slot in enumerate(slots) if slot.mutated]
+        self._written_inputs = _written_inputs(made.captured.programs[0])
         self._synthetic = synthetic_inputs(options, rows, self.session.device)
         self._deliver: Deliver = self._delivery()
         self._is_direct = self._needs_nothing_else()
@@ -227,6 +227,12 @@ class CompiledModel:
         """The values that an anchored tensor had in the last call, on the host."""
         value = self.session.anchored(name)
         return None if value is None else to_host(value)
+
+
+def _written_inputs(program: Program) -> list[int]:
+    """Return the positions of inputs that a program writes."""
+    slots = [slot for slot in program.inputs if slot.role is Role.INPUT]
+    return [index for index, slot in enumerate(slots) if slot.mutated]
 
 
 def _initial_state(

@@ -25,6 +25,7 @@ from poptorch._data import accessor_worker
 from poptorch._data.lending import Inbox, Lender
 from poptorch._data.slots import Slots
 from poptorch._error import error
+from poptorch._process import distributed
 from poptorch._values import custom_types
 from poptorch.enums import SharingStrategy, member
 from poptorch.options._container import require
@@ -93,6 +94,7 @@ class AsynchronousDataAccessor:
         self._ahead = early_preload  # the worker is on the next epoch without being told
         self._consuming = False
         self._failure: str | None = None
+        self._share = distributed.Share()
         # Two threads may take elements; the same one may come back, from a warning that it filters.
         self._lock = threading.RLock()
         job = accessor_worker.Job(
@@ -156,6 +158,8 @@ class AsynchronousDataAccessor:
                     self._inbox.drop()
                     warn_user(details[0], UserWarning)
                 elif kind == "full" and details[0] == self._run:
+                    if getattr(self._dataset, "_partition", None) is not None:
+                        distributed.note_batch(self, self._share, self._epoch)
                     return self._lender.lend(self._inbox, *details[1:])
                 else:
                     self._pass_over(kind, *details)

@@ -93,6 +93,7 @@ class DataLoader(torch.utils.data.DataLoader):
         _check_exclusions(batch_size, shuffle, batch_sampler, rebatched_worker_size, async_options)
         options._freeze()
         self._options, self._position = options, Position()
+        self._share = distributed.Share()
         self._waiting = self._new_waiting()
         self._mode = member(DataLoaderMode, mode)
         self._async_options = async_options or {}
@@ -139,9 +140,16 @@ class DataLoader(torch.utils.data.DataLoader):
     def __iter__(self) -> Any:
         if self._is_empty():
             raise error(self._why_empty())
-        distributed.note_epoch(self)
         make = self._from_accessor if self._uses_accessor else self._from_batch
-        return Timed(self._position.begin(make, self.generator), self._waiting)
+        batches = self._position.begin(make, self.generator)
+        return Timed(batches, self._waiting, self._note_batch)
+
+    def _note_batch(self) -> None:
+        if self._partition is None:
+            distributed.note_batch(self, None)
+        else:
+            begun = self._partition.epoch - 1 if self._accessor is None else self._accessor._epoch
+            distributed.note_batch(self, self._share, begun)
 
     def _from_accessor(self, skip: int, replay: bool) -> Iterator[Any]:
         if self._accessor is None:  # this is a copy
@@ -265,7 +273,11 @@ class DataLoader(torch.utils.data.DataLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         # Processes belong to one loader; a copy starts its own.
-        fresh = {"_position": Position(), "_waiting": self._new_waiting()}
+        fresh = {
+            "_position": Position(),
+            "_waiting": self._new_waiting(),
+            "_share": distributed.Share(),
+        }
         return {**self.__dict__, "_accessor": None, "_iterator": None, **fresh}
 
     def _new_waiting(self) -> Waiting:

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tqdm import tqdm
@@ -96,10 +97,11 @@ class Timed:
     Args:
         batches: the iterator.
         waiting: told.
+        note: called for each batch; a loader's method, which keeps a loader without a name alive.
     """
 
-    def __init__(self, batches: Any, waiting: Waiting):
-        self._batches, self._waiting = batches, waiting
+    def __init__(self, batches: Any, waiting: Waiting, note: Callable[[], None]):
+        self._batches, self._waiting, self._note = batches, waiting, note
         waiting.begin_epoch()
 
     def __iter__(self) -> "Timed":
@@ -109,6 +111,7 @@ class Timed:
         began_ns = time.perf_counter_ns()
         batch = next(self._batches)
         self._waiting.note(began_ns, time.perf_counter_ns())
+        self._note()
         return batch
 
     def __len__(self) -> int:
