@@ -1,7 +1,7 @@
 """What goes wrong between instances: ``instances_at_fault.py FOLDER FAULT``.
 
 ``talk`` makes one mistake after the other in the same two instances, and keeps what each instance
-was told in FOLDER; ``die RANK`` has an instance kill itself.
+was told in FOLDER; ``die RANK`` has an instance kill itself; ``late RANK`` has it start late.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from helpers.wrapping import rows, scorer, weights
 from poptorch import resuming
 
 TOLD: dict[str, str] = {}
+LATE_S = 5.0
 
 
 def options(**training):
@@ -259,8 +261,14 @@ def die(which):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if sys.argv[2] == "late" and popdist.getInstanceIndex() == int(sys.argv[3]):
+        time.sleep(LATE_S)
     popdist.init()
     if sys.argv[2] == "talk":
         talk(sys.argv[1])
+    elif sys.argv[2] == "late":
+        reading = Reading()
+        reading.train(2)
+        print(weights(reading.wrapped.model).tolist())
     else:
         die(int(sys.argv[3]))

@@ -1,6 +1,7 @@
 """Instances that disagree, stop or die are told apart by name, and nobody waits for ever."""
 
 import json
+import re
 import socket
 import time
 from pathlib import Path
@@ -133,6 +134,29 @@ def test_an_instance_that_is_lost_is_on_the_page_of_the_others(tmp_path, monkeyp
     lost = read_journal(folder / "instance_1")
     assert lost.end is None
     assert lost.calls > 0
+
+
+@pytest.mark.parametrize("late", [pytest.param(0, marks=pytest.mark.long), 1])
+def test_instances_that_start_far_apart_train_alike_within_the_limit(tmp_path, late):
+    ended = instances.run(PROGRAM, [str(tmp_path), "late", str(late)], 2)
+    assert ended[0].out == ended[1].out != ""
+
+
+@pytest.mark.parametrize(
+    ("late", "words"),
+    [
+        pytest.param(0, "waited 1 s for process 0, which does not answer", marks=pytest.mark.long),
+        (1, r"process 1 did not come within \d+ s"),
+    ],
+)
+def test_instances_that_start_further_apart_end_and_say_so(tmp_path, late, words):
+    changed = {"ABELE_RANK_TIMEOUT": "1"}
+    arguments = [str(tmp_path), "late", str(late)]
+    with instances.started(PROGRAM, arguments, 2, changed=changed) as running:
+        ended = instances.results(running, within_s=90)
+    assert [one.status for one in ended] == [1, 1]
+    assert re.search(words, ended[1 - late].err)
+    assert re.search(rf"process {1 - late}\b.*(ended|come|answer)", ended[late].err)
 
 
 # -- meeting -------------------------------------------------------------------------------
