@@ -111,6 +111,48 @@ def test_transformers_take_masks(kind, monkeypatch):
     torch.testing.assert_close(output, expected.detach(), rtol=1e-6, atol=0)
 
 
+class Sequences(nn.Module):
+    """Loss of the outputs and last states of sequences of different lengths, packed or masked."""
+
+    def __init__(self, layer, packed):
+        super().__init__()
+        self.layer, self.packed = layer(4, 5, batch_first=True), packed
+
+    def forward(self, x, lengths):
+        if self.packed:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+            outputs, state = self.layer(packed)
+            outputs, _ = nn.utils.rnn.pad_packed_sequence(outputs, True, total_length=x.shape[1])
+            last = (state[0] if isinstance(state, tuple) else state)[0]
+        else:
+            outputs, _ = self.layer(x)
+            last = outputs.gather(1, (lengths - 1).view(-1, 1, 1).expand(-1, 1, 5))[:, 0]
+            mask = torch.arange(x.shape[1]) < lengths.unsqueeze(1)
+            outputs = torch.where(mask.unsqueeze(2), outputs, 0.0)
+        return nn.functional.mse_loss(outputs.sum(1) + last, torch.ones_like(last))
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_padded_sequences_train_as_the_advice_for_packed_ones_says(layer, monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    torch.manual_seed(0)
+    model = Sequences(layer, packed=False)
+    plain = Sequences(layer, packed=True)
+    plain.load_state_dict(model.state_dict())
+    x, lengths = torch.randn(3, 6, 4), torch.tensor([2, 6, 3])
+    wrapped = poptorch.trainingModel(model, quiet(), torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        expected = plain(x, lengths)
+        expected.backward()
+        optimizer.step()
+        torch.testing.assert_close(wrapped(x, lengths), expected.detach(), rtol=1e-5, atol=1e-6)
+    refused = poptorch.inferenceModel(Sequences(layer, packed=True), quiet())
+    with pytest.raises(poptorch.Error, match=r"mask its output by torch\.where"):
+        refused(x, lengths)
+
+
 def test_results_do_not_share_memory(monkeypatch):
     monkeypatch.setenv("ABELE_TARGET", "reference")
 
