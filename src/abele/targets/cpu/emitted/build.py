@@ -7,7 +7,7 @@ import functools
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -103,11 +103,13 @@ def kernels_of(text: str) -> list[str]:
 def kernels_for(operators: Iterable[str]) -> set[str]:
     """The sources of the kernels that a file for operators of these names may call, at most."""
     text = " ".join(operators)
-    kinds = [kind for kind in sources.KINDS if _OF_OPERATORS.get(kind, "") in text]
+    kinds = [kind for kind in _CALLS.values() if _OF_OPERATORS.get(kind, "") in text]
     return {source for kind in kinds for source in sources.KINDS[kind]}
 
 
-def command(text: str, source: str, result: str, *, conservative: bool = False) -> list[str]:
+def command(
+    text: str, source: str, result: str, conservative_objects: Sequence[str] | None = None
+) -> list[str]:
     """Return the command that compiles a file and links the kernels that it calls.
 
     The objects of these kernels have to be compiled before the command runs.
@@ -116,21 +118,23 @@ def command(text: str, source: str, result: str, *, conservative: bool = False) 
         text: of the file.
         source: its path.
         result: path of the shared library.
-        conservative: use the flags that ``compiled`` describes.
+        conservative_objects: kernels that were compiled without vectorizers, as the file is to be;
+            None: those of all programs.
     """
     path, library = _compiler(), _library()
     assert library is not None
     gcc = headers.is_gcc(path)
     reads = _READS_STAY if gcc else ()
-    if conservative:  # headers that were read with other flags do not fit
+    if conservative_objects is not None:  # headers that were read with other flags do not fit
         flags = _CONSERVATIVE_FLAGS
     else:
         quick = _QUICK_FLAGS if len(text) >= _LONG and gcc else ()
         flags = (*quick, *headers.arguments(path, instruction_set()))
     parts = [path, *FLAGS, *reads, *flags, f"-I{headers.FOLDER}", f"-I{sources.FOLDER}", source]
-    called = kernels_of(text)
-    if called:
-        parts += kernels.linkable(path, instruction_set(), called)
+    called, objects = kernels_of(text), conservative_objects
+    if objects is None:
+        objects = kernels.linkable(path, instruction_set(), called) if called else []
+    parts += objects
     return [*parts, f"-L{library.parent}", "-ltorch_cpu", "-o", result]
 
 
@@ -145,18 +149,22 @@ def compiled(name: str, text: str, *, conservative: bool = False) -> bytes:
         name: of the program.
         text: of the file.
         conservative: use ``-O2`` without vectorizers, for code that a compiler got wrong at
-            ``-O3``. Kernels that the file calls stay as they are.
+            ``-O3``, and compile the kernels that the file calls likewise.
 
     Raises:
         CompilerError: the compiler does not accept it, or the kernels that it calls.
     """
+    called, objects = kernels_of(text), None
     if not conservative:
         headers.make_beside(_compiler(), instruction_set())
-    kernels.compile_objects(_compiler(), instruction_set(), kernels_of(text))
+        kernels.compile_objects(_compiler(), instruction_set(), called)
     with temporary.folder() as folder:
         source, result = os.path.join(folder, "program.cpp"), os.path.join(folder, "program.so")
         Path(source).write_text(text)
-        parts = command(text, source, result, conservative=conservative)
+        if conservative:
+            flags = (*sources.FLAGS, *_CONSERVATIVE_FLAGS)
+            objects = kernels.compiled(_compiler(), folder, called, flags)
+        parts = command(text, source, result, objects)
         done = subprocess.run(parts, capture_output=True, text=True, check=False)
         if done.returncode != 0 or not os.path.isfile(result):
             what = "failed" if done.returncode else "made no file"
