@@ -11,6 +11,7 @@ import torch
 
 from abele.arena import kept as memory
 from abele.compile.cache import ExecutableCache
+from abele.kernels import self_test
 from abele.targets.cpu.op_by_op import choice
 from helpers.planes import WITHOUT_GRADIENT, events, planes
 from helpers.runs import assert_close_by_norm, assert_same_bits, rule_for, run, run_eagerly, started
@@ -54,6 +55,21 @@ def test_a_step_is_no_less_exact_than_eager():
         if name.removeprefix("parameter ") not in WITHOUT_GRADIENT and value.is_floating_point():
             own, others = ((each - exact[name]).norm() for each in (value, plain[name]))
             assert own <= 4 * others + 1e-6 * exact[name].norm(), name
+
+
+def test_the_kernels_that_it_calls_are_tested_and_no_others(monkeypatch):
+    kinds, problem = [], self_test.problem
+
+    def noted(library, wanted, objects=None):
+        kinds.append(wanted)
+        return problem(library, wanted, objects)
+
+    monkeypatch.setattr(self_test, "problem", noted)
+    model, batches = planes(), events(1, 32)
+    session, record = started(model, batches[0], adam(model), target="cpu")
+    assert names(record) == {"step": "op_by_op"}
+    session.step(list(batches[0]))
+    assert kinds == [{"adam", "convolutions", "norms", "pools", "upsampling"}]
 
 
 def test_ten_losses_are_those_of_plain_torch():

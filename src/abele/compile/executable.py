@@ -107,6 +107,11 @@ class Executable:
             return True
         return self.verdict is not None and self.verdict.machine == verdicts.machine_of(self)
 
+    def has_kernels_of_here(self) -> bool:
+        """Return whether library kernels in the code are the objects in this machine's cache."""
+        remedied = self.verdict is not None and self.verdict.remedy
+        return not remedied and self.key_parts.get("toolchain") == self.target.toolchain()
+
     def lowering(self, name: str) -> Lowering:
         """The lowering that made the code of the program of that name."""
         chosen = self.chosen.get(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -286,12 +287,21 @@ def bound(path: Path) -> ctypes.CDLL:
         AttributeError: it lacks a function of ``abi.h``.
     """
     library = ctypes.CDLL(str(path))
-    for name, arguments in SIGNATURES.items():
+    bind(library, SIGNATURES)
+    return library
+
+
+def bind(library: ctypes.CDLL, names: Iterable[str]) -> None:
+    """Make functions of a library, or of a program that has them, know their arguments.
+
+    Raises:
+        AttributeError: there is no such function.
+    """
+    for name in names:
         function = getattr(library, name)
-        function.argtypes, function.restype = arguments, ctypes.c_int
+        function.argtypes, function.restype = SIGNATURES[name], ctypes.c_int
         if not name.endswith("_threads"):
             function.errcheck = _checked
-    return library
 
 
 def _checked(status: int, function: Any, arguments: tuple[Any, ...]) -> None:

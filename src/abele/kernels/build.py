@@ -129,8 +129,8 @@ def linkable(compiler: str, instruction_set: str, names: Iterable[str]) -> list[
         instruction_set: what this processor has.
         names: of sources, whose objects need not be there yet.
     """
-    places = _places(compiler, instruction_set)
-    return [str(places.object(name)) for name in names]
+    folder = packaged.folder() or _places(compiler, instruction_set).objects
+    return [str(folder / f"{name}.o") for name in names]
 
 
 def makings(

@@ -55,6 +55,13 @@ KINDS = {
         *("conv.cpp", "conv_channels_last.cpp", "conv_pixels.cpp"),
         *("conv_planes.cpp", "conv_planes_half.cpp", "calls.cpp"),
     ),
+    "winograd": ("conv_winograd.cpp", "conv_winograd_half.cpp", "calls.cpp"),
+    "pointwise": ("conv_pointwise.cpp", "product.cpp", "calls.cpp"),
+    "patches": ("conv_patches.cpp", "calls.cpp"),
+    "upsampling": ("upsample.cpp", "calls.cpp"),
+    "norms": ("norm_activation.cpp", "calls.cpp"),
+    "adam": ("adam.cpp",),
+    "sgd": ("sgd.cpp",),
 }
 
 # No -ffast-math: NaN and infinity must keep their meaning.

@@ -180,7 +180,8 @@ def agreeing(
         candidate: Executable | None = None
         try:
             candidate = make()
-            comparison = trial.compare(oracle, candidate)
+            noted = not remedy and candidate.has_kernels_of_here()
+            comparison = compared(trial, oracle, candidate, noted=noted)
         except Exception as error:
             if candidate is not None:  # the batch cannot be computed, which no code would change
                 agree(f"{_NO_BATCH}{error}")
@@ -195,6 +196,25 @@ def agreeing(
             return proven(candidate, comparison, remedy)
         problems.append(f"{remedy}: {problem}" if remedy else str(problem))
     return "; ".join(problems)
+
+
+def compared(trial: Trial, oracle: Executable, made: Executable, *, noted: bool) -> Comparison:
+    """Test the library kernels in compiled programs, then compare the programs.
+
+    Args:
+        trial: what is compared.
+        oracle: the interpreted programs.
+        made: the compiled programs.
+        noted: see ``Compiled.kernel_problem``.
+
+    Raises:
+        Exception: of the interpreted programs, which cannot compute this micro-batch.
+    """
+    for name in sorted(made.compiled):
+        problem = made.compiled[name].kernel_problem(noted=noted)
+        if problem is not None:
+            return Comparison(problem=problem)
+    return trial.compare(oracle, made)
 
 
 def proven(made: Executable, comparison: Comparison, remedy: str = "") -> Executable:

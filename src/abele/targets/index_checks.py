@@ -31,6 +31,10 @@ class Checked(Compiled):
         super().__init__(_after(check, compiled.run), compiled.payload, compiled.plan)
         self._compiled, self._check, self._of_batch = compiled, check, of_batch
 
+    def kernel_problem(self, *, noted: bool) -> str | None:
+        """Return that of the code behind the check."""
+        return self._compiled.kernel_problem(noted=noted)
+
     def repeated(self) -> Repeated | None:
         """The same check for each run, where it looks at nothing but its batch."""
         repeated = self._compiled.repeated()

@@ -1,5 +1,6 @@
 """Compiled kernels that the package brings: which are used, and which are not."""
 
+import ctypes
 import hashlib
 import json
 import warnings
@@ -8,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from abele.errors import CompilerError
-from abele.kernels import build, packaged, sources
+from abele.kernels import build, packaged, self_test, sources
 from abele.targets import candidates
 from abele.targets.base import Target
 from abele.targets.cpu import Cpu
+from abele.targets.cpu.self_test import kernel_problem
 
 ZEN_4 = sorted(sources.LEVELS["x86-64-v4"] | {"sse2", "avx512_bf16"})
 HASWELL = sorted(sources.LEVELS["x86-64-v3"] | {"sse2"})
@@ -76,6 +78,20 @@ def test_nothing_is_compiled_that_the_package_brings(brought):
         assert build.makings("c++", "here", names) == [[]]
     assert build.linkable("c++", "here", ["rows.cpp"]) == [str(brought / "rows.cpp.o")]
     assert build.shared_library("c++", "here") == b"all"
+
+
+def test_compiled_kernels_of_the_package_are_tested_by_their_objects(brought, monkeypatch):
+    """A note says that they have passed, also where there is no compiler to ask."""
+    monkeypatch.setattr("abele.targets.cpu.self_test.compiler", lambda: None)
+    monkeypatch.setattr(build, "_version", None)
+    found = list[str]()
+
+    def problem(library, kinds, objects=None):
+        found.extend(objects(["rows.cpp"]))
+
+    monkeypatch.setattr(self_test, "problem", problem)
+    kernel_problem(ctypes.CDLL(None), noted=True)
+    assert found == [str(brought / "rows.cpp.o")]
 
 
 @pytest.mark.usefixtures("brought")

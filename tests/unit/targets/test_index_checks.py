@@ -9,7 +9,7 @@ from abele import StepConfig, get_target
 from abele.compile.cache import ExecutableCache
 from abele.errors import IndexCheckError
 from abele.targets.base import Compiled
-from abele.targets.index_checks import checked
+from abele.targets.index_checks import Checked, checked
 from abele.targets.reference import Interpreter, Reference
 from abele.trace import control_flow
 from helpers.runs import captured, rule_for, started
@@ -266,3 +266,13 @@ def test_compiled_training_goes_on_after_a_wrong_index(tmp_path):
 def _state(session):
     tensors = {**session.params, **session.buffers[0], **session.read_optimizer_state()}
     return {name: value.clone() for name, value in tensors.items()}
+
+
+def test_kernels_behind_a_check_are_tested():
+    class Failing(Compiled):
+        def kernel_problem(self, *, noted):
+            return f"wrong, noted: {noted}"
+
+    code = Checked(Failing(lambda inputs: inputs), lambda inputs: None)
+    assert code.kernel_problem(noted=True) == "wrong, noted: True"
+    assert Compiled(lambda inputs: inputs).kernel_problem(noted=False) is None

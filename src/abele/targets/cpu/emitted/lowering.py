@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 from collections.abc import Collection, Sequence
@@ -35,6 +36,7 @@ from abele.targets.cpu.emitted.recomputed import recomputed
 from abele.targets.cpu.emitted.regions import with_regions
 from abele.targets.cpu.emitted.rows_apart import rows_apart
 from abele.targets.cpu.emitted.source import Segment
+from abele.targets.cpu.self_test import kernel_problem
 from abele.targets.index_checks import checked
 from abele.targets.kernel_choice import Kernel, KernelChoice
 from abele.targets.translation.groups import Unit, grouped
@@ -274,14 +276,19 @@ def _compiled(program: Program, *, conservative: bool) -> Compiled:
 
 
 def _runnable(program: Program, calling: Calling, payload: bytes) -> Compiled:
-    runner = BoundRunner(program, calling, build.loaded(payload))
-    return checked(program, _Emitted(runner, payload, to_text(calling)))
+    library = build.loaded(payload)
+    runner = BoundRunner(program, calling, library)
+    return checked(program, _Emitted(runner, library, payload, to_text(calling)))
 
 
 class _Emitted(Compiled):
-    def __init__(self, runner: BoundRunner, payload: bytes, plan: str | None):
+    def __init__(self, runner: BoundRunner, library: ctypes.CDLL, payload: bytes, plan: str | None):
         super().__init__(runner.run, payload, plan)
-        self._runner = runner
+        self._runner, self._library = runner, library
+
+    def kernel_problem(self, *, noted: bool) -> str | None:
+        """Test the kernels that were linked to the code."""
+        return kernel_problem(self._library, noted=noted)
 
     def repeated(self) -> Repeated | None:
         """Where torch computes nothing between."""

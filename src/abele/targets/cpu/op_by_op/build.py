@@ -13,12 +13,13 @@ from abele import _torch
 from abele._torch.copies import copied_graph
 from abele.arena import Arena
 from abele.arena.kept import kept
-from abele.ops import norm_activation
+from abele.kernels.ways import Way, way_of_node
+from abele.ops import adam, norm_activation
 from abele.program import Program
 from abele.targets import straight
 from abele.targets.base import Run
 from abele.targets.clocked import Clocked, GraphClocks
-from abele.targets.cpu.op_by_op import calls
+from abele.targets.cpu.op_by_op import calls, pools, upsampling
 from abele.targets.cpu.op_by_op.convolutions import own_convolution
 from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
 from abele.targets.cpu.op_by_op.pools import own_pool
@@ -55,6 +56,28 @@ def with_kernels(program: Program, library: ctypes.CDLL, arena: Arena | None = N
         arena: has places for its tensors; without it they come from the C library.
     """
     return _run(_replaced(program, library), arena)
+
+
+def kinds_of(program: Program) -> set[str]:
+    """Return the kinds of kernels that a program calls, as ``kernels.sources`` names them.
+
+    Args:
+        program: after the passes of its lowering.
+    """
+    return {kind for node in program.graph.graph.nodes for kind in [_kind_of(node)] if kind}
+
+
+def _kind_of(node: _Node) -> str | None:
+    way = way_of_node(node)
+    if way is not None:
+        return "convolutions" if way is Way.DIRECT else way.name.lower()
+    if pools.is_ours(node):
+        return "pools"
+    if upsampling.is_ours(node):
+        return "upsampling"
+    if node.target in OURS:
+        return "norms"
+    return None if not is_update(node) else "adam" if node.target is adam.update else "sgd"
 
 
 def with_clocks(program: Program, library: ctypes.CDLL, arena: Arena | None = None) -> Clocked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Collection
 
 import torch
@@ -22,12 +23,13 @@ from abele.passes.of_lowerings.pointwise_before_upsampling import pointwise_befo
 from abele.passes.of_lowerings.recurrent_steps import recurrent_steps
 from abele.program import Program
 from abele.program.memory import MemoryUse
-from abele.targets.base import Compiled, Lowering, require_code
+from abele.targets.base import Compiled, Lowering, Run, require_code
 from abele.targets.clocked import Clocked
 from abele.targets.cpu.compiler import compiler, instruction_set
 from abele.targets.cpu.op_by_op import choice, reasons
-from abele.targets.cpu.op_by_op.build import with_clocks, with_kernels
+from abele.targets.cpu.op_by_op.build import kinds_of, with_clocks, with_kernels
 from abele.targets.cpu.op_by_op.memory_use import memory_use
+from abele.targets.cpu.self_test import kernel_problem
 from abele.targets.index_checks import checked
 from abele.targets.kernel_choice import KernelChoice
 
@@ -83,8 +85,9 @@ class OpByOp(Lowering):
         """Map the kernels into this process; milliseconds."""
         require_code(payload, "cpu")
         memory = arena.Arena(arena.planned(memory_use(program)))
-        run = with_kernels(program, binding.load(payload), memory)
-        return checked(program, Compiled(run, payload))
+        library = binding.load(payload)
+        run = with_kernels(program, library, memory)
+        return checked(program, _OpByOp(run, payload, library, kinds_of(program)))
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
         """Our kernels, and what torch computes."""
@@ -102,3 +105,13 @@ class OpByOp(Lowering):
         use = memory_use(program)
         will_be_made = compiler() is not None  # by ``compile``
         return arena.placed(use) if will_be_made or arena.available() else use
+
+
+class _OpByOp(Compiled):
+    def __init__(self, run: Run, payload: bytes, library: ctypes.CDLL, kinds: Collection[str]):
+        super().__init__(run, payload)
+        self._library, self._kinds = library, kinds
+
+    def kernel_problem(self, *, noted: bool) -> str | None:
+        """Test the kernels that the program calls."""
+        return kernel_problem(self._library, self._kinds, noted=noted)

@@ -1,0 +1,30 @@
+"""Tables of the kernels' self-test: for each function of ``abi.h``, calls with their exact results.
+
+Sizes are small and cover each remainder of registers and blocks. Exact results are those of torch's
+own operators or of plain loops in float64, which use no kernel of ours. Functions that only count
+threads have no table.
+"""
+
+from __future__ import annotations
+
+from abele.kernels.cases import (
+    attention,
+    convolutions,
+    images,
+    products,
+    recurrent,
+    rows,
+    updates,
+)
+from abele.kernels.cases.case import Table
+
+#: By the kinds of ``sources.KINDS``, then by function.
+TABLES: dict[str, dict[str, Table]] = {
+    "products": products.TABLES,
+    "rows": rows.TABLES,
+    "attention": attention.TABLES,
+    **recurrent.TABLES,
+    **convolutions.TABLES,
+    **images.TABLES,
+    **updates.TABLES,
+}

@@ -1,0 +1,150 @@
+"""A call of a kernel with small sizes, beside the exact result: what the tables are made of."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import ctypes
+import math
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from abele.errors import CorruptExecutable
+
+Tensor = torch.Tensor
+
+#: Lengths of rows: each remainder of one and of two of the widest registers (16 floats), and a few
+#: lengths that span several blocks of a kernel.
+TAILS = (*range(1, 34), 47, 63, 64, 65, 130, 257)
+#: Rounding errors that a result may have, as a multiple of the type's precision and of the largest
+#: exact element. Sums of these tables have a hundredth of it; a lost element is a hundred times it.
+_ROUNDINGS = 64
+_MARGIN = 64  # elements before and after a result; keeps its alignment
+_SEVERAL = contextvars.ContextVar("threads", default=1)
+
+
+class Case(NamedTuple):
+    """Results of a kernel, and what they are in exact arithmetic.
+
+    Attributes:
+        sizes: of the call, by their names in ``abi.h``.
+        results: float32 tensors that the kernel wrote.
+        exact: float64 tensors by operators of torch or plain loops, in the same order.
+    """
+
+    sizes: Mapping[str, Any]
+    results: Sequence[Tensor]
+    exact: Sequence[Tensor]
+
+    def problem(self) -> str | None:
+        """Return by how much a result differs too much, or None if all agree."""
+        for result, exact in zip(self.results, self.exact, strict=True):
+            error = (result.double() - exact).abs().max().item()
+            largest = max(1.0, exact.abs().max().item())
+            sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items())
+            if not error <= _ROUNDINGS * torch.finfo(torch.float32).eps * largest:  # NaN is wrong
+                wrong = "it wrote no number" if math.isnan(error) else f"off by {error:.1e}"
+                return f"{wrong} where numbers are up to {largest:.1e} (for {sizes})"
+            if _is_overrun(result):
+                return f"it wrote beyond its result (for {sizes})"
+        return None
+
+
+#: Calls a kernel of a library for each row of its table.
+Table = Callable[[ctypes.CDLL], Iterator[Case]]
+
+
+def first_problem(table: Table, library: ctypes.CDLL) -> str | None:
+    """Return what is wrong with a kernel, and for which sizes; None if all rows agree."""
+    try:
+        return next(filter(None, (case.problem() for case in table(library))), None)
+    except CorruptExecutable:
+        return None  # processors without wide registers have no code for some sizes
+    except Exception as error:  # noqa: BLE001 - whatever it is, the kernel has not passed
+        return f"it could not be called ({type(error).__name__}: {error})"
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    """Return normal numbers in float32, whatever the program's defaults and seeds are."""
+    generator = torch.Generator("cpu").manual_seed(1 + seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+
+
+def named(names: Sequence[str], sizes: Sequence[Any]) -> dict[str, Any]:
+    """Return sizes of a call by their names."""
+    return dict(zip(names, sizes, strict=True))
+
+
+def integers(limit: int, *shape: int, seed: int = 0) -> Tensor:
+    """Return integers below a limit, as int64."""
+    generator = torch.Generator("cpu").manual_seed(1 + seed)
+    return torch.randint(limit, shape, generator=generator, dtype=torch.int64, device="cpu")
+
+
+def unwritten(*shapes: Sequence[int]) -> list[Tensor]:
+    """Return tensors of NaN in float32, which show elements that a kernel does not write.
+
+    There is a margin of NaN around each, which a kernel must leave as it is.
+    """
+    results = list[Tensor]()
+    for shape in shapes:
+        size = math.prod(shape) + 2 * _MARGIN
+        memory = torch.full((size,), math.nan, dtype=torch.float32, device="cpu")
+        results.append(memory[_MARGIN:-_MARGIN].view(tuple(shape)))
+    return results
+
+
+def _is_overrun(result: Tensor) -> bool:
+    """Return whether the margin of a tensor that ``unwritten`` returned was written."""
+    whole = torch.empty(0, dtype=result.dtype, device="cpu").set_(result.untyped_storage())
+    if whole.numel() != result.numel() + 2 * _MARGIN:
+        return False
+    return not bool(torch.cat([whole[:_MARGIN], whole[-_MARGIN:]]).isnan().all())
+
+
+def call(function: Any, *arguments: Any) -> None:
+    """Call a kernel with the addresses of tensors in their place."""
+    function(*(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments))
+
+
+def double(*tensors: Tensor) -> list[Tensor]:
+    """Return leaves in float64, of which gradients can be asked."""
+    return [each.double().requires_grad_() for each in tensors]
+
+
+def gradients(result: Tensor, leaves: Tensor | Sequence[Tensor], grad: Tensor) -> list[Tensor]:
+    """Return the gradients of leaves from that of a result."""
+    return list(torch.autograd.grad((result * grad).sum(), leaves))  # as given, it imports SymPy
+
+
+def last(images: Tensor) -> Tensor:
+    """Return NCHW images in the order in which channels-last memory has them."""
+    return images.permute(0, 2, 3, 1)
+
+
+def first(images: Tensor) -> Tensor:
+    """Return images of channels-last memory as NCHW."""
+    return images.permute(0, 3, 1, 2)
+
+
+def threads_of(index: int) -> int:
+    """Return the threads for a row of a table: several for one, which waits on busy machines."""
+    return _SEVERAL.get() if index == 13 else 1
+
+
+@contextlib.contextmanager
+def few_threads() -> Generator[None]:
+    """While open, torch has one thread, and kernels two unless the program has one.
+
+    A program with one thread may be about to fork, after which no others may be needed.
+    """
+    threads = torch.get_num_threads()
+    token = _SEVERAL.set(min(2, threads))
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        _SEVERAL.reset(token)
