@@ -5,10 +5,9 @@ abele prepare        compiles what programs need on this machine
 abele fit SCRIPT     says whether a program fits into a memory
 abele stage SCRIPT   divides a program's model into stages of a pipeline
 abele port SCRIPT    ports a plain PyTorch program
-abele why-different SCRIPT A B
-                     says where two ways to run a program part
-abele why-different RUN RUN2
-                     says how two recorded runs differ
+abele diff SCRIPT A B
+                     says at which operation two ways to run a program diverge
+abele diff RUN RUN2  says how two recorded runs differ
 """
 
 from __future__ import annotations
@@ -64,14 +63,16 @@ _COMMANDS = {
             "program.py -o plain --to torch",
         ),
     ),
-    "why-different": _Command(
+    "diff": _Command(
         "abele.differences.command",
-        "say where two ways to run a program part, or how two runs differ",
+        "say where two ways to run a program diverge, or how two runs differ",
         ("train.py cpu reference", "train.py cpu half", "before after"),
     ),
 }
 
 
+# Names that commands had before.
+_ALIASES = {"why-different": "diff"}
 _BELOW_ZERO = re.compile(r"-\.?\d")
 
 
@@ -89,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command whose answer may be 1; 130 after Ctrl-C.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    words[:1] = [_ALIASES.get(word, word) for word in words[:1]]
     try:
         return _run(words)
     except KeyboardInterrupt as interrupt:

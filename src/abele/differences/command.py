@@ -1,6 +1,6 @@
-"""``abele why-different SCRIPT A B``: where two ways to run a program part.
+"""``abele diff SCRIPT A B``: where two ways to run a program part.
 
-``abele why-different RUN RUN2``: how two recorded runs differ.
+``abele diff RUN RUN2``: how two recorded runs differ.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from abele.report.record import FILE
 def add_parser(commands: Any, summary: str) -> None:
     """Add the command to a parser's commands, with its line in the list of them."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "why-different",
+        "diff",
         help=summary,
-        usage="abele why-different [-h] [--json] SCRIPT A B [-- ARG ...]\n"
-        "       abele why-different [-h] [--json] RUN RUN2",
+        usage="abele diff [-h] [--json] SCRIPT A B [-- ARG ...]\n"
+        "       abele diff [-h] [--json] RUN RUN2",
         description="Runs SCRIPT up to its first training step and computes that step in two ways "
         "and in float64. Exits with 0 if the two are equal but for rounding, 1 if they part, 2 if "
         "that cannot be said. Of two recorded RUNs, says which options, programs, kernels, targets "
@@ -38,7 +38,7 @@ def add_parser(commands: Any, summary: str) -> None:
     parser.add_argument("first", metavar="A", help=f"{ways}; or another run")
     parser.add_argument("second", metavar="B", nargs="?", help="another of these; not of two runs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.set_defaults(command=command, name="why-different", cannot=2)
+    parser.set_defaults(command=command, name="diff", cannot=2)
 
 
 def command(parsed: argparse.Namespace) -> int:
@@ -71,13 +71,13 @@ def _check(parsed: argparse.Namespace) -> None:
         if _is_run(script):
             raise DifferenceError(
                 f"{script} is no program. Runs are compared by themselves, without settings: "
-                f"abele why-different {script} RUN2"
+                f"abele diff {script} RUN2"
             )
         return
     for each in (script, Path(parsed.first)):
         if each.suffix == ".py":
             raise DifferenceError(
-                f"{each} is a program, not a run. Compare two ways to run it: abele why-different "
+                f"{each} is a program, not a run. Compare two ways to run it: abele diff "
                 f"{each} reference cpu; or give two folders that runs were recorded in."
             )
     if parsed.rest:

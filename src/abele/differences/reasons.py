@@ -77,11 +77,11 @@ def next_command(runs: tuple[Run, Run]) -> Iterator[str]:
     ways = [_ways(each) for each in runs]
     if ways[0] != ways[1] and all(len(each) == 1 for each in ways):
         (one,), (other,) = ways
-        yield f"abele why-different SCRIPT {one} {other} says at which operation these part."
+        yield f"abele diff SCRIPT {one} {other} says at which operation these part."
 
 
 def _ways(run: Run) -> set[str]:
-    """The settings of ``abele why-different`` that a run's programs were run in."""
+    """The settings of ``abele diff`` that a run's programs were run in."""
     target = run.build.target if run.build is not None else "reference"
     if target == "reference":
         return {target}

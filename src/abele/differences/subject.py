@@ -72,7 +72,7 @@ def of_script(script: Path, arguments: Sequence[str] = ()) -> Subject:
     if taker.subject is None:
         raise DifferenceError(
             f"{script} ended without running a model, so there is nothing to compare. Give it the "
-            f"arguments with which it does, behind --: abele why-different {script} A B -- ARG ..."
+            f"arguments with which it does, behind --: abele diff {script} A B -- ARG ..."
         )
     return taker.subject
 

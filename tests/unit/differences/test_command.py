@@ -1,4 +1,4 @@
-"""``abele why-different``: a script, two settings, and the exit status."""
+"""``abele diff``: a script, two settings, and the exit status."""
 
 import json
 
@@ -42,19 +42,20 @@ def script(tmp_path):
 
 
 def test_settings_that_agree_exit_with_0(script, capsys):
-    assert main(["why-different", script, "reference", "float64", "--", "2"]) == 0
+    assert main(["diff", script, "reference", "float64", "--", "2"]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("reference and float64 are equal but for rounding.")
     assert "before" in printed.err  # what the script prints is not the answer
 
 
 def test_settings_that_part_exit_with_1_and_name_the_line(script, capsys):
+    # The name that the command had before.
     assert main(["why-different", script, "float32", "half", "--", "1e6"]) == 1
     assert "train.py:12 in forward" in capsys.readouterr().out.splitlines()[0]
 
 
 def test_json_has_everything(script, capsys):
-    assert main(["why-different", script, "reference", "half", "--json", "--", "1e6"]) == 1
+    assert main(["diff", script, "reference", "half", "--json", "--", "1e6"]) == 1
     data = json.loads(capsys.readouterr().out)
     assert data["blamed"]["operation"]["module"] == ""
     assert data["blamed"]["operation"]["phase"] == "forward"
@@ -62,26 +63,26 @@ def test_json_has_everything(script, capsys):
 
 
 def test_a_script_that_does_not_train_is_compared_by_its_first_call(script, capsys):
-    assert main(["why-different", script, "reference", "float64", "--", "0"]) == 0
+    assert main(["diff", script, "reference", "float64", "--", "0"]) == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["missing.py", "reference", "half"], "abele why-different: There is no file 'missing.py'"),
+        (["missing.py", "reference", "half"], "abele diff: There is no file 'missing.py'"),
         (["SCRIPT", "reference", "fp8"], "'fp8' is no way to run a program"),
         (["SCRIPT", "reference", "half", "--", "nothing"], "ended without running a model"),
     ],
 )
 def test_what_cannot_be_said_exits_with_2(script, arguments, message, capsys):
     arguments = [script if each == "SCRIPT" else each for each in arguments]
-    assert main(["why-different", *arguments]) == 2
+    assert main(["diff", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_the_environment_is_as_before(script, monkeypatch):
     monkeypatch.setenv(ENVIRONMENT, "null")
-    assert main(["why-different", script, "reference", "float64", "--", "2"]) == 0
+    assert main(["diff", script, "reference", "float64", "--", "2"]) == 0
     import os
 
     assert os.environ[ENVIRONMENT] == "null"

@@ -107,7 +107,7 @@ def of_program(**values):
 
 
 def test_the_same_run_twice_differs_in_nothing(first, make, capsys):
-    assert main(["why-different", str(first), str(make("again"))]) == 0
+    assert main(["diff", str(first), str(make("again"))]) == 0
     printed = capsys.readouterr().out
     assert printed.splitlines()[0].endswith("are the same.")
     assert "Losses: the same bit for bit, all 5 that both records have." in printed
@@ -301,7 +301,7 @@ def test_another_target_comes_with_the_command_that_names_the_operation(first, m
     answer = why_runs_differ(first, changed(make("data", data=4), tmp_path / "cpu", compiled))
     assert [each.what for each in answer.kernels] == ["lowering of step"]
     assert [each.what for each in answer.machine] == ["target"]
-    assert answer.notes[-1].startswith("abele why-different SCRIPT reference cpu:emitted says")
+    assert answer.notes[-1].startswith("abele diff SCRIPT reference cpu:emitted says")
     assert answer.reasons == ()
 
 
@@ -343,7 +343,7 @@ def test_losses_between_which_records_have_none_may_have_parted_before(first, ma
 
 def test_json_has_everything(first, make, capsys):
     other = make("tanh", activation="tanh")
-    assert main(["why-different", str(first / "run.json"), str(other), "--json"]) == 1
+    assert main(["diff", str(first / "run.json"), str(other), "--json"]) == 1
     data = json.loads(capsys.readouterr().out)
     assert data["programs"][0]["operations"][1]["line"] == line_of("torch.tanh(x)")
     assert data["losses"]["first"]["update"] == 1
@@ -380,5 +380,5 @@ def test_what_cannot_be_said_exits_with_2(first, tmp_path, arguments, message, c
         "PARENT": str(first.parent),
         "NEWER": newer(first, tmp_path),
     }
-    assert main(["why-different", *(places.get(each, each) for each in arguments)]) == 2
+    assert main(["diff", *(places.get(each, each) for each in arguments)]) == 2
     assert re.search(message, capsys.readouterr().err)
