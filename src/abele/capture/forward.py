@@ -44,7 +44,10 @@ def state_in_place(recipe: Recipe, values: Values) -> Generator[References]:
     """Give the module, and whoever else refers to its state, the traced tensors while open."""
     traced = values.of(Role.PARAMETER), values.of(Role.BUFFER)
     references = References(in_place_of(recipe.state, *traced))
-    with counted_as_parameters(traced[0].values()), substituted(recipe.state, *traced):
+    with (
+        counted_as_parameters(traced[0].values()),
+        substituted(recipe.state, *traced, constant_value),
+    ):
         yield references
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Generator, Iterator, Mapping, Set
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parameter import is_lazy
 
+from abele import _torch
 from abele.errors import CaptureError, ReassignedError
 from abele.program.dense import INSTEAD, other_kind
 from abele.warn import user_line
@@ -140,9 +141,18 @@ def named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
 
 @contextlib.contextmanager
 def substituted(
-    state: ModuleState, params: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
+    state: ModuleState,
+    params: Mapping[str, torch.Tensor],
+    buffers: Mapping[str, torch.Tensor],
+    value_of: Callable[[torch.Tensor], torch.Tensor | None],
 ) -> Generator[None]:
     """While open, the module computes with ``params`` and ``buffers`` instead of its own.
+
+    Args:
+        state: the module and its own tensors.
+        params: by name.
+        buffers: by name.
+        value_of: returns the value of a tensor that is computed from constants, else None.
 
     Raises:
         ReassignedError: on leaving, if forward put another tensor in a substituted place.
@@ -158,9 +168,9 @@ def substituted(
     try:
         with _lines_noted(lines):
             yield
-        for prefix, owner, store, _, expected in stores:
-            _check_kept(prefix, owner, store, expected, lines)
-        _refuse_new_modules(state.module, {id(store) for _, _, store, _, _ in stores}, lines)
+        kept = {id(store): expected for _, _, store, _, expected in stores}
+        allowed = _Allowed(frozenset(map(id, replacement.values())), value_of)
+        _check_kept(state.module, kept, allowed, lines)
     finally:
         for _, _, store, original, _ in stores:
             store.clear()
@@ -187,35 +197,75 @@ def _lines_noted(lines: Lines) -> Generator[None]:
         buffers.remove()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Allowed:
+    """Tensors that an empty place of a module may get, because a program has them in any case.
+
+    ``self.loss = nn.CrossEntropyLoss(weight=self.weights)`` makes a module with one of them.
+
+    Attributes:
+        stand_ins: the ``id`` of the tensors that stand for parameters and buffers.
+        value_of: returns the value of a tensor that is computed from constants, else None.
+    """
+
+    stand_ins: frozenset[int]
+    value_of: Callable[[torch.Tensor], torch.Tensor | None]
+
+    def __contains__(self, tensor: torch.Tensor | None) -> bool:
+        if tensor is None or id(tensor) in self.stand_ins:
+            return True
+        if isinstance(tensor, torch.nn.Parameter):  # a new one is to be trained
+            return False
+        # A buffer that forward makes and writes to may be a counter, which would start anew.
+        written = isinstance(tensor, _torch.FakeTensor) and tensor._version > 0
+        return not written and self.value_of(tensor) is not None
+
+
 def _check_kept(
-    prefix: str, owner: torch.nn.Module, store: Store, expected: Store, lines: Lines
+    module: torch.nn.Module, kept: Mapping[int, Store], allowed: _Allowed, lines: Lines
 ) -> None:
-    kind = "Buffer" if store is owner.__dict__["_buffers"] else "Parameter"
-    for key in {**expected, **store}:
-        name = f"{prefix}.{key}" if prefix else key
-        line = lines.get((id(owner), key), "")
-        if key not in expected:
-            raise ReassignedError(
-                f"{kind} {name} is added to the model in forward{line}. A static program keeps the "
-                f"state it was compiled with. Register {key} in __init__."
-            )
-        if key not in store:
-            raise ReassignedError(
-                f"{kind} {name} is removed from the model in forward. A static program keeps the "
-                "state it was compiled with. Delete it before wrapping the model."
-            )
-        if store[key] is not expected[key]:
-            raise ReassignedError(
-                f"{kind} {name} is reassigned within the model in forward{line}. The program "
-                f"writes state in place. Use self.{key}.copy_(...) instead of self.{key} = ..."
-            )
+    """Refuse other tensors in the places of parameters and buffers.
 
-
-def _refuse_new_modules(module: torch.nn.Module, known: Set[int], lines: Lines) -> None:
-    for kind in ("_parameters", "_buffers"):
+    Args:
+        module: after forward; it may have other children than before.
+        kept: what the stores of each module held before forward, by their ``id``.
+        allowed: tensors that a place may get that was empty.
+        lines: where in the user's code a place was filled.
+    """
+    for kind, noun in (("_parameters", "Parameter"), ("_buffers", "Buffer")):
         for prefix, owner, store in _stores(module, kind):
-            if id(store) not in known:
-                _check_kept(prefix, owner, store, {}, lines)
+            expected = kept.get(id(store), {})
+            for key in {**expected, **store}:
+                path = f"{prefix}.{key}" if prefix else key
+                line = lines.get((id(owner), key), "")
+                _check_place((noun, path, line), expected.get(key), store, allowed)
+
+
+def _check_place(
+    place: tuple[str, str, str],
+    before: torch.Tensor | None,
+    store: Store,
+    allowed: _Allowed,
+) -> None:
+    noun, path, line = place
+    key = path.rpartition(".")[2]
+    now = store.get(key)
+    if now is before or (before is None and now in allowed):
+        return
+    if before is None:
+        raise ReassignedError(
+            f"{noun} {path} is added to the model in forward{line}. A static program keeps the "
+            f"state it was compiled with. Register {key} in __init__."
+        )
+    if key not in store:
+        raise ReassignedError(
+            f"{noun} {path} is removed from the model in forward. A static program keeps the "
+            "state it was compiled with. Delete it before wrapping the model."
+        )
+    raise ReassignedError(
+        f"{noun} {path} is reassigned within the model in forward{line}. The program "
+        f"writes state in place. Use self.{key}.copy_(...) instead of self.{key} = ..."
+    )
 
 
 def in_place_of(

@@ -7,6 +7,7 @@ import types
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 from torch.nn.utils import prune
 
@@ -260,6 +261,99 @@ def test_a_module_made_in_forward_is_refused():
     ):
         poptorch.trainingModel(model, options())(X)
     assert len(model.inner) == 0
+
+
+class LossInForward(nn.Module):
+    """A classifier that makes a module of its own in forward and keeps it."""
+
+    def __init__(self, make, registered):
+        super().__init__()
+        self.make, self.fc = make, nn.Linear(3, 3)
+        weights = torch.tensor([1.0, 2.0, 0.5])
+        if registered:
+            self.register_buffer("weights", weights)
+        else:
+            self.weights = weights
+
+    def forward(self, x, labels):
+        self.loss_fct = self.make(self)
+        return self.loss_fct(self.fc(x), labels)
+
+
+class Tied(nn.Module):
+    """A child whose parameter is one of the model."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, scores, labels):
+        loss = F.cross_entropy(scores, labels) + self.weight.square().sum()
+        return poptorch.identity_loss(loss, "none")
+
+
+def with_empty_places(model):
+    model.register_buffer("nothing", None)
+    model.register_parameter("none", None)
+    return nn.CrossEntropyLoss()
+
+
+@pytest.mark.parametrize("registered", [True, False])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: nn.CrossEntropyLoss(),
+        lambda model: nn.CrossEntropyLoss(weight=model.weights),
+        lambda model: nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5])),
+        lambda model: nn.MultiMarginLoss(),
+        lambda model: Tied(model.fc.weight),
+        with_empty_places,
+    ],
+)
+def test_a_loss_made_in_forward_trains_as_in_plain_pytorch(make, registered):
+    torch.manual_seed(0)
+    model = LossInForward(make, registered)
+    plain, labels = copy.deepcopy(model), torch.tensor([2, 0])
+    optimizer = sgd(plain)
+    for run in range(2):  # a second wrapper finds what the first has left
+        wrapped = poptorch.trainingModel(model, options(), sgd(model))
+        for _ in range(2):
+            optimizer.zero_grad()
+            expected = plain(X, labels)
+            expected.backward()
+            optimizer.step()
+            assert torch.equal(wrapped(X, labels), expected.detach()), run
+        wrapped.copyWeightsToHost()
+        wrapped.destroy()
+    assert torch.equal(model.fc.weight, plain.fc.weight)
+    assert not any(fakes_in(model))
+    evaluated = poptorch.inferenceModel(model.eval(), options())(X, labels)
+    assert torch.equal(evaluated, plain.eval()(X, labels))
+
+
+class Counter(nn.Module):
+    def __init__(self, start):
+        super().__init__()
+        self.register_buffer("count", start)
+
+    def forward(self, scores, labels):
+        self.count += 1
+        return poptorch.identity_loss(F.cross_entropy(scores, labels) * self.count, "none")
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda model: nn.CrossEntropyLoss(weight=model.weights / 2), r"Buffer loss_fct\.weight"),
+        (lambda model: Counter(torch.zeros(())), r"Buffer loss_fct\.count"),
+        (lambda model: Tied(nn.Parameter(torch.ones(3))), r"Parameter loss_fct\.weight"),
+    ],
+)
+def test_new_state_made_in_forward_is_refused(make, name):
+    model = LossInForward(make, registered=True)
+    with pytest.raises(poptorch.Error, match=f"{name} is added to the model in forward, at .*py:"):
+        poptorch.trainingModel(model, options(), sgd(model))(X, torch.tensor([2, 0]))
+    assert not hasattr(model, "loss_fct")
 
 
 @pytest.mark.parametrize(
