@@ -65,6 +65,10 @@ _NOT_DENSE = ("Cannot access storage of", "nested_tensor", "quantized nyi in met
 # Errors of torch.utils.swap_tensors for tensors of a trace, and of module.to(), which calls it.
 _SWAPPED = ("because it has weakref associated with it", "_apply(): Couldn't swap")
 
+_NAMED_OPERATORS: Any = (_torch.OpOverloadPacket, _torch.OpOverload)
+# Of other operators torch's own errors say what they need.
+_OWN_OPERATORS = ("aten.", "prims.", "higher_order.", "abele.")
+
 _Tensor: Any = torch.Tensor  # its methods have no types
 
 # What reads a tensor's memory without asking an operator.
@@ -147,7 +151,23 @@ class _NoPrinting(TorchFunctionMode):
             if is_array(value) and node is not None:
                 self._arrays.append(_Array(node, len(node.graph.nodes), value, value.copy()))
             return value
+        if isinstance(func, _NAMED_OPERATORS):
+            return self._library_operator(func, args, kwargs or {})
         return self._views.called(func, args, kwargs or {})
+
+    def _library_operator(self, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Call an operator by its name in ``torch.ops``; of a library, if it is not torch's own."""
+        try:
+            return self._views.called(func, args, kwargs)
+        except Exception as error:
+            if str(func).startswith(_OWN_OPERATORS) or not _is_data_dependent(error):
+                raise
+            raise CaptureError(
+                f"forward calls {func} at {user_line()}, and this operator of a library reads the "
+                "memory or values of its arguments while the program is being captured. Write it "
+                "with torch's operations, or define it by torch.library.custom_op with its "
+                "register_fake and register_autograd."
+            ) from error
 
 
 @contextlib.contextmanager

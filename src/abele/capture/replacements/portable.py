@@ -12,8 +12,14 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
+from abele._torch.scripted import scripted_functions_replaced
 from abele.capture import losses
-from abele.capture.replacements import cumulative_norm, recurrent_layers, static_forms
+from abele.capture.replacements import (
+    cumulative_norm,
+    graph_operators,
+    recurrent_layers,
+    static_forms,
+)
 from abele.containers import is_sequence
 from abele.errors import LossError
 from abele.ops import ctc_loss
@@ -58,6 +64,8 @@ def _with_dense_gradient(
         args = (*args[:index], False, *args[index + 1 :]) if len(args) > index else args
     return func(*args, **kwargs)
 
+
+_NAMED_OPERATORS: Any = (_torch.OpOverloadPacket, _torch.OpOverload)
 
 _any_torch: Any = torch  # many of its functions have no types
 
@@ -133,6 +141,9 @@ class _PortableFunctions(TorchFunctionMode):
                 return func(*args)
         if self._whole_layers and recurrent_layers.is_layer(func, args, kwargs):
             return recurrent_layers.layers(func, *args)
+        if isinstance(func, _NAMED_OPERATORS):
+            name = str(func).removesuffix(".default")
+            return graph_operators.OPERATORS.get(name, func)(*args, **(kwargs or {}))
         if func in static_forms.FORMS:
             return _with_form(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -164,8 +175,8 @@ def portable_functions(*, training: bool, whole_layers: bool) -> Generator[None]
     """While open, torch's functions are captured that look at the values of their arguments.
 
     These are ``ctc_loss``, those of ``static_forms``, cumulative batch norms, and the layers of
-    transformers that ask whether a mask is causal; and losses take classes as int32, and gradients
-    of embeddings are dense.
+    transformers that ask whether a mask is causal; and losses take classes as int32, gradients of
+    embeddings are dense, and operators of graph libraries are torch's own.
 
     Args:
         training: losses without reduction have to be one number.
@@ -176,6 +187,7 @@ def portable_functions(*, training: bool, whole_layers: bool) -> Generator[None]
         _PortableFunctions(training, whole_layers),
         _torch.recomputed_within(again),
         _torch.causal_masks_from(constant_value),
+        scripted_functions_replaced(graph_operators.SCRIPTED),
         cumulative_norm.carrying_counts(),
     ):
         yield
