@@ -57,7 +57,7 @@ ORDERS = {
             "_wrapper",
             "resuming",
         ),
-        *("ops", "testing", "poptorch_core", "_impl", "_poplar_executor"),
+        *("ops", "testing", "poptorch_core", "_impl", "_poplar_executor", "_utils"),
     ),
     "popdist": (
         *("_error", "_environment", "_connecting", "_instances", "_horovod", "_horovod_import"),

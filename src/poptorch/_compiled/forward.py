@@ -17,6 +17,7 @@ from poptorch._error import error
 from poptorch._forward import recomputation
 from poptorch._forward.ipu_tensors import on_ipu
 from poptorch._forward.running import running_on_ipu
+from poptorch._forward.substitutions import _OverwriteContextManager
 from poptorch._forward.tracing import Tracing
 from poptorch._logging import logger
 from poptorch._operators.cpu_op import CapturedCalls
@@ -172,6 +173,7 @@ def call_forward(
         tracing.open(),
         on_ipu(),
         TensorSlices(),
+        _OverwriteContextManager(),
     ):
         result = module(*positional, **keywords)
     return structure.taken_apart(result)
