@@ -142,6 +142,9 @@ import torch
 def spline_basis(pseudo: torch.Tensor, kernel_size: torch.Tensor, is_open_spline: torch.Tensor,
                  degree: int) -> Tuple[torch.Tensor, torch.Tensor]:
     return torch.ops.torch_spline_conv.spline_basis(pseudo, kernel_size, is_open_spline, degree)
+
+def largest(values, index):
+    return torch.ops.torch_scatter.scatter_max(values, index, 0, None, None)
 """
 
 
@@ -155,3 +158,6 @@ def test_scripted_functions_of_the_library_are_captured(tmp_path, monkeypatch):
     basis = importlib.import_module("torch_spline_conv.basis")
     sizes, is_open = torch.tensor([5, 4]), torch.tensor([1, 0], dtype=torch.uint8)
     check(lambda v, i: basis.spline_basis(v.sigmoid(), sizes, is_open, 2), (3, 2), INDEX)
+    model = Model(lambda v, i: basis.largest(v, i), (6,))
+    with pytest.raises(poptorch.Error, match=r"at .*test_graph_operators\.py.*basis\.largest"):
+        poptorch.trainingModel(model, options(), sgd(model))(torch.ones(1), INDEX)

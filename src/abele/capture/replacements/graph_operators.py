@@ -6,12 +6,14 @@ do not have. Results are those of the libraries, gradients too: of equal extreme
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from abele import _torch
+from abele import _torch, libraries
 from abele.errors import DataDependentError
 from abele.trace.constants import constant_value
 from abele.warn import user_line
@@ -334,6 +336,14 @@ def spline_conv(
         out = out / x.new_zeros(len(x)).scatter_add(0, target, ones).clamp(min=1).unsqueeze(-1)
     out = out if root_weight is None else out + x @ root_weight
     return out if bias is None else out + bias
+
+
+def name_callers() -> None:
+    """Have messages name the lines that call these libraries, not lines inside them."""
+    for name in ("torch_scatter", "torch_cluster", "torch_spline_conv"):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None:
+            libraries.register(name, Path(file).parent)
 
 
 #: By operator, as ``torch.ops`` names it.

@@ -182,6 +182,7 @@ def portable_functions(*, training: bool, whole_layers: bool) -> Generator[None]
         training: losses without reduction have to be one number.
         whole_layers: recurrent layers are one operator, see ``recurrent_layers``.
     """
+    graph_operators.name_callers()
     again = functools.partial(portable_functions, training=training, whole_layers=whole_layers)
     with (
         _PortableFunctions(training, whole_layers),
