@@ -18,7 +18,7 @@ import torch
 from abele import _torch, frames, garbage
 from abele.capture import forward, gradient_hooks, update
 from abele.capture.gradients import MicroBatch, micro_batch
-from abele.capture.recipe import Call, Recipe, recipe_of, traced_with_layers
+from abele.capture.recipe import Call, Recipe, recipe_of, traced
 from abele.capture.update import Scaled
 from abele.capture.update_origins import Readers
 from abele.program import Program
@@ -108,7 +108,7 @@ def capture(
             given=given,
         )
         with recipe.leftovers.mended():
-            captured = traced_with_layers(functools.partial(_captured, anchors=anchors), recipe)
+            captured = traced(functools.partial(_captured, anchors=anchors), recipe)
     for program in captured.programs:
         hide_frames(program, hidden_paths)
     return captured

@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
-from abele.capture import forward, gradient_hooks, loss_traps
+from abele.capture import forward, gradient_hooks, loss_traps, saved_values
 from abele.capture.diagnose import explained
 from abele.capture.forward import Forward, state_in_place
 from abele.capture.losses import LossFinder
@@ -65,6 +65,7 @@ def gradients_of(
 
     Raises:
         CaptureError: backward leads through a reentrant checkpoint.
+        CopiesNeeded: forward writes into a value that backward needs.
         StepsNeeded: a recurrent layer as one operator would have other gradients than torch's.
     """
     params = values.of(Role.PARAMETER)
@@ -76,7 +77,7 @@ def gradients_of(
         gradient_hooks.register(leaf, original, name, recipe.loss_scale(values))
     refuse_reentrant_checkpoints(heads)
     _require_only_readers(heads)
-    with explained():
+    with explained(), saved_values.writes_noticed():
         grads: Any = torch.autograd.grad(heads, leaves, seeds, allow_unused=True) if names else ()
     return {n: g.detach() for n, g in zip(names, grads, strict=True) if g is not None}
 
@@ -94,7 +95,8 @@ def differentiable(recipe: Recipe, values: Values) -> Generator[References]:
     # Until backward is done: activation checkpointing runs parts of forward again there.
     hooks = gradient_hooks.checked_modules(recipe.state.modules)
     frozen = _FrozenParameters(recipe, values)
-    with torch.enable_grad(), frozen, state_in_place(recipe, values) as references, hooks:
+    copies = saved_values.copied(wanted=recipe.saved_copies)
+    with torch.enable_grad(), frozen, state_in_place(recipe, values) as references, hooks, copies:
         yield references
 
 

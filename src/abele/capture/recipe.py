@@ -5,7 +5,6 @@ It is never changed. A trace of it gives a program, and beside that what the nex
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -13,6 +12,7 @@ from typing import TypeVar
 import torch
 
 from abele.capture.origins import are_wanted
+from abele.capture.saved_values import CopiesNeeded
 from abele.capture.user_objects.leftovers import Leftovers
 from abele.errors import CaptureError
 from abele.ops.recurrent import StepsNeeded
@@ -43,7 +43,8 @@ class Recipe:
         module_names: paths that nodes remember, by module.
         origins: nodes of backward carry what is known of their operation of forward.
         leftovers: the user's objects as they were before forward ran.
-        whole_layers: recurrent layers are one operator, see ``traced_with_layers``.
+        whole_layers: recurrent layers are one operator, see ``traced``.
+        saved_copies: backward gets copies of what autograd saves, see ``saved_values``.
     """
 
     call: Call
@@ -57,6 +58,7 @@ class Recipe:
     origins: bool
     leftovers: Leftovers
     whole_layers: bool = True
+    saved_copies: bool = False
 
     @property
     def model_slots(self) -> list[Named]:
@@ -138,12 +140,21 @@ class Recipe:
         return dataclasses.replace(self, params=tuple(params), rule=rule)
 
 
-def traced_with_layers(trace: Callable[[Recipe], _Result], recipe: Recipe) -> _Result:
-    """Call ``trace`` with recurrent layers as one operator each, or as steps if they have to be."""
-    # Errors of the second trace are not shown as consequences of the first.
-    with contextlib.suppress(StepsNeeded):
-        return trace(recipe)
-    return trace(dataclasses.replace(recipe, whole_layers=False))
+def traced(trace: Callable[[Recipe], _Result], recipe: Recipe) -> _Result:
+    """Call ``trace`` with a recipe, and again where its backward needs another one.
+
+    Recurrent layers are one operator each, or steps if they have to be. Values that backward needs
+    are copied only if forward writes into one of them.
+    """
+    for _ in range(2):
+        # Errors of a later trace are not shown as consequences of an earlier one.
+        try:
+            return trace(recipe)
+        except StepsNeeded:
+            recipe = dataclasses.replace(recipe, whole_layers=False)
+        except CopiesNeeded:
+            recipe = dataclasses.replace(recipe, saved_copies=True)
+    return trace(recipe)
 
 
 def recipe_of(

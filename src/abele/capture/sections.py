@@ -18,7 +18,7 @@ from abele.capture.diagnose import explained
 from abele.capture.forward import state_in_place
 from abele.capture.gradients import differentiable, gradients_of, readers_of
 from abele.capture.losses import LossFinder
-from abele.capture.recipe import Call, Recipe, recipe_of, traced_with_layers
+from abele.capture.recipe import Call, Recipe, recipe_of, traced
 from abele.capture.update import Scaled
 from abele.program import Program, Role
 from abele.program.printing import hide_frames
@@ -112,7 +112,7 @@ def capture_from_outputs(
         starts = tuple(choose(outputs))
         with recipe.leftovers.mended():
             trace = functools.partial(_step, outputs=outputs, starts=starts)
-            step, constants, updated = traced_with_layers(trace, recipe)
+            step, constants, updated = traced(trace, recipe)
     hide_frames(step, hidden_paths)
     captured = Captured(
         programs=(step,),
