@@ -77,7 +77,7 @@ def gradients_of(
         gradient_hooks.register(leaf, original, name, recipe.loss_scale(values))
     refuse_reentrant_checkpoints(heads)
     _require_only_readers(heads)
-    with explained(), saved_values.writes_noticed():
+    with explained(), saved_values.writes_noticed(copies=recipe.saved_copies):
         grads: Any = torch.autograd.grad(heads, leaves, seeds, allow_unused=True) if names else ()
     return {n: g.detach() for n, g in zip(names, grads, strict=True) if g is not None}
 

@@ -2,7 +2,7 @@
 
     y = relu(x); y.mul_(2)   ->   y = relu(x); saved = clone(y); z = mul(y, 2)
 
-Plain PyTorch refuses such a backward, because y is gone. PopTorch differentiates a program without
+Plain PyTorch refuses such a backward, because y is gone. Compilers differentiate a program without
 writes, and so does this: backward gets copies from before the write.
 """
 
@@ -26,16 +26,19 @@ class CopiesNeeded(Exception):
 
 
 @contextlib.contextmanager
-def writes_noticed() -> Generator[None]:
+def writes_noticed(*, copies: bool) -> Generator[None]:
     """Translate what torch says of a write into a saved value, while backward is traced.
 
+    Args:
+        copies: backward has copies already.
+
     Raises:
-        CopiesNeeded: torch says so.
+        CopiesNeeded: torch says so, and there are none.
     """
     try:
         yield
     except RuntimeError as error:
-        if _CHANGED in str(error):
+        if _CHANGED in str(error) and not copies:
             raise CopiesNeeded from None
         raise
 
