@@ -120,12 +120,13 @@ def test_the_stand_in_says_that_it_is_one(caplog):
     assert "Horovod is not installed: popdist provides horovod.torch" in caplog.text
 
 
-def test_an_installed_horovod_is_found_first(tmp_path):
+@pytest.mark.parametrize("first", ["popdist", "poptorch"])
+def test_an_installed_horovod_is_found_first(tmp_path, first):
     package = tmp_path / "horovod"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "torch.py").write_text("NAME = 'the installed one'\n")
-    code = "import popdist; import horovod.torch as hvd; print(hvd.NAME)"
+    code = f"import {first}; import horovod.torch as hvd; print(hvd.NAME)"
     path = ":".join([str(tmp_path), *filter(None, sys.path)])
     done = subprocess.run(
         [python(), "-c", code],
@@ -141,3 +142,18 @@ def test_without_popdist_there_is_no_horovod():
     code = "import horovod.torch"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "No module named 'horovod'" in done.stderr
+
+
+def test_a_program_may_import_popdist_after_horovod():
+    code = (
+        "import sys, poptorch; print('popdist' in sys.modules); import horovod.torch as hvd; "
+        "import popdist; hvd.init(); print(hvd.size(), hvd.__file__ == popdist_file)"
+    )
+    file = str(_horovod_import._FOLDER / "torch.py")
+    done = subprocess.run(
+        [python(), "-c", f"popdist_file = {file!r}; {code}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "False\n1 True\n"

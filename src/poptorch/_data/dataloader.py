@@ -120,6 +120,11 @@ class DataLoader(torch.utils.data.DataLoader):
         return self._size.combined
 
     @property
+    def _combined_batch_size(self) -> int | None:
+        """Name of `combinedBatchSize` in the original, which published programs read."""
+        return self.combinedBatchSize
+
+    @property
     def options(self) -> Options:
         """The options the loader was made with."""
         return self._options

@@ -2,8 +2,9 @@
 
 import torch
 
+from abele.ops import ctc_loss
 from poptorch._error import error
-from poptorch._operators.custom_op import register_custom_op
+from poptorch._operators.custom_op import POPART, register_custom_op
 
 #: The domain of these operators.
 DOMAIN = "poptorch.custom_ops"
@@ -33,3 +34,48 @@ def fast_gather_last_dim(inputs: list[torch.Tensor], attributes: dict) -> list[t
             "one call torch.gather."
         )
     return [torch.gather(values, -1, indices.long())]
+
+
+# As the attributes of PopART's operators name them.
+_REDUCTIONS = {"Mean": "mean", "Sum": "sum", "NoReduction": "none"}
+# Numbers of ONNX; 0 is undefined.
+_DATA_TYPES = {0: None, 1: torch.float32, 10: torch.float16}
+
+
+@register_custom_op("Ctc", POPART)
+def ctc(inputs: list[torch.Tensor], attributes: dict) -> list[torch.Tensor]:
+    """Compute PopART's CTC loss, as ``torch.nn.functional.ctc_loss`` does.
+
+    Args:
+        inputs: log probabilities ``[time, batch, classes]``, targets ``[batch, longest]``, lengths
+            of the inputs and of the targets.
+        attributes: ``reduction`` is ``"Mean"``, ``"Sum"`` or ``"NoReduction"``; ``blank`` is the
+            class that separates labels, 0 by default; ``outDataType`` is a number of ONNX.
+
+    Returns:
+        The loss, and the gradient of each sample's loss with respect to the log probabilities.
+
+    Raises:
+        poptorch.Error: not four inputs, or another value of an attribute.
+    """
+    if len(inputs) != 4:
+        raise error(
+            "Ctc takes log probabilities, targets, input lengths and target lengths, found "
+            f"{len(inputs)} inputs."
+        )
+    reduction, kind = attributes.get("reduction", "Mean"), attributes.get("outDataType", 0)
+    for name, value, known in (
+        ("reduction", reduction, _REDUCTIONS),
+        ("outDataType", kind, _DATA_TYPES),
+    ):
+        if value not in known:
+            raise error(f"Ctc knows {name} {[*known]}, found {value!r}.")
+    log_probs, targets, *lengths = inputs
+    others = targets.long(), lengths[0], lengths[1], attributes.get("blank", 0)
+    loss = ctc_loss.ctc_loss(log_probs, *others, _REDUCTIONS[reduction])
+    with torch.enable_grad():
+        leaf = log_probs.detach().requires_grad_()
+        each = ctc_loss.ctc_loss(leaf, *others, "none")
+        (gradient,) = torch.autograd.grad(each.sum(), leaf)
+    dtype = _DATA_TYPES[kind] or log_probs.dtype
+    return [loss.to(dtype), gradient.to(dtype)]

@@ -1,7 +1,7 @@
 """Effects of importing the package on the process, which programs of the original rely on.
 
 Frames of this package are no lines of the user's. A crash prints its Python stack, forked children
-may use verbs devices, and an uncaught exception reaches the log.
+may use verbs devices, Horovod can be imported, and an uncaught exception reaches the log.
 """
 
 import atexit
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from abele import libraries
 from poptorch._logging import logger
+from poptorch._process import horovod
 from poptorch._process.uncaught import log_uncaught
 
 
@@ -22,6 +23,7 @@ def prepare() -> None:
     libraries.register("poptorch", Path(__file__).parents[1])
     os.environ.setdefault("RDMAV_FORK_SAFE", "1")
     _report_crashes()
+    horovod.provide()
     # Somebody else's hook (a debugger, a notebook) is worth more than ours.
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = log_uncaught

@@ -49,7 +49,7 @@ def flat(lists):
 )
 def test_combined_batch_size(factors, combined):
     loader = load(options(*factors), data.Range(50), batch_size=2)
-    assert loader.combinedBatchSize == combined
+    assert loader.combinedBatchSize == loader._combined_batch_size == combined
     assert len(loader) == 50 // combined == len(list(loader))
     assert all(len(y) == combined for _, y in loader)
 

@@ -210,3 +210,78 @@ def test_fast_gather_refuses_other_uses():
     names = ("FastGatherLastDim", "poptorch.custom_ops")
     with pytest.raises(poptorch.Error, match="takes values and indices, found 1 inputs"):
         inference(lambda x: poptorch.custom_op([x], *names, 1, [x])[0])(values)
+
+
+TARGETS, LENGTHS = (
+    torch.tensor([[1, 2, 2], [3, 1, 0]]),
+    (torch.tensor([6, 5]), torch.tensor([3, 2])),
+)
+
+
+class Recognition(torch.nn.Module):
+    """Log probabilities of a dense layer, and the CTC loss of PopART or of torch."""
+
+    def __init__(self, attributes, outputs=1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.attributes, self.outputs = torch.nn.Linear(3, 4), attributes, outputs
+
+    def forward(self, x, targets, *lengths):
+        log_probs = torch.log_softmax(self.fc(x), -1)
+        each = self.attributes.get("reduction") == "NoReduction"
+        examples = [torch.zeros(2) if each else torch.zeros(()), log_probs][: self.outputs]
+        results = poptorch.custom_op(
+            [log_probs, targets, *lengths], "Ctc", "ai.graphcore", 1, examples, self.attributes
+        )
+        return poptorch.identity_loss(results[0], "sum"), *results
+
+    def by_torch(self, x, reduction, blank):
+        log_probs = torch.log_softmax(self.fc(x), -1)
+        return F.ctc_loss(log_probs, TARGETS, *LENGTHS, blank, reduction)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "reduction"),
+    [
+        ({"reduction": "Mean", "blank": 0}, "mean"),
+        ({"reduction": "Sum", "blank": 0, "outDataType": 1}, "sum"),
+        ({"reduction": "NoReduction"}, "none"),
+        ({}, "mean"),
+    ],
+)
+def test_ctc_of_popart_trains_as_that_of_torch(attributes, reduction):
+    model, plain = Recognition(attributes), Recognition(attributes)
+    x = torch.linspace(-1, 1, 36).reshape(6, 2, 3)
+    wrapped = poptorch.trainingModel(model, options(), sgd(model))
+    _, loss = wrapped(x, TARGETS, *LENGTHS)
+    wrapped.copyWeightsToHost()
+    expected = plain.by_torch(x, reduction, 0)
+    expected.sum().backward()
+    sgd(plain).step()
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(model.fc.weight, plain.fc.weight)
+
+
+def test_ctc_of_popart_returns_the_gradient_of_each_sample():
+    x = torch.linspace(-1, 1, 36).reshape(6, 2, 3)
+    model = Recognition({"reduction": "Mean", "blank": 3}, outputs=2)
+    targets = torch.tensor([[1, 2, 2], [0, 1, 0]])
+    _, _, gradient = poptorch.inferenceModel(model, options())(x, targets, *LENGTHS)
+    log_probs = torch.log_softmax(model.fc(x), -1).detach().requires_grad_()
+    F.ctc_loss(log_probs, targets, *LENGTHS, 3, "sum").backward()
+    torch.testing.assert_close(gradient, log_probs.grad)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"reduction": "mean"}, r"knows reduction \['Mean', 'Sum', 'NoReduction'\], found 'mean'"),
+        ({"outDataType": 7}, r"knows outDataType \[0, 1, 10\], found 7"),
+    ],
+)
+def test_ctc_of_popart_refuses_other_attributes(attributes, message):
+    x = torch.zeros(6, 2, 3)
+    with pytest.raises(poptorch.Error, match=message):
+        poptorch.inferenceModel(Recognition(attributes), options())(x, TARGETS, *LENGTHS)
+    with pytest.raises(poptorch.Error, match="input lengths and target lengths, found 1 inputs"):
+        inference(lambda x: poptorch.custom_op([x], "Ctc", "ai.graphcore", 1, [x])[0])(x)
