@@ -127,13 +127,13 @@ def device_of(limit: Limit, trial: Trial) -> Device:
     )
     if not is_mk2:
         return device
-    shared = _setting(options, "optimizer", "use_replicated_tensor_sharding", False)
+    shared = _setting(options, "optimizer", "useReplicatedTensorSharding", False)
     replicas = options.replication_factor * options.Distributed.numProcesses
     return dataclasses.replace(
         device,
-        optimizer_away=not _setting(options, "optimizer", "use_on_chip_storage", True),
-        sums_away=not _setting(options, "accumulator", "use_on_chip_storage", True),
-        weights_away=not _setting(options, "weight", "use_on_chip_storage", True),
+        optimizer_away=not _setting(options, "optimizer", "onChip", True),
+        sums_away=not _setting(options, "accumulator", "onChip", True),
+        weights_away=not _setting(options, "weight", "onChip", True),
         optimizer_shares=replicas if shared else 1,
     )
 

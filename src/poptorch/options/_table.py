@@ -282,13 +282,13 @@ _LOCATIONS = tuple(
     Row(name, "TensorLocationSettings", setter, value_type, ABSENT, None, "compile", _NOP,
         _LOCATION)
     for name, setter, value_type in (
-        ("min_elements_for_off_chip", "minElementsForOffChip", int),
-        ("min_elements_for_replicated_tensor_sharding",
+        ("minElementsForOffChip", "minElementsForOffChip", int),
+        ("minElementsForReplicatedTensorSharding",
          "minElementsForReplicatedTensorSharding", int),
-        ("use_on_chip_storage", "useOnChipStorage", bool),
-        ("use_replicated_tensor_sharding", "useReplicatedTensorSharding", bool),
-        ("use_io_tiles_to_load", "useIOTilesToLoad", bool),
-        ("use_io_tiles_to_store", "useIOTilesToStore", bool),
+        ("onChip", "useOnChipStorage", bool),
+        ("useReplicatedTensorSharding", "useReplicatedTensorSharding", bool),
+        ("useIOTilesToLoad", "useIOTilesToLoad", bool),
+        ("useIOTilesToStore", "useIOTilesToStore", bool),
     )
 )
 

@@ -27,7 +27,7 @@ class TensorLocationSettings(OptionsDict):
         Args:
             min_elements: Number of elements.
         """
-        return self._with(min_elements_for_off_chip=min_elements)
+        return self._with(minElementsForOffChip=min_elements)
 
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
         """Divide only tensors of at least this size among replicas.
@@ -35,7 +35,7 @@ class TensorLocationSettings(OptionsDict):
         Args:
             min_elements: Number of elements.
         """
-        return self._with(min_elements_for_replicated_tensor_sharding=min_elements)
+        return self._with(minElementsForReplicatedTensorSharding=min_elements)
 
     def useOnChipStorage(self, use: bool | None = True) -> Self:
         """Keep tensors on the chip or off it.
@@ -44,9 +44,9 @@ class TensorLocationSettings(OptionsDict):
             use: True, False, or None to leave the choice open again.
         """
         if use is None:
-            self.deleteIfExists("use_on_chip_storage")
+            self.deleteIfExists("onChip")
             return self
-        return self._with(use_on_chip_storage=use)
+        return self._with(onChip=use)
 
     def useReplicatedTensorSharding(self, use: bool = True) -> Self:
         """Divide tensors among replicas.
@@ -54,7 +54,7 @@ class TensorLocationSettings(OptionsDict):
         Args:
             use: Whether to divide them.
         """
-        return self._with(use_replicated_tensor_sharding=use)
+        return self._with(useReplicatedTensorSharding=use)
 
     def useIOTilesToLoad(self, use: bool = True) -> Self:
         """Load off-chip tensors through the input-output tiles.
@@ -62,7 +62,7 @@ class TensorLocationSettings(OptionsDict):
         Args:
             use: Whether to use those tiles.
         """
-        return self._with(use_io_tiles_to_load=use)
+        return self._with(useIOTilesToLoad=use)
 
     def useIOTilesToStore(self, use: bool = True) -> Self:
         """Keep on-chip tensors in the input-output tiles.
@@ -70,7 +70,7 @@ class TensorLocationSettings(OptionsDict):
         Args:
             use: Whether to use those tiles.
         """
-        return self._with(use_io_tiles_to_store=use)
+        return self._with(useIOTilesToStore=use)
 
     def _with(self, **value: Any) -> Self:
         self.createOrSet(**value)

@@ -256,9 +256,19 @@ def test_location_settings_chain_and_are_copied():
     locations = Options().TensorLocations.setOptimizerLocation(settings)
     settings.useOnChipStorage(None).useReplicatedTensorSharding()
     assert locations.toDict() == {
-        "location_optimizer": {"min_elements_for_off_chip": 4, "use_on_chip_storage": False}
+        "location_optimizer": {"minElementsForOffChip": 4, "onChip": False}
     }
-    assert not settings.exists("use_on_chip_storage")
+    assert not settings.exists("onChip")
+
+
+def test_locations_have_the_names_of_the_original_in_copies_too():
+    made = Options()
+    made.TensorLocations.setWeightLocation(TensorLocationSettings().useOnChipStorage(True))
+    copied = copy.deepcopy(made)
+    made.TensorLocations.setWeightLocation(TensorLocationSettings().useOnChipStorage(False))
+    assert copied.TensorLocations.location_weight.onChip
+    assert copied.TensorLocations.location_weight["onChip"]
+    assert not made.TensorLocations.location_weight.onChip
 
 
 @pytest.mark.parametrize(

@@ -108,10 +108,10 @@ def test_helpers_of_tests_ask_whether_forward_is_being_captured():
 
 def test_locations_can_be_read_by_subscript():
     settings = poptorch.TensorLocationSettings().minElementsForOffChip(4)
-    assert settings["min_elements_for_off_chip"] == 4
-    assert "min_elements_for_off_chip" in settings
+    assert settings["minElementsForOffChip"] == 4
+    assert "minElementsForOffChip" in settings
     assert "set" not in settings
-    with pytest.raises(KeyError, match="has no 'set': min_elements_for_off_chip"):
+    with pytest.raises(KeyError, match="has no 'set': minElementsForOffChip"):
         settings["set"]
 
 
