@@ -1,8 +1,9 @@
 """Forward of a model that came from a file: the recorded graphs, and which of them a call runs."""
 
+import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from poptorch._files.forward_modes import CONSTANTS, GRAPHS, Kept, flags_of
 from poptorch._forward.running import is_captured
 from poptorch._forward.tracing import BLOCK, SEGMENT, Tracing, current
 from poptorch._values import structure
-from poptorch._values.arguments import Binder, Recorded
+from poptorch._values.arguments import Binder, Bound, Recorded
 from poptorch._values.stored_structure import bound_from, structure_from
 
 _INSTEAD = "Pass an instance of the model's class: poptorch.load(..., model=YourModel())."
@@ -45,12 +46,24 @@ class StoredForward:
         ]
         if "missing" not in self.data:
             self.recorded = Recorded(bound_from(self.data["arguments"]))
-            self._outputs = {
-                id(entry): structure_from(entry["outputs"])
-                for mode in self.data["modes"]
-                for entry in (mode["device"], mode["host"])
-                if entry is not None and "missing" not in entry
-            }
+            self._outputs = {id(each): structure_from(each["outputs"]) for each in self.entries}
+            # Made here: in a capture zeros would be operations of the program.
+            self._unread = {id(each): self._zeros_for(each) for each in self.entries}
+
+    def _zeros_for(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        recorded = self.recorded
+        specs = [*zip(recorded.names, recorded.positional, strict=True), *recorded.keywords.items()]
+        count = sum(1 for _, spec in specs for _ in structure.leaves(spec))
+        places = list(self.graph(entry).graph.graph.find_nodes(op="placeholder"))
+        rest = places[len(places) - count :]  # behind the state
+        result: dict[str, Any] = {}
+        for name, spec in specs:
+            leaves = list(structure.leaves(spec))
+            own, rest = rest[: len(leaves)], rest[len(leaves) :]
+            if leaves and not any(place.users for place in own):
+                zeros = (torch.zeros(leaf.shape, dtype=leaf.dtype) for leaf in leaves)
+                result[name] = structure.rebuild(spec, zeros)
+        return result
 
     def __getstate__(self) -> dict[str, Any]:
         return {"data": self.data, "kept": self.kept}  # operators are no part of a pickle
@@ -58,6 +71,16 @@ class StoredForward:
     def __setstate__(self, content: dict[str, Any]) -> None:
         self.data, self.kept = content["data"], content["kept"]
         self._decode()
+
+    @property
+    def entries(self) -> list[Mapping[str, Any]]:
+        """What can be run: forward as devices run it, and as the host does, in each mode."""
+        return [
+            entry
+            for mode in self.data.get("modes", ())
+            for entry in (mode["device"], mode["host"])
+            if entry is not None and "missing" not in entry
+        ]
 
     def flags_after(self, training: bool) -> list[bool] | None:
         """What ``train()`` or ``eval()`` of the model made of its modules."""
@@ -91,6 +114,10 @@ class StoredForward:
     def graph(self, entry: Mapping[str, Any]) -> ForwardGraph:
         """The graph of an entry."""
         return ForwardGraph(self._graphs[entry["graph"]], entry["without_gradient"])
+
+    def unread(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return zeros for each argument that the graph of an entry does not read, by name."""
+        return self._unread[id(entry)]
 
     def result(self, entry: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
         """The tensors of an entry's graph in the containers that forward returned."""
@@ -152,14 +179,16 @@ class RestoredForward:
     """
 
     def __init__(self, root: torch.nn.Module, signature: inspect.Signature, stored: StoredForward):
-        self.__signature__, self._root, self.stored = signature, root, stored
+        self._root, self.stored = root, stored
         self._kinds = _kinds(root)
+        optional = {name for entry in stored.entries for name in stored.unread(entry)}
+        self.__signature__ = _with_optional(signature, optional)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         captured = is_captured()
         entry = self.stored.entry(flags_of(self._root), captured=captured)
         graph = self.stored.graph(entry)
-        tensors = [*self._state(), *self._inputs(args, kwargs)]
+        tensors = [*self._state(), *self._inputs(entry, args, kwargs)]
         if graph.without_gradient and torch.is_grad_enabled():
             _refuse_gradient(graph.without_gradient, tensors)
         tracing = current()
@@ -180,9 +209,11 @@ class RestoredForward:
             )
         return [value for _, value in named_tensors(self._root)]
 
-    def _inputs(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    def _inputs(
+        self, entry: Mapping[str, Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> list[torch.Tensor]:
         recorded = self.stored.recorded
-        bound = Binder(self).bind(args, kwargs)
+        bound = _completed(Binder(self).bind(args, kwargs), recorded, self.stored.unread(entry))
         try:
             recorded.check(bound)
         except Error as problem:
@@ -193,6 +224,33 @@ class RestoredForward:
                 "poptorch.load(..., model=YourModel())."
             ) from None
         return list(recorded.tensors(bound))
+
+
+def _completed(bound: Bound, recorded: Recorded, unread: Mapping[str, Any]) -> Bound:
+    """Return the arguments of a call with something in place of those left out and not read."""
+    positional = tuple(
+        unread.get(name) if value is None else value
+        for name, value in zip(bound.names, bound.positional, strict=True)
+    )
+    keywords = dict(bound.keywords)
+    for name in recorded.keywords:
+        if name in unread and keywords.get(name) is None:
+            keywords[name] = unread[name]
+    return dataclasses.replace(bound, positional=positional, keywords=keywords)
+
+
+def _with_optional(signature: inspect.Signature, names: Set[str]) -> inspect.Signature:
+    """Return a signature in which these parameters may be left out, where Python allows that."""
+    parameters: list[inspect.Parameter] = []
+    may_end = True  # a parameter by position is followed by others with defaults only
+    for each in reversed([*signature.parameters.values()]):
+        by_position = each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        mandatory = each.default is each.empty and (by_position or each.kind is each.KEYWORD_ONLY)
+        if mandatory and each.name in names and (may_end or not by_position):
+            each, mandatory = each.replace(default=None), False
+        may_end = may_end and not (mandatory and by_position)
+        parameters.append(each)
+    return signature.replace(parameters=parameters[::-1])
 
 
 def _kinds(root: torch.nn.Module) -> dict[str, Any]:

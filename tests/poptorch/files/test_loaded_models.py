@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 import zipfile
 
 import pytest
@@ -534,6 +535,53 @@ def test_code_of_the_host_is_named_when_it_is_missing(path):
     loaded = saved(inferred(WithHost(), torch.ones(2)), path).model
     with pytest.raises(Exception, match="'mine' on the host"):
         inferred(loaded, torch.ones(2))
+
+
+class Labelled(torch.nn.Module):
+    """A classifier that reads its labels, a dictionary and a weight, in training alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 3)
+
+    def forward(self, x, labels, extra=None, *, weight=None):
+        scores = self.fc(x)
+        if not self.training:
+            return scores
+        loss = F.cross_entropy(scores, labels, weight=weight) + extra["l2"].sum()
+        return scores, poptorch.identity_loss(loss, "none")
+
+
+class Optional(Labelled):
+    def forward(self, x, labels=None):
+        return super().forward(x, labels, {"l2": torch.zeros(1)})
+
+
+LABELS = torch.tensor([0, 2, 1, 0, 0, 1, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("make", "args", "kwargs"),
+    [
+        (Labelled, (LABELS, {"l2": torch.zeros(2)}), {"weight": torch.ones(3)}),
+        (Optional, (LABELS,), {}),
+    ],
+)
+def test_what_a_recorded_forward_does_not_read_may_be_left_out(make, args, kwargs, path):
+    model, (x, _) = make(), rows(8)
+    wrapped = poptorch.trainingModel(model, options(), sgd(model))
+    wrapped(x, *args, **kwargs)
+    loaded = saved(wrapped, path).model
+    expected = model.eval()(x, *args, **kwargs)
+    for each in (loaded, copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded))):  # noqa: S301
+        each.eval()
+        assert torch.equal(each(x), expected)
+        assert torch.equal(each(x, *args, **kwargs), expected)
+        assert torch.equal(inferred(each, x)(x), expected)
+        with pytest.raises(poptorch.Error, match="Mandatory parameter x missing"):
+            each(labels=LABELS)
+    with pytest.raises(poptorch.Error, match="Type mismatch for labels: expected a"):
+        loaded.train()(x)
 
 
 # -- wrong input -----------------------------------------------------------------------------
