@@ -6,7 +6,7 @@ The largest magnitude of a tensor is NaN if the tensor holds a NaN, and infinite
 infinity. One such number per floating tensor leaves the program as one more output, in the order
 of the operations; ``runtime.traps`` compares results with operands on the host. As in IEEE 754,
 what propagates is no exception: infinities from infinities and NaN from NaN are silent, so masks
-of minus infinity pass.
+of minus infinity pass. A comparison by order with a NaN is an exception.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ from abele.program.aliasing import base
 from abele.program.printing import node_phase, user_line
 
 aten = torch.ops.aten
+
+# By order; equality is quiet, as in IEEE 754.
+_COMPARISONS = {
+    *(aten.lt.Tensor, aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor),
+    *(aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar),
+}
 
 # Compiled code may measure a value before it is rounded to its type: from here on it is infinite.
 _OVERFLOW = {torch.float16: 65520.0, torch.bfloat16: 2.0**127 * (2 - 2**-8)}
@@ -72,6 +78,8 @@ class _Magnitudes:
 
     def check(self, node: torch.fx.Node) -> Check | None:
         """Watches ``node`` if it computes a floating tensor; views are their base's business."""
+        if node.target in _COMPARISONS and node_phase(node) == "forward":
+            return self._comparison(node)
         computes = node.op == "call_function" and not writes(node) and not is_view(node)
         if not computes or not _is_floating(node.meta.get("val")):
             return None
@@ -85,18 +93,27 @@ class _Magnitudes:
         target: Any = source.target
         if undefined or not isinstance(target, OpOverload | HigherOrderOperator):
             return None
-        marks = marks_of(source)
-        frame = user_line(source.meta.get("stack_trace"))
-        line = f"{frame[0]}:{frame[1]} in {frame[2]}" if frame else ""
         return Check(
             magnitude=self._of(node),
             sources=tuple(self._sources(source)),
             overflow=_OVERFLOW.get(node.meta["val"].dtype, math.inf),
             infinite_constant=any(map(math.isinf, constants)),
-            operator=str(source.target),
-            phase=node_phase(source) or "",
-            scope=marks.get("scope") or marks.get("of_scope", ""),
-            line=line or marks.get("of_line", ""),
+            **_place(source),
+        )
+
+    def _comparison(self, node: torch.fx.Node) -> Check | None:
+        # Not of the memory behind a view, whose other elements may be NaN.
+        floating = [each for each in node.all_input_nodes if _is_floating(each.meta.get("val"))]
+        sources = tuple(map(self._of, floating))
+        if not sources:
+            return None
+        return Check(
+            magnitude=sources[0],
+            sources=sources,
+            overflow=math.inf,
+            infinite_constant=False,
+            is_comparison=True,
+            **_place(node),
         )
 
     def _sources(self, node: torch.fx.Node) -> Iterator[int]:
@@ -120,6 +137,19 @@ class _Magnitudes:
         end = next(n for n in graph.graph.nodes if writes(n) or n.op == "output")
         with graph.graph.inserting_before(end):
             return _call(aten.stack.default, self.nodes, like=self.nodes[-1])
+
+
+def _place(node: torch.fx.Node) -> dict[str, Any]:
+    """Return what a check says of the operation that it watches."""
+    marks = marks_of(node)
+    frame = user_line(node.meta.get("stack_trace"))
+    line = f"{frame[0]}:{frame[1]} in {frame[2]}" if frame else ""
+    return {
+        "operator": str(node.target),
+        "phase": node_phase(node) or "",
+        "scope": marks.get("scope") or marks.get("of_scope", ""),
+        "line": line or marks.get("of_line", ""),
+    }
 
 
 def _after(node: torch.fx.Node) -> torch.fx.Node:

@@ -85,6 +85,7 @@ class Check:
         phase: ``forward``, ``backward`` or ``update``.
         scope: path of the module, names joined by ``/``; empty outside all.
         line: ``FILE:LINE in FUNCTION`` of the user's source, if known.
+        is_comparison: it orders its operands, of which ``magnitude`` is one, and none may be NaN.
     """
 
     magnitude: int
@@ -95,6 +96,7 @@ class Check:
     phase: str
     scope: str
     line: str
+    is_comparison: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,10 @@ def first_failure(
     """
     values = list(magnitudes)
     for check in checks:
+        if check.is_comparison:
+            if any(math.isnan(values[index]) for index in check.sources):
+                return check, math.nan
+            continue
         result = values[check.magnitude]
         if result < check.overflow:
             continue
@@ -60,11 +64,12 @@ def first_failure(
 
 
 def _sentence(check: Check, result: float) -> str:
-    what = (
-        "invalid operation: NaN from operands without NaN"
-        if math.isnan(result)
-        else "overflow or division by zero: infinity from finite operands"
-    )
+    if check.is_comparison:
+        what = "invalid operation: a NaN is compared by order"
+    elif math.isnan(result):
+        what = "invalid operation: NaN from operands without NaN"
+    else:
+        what = "overflow or division by zero: infinity from finite operands"
     return (
         f"Floating-point exception in {check.operator} ({check.phase}{_place(check)}): "
         f"{what}. Weights, optimizer state and buffers are as after the last complete update. "

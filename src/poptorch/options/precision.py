@@ -61,7 +61,8 @@ class _PrecisionOptions(EarlierPrecision, OptionsDict):
         The call then raises `RecoverableError`, which names the operator, the module and the
         line that first made an infinity or NaN of values that were none. State is as after the
         last complete weight update. Infinities that come from inputs or constants are no
-        exception. Every micro-batch waits for the device, and the program grows.
+        exception; a comparison by order (`<`, `<=`, `>`, `>=`) with a NaN is one. Every
+        micro-batch waits for the device, and the program grows.
 
         Differs from the original: works per tensor. An operation of which an operand holds an
         infinity somewhere is watched for NaN only.

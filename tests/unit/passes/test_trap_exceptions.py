@@ -87,6 +87,43 @@ def test_the_operation_is_named(name):
     assert re.fullmatch(r".*test_trap_exceptions\.py:\d+ in .*", caught.value.line)
 
 
+NAN = torch.tensor([[1.0, torch.nan, 3.0]])
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x: x < 2,
+        lambda m, x: x >= x.flip(1),
+        lambda m, x: torch.ones(3) > x,
+        lambda m, x: torch.where(x[:, 1:] <= 0, 1.0, 2.0),
+    ],
+)
+def test_a_comparison_by_order_with_a_nan_is_an_exception(forward):
+    session = inferring(forward, NAN)
+    with pytest.raises(
+        TrappedError, match=r"aten\.\w\w\.\w+ .*a NaN is compared by order"
+    ) as caught:
+        session.step([NAN])
+    assert re.fullmatch(r".*test_trap_exceptions\.py:\d+ in .*", caught.value.line)
+    session.step([X])
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x: x == 2,
+        lambda m, x: x != x,
+        lambda m, x: torch.isnan(x),
+        lambda m, x: x[:, :1] < 2,
+        lambda m, x: torch.nan_to_num(x) > 0,
+        lambda m, x: torch.arange(3) > 1,
+    ],
+)
+def test_other_comparisons_are_silent(forward):
+    inferring(forward, NAN).step([NAN])
+
+
 def additive_mask(m, x):
     return (x + torch.full((3,), -INF).masked_fill(x[0] > 1, 0.0)).softmax(-1)
 
