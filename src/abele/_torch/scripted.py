@@ -25,7 +25,8 @@ def scripted_functions_replaced(instead: Mapping[str, _Function]) -> Generator[N
     Args:
         instead: by ``ScriptFunction.qualified_name``.
     """
-    _watch_calls()
+    if instead:
+        _watch_calls()
     token = _instead.set(instead)
     try:
         yield

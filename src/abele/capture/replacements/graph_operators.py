@@ -361,9 +361,14 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "torch_spline_conv.spline_weighting": spline_weighting,
 }
 
-#: By the qualified name of a TorchScript function, whose operators no mode of Python's sees.
-SCRIPTED: dict[str, Callable[..., Any]] = {
+# By the qualified name of a TorchScript function, whose operators no mode of Python's sees.
+_SCRIPTED: dict[str, Callable[..., Any]] = {
     "__torch__.torch_spline_conv.basis.spline_basis": spline_basis,
     "__torch__.torch_spline_conv.weighting.spline_weighting": spline_weighting,
     "__torch__.torch_spline_conv.conv.spline_conv": spline_conv,
 }
+
+
+def scripted() -> dict[str, Callable[..., Any]]:
+    """Return what stands for TorchScript functions of these libraries, if they are loaded."""
+    return _SCRIPTED if "torch_spline_conv" in sys.modules else {}

@@ -188,7 +188,7 @@ def portable_functions(*, training: bool, whole_layers: bool) -> Generator[None]
         _PortableFunctions(training, whole_layers),
         _torch.recomputed_within(again),
         _torch.causal_masks_from(constant_value),
-        scripted_functions_replaced(graph_operators.SCRIPTED),
+        scripted_functions_replaced(graph_operators.scripted()),
         cumulative_norm.carrying_counts(),
     ):
         yield
