@@ -432,7 +432,7 @@ def _scalar(choose: random.Random, shape: Shape) -> Layer:
     layers: list[Layer] = [
         _Temperature(),
         lambda x: x / (x.abs().amax() + 1),
-        lambda x: torch.where(x.mean() > 0, x, -x),
+        lambda x: torch.where(x.abs().mean() > 0.1, x, -x),
         lambda x: x - x.flatten()[0],
         lambda x: x + x.flatten().unbind()[-1].tanh(),
     ]
