@@ -125,5 +125,5 @@ def test_users_wrap_the_model_and_read_what_was_done(model, tmp_path, monkeypatc
     losses = torch.stack([wrapped(*BATCH) for _ in range(2)])
     wrapped.destroy()
     assert torch.equal(losses, expected)
-    (report,) = tmp_path.rglob("report.md")
-    assert "reference" in report.read_text()
+    (report,) = tmp_path.rglob("report.html")
+    assert "reference" in report.read_text(encoding="utf-8")

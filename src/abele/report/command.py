@@ -12,6 +12,7 @@ from abele.report.files import PAGE
 from abele.report.instances import runs
 from abele.report.journal import Journal
 from abele.report.measured import measured
+from abele.report.page.plain import as_text
 from abele.report.record import Run
 from abele.report.shares import DISTURBED, slower
 from abele.storage.atomic import write_text
@@ -27,9 +28,11 @@ def add_parser(commands: Any, summary: str) -> None:
     report.add_argument(
         "--measure", action="store_true", help="time the operators of a run that is over"
     )
-    report.add_argument(
+    where = report.add_mutually_exclusive_group()
+    where.add_argument(
         "-o", "--output", type=Path, metavar="PAGE", help=f"default: {PAGE} in the run's folder"
     )
+    where.add_argument("--text", action="store_true", help="print it as text, and write no page")
     report.set_defaults(command=command, name="report")
 
 
@@ -48,24 +51,32 @@ def command(parsed: argparse.Namespace) -> int:
     try:
         run = only_run(parsed.run)
         other = None if parsed.compare is None else only_run(parsed.compare)
-        print(_report(run, other, output, measure=parsed.measure))
+        if parsed.text:
+            print(as_text(_page(run, other, None, measure=parsed.measure)), end="")
+        else:
+            print(_report(run, other, output, measure=parsed.measure))
     except OSError as error:
         raise ReportError(str(error)) from error
     return 0
 
 
 def _report(path: Path, other: Path | None, output: Path | None, *, measure: bool) -> Path:
+    """Write the page, and return its path."""
+    if other is None and output is None:
+        run, journal = _read(path, measure=measure)
+        files.write(_folder(path), run, journal, alive=runs(run.process))
+        return _folder(path) / PAGE
+    output = output or _folder(path) / "comparison.html"
+    write_text(output, _page(path, other, output.parent, measure=measure))
+    return output
+
+
+def _page(path: Path, other: Path | None, at: Path | None, *, measure: bool) -> str:
+    """Return the page as HTML, with links from the folder ``at``."""
     run, journal = _read(path, measure=measure)
     if other is None:
-        if output is None:
-            files.write(_folder(path), run, journal, alive=runs(run.process))
-            return _folder(path) / PAGE
-        text = files.page_in(_folder(path), run, journal, alive=runs(run.process), at=output.parent)
-    else:
-        output = output or _folder(path) / "comparison.html"
-        text = comparison.page((run, journal), _read(other, measure=measure))
-    write_text(output, text)
-    return output
+        return files.page_in(_folder(path), run, journal, alive=runs(run.process), at=at)
+    return comparison.page((run, journal), _read(other, measure=measure))
 
 
 def _read(path: Path, *, measure: bool) -> tuple[Run, Journal]:

@@ -1,7 +1,6 @@
 """The report of a pipeline: each stage's time and memory, and how long stages waited."""
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 from abele.pipeline import PipelineRunner
@@ -9,8 +8,6 @@ from abele.pipeline.report import Measured, state_bytes, timeline
 from abele.report.words import count as counted
 from poptorch._compiled.model import CompiledModel
 from poptorch._compiled.pipelines import Pipelining
-from poptorch._process import chrome_trace
-from poptorch._report.tables import table
 
 HEAD = ("stage", "blocks", "forward ms", "backward ms", "state KiB", "held KiB", "held")
 
@@ -92,26 +89,6 @@ class PipelineReport:
     def timeline(self) -> str:
         """The first update of the latest call as a picture in text."""
         return "" if self.measured is None else timeline(self.measured)
-
-    def events(self) -> Iterator[chrome_trace.Event]:
-        """Bars of a Chrome trace: a row per stage, a bar per task."""
-        for passage in () if self.measured is None else self.measured.times:
-            for timed in passage:
-                way = "backward" if timed.task.backward else "forward"
-                name = f"{way} {timed.task.micro_batch}"
-                row = 1000 + timed.task.stage
-                yield chrome_trace.span(name, way, timed.begin, timed.end, thread=row)
-
-    def sections(self) -> list[str]:
-        """The same in Markdown, paragraph by paragraph; nothing for a model of one stage."""
-        if self.pipelining.stages < 2:
-            return []
-        parts = ["## Pipeline", self.sentence()]
-        if self.rows():
-            parts.insert(1, table(HEAD, self.rows()))
-        if self.timeline():
-            parts.append(f"```\n{self.timeline()}\n```")
-        return parts
 
     def __str__(self) -> str:
         rows = [HEAD, *self.rows()]

@@ -189,7 +189,7 @@ class Recording:
             return run
         run = dataclasses.replace(run, **_measured(made), **self._on_host(), loop=self._loop.loop())
         wanted = report_wanted(self._model.options, self._model.training)
-        if over and wanted is not None and wanted.runs:
+        if over and wanted is not None and wanted.timed:
             return timing.timed(run, made.session.executable, made.session)
         return run
 

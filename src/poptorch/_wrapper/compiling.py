@@ -3,17 +3,21 @@
 import contextlib
 import dataclasses
 import datetime
+import os
 import sys
 import time
 import weakref
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from abele import garbage
+from abele.compile.executable import Executable
 from abele.compile.later import Announce
 from abele.compile.start import Start
 from abele.step.config import StepConfig
+from abele.storage.atomic import write_text
 from poptorch import profiling
 from poptorch._compiled import progress
 from poptorch._compiled.compilation import Origin
@@ -26,7 +30,6 @@ from poptorch._fit.trial import Trial
 from poptorch._forward import tracing
 from poptorch._logging import logger
 from poptorch._optimizers.in_use import OptimizerInUse
-from poptorch._report import files
 from poptorch._report.recording import Recording
 from poptorch._stage import blocks
 from poptorch._state import module_weights, per_replica
@@ -36,6 +39,9 @@ from poptorch._wrapper import compile_traps
 from poptorch._wrapper.errors_of_engine import Translated
 from poptorch._wrapper.host_training import HostTraining
 from poptorch.enums import ConnectionType
+
+_EXPORT = "POPTORCH_EXPORT_PROTO_FILE"
+_BINARY = "POPTORCH_EXPORT_PROTO_AS_BINARY"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +130,7 @@ class Compiling:
         if compiled.session.received:  # process 0's weights are those of the module now
             self._weights.copyWeightsToHost()
         self.seconds = time.perf_counter() - started
-        files.write_reports(compiled, options, self.seconds)
+        _export(compiled.session.executable)
         self.recording.compiled()
         self._say(progress.summary(compiled.record))
         if options._show_compilation_progress_bar and progress.Countdown.wanted(compiled.record):
@@ -159,7 +165,6 @@ class Compiling:
         waiting.begin_again()
         compiled = self._model.compiled
         if compiled is not None and self.seconds is not None:
-            files.rewrite_reports(compiled, self._model.options, self.seconds)
             self.recording.changed(text)
 
     def compilationTime(self) -> datetime.timedelta:
@@ -247,3 +252,17 @@ class Compiling:
         offline = model.options.connection_type == ConnectionType.Never
         self._optimizer.state.start(None if offline else model.compiled.session)
         return model.compiled
+
+
+def _export(executable: Executable) -> None:
+    """Write the programs as text to the file that the environment names, if it names one.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = os.environ.get(_EXPORT)
+    if not path:
+        return
+    if os.environ.get(_BINARY, "0") not in ("", "0"):
+        logger.warning("%s: programs have no binary form here; %s gets text.", _BINARY, path)
+    write_text(Path(path), "\n".join(program.text() for program in executable.programs))

@@ -132,12 +132,9 @@ def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def _summarise() -> None:
-    """At the end of the process: the final counts, in the log and in reports."""
-    from poptorch._report.files import add_host_training
-
+    """Log the final counts at the end of the process."""
     for watch in _seen:
         logger.warning("%s", watch.sentence())
-        add_host_training(watch.options, watch.steps, watch.sentence())
 
 
 register_optimizer_step_post_hook(_note_step)

@@ -1,4 +1,4 @@
-"""Settings of the original's backend that have an effect here: the folder and extent of reports.
+"""Settings of the original's backend that have an effect here: where and what reports are.
 
 They come from ``options.enableProfiling``, from ``options._Popart.setEngineOptions`` and from the
 environment variable POPLAR_ENGINE_OPTIONS, whose values win.
@@ -16,7 +16,6 @@ from poptorch.options import Options
 ENVIRONMENT = "POPLAR_ENGINE_OPTIONS"
 _REPORT = "autoReport."
 _PARTS = ("GraphProfile", "ExecutionProfile", "LoweredVars", "DebugInfo", "SerializedGraph")
-_RUNS = "executionProfileProgramRunCount"
 
 
 @dataclass(frozen=True)
@@ -25,13 +24,11 @@ class Report:
 
     Attributes:
         folder: of this model; made on demand.
-        graph: describe programs and memory.
-        runs: of how many calls to write a trace.
+        timed: also time the operators once the run has ended well.
     """
 
     folder: Path
-    graph: bool
-    runs: int
+    timed: bool
 
 
 def engine_options(options: Options) -> dict[str, str]:
@@ -77,13 +74,9 @@ def report_wanted(options: Options, training: bool) -> Report | None:
     folder = settings.get(f"{_REPORT}directory", ".")
     if not isinstance(folder, str):
         raise error(f"{_REPORT}directory must be a path, found {folder!r}.")
-    count = settings.get(f"{_REPORT}{_RUNS}", "2")
-    if not str(count).isdigit():
-        raise error(f"{_REPORT}{_RUNS} must be a number of runs, found {count!r}.")
     return Report(
         folder=Path(folder) / (name or ("training" if training else "inference")),
-        graph=bool(parts - {"ExecutionProfile"}),
-        runs=int(count) if "ExecutionProfile" in parts else 0,
+        timed="ExecutionProfile" in parts,
     )
 
 

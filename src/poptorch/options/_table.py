@@ -186,8 +186,8 @@ _ROOT = (
     Row("enableEngineCaching", "Options", "enableExecutableCaching", bool, ABSENT, None, "run",
         _HON, "on when a cache directory is given", home="_Popart"),
     Row("autoReport.all", "Options", "enableProfiling", str, ABSENT, None, "run", _HON,
-        "writes report.html, report.md, report.json, the programs and a trace of the steps; so "
-        "does POPLAR_ENGINE_OPTIONS, which wins", home="engineOptions", neutral=("false",)),
+        "writes the record of the run, its page and timelines; so does POPLAR_ENGINE_OPTIONS, "
+        "which wins", home="engineOptions", neutral=("false",)),
     Row("instrumentWithHardwareCycleCounter", "Options", "logCycleCount", bool, False, None,
         "run", _HON, "cycleCount() counts nanoseconds of replica 0 on the device",
         home="_Popart"),

@@ -176,12 +176,12 @@ def test_files_of_the_report_tell_of_the_pipeline(tmp_path):
     trainer = wrapped(Classifier(), enableProfiling=str(tmp_path))
     trainer(*batch())
     folder = tmp_path / "training"
-    assert "## Pipeline" in (folder / "report.md").read_text()
-    assert "| 1 | middle |" in (folder / "pipeline.md").read_text()
-    assert json.loads((folder / "report.json").read_text())["pipeline"]["threads_per_stage"] == 1
-    events = json.loads((folder / "steps.json").read_text())
-    forward = [event for event in events if event.get("cat") == "forward"]
+    trainer.destroy()
+    pipeline = json.loads((folder / "run.json").read_text(encoding="utf-8"))["pipeline"]
+    assert pipeline["stages"][1] == "middle"
+    forward = [task for task in pipeline["tasks"] if not task["backward"]]
     assert len(forward) == STAGES * ACCUMULATION
+    assert "middle" in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_saved_pipeline_goes_on_where_it_was(tmp_path):

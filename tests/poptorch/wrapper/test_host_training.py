@@ -159,7 +159,8 @@ def test_the_end_of_a_program_and_its_report_say_how_many(tmp_path, caplog):
     _host_training._summarise()  # registered with atexit
     words = "4 training steps of Scorer ran on the host, not on target reference, since executor.to"
     assert words in caplog.text
-    report = json.loads((tmp_path / "net" / "report.json").read_text())
-    assert report["host_training"]["steps"] == 4
-    assert report["target"] == "reference"
-    assert words in (tmp_path / "net" / "report.md").read_text()
+    executor.destroy()
+    run = json.loads((tmp_path / "net" / "run.json").read_text(encoding="utf-8"))
+    assert run["host_steps"] == 4
+    assert run["build"]["target"] == "reference"
+    assert words in (tmp_path / "net" / "report.html").read_text(encoding="utf-8")

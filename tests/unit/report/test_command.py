@@ -112,3 +112,19 @@ def test_of_a_folder_with_several_the_runs_are_named(tmp_path, capsys):
         run_of("dense").write(tmp_path / name)
     assert main(["report", str(tmp_path)]) == 1
     assert f"There are runs in {tmp_path / 'one'}, {tmp_path / 'two'}." in capsys.readouterr().err
+
+
+def test_a_page_is_printed_as_text(folder, capsys):
+    assert main(["report", str(folder), "--text"]) == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert lines[0] == "net"
+    assert "What ran where" in lines
+    assert "<" not in "".join(lines[:10])
+    assert not (folder / "report.html").exists()
+
+
+def test_two_runs_are_compared_as_text(folder, capsys):
+    assert main(["report", str(folder), "--compare", str(folder), "--text"]) == 0
+    assert "No difference was found." in capsys.readouterr().out
+    assert not (folder / "comparison.html").exists()
