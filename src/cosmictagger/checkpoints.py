@@ -47,7 +47,7 @@ class Checkpoints(CheckpointFolder):
 
     def _index(self) -> list[str]:
         try:
-            return (self.folder / INDEX).read_text(errors="replace").splitlines()
+            return (self.folder / INDEX).read_text(encoding="utf-8", errors="replace").splitlines()
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:

@@ -48,7 +48,7 @@ class System:
     def text(self, path: Path) -> str | None:
         """What a file of the kernel says; None if it is not there or not for us."""
         try:
-            return path.read_text(errors="replace").strip()
+            return path.read_text(encoding="utf-8", errors="replace").strip()
         except PermissionError:
             self.note(f"{path} is not for this user.")
         except OSError:

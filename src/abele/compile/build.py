@@ -363,7 +363,13 @@ def _write_log(error: TargetError, folder: str | Path | None) -> str | None:
         return None
     try:
         with tempfile.NamedTemporaryFile(
-            "w", dir=folder, prefix="abele-compiler-", suffix=".log", delete=False
+            "w",
+            encoding="utf-8",
+            errors="backslashreplace",
+            dir=folder,
+            prefix="abele-compiler-",
+            suffix=".log",
+            delete=False,
         ) as file:
             file.write(error.log)
     except OSError:  # no error may hide another

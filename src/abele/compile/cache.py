@@ -98,7 +98,9 @@ class ExecutableCache:
         The system takes the lock from a process that ends, however it ends. Acquiring raises
         ``OSError`` where there is nowhere to lock.
         """
-        name = hashlib.sha256(f"{self.folder.absolute()}/{key}".encode()).hexdigest()
+        name = hashlib.sha256(
+            f"{self.folder.absolute()}/{key}".encode(errors="surrogateescape")
+        ).hexdigest()
         # Not in the folder: locks of network drives are another matter, and their files stay.
         locks = Path(tempfile.gettempdir()) / f"abele-locks-{os.getuid()}"
         with contextlib.suppress(OSError):  # acquiring says so

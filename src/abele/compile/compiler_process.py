@@ -158,7 +158,7 @@ class FromCompiler(FromProcess):
             native.ALL_AFTER_S: self._all_after_s(),
             native.PROGRAMS: [each.command() for each in files],
         }
-        (folder / native.COMMANDS).write_text(json.dumps(commands))
+        (folder / native.COMMANDS).write_text(json.dumps(commands), encoding="utf-8")
         self._files = files  # all of this folder, also where the user has interrupted it once
         # Isolated, and without packages: it is the standard library's alone.
         return [sys.executable, "-I", "-S", native.__file__]
@@ -172,7 +172,7 @@ class FromCompiler(FromProcess):
 
     def _read(self, folder: Path) -> Executable | Failure | None:
         try:
-            results = json.loads((folder / native.RESULTS).read_text())
+            results = json.loads((folder / native.RESULTS).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         job = self._job
@@ -213,7 +213,7 @@ class _File:
 
     def command(self) -> list[str]:
         """Writes the file; returns what compiles it."""
-        self._source.write_text(self._written.text)
+        self._source.write_text(self._written.text, encoding="utf-8", errors="backslashreplace")
         return self._written.command(str(self._source), str(self._code))
 
     def way(self, result: dict[str, Any]) -> Way:

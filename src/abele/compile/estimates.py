@@ -112,7 +112,7 @@ def _file(machine: Mapping[str, Any]) -> Path:
 
 def _noted(file: Path) -> dict[str, list[tuple[int, float]]]:
     try:
-        data = json.loads(file.read_text())
+        data = json.loads(file.read_text(encoding="utf-8"))
         return {
             str(name): [(max(1, int(count)), float(seconds)) for count, seconds in compiles]
             for name, compiles in data.items()

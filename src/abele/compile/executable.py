@@ -141,7 +141,9 @@ class Executable:
         members: dict[str, bytes] = {}
         for program in self.programs:
             name, compiled = program.name, self.compiled[program.name]
-            members[f"programs/{name}.py.txt"] = self.lowered(name).text().encode()
+            members[f"programs/{name}.py.txt"] = (
+                self.lowered(name).text().encode(errors="backslashreplace")
+            )
             members[f"programs/{name}.bin"] = compiled.payload
             if compiled.plan is not None:
                 members[f"programs/{name}.plan.json"] = compiled.plan.encode()

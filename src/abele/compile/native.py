@@ -39,12 +39,12 @@ def main(folder: str, parent: str) -> None:
     end_with(int(parent))
     os.environ["TMPDIR"] = folder  # where compilers keep files that nobody else may delete
     path = Path(folder)
-    commands = json.loads((path / COMMANDS).read_text())
+    commands = json.loads((path / COMMANDS).read_text(encoding="utf-8"))
     failure = _made(commands[ONCE], path, commands[ALL_AFTER_S])
     programs = [] if failure is not None else [_result_of(each) for each in commands[PROGRAMS]]
     results = {ONCE: failure, PROGRAMS: programs}
     partial = path / f"{RESULTS}.partial"
-    partial.write_text(json.dumps(results))
+    partial.write_text(json.dumps(results), encoding="utf-8")
     os.replace(partial, path / RESULTS)
 
 
@@ -67,7 +67,7 @@ def step_back(runnable: int) -> None:
 def _runnable() -> int:
     """How many threads of the machine compute now, as Linux counts them; elsewhere none."""
     try:
-        return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+        return int(Path("/proc/loadavg").read_text(encoding="utf-8").split()[3].partition("/")[0])
     except (OSError, ValueError, IndexError):
         return 0
 
@@ -138,7 +138,7 @@ def _result_of(command: list[str]) -> dict[str, Any]:
     began = _children_s()
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", check=False
+            command, capture_output=True, encoding="utf-8", errors="backslashreplace", check=False
         )
     except OSError as error:
         return {"code": 127, "log": f"{command[0]}: {error.strerror}", "cpu_s": 0.0}

@@ -137,7 +137,7 @@ class FromProcess(Later):
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"returned {code}"
         said = ""
         with contextlib.suppress(OSError):
-            said = (self._folder / _LOG).read_text(errors="replace")[-_LOG_BYTES:]
+            said = (self._folder / _LOG).read_text(encoding="utf-8", errors="replace")[-_LOG_BYTES:]
         return Failure(f"the process that compiled {how}", said)
 
 

@@ -144,7 +144,7 @@ def of_ancestor(command: str) -> Request | None:
 
 def _raise_answer(file: Path) -> None:
     if file.exists():
-        facts = json.loads(file.read_text())
+        facts = json.loads(file.read_text(encoding="utf-8"))
         if "refused" in facts:
             raise Refused(facts["refused"]) from None
         raise Answered(ChildReport(facts)) from None

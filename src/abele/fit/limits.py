@@ -151,7 +151,7 @@ def host_memory() -> tuple[int, str]:
     size, source = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine"
     for path in map(Path, _GROUPS):
         try:
-            limit = int(path.read_text())
+            limit = int(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):  # there is none, or it says "max"
             continue
         if limit < min(size, _NO_LIMIT):

@@ -73,6 +73,6 @@ def _private() -> int:
 
 def _status() -> str:
     try:
-        return Path("/proc/self/status").read_text()
+        return Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:  # another system than Linux
         return ""

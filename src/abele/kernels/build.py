@@ -196,7 +196,7 @@ def _places(compiler: str, instruction_set: str) -> Places:
         platform.machine(),
         torch.__version__,
     )
-    name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    name = hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()[:16]
     made, brought = cache_folder() / f"abele_shared_{name}.so", packaged.folder()
     path = made if brought is None else brought / packaged.LIBRARY
     return Places(path, made.with_suffix(".objects"), brought)
@@ -285,7 +285,9 @@ def tool_output(command: list[str]) -> str:
         CompilerError: it fails; its output is the log.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="backslashreplace", check=False
+        )
     except OSError as error:
         raise CompilerError(f"{command[0]} could not be started: {error.strerror}.") from error
     if done.returncode != 0:

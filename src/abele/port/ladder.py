@@ -187,7 +187,13 @@ def _edit_of_training(
 def _fits(port: Path, arguments: Sequence[str], limit: str, python: str) -> _Said:
     command = [python, "-m", "abele", "fit", str(port), "--limit", limit, "--", *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="backslashreplace",
+            timeout=_TIMEOUT_S,
+        )
     except subprocess.TimeoutExpired:
         raise CheckError(
             f"abele fit has no answer within {_TIMEOUT_S:g} s. Give the program arguments with "

@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 
 def fingerprint(program: Program) -> str:
     """Return the digest of a program; equal digests mean equal code from the same lowering."""
-    digest = hashlib.sha256(program_text(program, provenance=False, strides=True).encode())
+    digest = hashlib.sha256(
+        program_text(program, provenance=False, strides=True).encode(errors="backslashreplace")
+    )
     for name, value in sorted(dict(_constants(program.graph)).items()):
         layout = value.dtype, value.device.type, [*value.shape], [*value.stride()]
         lazy = value.storage_offset(), value.is_conj(), value.is_neg()
-        digest.update(f"\0{name}\0{layout}\0{lazy}\0".encode())
+        digest.update(f"\0{name}\0{layout}\0{lazy}\0".encode(errors="backslashreplace"))
         digest.update(raw_bytes(value))
     return digest.hexdigest()
 

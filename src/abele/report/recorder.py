@@ -40,6 +40,28 @@ AGAIN_S, TIMES = 60.0, 200
 CHANGED_S = 1.0
 
 
+class Trouble:
+    """Blocks that write a report: the first error becomes a warning, and none ends the run.
+
+    No generator of ``contextlib``, in whose file the warning would be.
+    """
+
+    def __init__(self):
+        self._warned = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if not self._warned:
+            self._warned = True
+            name = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+            _warn(f"The report cannot be written: {name}{error}. The run goes on.")
+        return True
+
+
 class Recorder(Observer):
     """Records a run in a folder; an observer of its building and of its session.
 
@@ -53,6 +75,7 @@ class Recorder(Observer):
             whether the run has ended well and may be looked at closely.
         loading: gives what its thread waits for batches; asked now and then in the thread that
             makes the calls.
+        trouble: warns of errors.
 
     Attributes:
         folder: as given.
@@ -65,8 +88,10 @@ class Recorder(Observer):
         run: Run,
         latest: Latest = lambda run, over: run,
         loading: Callable[[], Waits] = Waits,
+        trouble: Trouble | None = None,
     ):
         self.folder, self.run, self._latest, self._loading = folder, run, latest, loading
+        self._trouble = trouble or Trouble()
         self._pending: deque[_Ended] = deque()
         self._waits, self._loaded_ns = Waits(), 0
         self._lock, self._pid = threading.RLock(), os.getpid()
@@ -132,10 +157,14 @@ class Recorder(Observer):
 
     def _keep(self, made: Executable) -> None:
         """Keeps the programs, so that they can be timed when the run is over."""
-        try:
-            self._trying(lambda: executable_file.write(self.folder, made))
-        except SerializationError as error:
-            self._add("note", self._now(), f"Its programs cannot be kept to be timed: {error}")
+
+        def write() -> None:
+            try:
+                executable_file.write(self.folder, made)
+            except SerializationError as error:
+                self._add("note", self._now(), f"Its programs cannot be kept to be timed: {error}")
+
+        self._trying(write)
 
     def on_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         """Reads the loss: one number, or the mean of several."""
@@ -285,11 +314,9 @@ class Recorder(Observer):
 
     def _trying(self, write: Callable[[], Any]) -> None:
         """Writes a file, but not as a forked child, nor into a folder that was deleted."""
-        try:
+        with self._trouble:
             if self._pid == os.getpid() and self.folder.is_dir():
                 write()
-        except OSError as error:
-            _warn(f"The report cannot be written: {error}. The run goes on.")
 
 
 def _mean(losses: torch.Tensor) -> float:

@@ -12,9 +12,8 @@ from abele.errors import ReportError
 from abele.report import endings, files
 from abele.report.journal import FILE, read_journal
 from abele.report.record import Run, read_run
-from abele.report.recorder import ReportWarning
+from abele.report.recorder import Trouble
 from abele.storage.atomic import write_text
-from abele.warn import warn_user
 
 
 class Uncalled:
@@ -43,12 +42,9 @@ class Uncalled:
     def ended(self, how: str) -> None:
         """Writes the page."""
         endings.leave(self)
-        if self._has_run():
-            return
-        try:
-            self._write(how)
-        except OSError as error:
-            warn_user(f"The report cannot be written: {error}.", ReportWarning)
+        with Trouble():
+            if not self._has_run():
+                self._write(how)
 
     def _write(self, how: str) -> None:
         run, lines = self._run(), [*self._lines, self._line("end", how)]

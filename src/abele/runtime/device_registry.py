@@ -148,7 +148,7 @@ def _write(entries: list[dict[str, Any]]) -> None:
     text = json.dumps({**_known["record"], "held": entries})
     partial = path.with_suffix(".part")
     # Not synchronised with the disk: after a crash of the machine the file would mean nothing.
-    partial.write_text(text)
+    partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
 
 

@@ -265,7 +265,7 @@ class Exchange:
         """Remembers a fact that must be the same in all processes from the next update on."""
         self._facts[name] = value
         text = "\n".join(f"{n}={v}" for n, v in sorted(self._facts.items()))
-        self._crc = zlib.crc32(f"{self._topic}\n{text}".encode())
+        self._crc = zlib.crc32(f"{self._topic}\n{text}".encode(errors="backslashreplace"))
 
     def _own_tail(self) -> list[int]:
         """What this process expects all to have in common, this update included."""
@@ -350,7 +350,11 @@ def digest(value: torch.Tensor, start: str = "") -> str:
 
 
 def _salt(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=16).digest() if text else b""
+    return (
+        hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=16).digest()
+        if text
+        else b""
+    )
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -38,13 +38,13 @@ def replacing(path: Path) -> Generator[BinaryIO]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text, at once or not at all.
+    """Write UTF-8 text, at once or not at all; lone surrogates become escapes.
 
     Raises:
         OSError: as for ``replacing``.
     """
     with replacing(path) as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="backslashreplace"))
 
 
 def is_full(error: OSError) -> bool:

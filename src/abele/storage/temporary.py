@@ -72,7 +72,7 @@ def _delete_if_left(entry: os.DirEntry[str], machine: str, pid: int, since: int)
 def started(process: int | str = "self") -> int | None:
     """Return the start time of a process in clock ticks since boot; None if it is unknown."""
     try:
-        text = (_PROC / str(process) / "stat").read_text(errors="replace")
+        text = (_PROC / str(process) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     # The name of the program comes second, in parentheses, and may contain anything.
@@ -100,7 +100,7 @@ def runs(process: int, since: int) -> bool:
 def boot() -> str | None:
     """Return the identifier of this boot of the machine; None where there is none."""
     try:
-        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         return None
 

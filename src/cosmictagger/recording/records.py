@@ -205,7 +205,7 @@ class RunRecord:
 
 def _entries(path: Path | None) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        entries = None if path is None else json.loads(path.read_text())
+        entries = None if path is None else json.loads(path.read_text(encoding="utf-8"))
         return entries if isinstance(entries, dict) else {}
     return {}
 

@@ -51,7 +51,7 @@ class TraceFile:
     def __init__(self, path: Path, first: Event):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()  # a wrapper that is collected meanwhile adds events too
-        self._file: TextIO | None = path.open("w")
+        self._file: TextIO | None = path.open("w", encoding="utf-8")
         self._file.write(f"[\n{json.dumps(first)}")
 
     def add(self, event: Event) -> None:

@@ -21,7 +21,7 @@ from abele.report.journal import Journal, window_of
 from abele.report.optimizer import Optimizer, optimizer_of
 from abele.report.page import page
 from abele.report.record import Option, Run
-from abele.report.recorder import Latest, Recorder, parts_of
+from abele.report.recorder import Latest, Recorder, Trouble, parts_of
 from abele.report.uncalled import Uncalled
 from abele.runtime.observers import Observer
 from abele.storage.atomic import write_text
@@ -63,6 +63,7 @@ class Recording:
     def __init__(self, model: WrappedModel, optimizer: OptimizerInUse):
         self._model, self._optimizer = model, optimizer
         self._recorder: Recorder | None = None
+        self._trouble = Trouble()
         self._changes = Changes()
         self._loop = LoopAround()
         self._began_ns = time.perf_counter_ns()
@@ -83,9 +84,10 @@ class Recording:
         return follow
 
     def _follow(self) -> None:
-        now = _values(self._optimizer)
-        if self._recorder is not None and now is not None:
-            self._recorder.optimizer(now)
+        with self._trouble:
+            now = _values(self._optimizer)
+            if self._recorder is not None and now is not None:
+                self._recorder.optimizer(now)
 
     @property
     def observers(self) -> Sequence[Observer]:
@@ -101,7 +103,10 @@ class Recording:
         folder = self._folder()
         self._recorder, self._loop = None, LoopAround()
         if folder is not None:
-            self._recorder = Recorder(folder, self._before(), self._latest_run(), self._loop)
+            with self._trouble:
+                self._recorder = Recorder(
+                    folder, self._before(), self._latest_run(), self._loop, self._trouble
+                )
         self._changes = Changes()
         watching = contextlib.nullcontext() if folder is None else passes.watched(self._changes)
         try:
@@ -122,15 +127,17 @@ class Recording:
         """Notes what was compiled."""
         made = self._model.get_compiled()
         if self._recorder is not None:
-            run = self._run(self._recorder.run, made)
-            self._recorder.built(run, made.captured.loss, made.session.executable)
+            with self._trouble:
+                run = self._run(self._recorder.run, made)
+                self._recorder.built(run, made.captured.loss, made.session.executable)
 
     def changed(self, what: str) -> None:
         """Notes that other programs run than before."""
         if self._recorder is not None:
             made = self._model.get_compiled()
-            run = self._run(self._recorder.run, made)
-            self._recorder.changed(run, what, made.session.executable)
+            with self._trouble:
+                run = self._run(self._recorder.run, made)
+                self._recorder.changed(run, what, made.session.executable)
 
     def end(self, how: str) -> None:
         """Ends the run."""

@@ -30,7 +30,7 @@ def load_file(options: Any, filepath: str) -> None:
     """
     import poptorch  # the package imports this module first
 
-    stripped = (line.strip() for line in Path(filepath).read_text().splitlines())
+    stripped = (line.strip() for line in Path(filepath).read_text(encoding="utf-8").splitlines())
     lines = [line for line in stripped if line and not line.startswith("#")]
     source = "\n".join(f"options.{line}" for line in lines)
     try:

@@ -1,11 +1,15 @@
 """Reports of compiled models: when they are written, where, and that they tell the truth."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 
 import poptorch
+from abele.report.recorder import ReportWarning
 from helpers.wrapping import inference, options, rows, scorer, sgd, trainer
 
 ENGINE = "POPLAR_ENGINE_OPTIONS"
@@ -97,3 +101,51 @@ def test_programs_are_exported_as_text(tmp_path, monkeypatch, caplog):
     inference(lambda x: x + 1)(torch.ones(1))
     assert "def forward(" in path.read_text(encoding="utf-8")
     assert "no binary form" in caplog.text
+
+
+_IN_OTHER_SCRIPTS = """
+import sys
+import torch
+import poptorch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.add_module("\\u0441\\u043b\\u043e\\u0439", torch.nn.Linear(3, 2))
+        self.add_module("caf\\udce9", torch.nn.Linear(2, 2))
+    def forward(self, x):
+        for each in self.children():
+            x = each(x)
+        return x, poptorch.identity_loss(x.sum(), "none")
+options = poptorch.Options().showCompilationProgressBar(False).enableProfiling(sys.argv[1])
+options.modelName(sys.argv[2])
+model = Net()
+trainer = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+trainer(torch.ones(1, 3))
+raise RuntimeError("\\u0441\\u043b\\u043e\\u0439 caf\\udce9")
+"""
+
+
+@pytest.mark.parametrize("name", ["net", "caf\u00e9"])
+def test_names_and_messages_of_any_script_are_written_in_any_locale(name, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(_IN_OTHER_SCRIPTS, encoding="utf-8")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    variables = {**os.environ, **ascii_only, "ABELE_TARGET": "reference"}
+    command = [sys.executable, script, tmp_path / "profile", name]
+    done = subprocess.run(command, env=variables, capture_output=True, check=False)
+    assert b"RuntimeError: \\u0441\\u043b\\u043e\\u0439 caf\\udce9" in done.stderr
+    assert b"Warning" not in done.stderr, done.stderr
+    folder = tmp_path / "profile" / name
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "\u0441\u043b\u043e\u0439 caf\\udce9" in page
+    modules = {each["module"] for each in reported(folder.parent, name)["programs"][0]["operators"]}
+    assert {"\u0441\u043b\u043e\u0439", "caf\udce9"} <= modules
+
+
+def test_a_folder_that_cannot_be_made_is_one_warning(tmp_path):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    wrapped = trainer(scorer(), enableProfiling=str(tmp_path / "file"))
+    with pytest.warns(ReportWarning, match="cannot be written.*Not a directory"):
+        loss = wrapped(*rows(4))[1]
+    assert torch.isfinite(loss).all()
+    wrapped.destroy()  # a second warning would be an error

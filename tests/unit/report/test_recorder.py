@@ -183,6 +183,20 @@ def test_a_folder_that_cannot_be_written_is_warned_of(recorder, executable, monk
         recorder.changed(recorder.run, "other programs run", executable)
 
 
+@pytest.mark.parametrize(
+    "error", [ValueError("no page"), UnicodeEncodeError("ascii", "\u00e9", 0, 1, "")]
+)
+def test_whatever_stops_a_page_is_one_warning(recorder, executable, monkeypatch, error):
+    def page(*args, **named):
+        raise error
+
+    monkeypatch.setattr("abele.report.files.page", page)
+    with pytest.warns(ReportWarning, match=f"cannot be written: {type(error).__name__}"):
+        recorder.changed(recorder.run, "other programs run", executable)
+    recorder.on_call_end(call())  # a second warning would be an error
+    recorder.ended("finished")
+
+
 def test_a_folder_that_was_deleted_stays_deleted(recorder, tmp_path):
     for path in tmp_path.iterdir():
         path.unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,7 +25,8 @@ def of_fit(said: str, port: Path) -> str:
     lines = _offered(said)
     if not lines or not port.is_file():
         return ""
-    text = port.read_text()
+    with tokenize.open(port) as file:
+        text = file.read()
     tree, rows = ast.parse(text), text.splitlines()
     wrapper = _call(tree, "poptorch.trainingModel") or _call(tree, "poptorch.inferenceModel")
     if wrapper is None:

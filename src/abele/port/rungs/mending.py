@@ -40,7 +40,10 @@ def where(line: str, port: Path, original: Path) -> tuple[str, str]:
     with_port = path.resolve().parent, port.resolve().parent
     source = original.parent / path.name
     if with_port[0] == with_port[1] and source.is_file():
-        lines = [each.strip() for each in source.read_text().splitlines()]
+        lines = [
+            each.strip()
+            for each in source.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        ]
         # In the module of a port, the model and what else it was given are attributes.
         plain = [each.replace("self.", "") for each in lines]
         if plain.count(text.replace("self.", "")) == 1:

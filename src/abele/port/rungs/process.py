@@ -94,7 +94,8 @@ def answer_of(
         done = subprocess.run(
             command,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="backslashreplace",
             timeout=timeout_s,
             env=variables | {"PYTHONPATH": path},
         )

@@ -50,7 +50,7 @@ class _Box:
 
 def anchor(module: str) -> str:
     """Return what links to a module point to."""
-    return f"module:{quote(module)}"
+    return f"module:{quote(module, errors='backslashreplace')}"
 
 
 def graph(

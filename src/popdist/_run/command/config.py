@@ -27,7 +27,7 @@ def read(path: str) -> dict[str, Any]:
         Problem: The file cannot be read, or holds something else.
     """
     try:
-        entries = json.loads(Path(path).read_text())
+        entries = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise Problem(f"--import-config {path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
@@ -83,7 +83,7 @@ def write(path: str, values: Mapping[str, Any], *, overwrite: bool) -> None:
 def _replace(target: Path, text: str) -> None:
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
-        with os.fdopen(handle, "w") as file:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(handle)

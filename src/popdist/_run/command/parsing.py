@@ -240,7 +240,7 @@ def _own_version() -> str:
     # Importing abele would load torch, and a source tree has no installed distribution.
     spec = importlib.util.find_spec("abele")
     if spec and spec.origin:
-        text = Path(spec.origin).with_name("version.py").read_text()
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
         if match := re.search(r'__version__ = "(.+)"', text):
             return match[1]
     return _installed("abele")

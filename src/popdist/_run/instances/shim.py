@@ -221,7 +221,7 @@ def cores_by_node(root: str = "/sys/devices/system/node") -> list[int]:
     with contextlib.suppress(OSError):
         folders = [name for name in os.listdir(root) if name.startswith("node")]
         for name in sorted((n for n in folders if n[4:].isdigit()), key=lambda n: int(n[4:])):
-            with open(os.path.join(root, name, "cpulist")) as file:
+            with open(os.path.join(root, name, "cpulist"), encoding="utf-8") as file:
                 ordered += [core for core in _numbers(file.read()) if core in usable]
     return ordered + sorted(usable - set(ordered))
 
@@ -288,7 +288,7 @@ def descendants(process: int) -> list[int]:
     parents = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            with open(f"/proc/{name}/stat", errors="replace") as file:
+            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
                 state, parent = file.read().rpartition(")")[2].split()[:2]
             if state != "Z":
                 parents[int(name)] = int(parent)

@@ -75,7 +75,7 @@ def _problem(host: str, program: str) -> Problem | None:
             _to(host, "; ".join(lines)),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             errors="replace",
             timeout=_PATIENCE,
         )

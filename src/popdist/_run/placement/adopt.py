@@ -41,7 +41,7 @@ class Place:
     @property
     def port(self) -> int:
         """A port that all ranks arrive at without talking to each other."""
-        return _FIRST_PORT + zlib.crc32(self.job.encode()) % _PORTS
+        return _FIRST_PORT + zlib.crc32(self.job.encode(errors="surrogateescape")) % _PORTS
 
 
 def find(environment: Mapping[str, str] = os.environ) -> Place | None:

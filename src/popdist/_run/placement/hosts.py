@@ -47,7 +47,7 @@ def read_file(path: str) -> tuple[str, ...]:
         Problem: The file cannot be read, or lists no host.
     """
     try:
-        lines = Path(path).read_text().splitlines()
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise Problem(f"--hostfile {path} cannot be read: {reason}.") from error

@@ -191,7 +191,7 @@ def parse_yaml_to_args(
     except ModuleNotFoundError as error:
         raise UsageError("Reading YAML needs PyYAML: pip install pyyaml.") from error
     try:
-        values = yaml.safe_load(Path(file).read_text())
+        values = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise UsageError(f"{file} is not readable YAML: {error}") from error
     if not isinstance(values, dict):

@@ -77,7 +77,7 @@ def _read(file: Path) -> dict[str, torch.Tensor]:
 def _shards(folder: Path) -> list[Path]:
     indices = sorted(folder.glob("*.index.json"))
     if indices:
-        names = json.loads(indices[0].read_text())["weight_map"].values()
+        names = json.loads(indices[0].read_text(encoding="utf-8"))["weight_map"].values()
         return [folder / Path(name).name for name in dict.fromkeys(names)]
     files = sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])
     if not files:

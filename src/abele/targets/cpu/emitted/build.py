@@ -160,12 +160,14 @@ def compiled(name: str, text: str, *, conservative: bool = False) -> bytes:
         kernels.compile_objects(_compiler(), instruction_set(), called)
     with temporary.folder() as folder:
         source, result = os.path.join(folder, "program.cpp"), os.path.join(folder, "program.so")
-        Path(source).write_text(text)
+        Path(source).write_text(text, encoding="utf-8", errors="backslashreplace")
         if conservative:
             flags = (*sources.FLAGS, *_CONSERVATIVE_FLAGS)
             objects = kernels.compiled(_compiler(), folder, called, flags)
         parts = command(text, source, result, objects)
-        done = subprocess.run(parts, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            parts, capture_output=True, encoding="utf-8", errors="backslashreplace", check=False
+        )
         if done.returncode != 0 or not os.path.isfile(result):
             what = "failed" if done.returncode else "made no file"
             raise CompilerError(

@@ -53,13 +53,13 @@ def make(compiler: str, instruction_set: str) -> None:
             return
         with temporary.folder(kernels.cache_folder()) as folder:
             header = Path(folder) / path.name
-            header.write_text(_text())
+            header.write_text(_text(), encoding="utf-8")
             include = [f"-I{FOLDER}", f"-I{sources.FOLDER}"]
             command = [compiler, *sources.FLAGS, *include, "-x", "c++-header", str(header)]
             kernels.tool_output([*command, "-o", str(_read(header))])
             for old in path.parent.glob(f"{_NAME}*.gch"):  # 40 MB each; their headers do as well
                 old.unlink(missing_ok=True)
-            header.write_text(f"{_text()}{_note(_read(header))}")
+            header.write_text(f"{_text()}{_note(_read(header))}", encoding="utf-8")
             os.replace(_read(header), _read(path))
             os.replace(header, path)
 
@@ -87,7 +87,7 @@ def make_beside(compiler: str, instruction_set: str) -> None:
 def _is_whole(path: Path) -> bool:
     """Whether what was read is there: the compiler fails where a system's crash has cut it off."""
     try:
-        return path.read_text().endswith(_note(_read(path)))
+        return path.read_text(encoding="utf-8").endswith(_note(_read(path)))
     except OSError:
         return False
 

@@ -71,7 +71,9 @@ def compiled(text: str, capability: tuple[int, int]) -> bytes:
     sources = [header.read_bytes() for header in _HEADERS]
     names = [header.name.encode() for header in _HEADERS]
     program = _result(
-        nvrtc.nvrtcCreateProgram(text.encode(), b"program.cu", len(names), sources, names)
+        nvrtc.nvrtcCreateProgram(
+            text.encode(errors="backslashreplace"), b"program.cu", len(names), sources, names
+        )
     )
     try:
         major, minor = capability
