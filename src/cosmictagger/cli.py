@@ -120,12 +120,12 @@ def _run_command(arguments: list[str]) -> int:
 
 def _configured(arguments: Sequence[str], task: Task) -> int:
     """Compose the configuration of a command line and hand it to a task."""
-    from cosmictagger.config.composing import check_preset, composed
+    from cosmictagger.config.composing import as_typed, check_preset, composed
 
     preset, others, overrides = _sorted(arguments)
     check_preset(preset)
     if others:
-        return _with_hydra([*_PRESET[:1], preset, *others, *overrides], task)
+        return _with_hydra([*_PRESET[:1], preset, *others, *as_typed(overrides)], task)
     signalled = task(composed(preset, overrides))
     return 0 if signalled is None else 128 + signalled
 

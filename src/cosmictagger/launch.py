@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from abele.storage.turns import only_process
 from cosmictagger import __version__, backends, checkpoints, instances, models
 from cosmictagger.backends import Backend, Proof, Settings
 from cosmictagger.config.checks import dump, plain, settle
@@ -28,7 +29,15 @@ from cosmictagger.config.run import ComputeMode
 from cosmictagger.errors import CheckpointError, ConfigError, CosmicTaggerError
 from cosmictagger.instances import Instances
 from cosmictagger.measures.losses import Loss
-from cosmictagger.recording.records import RunRecord, log_to_file, logger, logging_to, warn_once
+from cosmictagger.recording.records import (
+    LOG,
+    RunRecord,
+    entries_of,
+    log_to_file,
+    logger,
+    logging_to,
+    warn_once,
+)
 
 _TITLES = {
     ModeKind.train: "Training",
@@ -206,6 +215,9 @@ def launched(config: Config) -> Iterator[Launch]:
     with contextlib.ExitStack() as stack:
         instances = stack.enter_context(_joined(config))
         folder = _folder(config, instances)
+        with instances.together("the output folder"), _writable(folder):
+            if instances.is_first:
+                stack.enter_context(_alone(config, folder))
         with instances.together("the log"), _writable(folder):
             stack.enter_context(logging_to(folder, instances.index))
         seeds = stack.enter_context(_seeded(config, instances))
@@ -254,10 +266,25 @@ def _folder(config: Config, instances: Instances) -> Path:
 
 
 @contextlib.contextmanager
+def _alone(config: Config, folder: Path) -> Iterator[None]:
+    """Keep other launches out of a folder, whose log and record would be those of both."""
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(only_process(folder / LOG))
+        except BlockingIOError:
+            process = entries_of(folder / "run.json").get("process", "unknown")
+            raise ConfigError(
+                f"run.id={config.run.id} is running already: process {process} writes to {folder}. "
+                "Wait for its end, stop it, or give this run another run.id."
+            ) from None
+        yield
+
+
+@contextlib.contextmanager
 def _writable(folder: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
+    except (OSError, UnicodeEncodeError) as error:  # the latter: of a name, in the locale
         raise ConfigError(
             f"output_dir={folder} cannot be made or written: {error}. Name another folder, or "
             "make room."

@@ -89,7 +89,7 @@ def _handler() -> logging.Handler:
     destination = os.environ.get(_DESTINATION) or "stderr"
     if destination in ("stdout", "stderr"):
         return _StandardHandler(destination)
-    return logging.FileHandler(destination, encoding="utf-8", delay=True)
+    return logging.FileHandler(destination, encoding="utf-8", errors="backslashreplace", delay=True)
 
 
 def start() -> None:

@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 
 import h5py
 import numpy as np
@@ -210,3 +212,43 @@ def test_what_dead_processes_left_goes_and_what_others_write_stays(tmp_path):
         file.write_text("half")
     atomic.write_text(path, "whole")
     assert sorted(tmp_path.iterdir()) == sorted([path, *others])
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from abele.storage.turns import only_process
+with only_process(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_second_launch_of_a_run_is_refused_while_the_first_goes_on(run, tmp_path, capsys):
+    status, out = run("run.iterations=1")
+    assert status == 0
+    before = (out / "process.log").read_bytes()
+    command = [sys.executable, "-c", HOLDER, out / "process.log"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        capsys.readouterr()
+        for mode in ("train", "inference"):
+            assert run("run.iterations=1", f"mode={mode}")[0] == 1
+            who = f"run.id=x is running already: process {os.getpid()} writes to {out}."
+            assert who in sentence(capsys)
+        assert (out / "process.log").read_bytes() == before
+        holder.kill()
+    assert run("run.iterations=1")[0] == 0
+    assert record(out)["steps"] == 2
+
+
+def test_a_run_is_named_as_typed(run, tmp_path):
+    for name in ("12e4567", "77e9999"):
+        assert run("mode=iotest", "run.iterations=1", f"run.id={name}", folder=name)[0] == 0
+        assert record(tmp_path / name)["id"] == name
+    status, _ = run(
+        "--multirun", "mode=iotest", "run.iterations=1", "run.id=1e400,1_0",
+        "output_dir=all/${run.id}",
+    )  # fmt: skip
+    assert status == 0
+    assert sorted(path.name for path in (tmp_path / "all").iterdir()) == ["1_0", "1e400"]

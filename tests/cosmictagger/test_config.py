@@ -10,7 +10,7 @@ from hydra import compose, initialize
 
 from cosmictagger.commands.help import attributes
 from cosmictagger.config.checks import dump, look_up, settle
-from cosmictagger.config.composing import composed
+from cosmictagger.config.composing import as_typed, composed
 from cosmictagger.config.data import DATA, DataFormat, DataKind
 from cosmictagger.config.framework import Torch
 from cosmictagger.config.mode import MODES, LossBalanceScheme, ModeKind, Optimizer, OptimizerKind
@@ -141,6 +141,14 @@ def test_what_cannot_be():
         ("mode.quantization_aware", True, "8-bit integers"),
         ("framework.name", "tensorflow", "this application is PyTorch"),
         ("output_dir", " ", "output_dir is empty"),
+        ("run.id", " ", "run.id is empty"),
+        ("run.id", ".", r"run.id=\. .* it names another folder"),
+        ("run.id", "..", r"run.id=\.\. .* it names another folder"),
+        ("run.id", "../x", "run.id=../x .* it has a '/'"),
+        ("run.id", "a\\b", r"it has a '\\\\'"),
+        ("run.id", "a\0b", r"it has a '\\x00'"),
+        ("run.id", "\u00e9" * 128, "it has 256 bytes; names have at most 255"),
+        ("network.name", "../x", "network.name=../x .* it has a '/'"),
     ):
         config = copy.deepcopy(PLAIN)
         owner, _, name = key.rpartition(".")
@@ -170,6 +178,43 @@ def test_a_run_without_a_name():
         pytest.raises(ConfigError, match=r"run.id is missing.*cosmictagger run.id=first"),
     ):
         typed(compose("config", []))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "12e4567",
+        "77e9999",
+        "2024_11_28",
+        "20241128",
+        "007",
+        "1.50",
+        "true",
+        "nan",
+        "0x10",
+        "a b",
+        "-1",
+    ],
+)
+def test_names_are_text_as_typed(text):
+    written = text if " " not in text else f"'{text}'"
+    for prefix in ("", "+", "++"):
+        config = composed("config", [f"{prefix}run.id={written}"])
+        assert config.run.id == text
+        assert config.output_dir == f"output/torch/small/{text}/"
+    config = asked(f"output_dir={written}")
+    assert config.output_dir == text
+    assert composed("config", ["run.id=x", "data=real", f"data.file={written}"]).data.file == text
+    variable = f"+framework.environment_variables.A={written}"
+    assert asked(variable).framework.environment_variables == {"A": text}
+
+
+def test_several_names_are_text_as_typed():
+    assert as_typed(["run.id=1e5,77e9999,'1_0',x", "run.id='a,b',2", "run.iterations=1e1"]) == [
+        "run.id='1e5','77e9999','1_0',x",
+        "run.id='a,b',2",
+        "run.iterations=1e1",
+    ]
 
 
 def test_keys_in_vain_are_said_once_each():

@@ -8,6 +8,8 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+_LONGEST = 255  # bytes of a name; Linux's file systems take no more
+
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a file to read; a pipe or a device under its name would keep the reader waiting.
@@ -42,6 +44,19 @@ def make_private(path: Path, mode: int = 0o700) -> None:
         raise OSError(f"{path} is not a folder of this user's own")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise OSError(f"{path} can be written by other users")
+
+
+def why_no_folder_name(name: str) -> str | None:
+    """Return why a text cannot name a folder inside another one; None if it can."""
+    if not name.strip():
+        return "it is empty"
+    if name in (os.curdir, os.pardir):
+        return "it names another folder"
+    found = [each for each in ("/", "\\", "\0") if each in name]
+    if found:
+        return f"it has a {found[0]!r}, so it is a path or no name at all"
+    size = len(name.encode(errors="surrogatepass"))
+    return f"it has {size} bytes; names have at most {_LONGEST}" if size > _LONGEST else None
 
 
 def _kind(mode: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Generator
@@ -33,6 +34,36 @@ def turn(folder: Path, waits_s: float = WAITS_S) -> Generator[bool]:
         return
     try:
         yield _lock(handle, waits_s)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def only_process(file: Path) -> Generator[None]:
+    """Hold a file that no other process holds.
+
+    A process that ends lets go. Processes that it has forked never hold the file, so those that
+    outlive it keep nobody away. Where a file system knows no locks, nobody is kept away either.
+
+    Args:
+        file: made if it is not there; stays. Where this process opens and closes it meanwhile, it
+            lets go.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: it cannot be made.
+    """
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        with contextlib.suppress(ImportError):  # not on this system
+            import fcntl
+
+            try:
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    raise BlockingIOError(error.errno, "another process holds it", file) from error
+        yield
     finally:
         os.close(handle)
 

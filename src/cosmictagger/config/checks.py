@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from abele.storage.files import why_no_folder_name
 from cosmictagger.config.framework import DistributedMode
 from cosmictagger.config.mode import ModeKind
 from cosmictagger.config.processes import settle_processes
@@ -34,9 +35,7 @@ def settle(config: Config) -> list[str]:
     Raises:
         ConfigError: something is asked for that cannot be.
     """
-    for name, value in (("run.id", config.run.id), ("output_dir", config.output_dir)):
-        if not value.strip():
-            raise ConfigError(f"{name} is empty. Give it a name, for example {name}=first.")
+    _check_names(config)
     _check_framework(config)
     _settle_mode(config)
     _check_numbers(config)
@@ -48,6 +47,20 @@ def settle(config: Config) -> list[str]:
             "available. Leave it False."
         )
     return [*settle_processes(config), *_without_effect(config)]
+
+
+def _check_names(config: Config) -> None:
+    names = {"run.id": config.run.id, "network.name": config.network.name}
+    for key, name in {"output_dir": config.output_dir, **names}.items():
+        if not name.strip():
+            raise ConfigError(f"{key} is empty. Give it a name, for example {key}=first.")
+    for key, name in names.items():
+        why = why_no_folder_name(name)
+        if why is not None:
+            raise ConfigError(
+                f"{key}={name} was asked for, but a folder is named after it, and {why}. Give it "
+                f"a name, for example {key}=first."
+            )
 
 
 def _check_framework(config: Config) -> None:

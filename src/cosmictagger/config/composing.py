@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import functools
+import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hydra import compose, initialize
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -36,6 +39,7 @@ def composed(preset: str, overrides: Sequence[str]) -> Config:
     check_preset(preset)
     for sentence in _choices(overrides):
         raise ConfigError(sentence)
+    overrides = as_typed(overrides)
     try:
         raw = _compose(preset, overrides)
         # Hydra takes a new key from anybody who writes a + before it, and nobody would read it.
@@ -60,6 +64,50 @@ def check_preset(name: str) -> None:
             f"--config-name {name} was asked for; presets are {', '.join(PRESETS)}."
             f"{_nearest(name, PRESETS)}"
         )
+
+
+def as_typed(overrides: Sequence[str]) -> list[str]:
+    """Quote values of keys that take text where Hydra would read numbers.
+
+    To Hydra ``run.id=12e4567`` is infinite, and ``2024_11_28`` the number 20241128.
+
+    Raises:
+        ConfigError: an override cannot be read.
+    """
+    return [_quoted(text, override) for text, override in _parsed(overrides)]
+
+
+def _quoted(text: str, override: Override) -> str:
+    name = override.key_or_group
+    if name not in _text_keys() and not name.startswith(f"{_FREE}."):
+        return text
+    value, (key, _, written) = override.value(), text.partition("=")
+    is_sweep = isinstance(value, ChoiceSweep)
+    values = value.list if is_sweep else [value]
+    parts = written.split(",") if is_sweep else [written]
+    if len(parts) != len(values):  # commas inside of quotes, or choice(...)
+        return text
+    pairs = zip(parts, values, strict=True)
+    quoted = [f"'{p.strip()}'" if isinstance(v, bool | int | float) else p for p, v in pairs]
+    return f"{key}={','.join(quoted)}"
+
+
+@functools.cache
+def _text_keys() -> frozenset[str]:
+    """Keys whose values are text, in any choice of the groups."""
+    groups = (("mode.", MODES), ("data.", DATA), ("framework.", FRAMEWORKS))
+    choices = [(prefix, kind) for prefix, kinds in groups for kind in kinds.values()]
+    return frozenset(
+        key for prefix, kind in [("", Config), *choices] for key in _texts(kind, prefix)
+    )
+
+
+def _texts(kind: Any, prefix: str) -> Iterator[str]:
+    for name, hint in typing.get_type_hints(kind).items():
+        if hint is str:
+            yield f"{prefix}{name}"
+        elif dataclasses.is_dataclass(hint):
+            yield from _texts(hint, f"{prefix}{name}.")
 
 
 def _compose(preset: str, overrides: Sequence[str]) -> DictConfig:

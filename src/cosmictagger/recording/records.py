@@ -25,6 +25,7 @@ from abele.storage import atomic
 LOGGED = ("loss", "Average/Non_Bkg_Accuracy", "Average/mIoU")
 """The metrics of a log line."""
 
+LOG = "process.log"
 _FORMAT = "%(asctime)s - %(levelname)s - %(message)s"
 
 logger = logging.getLogger("cosmictagger")
@@ -79,7 +80,10 @@ def _handlers(folder: Path, instance: int) -> list[logging.Handler]:
         return [_OfAnother(instance)]
     folder.mkdir(parents=True, exist_ok=True)
     # A bar is drawn where standard error is a terminal; elsewhere lines take its place.
-    handlers = [logging.FileHandler(folder / "process.log"), _Terminal(not sys.stderr.isatty())]
+    handlers = [
+        logging.FileHandler(folder / LOG, encoding="utf-8", errors="backslashreplace"),
+        _Terminal(not sys.stderr.isatty()),
+    ]
     for handler in handlers:
         handler.setFormatter(logging.Formatter(_FORMAT))
     return handlers
@@ -176,7 +180,7 @@ class RunRecord:
 
     def __init__(self, folder: Path | None, first: Mapping[str, Any]):
         self._path = None if folder is None else folder / "run.json"
-        self.before = _entries(self._path)
+        self.before = entries_of(self._path)
         self.values = {
             **({"goal": self.before["goal"]} if "goal" in self.before else {}),
             **first,
@@ -203,7 +207,8 @@ class RunRecord:
         atomic.write_text(self._path, json.dumps(self.values, indent=1, default=str) + "\n")
 
 
-def _entries(path: Path | None) -> dict[str, Any]:
+def entries_of(path: Path | None) -> dict[str, Any]:
+    """Return the entries of a ``run.json``; none where it is not there or damaged."""
     with contextlib.suppress(OSError, ValueError):
         entries = None if path is None else json.loads(path.read_text(encoding="utf-8"))
         return entries if isinstance(entries, dict) else {}

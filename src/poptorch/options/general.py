@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 
+from abele.storage.files import why_no_folder_name
 from poptorch.enums import CommGroupType, OutputMode
 from poptorch.options import _table, files
 from poptorch.options._container import OptionsDict, require
@@ -248,8 +249,11 @@ class Options(EarlierOptions, DeviceOptions):
         """Name the model in reports.
 
         Args:
-            name: Its name; the default is "training" or "inference".
+            name: Its name; the default is "training" or "inference". Reports go to a folder of that
+                name, so it is no path.
         """
+        why = why_no_folder_name(name) if isinstance(name, str) else None
+        require(why is None, f"modelName takes the name of a folder, not {name!r}: {why}.")
         self.createOrSet(model_name=name)
         return self
 

@@ -23,6 +23,7 @@ def without_encoding(tree):
             (name == "open" and not owner and text)
             or (name == "open" and modes and call.args[0] is call.args[-1] and text)
             or (name in ("fdopen", "NamedTemporaryFile") and modes and text)
+            or name == "FileHandler"
             or (name == "read_text" and not call.args)
             or (name == "write_text" and owner and owner != "atomic")
             or (name in STARTS and bool(given & {"text", "universal_newlines"}))

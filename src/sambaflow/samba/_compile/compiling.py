@@ -17,6 +17,7 @@ from abele.errors import AbeleError, TargetError
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
 from abele.storage import atomic
+from abele.storage.files import why_no_folder_name
 from abele.trace.module_state import parameter_names
 from sambaflow.errors import GraphError, UsageError
 from sambaflow.samba._calls import arguments
@@ -137,9 +138,11 @@ def _destination(name: str, settings: Mapping[str, Any]) -> Path:
     stamp = time.strftime("%Y%m%d_%H%M%S")
     base = settings.get("pef_name") or f"{name}_{stamp}_{os.getpid()}"
     base = str(base).removesuffix(_pef.SUFFIX)
-    if base in ("", "..") or Path(base).name != base or "\0" in base:
+    why = why_no_folder_name(base) or why_no_folder_name(f"{base}{_pef.SUFFIX}")
+    if why is not None:
         raise UsageError(
-            f"pef_name {base!r} is not the name of a file. Choose the folder by output_folder."
+            f"pef_name {base!r} is not the name of a file: {why}. Choose the folder by "
+            "output_folder."
         )
     return folder / base / f"{base}{_pef.SUFFIX}"
 
