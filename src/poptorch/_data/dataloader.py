@@ -3,11 +3,15 @@
 The options say how many those are, and which share of the data set this process reads.
 """
 
+import atexit
 import copy
 import logging
+import os
 import signal
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from multiprocessing import util
 from typing import Any
 
 import torch
@@ -30,6 +34,15 @@ from poptorch.options._container import require
 from poptorch.profiling import DATALOADER
 
 _logger = logging.getLogger("poptorch::python")
+_with_workers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+@atexit.register  # after torch's own, so before it: torch ends no workers once Python ends
+def _end_workers() -> None:
+    """End worker processes in order; killed ones leave ``pymp-*`` folders behind."""
+    for loader, process in list(_with_workers.items()):
+        if process == os.getpid():
+            loader._iterator = None
 
 
 class DataLoader(torch.utils.data.DataLoader):
@@ -180,6 +193,10 @@ class DataLoader(torch.utils.data.DataLoader):
         """Return torch's iterator, of whole batches where these have the bits of single items."""
         if self._iterator is not None and has_lost_worker(self._iterator):
             self._iterator = None  # torch then starts others
+        if self.num_workers > 0:
+            if os.getpid() not in _with_workers.values():  # of a worker itself, without atexit
+                util.Finalize(None, _end_workers, exitpriority=10)
+            _with_workers[self] = os.getpid()
         if self._is_iterable or self.num_workers > 0 or self.batch_sampler is None:
             return super().__iter__()
         self._waiting.why_single = why_single(self.dataset, self.collate_fn)

@@ -2,6 +2,9 @@
 
 import itertools
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -356,3 +359,34 @@ def test_warnings(dataset, kwargs, words, caplog):
     messages = [record.message for record in caplog.records]
     assert len(messages) == (words is not None)
     assert words is None or words in messages[0]
+
+
+_KEEPS_WORKERS = """
+import sys
+import torch
+import poptorch
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return torch.full((2,), float(index))
+if __name__ == "__main__":
+    mode = poptorch.DataLoaderMode[sys.argv[1]]
+    loader = poptorch.DataLoader(
+        poptorch.Options(), Numbers(), batch_size=2, num_workers=1, mode=mode,
+        async_options={"sharing_strategy": poptorch.SharingStrategy.Fork},
+    )
+    next(iter(loader))
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("mode", ["Sync", "Async"])
+def test_workers_that_are_kept_leave_no_files(mode, tmp_path):
+    script, temporary = tmp_path / "program.py", tmp_path / "temporary"
+    script.write_text(_KEEPS_WORKERS, encoding="utf-8")
+    temporary.mkdir()
+    variables = {**os.environ, "TMPDIR": str(temporary)}
+    done = subprocess.run([sys.executable, script, mode], env=variables, check=False)
+    assert done.returncode == 3
+    assert list(temporary.iterdir()) == []
