@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
 import signal
 import sys
@@ -87,16 +88,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status.
 
     0, or what a command says of itself; 1 where a file cannot be read or written, and 2 from a
-    command whose answer may be 1; 130 after Ctrl-C.
+    command whose answer may be 1; 130 after Ctrl-C, 141 where nobody reads what it prints.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     words[:1] = [_ALIASES.get(word, word) for word in words[:1]]
     try:
         return _run(words)
+    except BrokenPipeError:
+        _write_no_more()
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt as interrupt:
         said = " ".join(("interrupted", *map(str, interrupt.args)))
         print(f"{' '.join(('abele', *words[:1]))}: {said}", file=sys.stderr)
+    finally:
+        _flush()
     return 128 + signal.SIGINT
+
+
+def _flush() -> None:
+    """Write what was printed; where that cannot be, say so and end, before the interpreter does.
+
+    Raises:
+        SystemExit: standard output cannot be written.
+    """
+    if sys.stdout is None:  # closed
+        return
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _write_no_more()
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(128 + signal.SIGPIPE) from None
+        print(f"abele: standard output cannot be written: {error.strerror}.", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _write_no_more() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(words: list[str]) -> int:

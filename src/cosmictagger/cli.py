@@ -61,9 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from cosmictagger.modes.stopping import interruptible
 
         with interruptible():
-            status = _run_command(arguments)
-            sys.stdout.flush()
-            return status
+            return _run_command(arguments)
     except CosmicTaggerError as error:
         return _failed(error)
     except ModuleNotFoundError as missing:
@@ -98,18 +96,37 @@ def _not_installed(missing: ModuleNotFoundError) -> int:
     return 1
 
 
+def _show(text: str) -> None:
+    """Print text.
+
+    Raises:
+        BrokenPipeError: nobody reads it.
+        CosmicTaggerError: standard output is closed, or cannot be written.
+    """
+    if sys.stdout is None:
+        raise CosmicTaggerError("Standard output is closed.")
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # The interpreter would try to flush once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise CosmicTaggerError(f"Standard output cannot be written: {error.strerror}.") from error
+
+
 def _run_command(arguments: list[str]) -> int:
     if arguments[:1] == ["generate"]:
         from cosmictagger.commands import generate
 
         return generate.main(arguments[1:])
     if "--version" in arguments:
-        print(f"cosmictagger {__version__}")
+        _show(f"cosmictagger {__version__}")
         return 0
     if "--help" in arguments or "-h" in arguments:
         from cosmictagger.commands import help as help_
 
-        print(help_.text())
+        _show(help_.text())
         return 0
     if arguments[:1] == ["compile"]:
         from cosmictagger.commands import compile as compile_

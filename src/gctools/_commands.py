@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from gctools._output import OutputError, write
 from gctools.system import System
 
 
@@ -18,8 +19,7 @@ class _Version(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, help="show the version and exit")
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print(f"{parser.prog} {version()}")
-        parser.exit()
+        parser.exit(run(parser.prog, lambda: write(f"{parser.prog} {version()}")))
 
 
 def version() -> str:
@@ -44,18 +44,25 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     return made
 
 
-def run(command: Callable[[], int]) -> int:
-    """Runs a command; returns its exit status, also after Ctrl-C or when its reader has gone."""
+def run(name: str, command: Callable[[], int | None]) -> int:
+    """Run a command; return its exit status, also after Ctrl-C or when its reader has gone."""
     try:
-        status = command()
-        sys.stdout.flush()
-        return status
+        return command() or 0
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The interpreter would try to flush once more when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
         return 0
+    except OutputError as error:
+        print(f"{name}: {error}.", file=sys.stderr)
+        _write_no_more()
+        return 1
+
+
+def _write_no_more() -> None:
+    """Keep the interpreter from another flush when it exits."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say_notes(system: System, name: str, *, verbose: bool) -> None:

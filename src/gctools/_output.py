@@ -10,8 +10,14 @@ import unicodedata
 from typing import TextIO
 
 
-def width_of(stream: TextIO) -> int | None:
+class OutputError(Exception):
+    """Standard output is closed, or cannot be written."""
+
+
+def width_of(stream: TextIO | None) -> int | None:
     """Columns of a terminal; None for a file or pipe, which takes any width."""
+    if stream is None:  # closed, which ``write`` says
+        return None
     if os.environ.get("COLUMNS", "").strip("0").isdigit() or stream.isatty():
         return shutil.get_terminal_size().columns
     return None
@@ -30,6 +36,18 @@ def can_print(stream: TextIO, text: str) -> str:
 
 
 def write(text: str, stream: TextIO | None = None) -> None:
-    """Prints to a stream (standard output by default) whatever its encoding."""
+    """Print to a stream (standard output by default) whatever its encoding.
+
+    Raises:
+        BrokenPipeError: its reader has gone.
+        OutputError: it is closed, or its disk is full.
+    """
     chosen = sys.stdout if stream is None else stream
-    print(can_print(chosen, text), file=chosen, flush=True)
+    if chosen is None:
+        raise OutputError("standard output is closed")
+    try:
+        print(can_print(chosen, text), file=chosen, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"standard output cannot be written: {error.strerror}") from error

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for option, reason in _NOT_HERE.items():
         if getattr(options, option[2:].replace("-", "_")):
             parser.error(f"{option} is not here: {reason}.")
-    return _commands.run(lambda: _answer(parser, options))
+    return _commands.run("gc-info", lambda: _answer(parser, options))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -26,7 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _commands.parser("gc-inventory", "Show every attribute of every device.")
     parser.add_argument("-j", "--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    return _commands.run(lambda: _print(as_json=options.json, verbose=options.verbose))
+    return _commands.run(
+        "gc-inventory", lambda: _print(as_json=options.json, verbose=options.verbose)
+    )
 
 
 def _print(*, as_json: bool, verbose: bool) -> int:

@@ -50,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status.
     """
     options = _parser().parse_args(arguments)
-    return _commands.run(lambda: _repeated(options) if options.watch else _once(options))
+    return _commands.run(
+        "gc-monitor", lambda: _repeated(options) if options.watch else _once(options)
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -95,7 +97,8 @@ def _once(options: argparse.Namespace) -> int:
 def _repeated(options: argparse.Namespace) -> int:
     """Refreshes in place on a terminal; elsewhere prints one frame after the other."""
     system = System.here()
-    on_terminal = sys.stdout.isatty() and not (options.json or options.csv)
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    on_terminal = is_terminal and not (options.json or options.csv)
     if on_terminal:
         print(_HOME + _CLEAR, end="")
     try:

@@ -185,3 +185,14 @@ def test_torchs_compiler_is_imported_only_where_kernels_are_to_be_fixed():
     command = [sys.executable, "-c", SEEDED]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["False False False", "True False True"]
+
+
+@pytest.mark.parametrize("words", ["--help", "--version"])
+@pytest.mark.parametrize(
+    ("to", "why"),
+    [(">/dev/full", "cannot be written: No space left on device"), (">&-", "is closed")],
+)
+def test_output_that_cannot_be_written_is_said(words, to, why):
+    command = f"{sys.executable} -m cosmictagger {words} {to}"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"cosmictagger: Standard output {why}.\n")

@@ -291,3 +291,23 @@ def test_info_names_the_only_device(tmp_path, at, capsys):
     with pytest.raises(SystemExit):
         info.main(["-d", "7", "-i"])
     assert "device 7 does not exist. Only device 0 exists;" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", ["monitor", "monitor --json", "info -l", "info --version", "inventory"]
+)
+@pytest.mark.parametrize(
+    ("to", "why"),
+    [(">/dev/full", "cannot be written: No space left on device"), (">&-", "is closed")],
+)
+def test_output_that_cannot_be_written_is_said(command, to, why):
+    words = f"{sys.executable} -m gctools.{command} {to}"
+    done = subprocess.run(
+        ["sh", "-c", words],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    name = f"gc-{command.split()[0]}"
+    assert (done.returncode, done.stderr) == (1, f"{name}: standard output {why}.\n")

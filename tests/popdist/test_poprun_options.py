@@ -164,6 +164,26 @@ def test_a_reader_that_has_seen_enough_is_no_error(words):
     assert (process.returncode, problems) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.parametrize("words", ["--help", "--version", "--num-instances 2 --print-topology"])
+@pytest.mark.parametrize(
+    ("to", "why"), [(">/dev/full", "cannot be written: No space"), (">&-", "is closed")]
+)
+def test_output_that_cannot_be_written_is_said(words, to, why):
+    command = f"{sys.executable} -m popdist.run {words} {to}"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, f"Standard output {why}" in line) == (1, True)
+
+
+@pytest.mark.parametrize(("to", "status"), [(">/dev/full", 141), (">&-", 0)])
+def test_instances_whose_output_cannot_be_written_leave_no_traceback(to, status):
+    command = f"{sys.executable} -m popdist.run --num-instances 1 echo hi {to}"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    assert ("stdout cannot be written: No space left" in done.stderr) is (status == 141)
+
+
 def test_versions(capsys):
     status, out, _ = poprun(capsys, "--version")
     assert status == 0

@@ -1,5 +1,6 @@
 """The command ``abele``: what it says of itself."""
 
+import os
 import subprocess
 import sys
 
@@ -78,3 +79,13 @@ def test_arguments_of_a_script_belong_behind_two_dashes(command, capsys):
     assert ended.value.code == 2
     unknown = "unrecognized arguments: --epochs 3; those of SCRIPT come behind --"
     assert unknown in capsys.readouterr().err
+
+
+def test_output_that_cannot_be_written_is_said():
+    command = f"{sys.executable} -m abele --help >/dev/full"
+    variables = {key: each for key, each in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        ["sh", "-c", command], env=variables, stderr=subprocess.PIPE, text=True, check=False
+    )
+    said = "abele: standard output cannot be written: No space left on device.\n"
+    assert (done.returncode, done.stderr) == (1, said)

@@ -55,6 +55,8 @@ def command(parsed: argparse.Namespace) -> int:
             print(as_text(_page(run, other, None, measure=parsed.measure)), end="")
         else:
             print(_report(run, other, output, measure=parsed.measure))
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise ReportError(str(error)) from error
     return 0

@@ -58,14 +58,19 @@ def _show(text: str) -> None:
 
     Raises:
         _NobodyReadsError: nobody reads it.
+        Problem: it is closed, or cannot be written.
     """
+    if sys.stdout is None:
+        raise Problem("Standard output is closed.", 1)
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError as error:
+    except OSError as error:
         # The interpreter would try to flush once more when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise _NobodyReadsError from error
+        if isinstance(error, BrokenPipeError):
+            raise _NobodyReadsError from error
+        raise Problem(f"Standard output cannot be written: {error.strerror}.", 1) from error
 
 
 def _run(explicit: dict[str, Any], program: list[str]) -> int:
@@ -170,8 +175,8 @@ def _become(
     # Who started us may have bound each process to its own cores.
     sharing = place.local_size if cores == os.cpu_count() else 1
     os.environ.setdefault("OMP_NUM_THREADS", str(shim.threads(cores, sharing)))
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it is closed
+        stream.flush()
     os.execvp(program[0], program)
 
 

@@ -1,10 +1,13 @@
 """The streams of poprun itself, shared by all instances."""
 
+import os
 import shutil
 import sys
 import time
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
+
+from popdist._run.instances.log import logger
 
 STREAMS = ("stdout", "stderr")
 _BAR_SECONDS = 30.0  # between states of a progress bar in a file
@@ -31,7 +34,7 @@ class Screen:
         streams: tuple[BinaryIO, BinaryIO] | None = None,
     ) -> None:
         self._tagged, self._only, self._on_broken = tagged, only, broken
-        self._streams = streams or (sys.stdout.buffer, sys.stderr.buffer)
+        self._streams = streams or (_buffer(sys.stdout), _buffer(sys.stderr))
         self._terminals = [stream.isatty() for stream in self._streams]
         self._bar: tuple[int, bytes] | None = None
         self._bar_written = time.monotonic()
@@ -87,6 +90,13 @@ class Screen:
         try:
             self._streams[stream].write(data)
             self._streams[stream].flush()
-        except BrokenPipeError:
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                logger.error("%s cannot be written: %s", STREAMS[stream], error.strerror)
             self.broken = True
             self._on_broken()
+
+
+def _buffer(stream: TextIO | None) -> BinaryIO:
+    """Return the bytes of a stream; of one that is closed, those of nothing."""
+    return open(os.devnull, "wb") if stream is None else stream.buffer
