@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +16,11 @@ from abele.storage import atomic
 from cosmictagger import checkpoints
 from cosmictagger.cli import main
 from cosmictagger.data import generator
+from cosmictagger.data.larcv import EventFile
 from cosmictagger.data.layout import Plane
+from cosmictagger.data.loader import EventLoader
 from cosmictagger.data.writer import write_events
+from cosmictagger.errors import DataError
 from cosmictagger.modes import training
 from helpers.cosmic_small import SIZE, column, event, record
 
@@ -252,3 +256,41 @@ def test_a_run_is_named_as_typed(run, tmp_path):
     )  # fmt: skip
     assert status == 0
     assert sorted(path.name for path in (tmp_path / "all").iterdir()) == ["1_0", "1e400"]
+
+
+WRITER = """
+import sys, time, h5py
+with h5py.File(sys.argv[1], "r+"):
+    print("open", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_file_that_another_program_writes_is_not_damaged(run, bad, tmp_path, capsys):
+    path = tmp_path / "train.h5"
+    shutil.copyfile(bad / "train.h5", path)
+    with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout.readline() == b"open\n"
+        assert run("run.iterations=1", f"data.data_directory={tmp_path}")[0] == 1
+        said = sentence(capsys)
+        writer.kill()
+    assert "train.h5 is locked: another program has it open to write" in said
+    assert "Fetch" not in said
+
+
+def test_a_file_that_may_not_be_read_is_not_damaged(bad, monkeypatch):
+    def refuse(*args):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(h5py, "File", refuse)
+    with pytest.raises(
+        DataError, match=r"train.h5 may not be read by this user: Permission denied"
+    ):
+        EventLoader(bad / "train.h5")
+
+
+def test_files_without_events_are_named(bad):
+    file = EventFile(bad / "train.h5")
+    file.event_ids = file.event_ids[:0]
+    with pytest.raises(DataError, match=r"There are no events in .*train\.h5\."):
+        EventLoader(file)

@@ -276,8 +276,21 @@ def test_a_checkpoint_of_other_objects_is_refused(folder):
     checkpointer = Checkpointer(
         folder, model=program.training, optimizer=program.optimizer, loader=program.loader
     )
-    with pytest.raises(CheckpointError, match=r"objects scheduler there .*not here \(\[\]\)"):
+    with pytest.raises(CheckpointError, match="other objects there: scheduler; here: none"):
         checkpointer.restore()
+    checkpointer = Checkpointer(folder, model=program.training, optimizer=program.optimizer)
+    with pytest.raises(CheckpointError, match="a loader there: yes; here: no"):
+        checkpointer.restore()
+
+
+def test_objects_that_a_checkpoint_lacks_are_named(tmp_path):
+    program = Program(tmp_path)
+    given = {"model": program.training, "optimizer": program.optimizer, "loader": program.loader}
+    program.training(*next(iter(program.loader)))
+    Checkpointer(tmp_path / "bare", **given).save()
+    more = Checkpointer(tmp_path / "bare", **given, metric=Metric())
+    with pytest.raises(CheckpointError, match="other objects there: none; here: metric"):
+        more.restore()
 
 
 def test_a_checkpoint_of_another_number_of_instances_is_refused(folder):

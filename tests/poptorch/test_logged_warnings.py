@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
+from abele.targets.base import COMPILED
 from helpers import datasets as data
 from helpers.fakes import Keeping, prefer
 from helpers.wrapping import Calls, inference, options, rows, scorer, trainer
@@ -119,16 +120,26 @@ def test_an_iterable_dataset_is_repeated(warned, given):
     assert warned("repeated by each of the 2 workers") == (0 if given else 1)
 
 
-@pytest.mark.parametrize(("processes", "cached"), [(1, False), (2, False), (2, True)])
-def test_several_processes_without_a_cache(warned, tmp_path, processes, cached):
+@pytest.mark.parametrize(
+    ("processes", "cached", "compiles"),
+    [(1, False, True), (2, False, True), (2, True, True), (2, False, False)],
+)
+def test_several_processes_without_a_cache(
+    warned, tmp_path, monkeypatch, processes, cached, compiles
+):
+    monkeypatch.setattr("poptorch._compiled.compilation._warned_of_own_builds", False)
+    prefer(monkeypatch, Keeping())
+    if compiles:
+        monkeypatch.setattr(Keeping.code, "manner", COMPILED)
     chosen = options()
     chosen.Distributed.configureProcessId(0, processes)
     if cached:
         chosen.enableExecutableCaching(str(tmp_path))
-    wrapped = poptorch.inferenceModel(Calls(lambda self, x: x + 1), chosen)
-    for _ in range(2):
-        wrapped(X)
-    expected = processes > 1 and not cached
+    for _ in range(2):  # said once, not by each wrapper
+        wrapped = poptorch.inferenceModel(Calls(lambda self, x: x + 1), chosen)
+        for _ in range(2):
+            wrapped(X)
+    expected = processes > 1 and not cached and compiles
     assert warned("2 processes compile .* options.enableExecutableCaching") == int(expected)
 
 

@@ -21,6 +21,7 @@ from torch import distributed
 
 from abele.collectives.place import Place
 from abele.errors import ForeignNoteError, PlaceError, RankLostError
+from abele.warn import warn_user
 
 _BACKLOG = 2048  # connections that wait to be taken, as torch's own store
 
@@ -68,6 +69,7 @@ def meet(place: Place) -> distributed.Store:
         _wait_for_port(place, endpoint)
     try:
         if place.hosts_store:
+            _warn_of_unknown_host(place)
             store = keep_store(place.address, place.port, timeout)
         else:
             store = _connected_store(place, endpoint)
@@ -217,6 +219,21 @@ def _is_loopback(address: str) -> bool:
         return False  # a name
 
 
+def _warn_of_unknown_host(place: Place) -> None:
+    """Warn where process 0 does not find the address at which the others look for it."""
+    try:
+        socket.getaddrinfo(_number(place.address), place.port, type=socket.SOCK_STREAM)
+    except socket.gaierror as problem:
+        warn_user(_unknown_host(place, problem), UserWarning)
+
+
+def _unknown_host(place: Place, problem: socket.gaierror) -> str:
+    return (
+        f"MASTER_ADDR={place.address} is no host that process {place.rank} of {place.size} knows: "
+        f"{problem.strerror}. Set it to a name or address of process 0's host."
+    )
+
+
 def _wait_for_port(place: Place, endpoint: str) -> None:
     """Wait until somebody listens; the store's own client tries for twice as long, and loudly."""
     until = time.monotonic() + place.timeout_s
@@ -227,6 +244,8 @@ def _wait_for_port(place: Place, endpoint: str) -> None:
             return
         except OSError as problem:
             if time.monotonic() > until:
+                if isinstance(problem, socket.gaierror):
+                    raise PlaceError(_unknown_host(place, problem)) from problem
                 raise RankLostError(
                     f"Process {place.rank} of {place.size} waited {place.timeout_s:.0f} s for "
                     f"process 0, which does not answer at {endpoint} ({problem.strerror}). Start "

@@ -355,6 +355,15 @@ def _opened(path: Path) -> h5py.File:
         )
     try:
         return h5py.File(path, "r")
+    except BlockingIOError as problem:
+        raise DataError(
+            f"{path} is locked: another program has it open to write. Wait until that has closed "
+            "it; where a file system knows no locks, set HDF5_USE_FILE_LOCKING=FALSE."
+        ) from problem
+    except PermissionError as problem:
+        raise DataError(
+            f"{path} may not be read by this user: {problem.strerror}. Ask its owner."
+        ) from problem
     except OSError as problem:
         if not h5py.is_hdf5(path):
             raise DataError(

@@ -250,6 +250,9 @@ class EventLoader(BatchStream):
         self.img_transform = img_transform
         self._ends = np.cumsum([len(file) for file in self.files])
         events = int(self._ends[-1])
+        if not events:
+            names = ", ".join(str(file.path) for file in self.files)
+            raise DataError(f"There are no events in {names}. Name files that have some.")
         order = Order(events, batch_size, shuffle, seed, shard, drop_last, across_epochs, equal)
         super().__init__(order, _common_size(self.files), downsample, prefetch)
 

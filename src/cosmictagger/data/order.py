@@ -52,7 +52,7 @@ class Order:
         if not 0 <= index < count:
             raise DataError(f"shard {self.shard} means instance {index} of {count}; count from 0.")
         if not self.events:
-            raise DataError("There are no events in the files.")
+            raise DataError(f"events is {self.events}; it has to be 1 or more.")
         if self.drop_last and self.across_epochs:
             raise DataError("drop_last and across_epochs exclude each other; choose one.")
         if (self.drop_last or self.across_epochs) and self.events < self.step_size:

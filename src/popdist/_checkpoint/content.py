@@ -72,12 +72,12 @@ def put_back(content: Mapping[str, Any], index: int, objects: Mapping[str, Any])
     for what, there, here in (
         ("an optimizer", content["optimizer"] is not None, optimizer is not None),
         ("a loader", mine["loader"] is not None, loader is not None),
-        ("objects " + ", ".join(mine["others"]), [*mine["others"]], [*others]),
+        ("other objects", ", ".join(mine["others"]) or "none", ", ".join(others) or "none"),
     ):
         if there != here:
             raise CheckpointError(
-                f"The checkpoint and this checkpointer do not hold the same: {what} there "
-                f"({there}), not here ({here}). Make it with what it was made with before."
+                f"The checkpoint and this checkpointer do not hold the same: {what} there: "
+                f"{_said(there)}; here: {_said(here)}. Make it with what it was made with before."
             )
     if optimizer is not None:
         resuming.put_optimizer(optimizer, content["optimizer"])
@@ -93,6 +93,10 @@ def put_back(content: Mapping[str, Any], index: int, objects: Mapping[str, Any])
         replay = {"replay": True} if objects["replay"] else {}
         loader.load_state_dict(mine["loader"], **replay)
     host_random.write(mine["host"])  # last: what comes before may draw
+
+
+def _said(what: bool | str) -> str:
+    return what if isinstance(what, str) else ("yes" if what else "no")
 
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:

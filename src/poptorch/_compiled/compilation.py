@@ -17,6 +17,7 @@ from abele.program import Program
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
 from abele.targets import Target
+from abele.targets.base import COMPILED
 from poptorch import profiling
 from poptorch._compiled import hooks
 from poptorch._compiled.forward import Forward, Traced
@@ -27,6 +28,8 @@ from poptorch._logging import logger
 from poptorch._process import distributed
 from poptorch._values import structure
 from poptorch.options import Options
+
+_warned_of_own_builds = False
 
 
 class Origin(Protocol):
@@ -141,7 +144,7 @@ def compilation(
         gather=distributed.gather_of(config),
     )
     record.seconds["capture"] = captured_s
-    _warn_of_own_builds(options)
+    _warn_of_own_builds(options, record)
     return Compilation(
         captured=captured,
         outputs=traced.outputs,
@@ -167,10 +170,15 @@ def _cache(options: Options) -> ExecutableCache | None:
     return None
 
 
-def _warn_of_own_builds(options: Options) -> None:
+def _warn_of_own_builds(options: Options, record: BuildRecord) -> None:
+    """Say once per process that each process compiles, where any of them does."""
+    global _warned_of_own_builds
     place = options.Distributed
     alone = place.numProcesses == 1 or place.processId > 0
-    if not alone and _cache(options) is None:
+    running = record.running
+    compiles = running.manner == COMPILED and running.start is not Start.INTERPRET
+    if compiles and not alone and _cache(options) is None and not _warned_of_own_builds:
+        _warned_of_own_builds = True
         logger.warning(
             "%d processes compile the same model, each for itself. Call "
             "options.enableExecutableCaching(folder) or set POPTORCH_CACHE_DIR to let one compile "

@@ -152,3 +152,15 @@ def test_the_store_can_be_opened_again_at_once():
         store = meeting.keep_store("127.0.0.1", port, wait)
         store.set("a", "b")
         del store
+
+
+def test_an_address_that_does_not_resolve_is_named(monkeypatch):
+    def unknown(*args, **named):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    named = "MASTER_ADDR=nowhere is no host that process %d of 2 knows: Name or service not known"
+    with pytest.raises(PlaceError, match=named % 1):
+        meeting.meet(of(1, 1234, address="nowhere", timeout_s=0.2))
+    with pytest.warns(UserWarning, match=named % 0):
+        meeting.meet(of(0, instances.free_port(), address="nowhere", timeout_s=5.0))
