@@ -1,4 +1,4 @@
-"""How far estimates of memory and time are from what processes take: 12 models, 6 settings, 3 ways.
+"""How far estimates of memory are from what processes take: 12 models, 6 settings, 3 ways.
 
 python benchmarks/fit.py --record                        216 cells; renews docs/fit.md
 python benchmarks/fit.py --models mlp gpt --ways interpreted
@@ -11,8 +11,7 @@ that the folder has not from a record of before; each says of which commit it is
 
 A run that is cut off keeps its cells: the same command goes on. On two cores, two commands with the
 same folder and different ``--models`` take half as long; 24 cells had the same memory within 1 %
-then, and the same times within 7 %, 1 % in the median. The same command without ``--models`` reads
-what both have measured.
+then. The same command without ``--models`` reads what both have measured.
 """
 
 from __future__ import annotations
@@ -146,7 +145,7 @@ def _estimated_anew(path: Path) -> dict[str, Any]:
         return facts
     cell_of = (facts["model"], facts["way"], facts["setting"])
     made = _in_process(fit_measure.estimated, *cell_of)
-    return {**facts, **{key: made[key] for key in ("estimate", "seconds", "fit_s")}}
+    return {**facts, **{key: made[key] for key in ("estimate", "fit_s")}}
 
 
 def cell(model: str, way: str, setting: str) -> dict[str, Any]:

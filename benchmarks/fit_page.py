@@ -23,19 +23,13 @@ def line(facts: dict[str, Any]) -> str:
     estimate = facts["estimate"]
     return (
         f"{facts['measured'] / _MIB:6.1f} MiB, {memory_error(facts):+.1%} expected, "
-        f"{estimate['low'] / _MIB:.0f} to {estimate['high'] / _MIB:.0f}; step "
-        f"{facts['step_s'] * 1000:.1f} ms, {time_error(facts):+.0%} expected{refused}"
+        f"{estimate['low'] / _MIB:.0f} to {estimate['high'] / _MIB:.0f}{refused}"
     )
 
 
 def memory_error(facts: dict[str, Any]) -> float:
     """What is expected over what was measured, less one."""
     return facts["estimate"]["expected"] / facts["measured"] - 1
-
-
-def time_error(facts: dict[str, Any]) -> float:
-    """Likewise of a step's time."""
-    return facts["seconds"]["expected"] / facts["step_s"] - 1
 
 
 def errors(cells: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -50,7 +44,7 @@ def errors(cells: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
         known = [each for each in tried if "measured" in each]
         if not known:
             continue
-        memory, seconds = ([abs(of(c)) for c in known] for of in (memory_error, time_error))
+        memory = [abs(memory_error(each)) for each in known]
         limited = [each for each in tried if each.get("limited") or "refused" in each]
         result[way] = {
             "tried": len(tried),
@@ -62,8 +56,6 @@ def errors(cells: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
             "width, median": round(statistics.median(map(_width, known)), 3),
             "limited": len(limited),
             "refused": sum("refused" in each for each in limited),
-            "time, median": round(statistics.median(seconds), 3),
-            "time, worst": round(max(seconds), 3),
         }
     return result
 
@@ -97,7 +89,7 @@ def lines(result: dict[str, Any]) -> list[str]:
         parts = (f"{count} of commit {commit}" for commit, count in commits.items())
         summary.append(f"They were not all measured at once: {', '.join(parts)}.")
     head = ["way", "cells", "memory off, median", "worst", "inside the interval"]
-    head += ["its width, median", "worst", "step time off, median", "worst"]
+    head += ["its width, median", "worst"]
     said = [
         *textwrap.wrap(" ".join(summary), _WIDTH),
         "",
@@ -107,15 +99,14 @@ def lines(result: dict[str, Any]) -> list[str]:
     for way, of in errors_of.items():
         keys = ("memory, median", "memory, worst", "inside", "width, median", "width, worst")
         shares = [f"{of[key]:.1%}" for key in keys]
-        times = [f"{of[key]:.0%}" for key in ("time, median", "time, worst")]
-        said.append(f"| {' | '.join([way, str(of['cells']), *shares, *times])} |")
+        said.append(f"| {' | '.join([way, str(of['cells']), *shares])} |")
     return [*said, *_by_setting(cells)]
 
 
 def _by_setting(cells: list[dict[str, Any]]) -> list[str]:
-    """Where time and memory are how far off: medians over the models of each setting."""
+    """Return how far memory is off: medians over the models of each setting."""
     ways = list(dict.fromkeys(each["way"] for each in cells))
-    head = " | ".join(f"{way}: memory, time" for way in ways)
+    head = " | ".join(ways)
     said = ["", f"| setting, median | {head} |", "|---" * (len(ways) + 1) + "|"]
     for setting in dict.fromkeys(each["setting"] for each in cells):
         columns: list[str] = []
@@ -125,14 +116,8 @@ def _by_setting(cells: list[dict[str, Any]]) -> list[str]:
                 for each in cells
                 if (each["way"], each["setting"]) == (way, setting) and "measured" in each
             ]
-            columns.append(
-                " and ".join(
-                    f"{statistics.median(abs(of(each)) for each in known):.1%}"
-                    for of in (memory_error, time_error)
-                )
-                if known
-                else "-"
-            )
+            off = [abs(memory_error(each)) for each in known]
+            columns.append(f"{statistics.median(off):.1%}" if off else "-")
         said.append(f"| {' | '.join([setting, *columns])} |")
     return said
 

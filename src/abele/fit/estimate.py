@@ -105,6 +105,27 @@ class Moment:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """Work of one call, as its programs are lowered.
+
+    Attributes:
+        operations: floating-point operations of those operators that torch has a formula for.
+        bytes: of all tensors that operators read and make, each once per use.
+    """
+
+    operations: int
+    bytes: int
+
+    def ratios(self, before: Work) -> dict[str, float]:
+        """Return the quotients by other work, by name; without those that have nothing below."""
+        pairs = {
+            "FLOPs": (self.operations, before.operations),
+            "bytes moved": (self.bytes, before.bytes),
+        }
+        return {name: now / then for name, (now, then) in pairs.items() if then}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
     """The memory of a run.
 
@@ -114,14 +135,14 @@ class Estimate:
         basis: where the numbers of each program come from, in words.
         moments: those that may be the peak; at least one. Of several with one name only one will
             be.
-        seconds: a call of the model takes this long; None if nothing is known of the machine.
+        work: of a call of the model.
     """
 
     target: str
     lowerings: Mapping[str, str]
     basis: Mapping[str, str]
     moments: tuple[Moment, ...]
-    seconds: Interval | None = None
+    work: Work
 
     @property
     def peak(self) -> Moment:
@@ -161,7 +182,7 @@ class Estimate:
             "lowerings": dict(self.lowerings),
             "basis": dict(self.basis),
             "bytes": dataclasses.asdict(self.size),
-            "seconds": None if self.seconds is None else dataclasses.asdict(self.seconds),
+            "work": dataclasses.asdict(self.work),
             "peak": self.peak.name,
             "moments": moments,
         }

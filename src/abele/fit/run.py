@@ -7,18 +7,21 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 
-from abele import garbage, machine_limits
+from abele import garbage
 from abele.compile.build import lowered_for
-from abele.fit import duration, intermediates, moments
-from abele.fit.estimate import Estimate, Interval, Moment, Part
+from abele.fit import intermediates, moments
+from abele.fit.estimate import Estimate, Interval, Moment, Part, Work
 from abele.fit.intermediates import Need
 from abele.fit.moments import together
 from abele.fit.results import of_calls
 from abele.fit.workspaces import PIECES, WHOLE
 from abele.program import Program, Role
 from abele.program.summary import state_bytes
+from abele.report.operators import moved_bytes, operations
+from abele.step import batching
 from abele.step.config import StepConfig
 from abele.targets import Target, get_target
+from abele.targets.kernel_choice import operators_of
 
 _INTERPRETING = "reference"
 _ON_HOST = "the module's own weights and buffers"
@@ -50,37 +53,37 @@ def estimate(
     config: StepConfig,
     target: Target,
     calls: Calls,
-    *,
-    timed: bool = True,
 ) -> Estimate:
-    """Estimate the memory of a run.
+    """Estimate the memory of a run, and count its work.
 
     Args:
         programs: as captured.
         config: the configuration they were captured with.
         target: what runs them.
         calls: what is known of the run.
-        timed: also say how long a call takes, for which the machine's limits are needed.
     """
     with garbage.uncollected():
-        ways = _ways(programs, config, target, timed=timed)
+        ways = _ways(programs, config, target)
         return Estimate(
             target=target.name,
             lowerings={name: _joined(way.lowering for way in each) for name, each in ways.items()},
             basis={name: _joined(way.basis for way in each) for name, each in ways.items()},
             moments=tuple(_moments(programs, config, target, calls, ways)),
-            seconds=_seconds(ways, config),
+            work=_work([way.program for way, *_ in ways.values()], config),
         )
 
 
-def _seconds(ways: _Ways, config: StepConfig) -> Interval | None:
-    programs: list[Interval] = []
-    for each in ways.values():
-        known = [way.seconds for way in each if way.seconds is not None]
-        if not known:
-            return None
-        programs.append(duration.fastest(known))
-    return duration.of_call(programs, config)
+def _work(programs: Sequence[Program], config: StepConfig) -> Work:
+    """Count the work of a call; programs behind the first apply gradients."""
+    micro_steps = sum(1 for _ in batching.schedule(config))
+    operators: list[tuple[int, torch.fx.Node]] = []
+    for index, program in enumerate(programs):
+        times = config.device_iterations if index else micro_steps
+        operators += [(times, node) for node in operators_of(program)]
+    return Work(
+        operations=sum(times * operations(node) for times, node in operators),
+        bytes=sum(times * moved_bytes(node) for times, node in operators),
+    )
 
 
 def _moments(
@@ -109,7 +112,7 @@ def _moments(
     if all(way.trusted for each in ways.values() for way in each):
         return made
     tiered = calls.tiered and any(way.compiles for each in ways.values() for way in each)
-    interpreted = _ways(programs, config, get_target(_INTERPRETING), timed=False)
+    interpreted = _ways(programs, config, get_target(_INTERPRETING))
     for name, (way,) in interpreted.items():
         first, alone = way.need, Interval.exact(0)
         if tiered:
@@ -126,45 +129,40 @@ class _Way:
     """One way to run a program.
 
     Attributes:
+        program: after all passes.
         need: what it needs at its peak.
         basis: where that comes from.
         lowering: what it is called, and why it was chosen.
         compiles: code is made for the program.
         trusted: results are never compared with those of the interpreter.
-        seconds: a run of the program takes this long; None if nobody asked.
     """
 
+    program: Program
     need: Need
     basis: str
     lowering: str
     compiles: bool
     trusted: bool
-    seconds: Interval | None
 
 
 _Ways = dict[str, list[_Way]]
 
 
-def _ways(programs: Sequence[Program], config: StepConfig, target: Target, *, timed: bool) -> _Ways:
+def _ways(programs: Sequence[Program], config: StepConfig, target: Target) -> _Ways:
     """The ways in which each program may run, by its name."""
     allocation = PIECES if target.device().type == "cpu" else WHOLE
-    limits = machine_limits.of_device(target.device(), _types(programs)) if timed else None
     result: _Ways = {}
     for name, lowered in lowered_for(target, programs, config).items():
         for program, chosen in lowered:
             lowering = target.lowering(chosen.name)
             use = lowering.memory(program)
             way = _Way(
+                program=program,
                 need=intermediates.need(program, use, allocation),
                 basis=use.basis,
                 lowering=f"{chosen.name} ({chosen.reason})",
                 compiles=lowering.compiles,
                 trusted=lowering.trusted,
-                seconds=None
-                if limits is None
-                else duration.of_program(
-                    program, lowering.kernels(program), limits, use, compiled=lowering.compiles
-                ),
             )
             result.setdefault(name, []).append(way)
     return result
@@ -174,12 +172,6 @@ def _handed(calls: Calls, name: str) -> list[Part]:
     """What earlier programs of a call have left for one."""
     size = calls.handed.get(name, 0)
     return [Part(role="left by earlier sections", size=Interval.exact(size))] if size else []
-
-
-def _types(programs: Sequence[Program]) -> set[torch.dtype]:
-    """The types in which something is computed."""
-    values = (node.meta.get("val") for each in programs for node in each.graph.graph.nodes)
-    return {each.dtype for each in values if isinstance(each, torch.Tensor)}
 
 
 def _needs(ways: _Ways, which: Callable[..., Need] = max) -> list[Need]:

@@ -12,14 +12,14 @@ _LINES = 8
 
 def table(answer: Answer) -> str:
     """The answer in a sentence, what is alive at the peak, and the user's lines that take most."""
-    peak = answer.estimate.peak
+    peak, work = answer.estimate.peak, answer.estimate.work
     parts = _by_role([*answer.beside, *peak.parts])
     rows = [_row(part) for part in sorted(parts, key=_order) if part.size.high]
     rows.append(("at the peak", *_sizes(answer.size), ""))
     head = ("what", "at least", "expected", "at most", "")
     lines = [
         answer.sentence(),
-        *_duration(answer),
+        f"A call computes {words.large(work.operations)}FLOP and moves {bytes_text(work.bytes)}.",
         "",
         f"Most is in use in {peak.name}: {peak.operation}.",
         "",
@@ -28,14 +28,6 @@ def table(answer: Answer) -> str:
     lines += _by_line(answer)
     lines += ["", *(f"{name} runs {why}." for name, why in answer.estimate.lowerings.items())]
     return "\n".join(lines)
-
-
-def _duration(answer: Answer) -> list[str]:
-    seconds = answer.estimate.seconds
-    if seconds is None:
-        return []
-    low, expected, high = map(words.seconds, (seconds.low, seconds.expected, seconds.high))
-    return [f"A call takes {low} to {high}, {expected} expected; that is a rough estimate."]
 
 
 def _by_role(parts: list[Part]) -> list[Part]:

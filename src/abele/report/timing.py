@@ -69,11 +69,10 @@ def timed(
 def _limits() -> Limits:
     """Those of this machine with the present number of threads."""
     limits = machine_limits.of_device()
-    rates = limits.of_type(torch.float32)
     return Limits(
         threads=limits.threads,
-        operations=rates.operations_per_s,
-        bandwidths=rates.bandwidths,
+        operations=limits.operations_per_s,
+        bandwidths=limits.bandwidths,
     )
 
 

@@ -14,7 +14,7 @@ from abele.passes import Pass
 from abele.passes.of_lowerings.recurrent_steps import recurrent_steps
 from abele.program import Program
 from abele.program.memory import MemoryUse, of_graph
-from abele.targets.kernel_choice import Kernel, KernelChoice, operators_of
+from abele.targets.kernel_choice import KernelChoice, operators_of
 
 if TYPE_CHECKING:
     from abele.kernels.build import Making
@@ -277,15 +277,6 @@ class Lowering(abc.ABC):
         """
         choice = KernelChoice(self.name, f"programs that are lowered this way {self.manner}")
         return dict.fromkeys(operators_of(program), choice)
-
-    def kernels(self, program: Program) -> tuple[Kernel, ...]:
-        """What runs one after the other for ``program``; for estimates of its time.
-
-        Args:
-            program: after ``passes``.
-        """
-        choices = self.kernel_choices(program).items()
-        return tuple(Kernel(what=choice.by, nodes=(node,)) for node, choice in choices)
 
     def clocked(self, program: Program) -> Clocked | None:
         """``program`` with clocks inside, made anew; None if this way has no place for them.

@@ -42,7 +42,7 @@ class Change:
         trial: the program with the change.
         around: has to be open for the trial's module while that is captured.
         warning: what else it changes, or empty.
-        timed: the machine's limits say how long a step takes with it.
+        timed: the model of stages says how long a step takes with it.
         least: the shares that at least remain of what always lives, and of the rest.
     """
 

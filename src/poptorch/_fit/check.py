@@ -83,12 +83,12 @@ def check(trial: Trial, limit: str | None) -> FitReport:
     return FitReport(answer=answer, placement=trial.placement, _search=search)
 
 
-def estimate(trial: Trial, target: Target, *, timed: bool = True) -> Estimate:
-    """The memory of a run of the model, and how long a call takes if it is to be ``timed``."""
+def estimate(trial: Trial, target: Target) -> Estimate:
+    """Estimate the memory of a run of the model, and count its work."""
     start = requested() or Start(trial.options._start_mode)
     calls = Calls(
         module=trial.module_bytes,
         batch=trial.batch_bytes,
         tiered=start is Start.TIERED,
     )
-    return fit.estimate(trial.captured.programs, trial.config, target, calls, timed=timed)
+    return fit.estimate(trial.captured.programs, trial.config, target, calls)

@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from abele.errors import AbeleError
@@ -13,8 +13,8 @@ from poptorch._fit.rungs import Ladder, Outcome, Rung, Stays
 from poptorch._fit.trial import Trial
 
 #: Shares of what the programs need that a change has to save: in any case, and where it does not
-#: suffice and a step takes so many times as long.
-_LEAST, _LITTLE, _SLOW = 0.01, 0.1, 2.0
+#: suffice and a step has so many times the work.
+_LEAST, _LITTLE, _MUCH = 0.01, 0.1, 2.0
 
 #: What capturing raises of a forward that was not made for a change.
 FAILURES = (AbeleError, RuntimeError, TypeError, ValueError)
@@ -53,8 +53,8 @@ class Judge(Protocol[_O]):
         """What the program needs for a change."""
         ...
 
-    def slowdown(self, now: _O, after: _O) -> float | None:
-        """Times as long as a step takes; None if that is not known."""
+    def ratios(self, change: Change, now: _O, after: _O) -> Mapping[str, float]:
+        """Return the work of a step with a change over that without it, by name."""
         ...
 
 
@@ -137,7 +137,7 @@ def _best(
             lines=judge.lines(change, after),
             warning=change.warning,
             saved=now.size.expected - after.size.expected,
-            slowdown=judge.slowdown(now, after) if change.timed else None,
+            ratios=judge.ratios(change, now, after),
             answer=after,
         )
         why = not_worth_it(rung, judge.needed(now))
@@ -159,10 +159,11 @@ def not_worth_it(rung: Rung, needed: float) -> str:
     """
     if rung.saved <= _LEAST * needed:
         return f"{rung.name}: saves less than {100 * _LEAST:.0f} %"
-    slow = rung.slowdown is not None and rung.slowdown >= _SLOW
-    if slow and rung.saved < _LITTLE * needed and rung.answer.verdict is not Verdict.FITS:
+    ratio, name = max(((each, name) for name, each in rung.ratios.items()), default=(0.0, ""))
+    little = rung.saved < _LITTLE * needed and rung.answer.verdict is not Verdict.FITS
+    if ratio >= _MUCH and little:
         saved = 100 * rung.saved / needed
-        return f"{rung.name}: saves {saved:.0f} %, and a step takes {rung.slowdown:.2f} times"
+        return f"{rung.name}: saves {saved:.0f} %, and a step has {ratio:.2f} times the {name}"
     return ""
 
 

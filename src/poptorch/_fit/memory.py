@@ -1,6 +1,6 @@
 """Changes that make a program need less of one memory, which holds all of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from abele import fit
 from abele.fit import Answer, Estimate
@@ -8,6 +8,7 @@ from abele.fit.run import STATE
 from poptorch._fit import changes
 from poptorch._fit.changes import Change, Ways
 from poptorch._fit.rungs import Stays
+from poptorch._fit.trial import Trial
 
 #: In the order of what they cost: nothing, calls of operators, a second forward, digits.
 _WAYS: tuple[Ways, ...] = (
@@ -23,13 +24,13 @@ class OfMemory:
     """One memory that holds the whole program.
 
     Args:
-        estimated: the memory of a changed model; ``timed`` for how long a call takes, too.
+        estimated: the memory of a changed model, and its work.
     """
 
     ways: Sequence[Ways] = _WAYS
     left_out: Sequence[str] = changes.NOT_OFFERED
 
-    def __init__(self, estimated: Callable[..., Estimate]):
+    def __init__(self, estimated: Callable[[Trial], Estimate]):
         self._estimated = estimated
 
     def stays(self, now: Answer, ways: Sequence[Ways]) -> Stays | None:
@@ -56,7 +57,7 @@ class OfMemory:
 
     def after(self, change: Change, now: Answer) -> Answer:
         """The answer for the changed program."""
-        estimate = self._estimated(change.trial, timed=change.timed)
+        estimate = self._estimated(change.trial)
         return fit.decide(estimate, now.limit, now.beside)
 
     def lines(self, change: Change, after: Answer) -> tuple[str, ...]:
@@ -64,9 +65,7 @@ class OfMemory:
         del after
         return change.lines
 
-    def slowdown(self, now: Answer, after: Answer) -> float | None:
-        """By the limits of the machine."""
-        before, then = now.estimate.seconds, after.estimate.seconds
-        if before is None or then is None or not before.expected:
-            return None
-        return then.expected / before.expected
+    def ratios(self, change: Change, now: Answer, after: Answer) -> Mapping[str, float]:
+        """Return the ratios of FLOPs and of bytes moved."""
+        del change
+        return after.estimate.work.ratios(now.estimate.work)

@@ -1,6 +1,7 @@
 """The ladder of changes that an answer offers, as values."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from abele.fit import Interval, Verdict
@@ -29,7 +30,7 @@ class Rung:
         lines: of Python, to add to the program.
         warning: what else it changes, or empty.
         saved: bytes that are expected to be saved at the peak.
-        slowdown: times as long as a step takes without it; None if that is not estimated.
+        ratios: work of a step with it over that without, by name; empty if nothing is known.
         answer: with this change and those before it.
     """
 
@@ -37,7 +38,7 @@ class Rung:
     lines: tuple[str, ...]
     warning: str
     saved: float
-    slowdown: float | None
+    ratios: Mapping[str, float]
     answer: Outcome
 
     def data(self) -> dict[str, Any]:
@@ -47,6 +48,7 @@ class Rung:
         return {
             **facts,
             "lines": list(self.lines),
+            "ratios": dict(self.ratios),
             "answer": {"verdict": answer.verdict.value, "bytes": dataclasses.asdict(answer.size)},
         }
 

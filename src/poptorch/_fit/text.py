@@ -8,11 +8,11 @@ def changes(ladder: Ladder) -> list[str]:
     """Lines that say what would make it fit."""
     lines = ["", *_outcome(ladder)]
     for rung in ladder.rungs:
-        slower = "" if rung.slowdown is None else f", a step takes {rung.slowdown:.2f} times"
-        unknown = ", how long a step takes is not estimated" if rung.slowdown is None else ""
+        ratios = [f"{ratio:.2f} times the {name}" for name, ratio in rung.ratios.items()]
+        per_step = f", a step has {' and '.join(ratios)}" if ratios else ""
         size = rung.answer.size
         sizes = f"{bytes_text(size.low)} to {bytes_text(size.high)}"
-        lines.append(f"  {rung.name}: {bytes_text(rung.saved)} less ({sizes}){slower}{unknown}")
+        lines.append(f"  {rung.name}: {bytes_text(rung.saved)} less ({sizes}){per_step}")
         lines += [f"      {line}" for line in rung.lines]
         lines += [f"    Warning: {rung.warning}."] if rung.warning else []
     if ladder.stays is None:

@@ -1,7 +1,7 @@
 """Changes that make the stages of a model need less of each IPU's memory."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from abele.fit import Interval, Limit, Verdict
 from abele.stage import Plan
@@ -157,7 +157,8 @@ class OfStages:
         instead = ("# in the place of the blocks that it has:",) if has_blocks else ()
         return (*instead, *blocks.lines(after.plan, change.trial.module))
 
-    def slowdown(self, now: Placed, after: Placed) -> float | None:
-        """By the modelled times of an update with as many rows."""
+    def ratios(self, change: Change, now: Placed, after: Placed) -> Mapping[str, float]:
+        """Return the ratio of the modelled times of an update with as many rows."""
         before = now.plan.update_time
-        return after.plan.update_time / before if before else None
+        known = before and change.timed
+        return {"modelled time": after.plan.update_time / before} if known else {}

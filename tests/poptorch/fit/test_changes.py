@@ -84,27 +84,36 @@ def test_smaller_micro_batches_come_first_and_are_estimated_with_the_change():
     again = changed.fit(rows, limit="1TiB").answer.estimate
     assert again.size.high == pytest.approx(rung.answer.estimate.size.high, rel=0.01)
     assert rung.saved > 0
-    assert rung.slowdown > 0
+    assert rung.ratios == {
+        "FLOPs": pytest.approx(1.0),
+        "bytes moved": pytest.approx(1.0, abs=0.5),
+    }
+    assert f"a step has {rung.ratios['FLOPs']:.2f} times the FLOPs and " in str(report)
     assert rung.lines[0] in str(report)
 
 
 @pytest.mark.parametrize(
-    ("saved", "slowdown", "verdict", "why"),
+    ("saved", "ratios", "verdict", "why"),
     [
-        (0.5, 12.4, Verdict.UNCERTAIN, ""),
-        (0.05, 1.1, Verdict.UNCERTAIN, ""),
-        (0.05, None, Verdict.UNCERTAIN, ""),
-        (0.05, 12.4, Verdict.FITS, ""),
-        (0.05, 12.4, Verdict.UNCERTAIN, "change: saves 5 %, and a step takes 12.40 times"),
-        (0.001, None, Verdict.UNCERTAIN, "change: saves less than 1 %"),
+        (0.5, {"FLOPs": 12.4}, Verdict.UNCERTAIN, ""),
+        (0.05, {"FLOPs": 1.1, "bytes moved": 1.9}, Verdict.UNCERTAIN, ""),
+        (0.05, {}, Verdict.UNCERTAIN, ""),
+        (0.05, {"FLOPs": 12.4}, Verdict.FITS, ""),
+        (
+            0.05,
+            {"FLOPs": 1.0, "bytes moved": 12.4},
+            Verdict.UNCERTAIN,
+            "change: saves 5 %, and a step has 12.40 times the bytes moved",
+        ),
+        (0.001, {}, Verdict.UNCERTAIN, "change: saves less than 1 %"),
     ],
 )
 def test_what_saves_little_and_costs_much_is_offered_only_where_it_suffices(
-    saved, slowdown, verdict, why
+    saved, ratios, verdict, why
 ):
     outcome = types.SimpleNamespace(verdict=verdict)
     parts = {"name": "change", "lines": (), "warning": ""}
-    rung = Rung(saved=1000 * saved, slowdown=slowdown, answer=outcome, **parts)
+    rung = Rung(saved=1000 * saved, ratios=ratios, answer=outcome, **parts)
     assert not_worth_it(rung, 1000) == why
 
 
@@ -119,7 +128,7 @@ def test_one_row_cannot_be_halved_so_the_inside_of_modules_is_computed_again():
     report = model.fit(rows, limit=limit_of(0.8, model, rows))
     rung = report.ladder.rungs[0]
     assert rung.name == "compute the inside of 8 modules of layers again"
-    assert rung.slowdown > 1
+    assert 1 < rung.ratios["FLOPs"] < 1.5  # forward once more, at most
     changed = Layers(depth=8)
     exec("\n".join(rung.lines), {"model": changed, "poptorch": poptorch})
     again = wrapped(changed).fit(rows, limit="1TiB").answer.estimate
@@ -140,7 +149,10 @@ def test_where_nothing_suffices_all_are_listed_and_none_is_promised():
     report = model.fit(rows, limit=limit_below_all(model, rows))
     assert not report.ladder.fits
     assert names(report.ladder)[-1] == "weights and inputs in half"
-    assert report.ladder.rungs[-1].slowdown is None
+    halved = report.ladder.rungs[-1].ratios
+    assert halved["FLOPs"] == pytest.approx(1.0)
+    assert halved["bytes moved"] < 1.0
+    assert report.ladder.rungs[0].ratios["bytes moved"] > 10  # weights once per row
     assert "none of them is sure to make it fit" in str(report)
 
 

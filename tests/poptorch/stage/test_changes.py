@@ -67,7 +67,7 @@ def test_smaller_micro_batches_come_first_and_are_planned_with_the_change(small)
     assert report.ladder.fits
     assert report.verdict is not Verdict.FITS
     assert "8 batch norms (layers.0.2, ...) take their statistics of" in str(report)
-    assert rung.slowdown == pytest.approx(1, abs=0.05)  # of an update with as many rows
+    assert rung.ratios == {"modelled time": pytest.approx(1, abs=0.05)}  # with as many rows
     options = poptorch.Options()
     exec(rung.lines[0], {"options": options})
     again = small(wrapped(Layers(nn.BatchNorm1d), options), rows, size=size)

@@ -7,6 +7,7 @@ import torch
 
 from abele import arena, fit, get_target
 from abele.fit import Calls, Limit, Verdict
+from abele.fit.estimate import Work
 from abele.fit.results import of_calls
 from abele.fit.run import estimate
 from abele.program import memory
@@ -158,7 +159,8 @@ def exactly(size, name="step"):
 
 
 def of(*moments):
-    return fit.Estimate(target="cpu", lowerings={}, basis={}, moments=moments)
+    work = Work(operations=0, bytes=0)
+    return fit.Estimate(target="cpu", lowerings={}, basis={}, moments=moments, work=work)
 
 
 def test_ways_of_which_one_will_be_widen_the_interval():
@@ -200,3 +202,13 @@ def test_what_has_planned_places_once_it_is_compiled_is_estimated_so_before(name
     assert lowering.memory(programs[0]).shared is not None
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert lowering.memory(programs[0]).shared is None
+
+
+def test_work_counts_every_micro_step_of_a_call():
+    program = captured(torch.nn.Linear(3, 2, bias=False), [torch.ones(4, 3)]).programs
+    one = estimate(program, StepConfig(training=False), get_target("reference"), CALLS).work
+    assert one == Work(operations=2 * 4 * 3 * 2, bytes=4 * (4 * 3 + 3 * 2 + 4 * 2))
+    config = StepConfig(training=False, device_iterations=3)
+    three = estimate(program, config, get_target("reference"), CALLS).work
+    assert three.ratios(one) == {"FLOPs": 3.0, "bytes moved": 3.0}
+    assert three.ratios(Work(operations=0, bytes=0)) == {}

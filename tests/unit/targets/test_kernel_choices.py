@@ -10,6 +10,8 @@ from abele.ops import lstm_loop
 from abele.program import is_view
 from abele.report import facts, timing
 from abele.targets import candidates, get_target
+from abele.targets.cpu.emitted.clocked import kernel_of
+from abele.targets.cpu.emitted.lowering import placed
 from abele.targets.cpu.emitted.reasons import why_torch
 from abele.targets.kernel_choice import NOBODY, operators_of
 from helpers.models import MODELS
@@ -156,7 +158,8 @@ def test_an_lstm_is_computed_by_its_loop_and_not_by_what_packs_its_weight():
     (loop,) = (each for node, each in chosen if node.target is lstm_loop.forward)
     assert loop.by == "lstm"
     assert "all time steps" in loop.why
-    kernels = lowering.kernels(program)
+    plan = placed(program)
+    kernels = tuple(kernel_of(unit, plan.kept) for unit in plan.units)
     parts = timing._parts_of_nodes(kernels)
     work = {each.what: timing._work(each, parts) for each in kernels}
     assert (work["pack"], work["lstm"]) == (0, 2 * 6 * 8 * 4 * 16 * 16)

@@ -27,7 +27,7 @@ from abele.targets.cpu.emitted.by_channels import by_channels
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
 from abele.targets.cpu.emitted.calls.convolutions import few_channel_convolutions
-from abele.targets.cpu.emitted.clocked import kernel_of, with_clocks
+from abele.targets.cpu.emitted.clocked import with_clocks
 from abele.targets.cpu.emitted.dialect import DIALECT
 from abele.targets.cpu.emitted.memory import arranged
 from abele.targets.cpu.emitted.memory_use import memory_use, until_code_ends
@@ -38,7 +38,7 @@ from abele.targets.cpu.emitted.rows_apart import rows_apart
 from abele.targets.cpu.emitted.source import Segment
 from abele.targets.cpu.self_test import kernel_problem
 from abele.targets.index_checks import checked
-from abele.targets.kernel_choice import Kernel, KernelChoice
+from abele.targets.kernel_choice import KernelChoice
 from abele.targets.translation.groups import Unit, grouped
 from abele.targets.translation.operations import Foreign, Translation, constants_of
 from abele.targets.translation.places import Buffer, Kind
@@ -121,11 +121,6 @@ class Emitted(Lowering):
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
         """Loops, calls, and what torch computes."""
         return reasons.kernel_choices(program, placed(program).units)
-
-    def kernels(self, program: Program) -> tuple[Kernel, ...]:
-        """Its units, with the bytes that do not stay in registers."""
-        plan = placed(program)
-        return tuple(kernel_of(unit, plan.kept) for unit in plan.units)
 
     def clocked(self, program: Program) -> Clocked:
         """Write and compile the code again, with a look at the clock between its units."""
