@@ -8,7 +8,7 @@ import pytest
 from cosmictagger.data import generator, layout
 from cosmictagger.data import generator_physics as physics
 from cosmictagger.data.generator_cascade import cascade
-from cosmictagger.data.generator_detector import CORNERS, Detector
+from cosmictagger.data.generator_detector import CORNERS, FULL_SIZE, Detector
 from cosmictagger.data.generator_tracks import track
 from cosmictagger.data.larcv import EventFile
 from cosmictagger.data.layout import IMAGE, LABEL
@@ -19,10 +19,14 @@ from .data_cases import SAMPLE, needs_sample
 SMALL = (128, 192)
 
 
+def simulated(number, seed, size=FULL_SIZE):
+    return generator._simulated(number, seed, Detector(size))
+
+
 @pytest.fixture(scope="module")
 def full():
     """Events of full size."""
-    return [generator.simulate(number, seed=3) for number in range(8)]
+    return [simulated(number, 3) for number in range(8)]
 
 
 def pixels(event, producer):
@@ -44,7 +48,7 @@ def test_an_event_does_not_depend_on_those_before(tmp_path):
         assert file.image_size == SMALL
         assert file.event_ids.tolist() == [[1, 0, n] for n in range(3)]
         for number in (2, 0):
-            event = generator.simulate(number, 5, SMALL)
+            event = simulated(number, 5, SMALL)
             for producer in (IMAGE, LABEL):
                 for result, made in zip(
                     file.sparse(producer, number), event.planes[producer], strict=True
@@ -237,7 +241,7 @@ def test_photons_of_no_energy_left_end():
 
 @pytest.mark.parametrize("size", [(320, 512), (64, 96)])
 def test_smaller_images_keep_shares_and_brightness(full, size):
-    made = [generator.simulate(number, 3, size) for number in range(5)]
+    made = [simulated(number, 3, size) for number in range(5)]
 
     def shares(events):
         counts = sum(np.bincount(pixels(e, LABEL).astype(int), minlength=3) for e in events)
@@ -266,11 +270,6 @@ def test_numbers_out_of_range(tmp_path, settings, message):
     with pytest.raises(DataError, match=message):
         generator.generate(tmp_path / "f.h5", **arguments)
     assert not list(tmp_path.iterdir())
-
-
-def test_an_event_that_does_not_exist():
-    with pytest.raises(DataError, match="Event -1"):
-        generator.simulate(-1)
 
 
 def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):

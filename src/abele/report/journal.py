@@ -119,13 +119,11 @@ class Journal:
     Attributes:
         windows: calls, in their order.
         moments: everything else, in its order.
-        torn: the last line was not complete.
         modified: seconds since 1970 of the last write; 0 if it was not read from a file.
     """
 
     windows: tuple[Window, ...] = ()
     moments: tuple[Moment, ...] = ()
-    torn: bool = False
     modified: float = 0.0
 
     def of_kind(self, *kinds: str) -> list[Moment]:
@@ -154,7 +152,7 @@ def read_journal(path: Path) -> Journal:
         data, modified = file.read_bytes(), file.stat().st_mtime
     except OSError:
         return Journal()
-    *lines, rest = data.split(b"\n")
+    *lines, _ = data.split(b"\n")
     windows: list[Window] = []
     moments: list[Moment] = []
     for line in lines:
@@ -163,9 +161,7 @@ def read_journal(path: Path) -> Journal:
             windows.append(entry)
         elif entry is not None:
             moments.append(entry)
-    return Journal(
-        windows=tuple(windows), moments=tuple(moments), torn=bool(rest), modified=modified
-    )
+    return Journal(windows=tuple(windows), moments=tuple(moments), modified=modified)
 
 
 def _read(line: bytes) -> Window | Moment | None:

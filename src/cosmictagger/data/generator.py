@@ -64,26 +64,6 @@ def generate(
             writer.write(_simulated(number, seed, detector))
 
 
-def simulate(number: int, seed: int = 0, size: tuple[int, int] = FULL_SIZE) -> Event:
-    """Make one event, the one that ``generate`` writes at this place.
-
-    Args:
-        number: place of the event in its file, from 0.
-        seed: of the file.
-        size: (H, W) of the images.
-
-    Returns:
-        Image and label with the same pixels, the true particles, and (1, 0, number) as its id.
-
-    Raises:
-        DataError: a number or size out of range.
-    """
-    if number < 0:
-        raise DataError(f"Event {number} was asked for; events count from 0.")
-    _check_seed(seed)
-    return _simulated(number, seed, _detector(size))
-
-
 def _check_seed(seed: int) -> None:
     if seed < 0:
         raise DataError(f"The seed is {seed}; it has to be 0 or more.")

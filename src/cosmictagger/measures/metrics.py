@@ -74,11 +74,6 @@ def average(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {key: float(_mean(np.array(values), axis=0)) for key, values in collected.items()}
 
 
-def predictions(logits: Sequence[Tensor]) -> Tensor:
-    """Return the class with the highest score of every pixel, int64 ``[B, 3, H, W]``."""
-    return _highest_of_all(logits).long()
-
-
 def _highest_of_all(logits: Sequence[Tensor]) -> Tensor:
     return torch.stack([_highest(scores) for scores in logits], dim=1)
 

@@ -35,7 +35,6 @@ def test_what_was_written_is_read_again(tmp_path):
     assert [each.kind for each in journal_read.moments] == ["stage", "error", "end"]
     assert journal_read.moments[1].type == "MemoryError"
     assert journal_read.end.what == "finished"
-    assert not journal_read.torn
 
 
 def test_a_journal_is_read_while_it_is_written_and_without_its_torn_line(tmp_path):
@@ -45,7 +44,6 @@ def test_a_journal_is_read_while_it_is_written_and_without_its_torn_line(tmp_pat
         file.write(b'{"e": "calls", "at": 7.')
     journal_read = read_journal(tmp_path)
     assert journal_read.calls == 3
-    assert journal_read.torn
     writer.close()
 
 
