@@ -195,7 +195,7 @@ class DataLoader(torch.utils.data.DataLoader):
             self._iterator = None  # torch then starts others
         if self.num_workers > 0:
             if os.getpid() not in _with_workers.values():  # of a worker itself, without atexit
-                util.Finalize(None, _end_workers, exitpriority=10)
+                util.Finalize(None, _end_workers, exitpriority=20)  # before queues, which have 10
             _with_workers[self] = os.getpid()
         if self._is_iterable or self.num_workers > 0 or self.batch_sampler is None:
             return super().__iter__()
