@@ -92,20 +92,22 @@ class ExecutableCache:
             return False
         return True
 
-    def lock(self, key: str) -> filelock.BaseFileLock:
+    def lock(self, key: str) -> filelock.BaseFileLock | None:
         """Return the lock, not acquired, of the process that makes the executable with this key.
 
-        The system takes the lock from a process that ends, however it ends. Acquiring raises
-        ``OSError`` where there is nowhere to lock.
+        The system takes the lock from a process that ends, however it ends. None where no folder
+        for locks is this user's alone: every process then makes its own executable.
         """
         name = hashlib.sha256(
             f"{self.folder.absolute()}/{key}".encode(errors="surrogateescape")
         ).hexdigest()
         # Not in the folder: locks of network drives are another matter, and their files stay.
         locks = Path(tempfile.gettempdir()) / f"abele-locks-{os.getuid()}"
-        with contextlib.suppress(OSError):  # acquiring says so
+        try:
             files.make_private(locks)  # whoever else made it could hold a lock for ever
             _sweep_locks(locks)
+        except OSError:
+            return None
         return filelock.FileLock(locks / name)
 
     @contextlib.contextmanager
@@ -121,17 +123,12 @@ class ExecutableCache:
             file, which another process stored after this one had looked.
         """
         lock, waited = self.lock(key), False
-        with contextlib.suppress(OSError):  # nowhere to lock: every process makes its own
-            try:
-                lock.acquire(timeout=0)
-            except filelock.Timeout:
-                waited = True
-                waiting()
-                lock.acquire(poll_interval=0.1)
-        try:
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(OSError):  # nowhere to lock
+                if lock is not None:
+                    waited = _acquired_late(lock, waiting)
+                    held.callback(lock.release)
             yield waited or self.has(key)
-        finally:
-            lock.release()
 
     def why_missing(self, parts: Mapping[str, Any]) -> str:
         """Explains a miss: what was stored was unusable, or another one comes nearest."""
@@ -177,6 +174,17 @@ class ExecutableCache:
             f"A cached executable could not be used and is rebuilt: {error}{kept}",
             CacheWarning,
         )
+
+
+def _acquired_late(lock: filelock.BaseFileLock, waiting: Callable[[], None]) -> bool:
+    """Acquire a lock; return whether another process had it, after a call of ``waiting``."""
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        waiting()
+        lock.acquire(poll_interval=0.1)
+        return True
+    return False
 
 
 def _sweep_locks(folder: Path) -> None:
