@@ -33,7 +33,6 @@ abele port train.py -o ported --check 20 -- --epochs 1  # and compare 20 updates
 abele port train.py -o ported --ladder --limit mk2      # or step by step: it runs, trains the same, fits
 python ported/train.py --epochs 1                       # run the port
 abele port ported/train.py -o back --to torch           # the way back: plain PyTorch
-abele port train.py -o rdu --to samba --check 20        # a SambaFlow program
 abele port train.py -o many --to popdist                # several instances, started by poprun
 ```
 
@@ -42,7 +41,7 @@ program, and porting a port changes nothing. On this page:
 
 - [One port from start to end](#one-port-from-start-to-end)
 - [What happens to which line](#what-happens-to-which-line): verdicts, exit status, all codes
-- [The way back](#the-way-back) and [to SambaFlow](#to-sambaflow)
+- [The way back](#the-way-back)
 - [The ladder](#the-ladder): what to do when a port trains differently or does not fit
 - [Programs with a switch of compute modes](#programs-with-a-switch-of-compute-modes)
 - [What it relies on](#what-it-relies-on)
@@ -156,24 +155,6 @@ torchrun --nproc-per-node 2 plain/train.py
 ```
 
 """
-_SAMBA = """
-## To SambaFlow
-
-`--to samba` turns a plain PyTorch program into a SambaFlow program:
-
-- The model with its loss is one module, and `samba.from_torch_model_` names its parameters.
-- The first batch compiles the program (`samba.session.compile`) and loads it (`trace_graph`), so the script keeps its arguments.
-- Each batch gets names by `samba.from_torch_tensor` and is one `samba.session.run` with sections `fwd`, `bckwd` and `opt`. A learning rate
-  that changes is passed with each run.
-- `samba.session.to_cpu` fetches the weights after the loop, or after each run if the loop evaluates the model. Evaluation stays on the host.
-
-Programs with the commands `compile` and `run` are in [`samba_logreg.py`](../examples/samba_logreg.py) and
-[`samba_cnn.py`](../examples/samba_cnn.py).
-
-Blocked, by line, are several processes, several training steps, accumulated gradients, hand-written updates, batches that are dictionaries,
-and what is blocked for PopTorch. Codes of the first table mean the same here.
-
-"""
 _TABLE = "| code | stands for |\n|---|---|\n"
 _TAIL = """
 ## The ladder
@@ -273,12 +254,10 @@ def page() -> str:
     result = port(files.read(ROOT / SCRIPT))
     diff = files.difference(result).rstrip("\n")
     lines = "\n".join(line.rstrip() for line in diff.splitlines())
-    there, back, samba = (_table(target) for target in ("poptorch", "torch", "samba"))
-    known = set(there.splitlines())
-    more = "".join(row for row in samba.splitlines(keepends=True) if row.strip() not in known)
+    there, back = (_table(target) for target in ("poptorch", "torch"))
     return (
         f"{_HEAD}{summary(result)}\n{_CHECKED}{lines}\n{_RULES}{_TABLE}{there}"
-        f"{_BACK}{_TABLE}{back}{_SAMBA}{_TABLE}{more}{_TAIL}"
+        f"{_BACK}{_TABLE}{back}{_TAIL}"
     )
 
 

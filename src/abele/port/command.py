@@ -39,11 +39,10 @@ def add_parser(commands: Any, summary: str) -> None:
     _add_runs(parser)
     parser.add_argument(
         "--to",
-        choices=("poptorch", "popdist", "samba", "torch"),
+        choices=("poptorch", "popdist", "torch"),
         default="poptorch",
         help="what it becomes (default: poptorch); popdist: also run in several instances, started "
-        "by poprun; samba: a SambaFlow program, compiled with its first batch and run by a "
-        "session; torch: the way back, a PopTorch program in plain PyTorch",
+        "by poprun; torch: the way back, a PopTorch program in plain PyTorch",
     )
     parser.add_argument(
         "--verbose", action="store_true", help="name every line, also unchanged ones"
@@ -133,8 +132,8 @@ def _require_sense(parsed: argparse.Namespace) -> None:
         )
     if parsed.limit and not parsed.ladder:
         raise PortError("--limit is for --ladder, which is not asked for")
-    if parsed.ladder and parsed.to in ("samba", "torch"):
-        raise PortError(f"--ladder takes the steps of a port to PopTorch, not to {parsed.to}")
+    if parsed.ladder and parsed.to == "torch":
+        raise PortError("--ladder takes the steps of a port to PopTorch, not to torch")
     if parsed.instances > 1 and not (parsed.check and parsed.to == "torch"):
         raise PortError(
             "--instances compares a program that uses popdist with its port to plain PyTorch: add "

@@ -49,7 +49,7 @@ def port(project: Project, popdist: bool = False, to: str = "poptorch") -> Port:
     Args:
         project: the program.
         popdist: whether it is to run in several instances.
-        to: what it becomes a program of: ``poptorch``, ``torch`` or ``samba``.
+        to: what it becomes a program of: ``poptorch`` or ``torch``.
     """
     switch = switch_of(project) if to == "poptorch" else None
     if switch is not None and switch.there:

@@ -4,13 +4,10 @@ import sys
 
 import pytest
 
-from sambaflow.samba import session
-
 
 @pytest.fixture
 def in_process(monkeypatch, tmp_path):
-    """The folder, arguments and session of a program that has just started."""
+    """The folder and arguments of a program that has just started, on target ``reference``."""
     monkeypatch.setenv("ABELE_TARGET", "reference")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(session, "graph", None)
     monkeypatch.setattr(sys, "argv", ["program.py"])

@@ -175,7 +175,7 @@ def port(capsys, *arguments):
 def test_a_program_whose_imports_are_missing_is_not_ported(tmp_path, capsys):
     script, out = tmp_path / "run.py", tmp_path / "new"
     script.write_text("import apex\nimport dali\n" + TRAINS)
-    for way in (["-o", out], ["--scan"], ["-o", out, "--to", "samba"], ["-o", out, "--check", "3"]):
+    for way in (["-o", out], ["--scan"], ["-o", out, "--check", "3"]):
         status, printed, said = port(capsys, script, *way)
         assert status == 1
         assert not printed

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (lines of programs)
-"""No mistake in a port to plain PyTorch or SambaFlow goes unnoticed: each changes what is printed.
+"""No mistake in a port to plain PyTorch goes unnoticed: each changes what is printed.
 
 Each rule has at least ten, of which the first few always run. A broken port that fails is noticed, too.
 """
@@ -10,11 +10,10 @@ import pytest
 
 from abele.port.rules import BY_TARGET
 from helpers import port_fixtures
-from sambaflow.samba import session
 
 pytestmark = pytest.mark.usefixtures("in_process")
 HERE = Path(__file__).parent
-FOLDERS = {"torch": HERE / "rules_torch", "samba": HERE / "rules_samba"}
+FOLDERS = {"torch": HERE / "rules_torch"}
 #: How many of a rule's mistakes run where long tests do not.
 ALWAYS = 3
 
@@ -143,104 +142,6 @@ WRAPPERS = {
     "the first call is a compilation": ("wrappers", "for step in range(6):", "training(x, y).backward()\noptimizer.step()\nfor step in range(6):"),
 }  # fmt: skip
 
-RUNS = {
-    "no update": ("logreg", '["fwd", "bckwd", "opt"]', '["fwd", "bckwd"]'),
-    "forward alone": ("logreg", '["fwd", "bckwd", "opt"]', '["fwd"]'),
-    "another batch": ("logreg", "from_torch_tensor(images,", "from_torch_tensor(images.flip(0),"),
-    "other labels": ("logreg", "from_torch_tensor(labels,", "from_torch_tensor(labels.flip(0),"),
-    "results in another order": ("logreg", "scores.argmax(1).tolist())", "scores.flip(1).argmax(1).tolist())"),
-    "another loss": ("logreg", "loss = self.criterion(scores, labels)", "loss = self.criterion(2 * scores, labels)"),
-    "a detached part": ("logreg", "scores = self.model(images)", "scores = self.model(images).detach() + 0 * self.model(images)"),
-    "compiled in the other mode": ("cnn", "    model.train()\n    for", "    model.eval()\n    for"),
-    "another loss function": ("cnn", "nn.functional.cross_entropy(self.model(pictures), labels)", "nn.functional.cross_entropy(self.model(pictures), labels, label_smoothing=0.1)"),
-    "a term left out": ("trainer", " + self.penalty * out.square().mean()", ""),
-    "a run twice": ("trainer", "        samba.session.to_cpu(self.training_model)\n", "        samba.session.run(inputs)\n        samba.session.to_cpu(self.training_model)\n"),
-    "the first rate": ("cnn", 'optimizer.param_groups[0]["lr"]', 'optimizer.param_groups[0]["initial_lr"]'),
-    "half the rate": ("trainer", 'self.optimizer.param_groups[0]["lr"]', '0.5 * self.optimizer.param_groups[0]["lr"]'),
-}  # fmt: skip
-
-SAMBA_OPTIMIZERS = {
-    "another rate": ("logreg", "lr=args.lr", "lr=2 * args.lr"),
-    "no momentum": ("logreg", "momentum=args.momentum", "momentum=0.0"),
-    "another class": ("logreg", "samba.optim.SGD(", "torch.optim.RMSprop("),
-    "other betas": ("cnn", "betas=(0.9, 0.99)", "betas=(0.9, 0.999)"),
-    "the default decay": ("cnn", "weight_decay=0, ", ""),
-    "decay in the gradients": ("cnn", "samba.optim.AdamW(model.parameters(), lr=0.02, betas=(0.9, 0.99), weight_decay=0", "samba.optim.Adam(model.parameters(), lr=0.02, betas=(0.9, 0.99), weight_decay=0.1"),
-    "another epsilon": ("cnn", "betas=(0.9, 0.99)", "betas=(0.9, 0.99), eps=1e-3"),
-    "torch's rate": ("trainer", "lr=0.05", "lr=0.01"),
-    "some parameters": ("logreg", "samba.optim.SGD(model.parameters()", "samba.optim.SGD([model.layer.bias]"),
-    "decay": ("logreg", "momentum=args.momentum)", "momentum=args.momentum, weight_decay=0.1)"),
-    "another class of torch": ("trainer", "torch.optim.RMSprop(", "torch.optim.Adagrad("),
-}  # fmt: skip
-
-SAMBA_LIMITS = {
-    "no limit": ("cnn", ", max_grad_norm=0.5", ""),
-    "another limit": ("cnn", "max_grad_norm=0.5", "max_grad_norm=0.6"),
-    "no limit under autocast": ("precision", ", max_grad_norm=0.5", ""),
-    "half the limit": ("precision", "max_grad_norm=0.5", "max_grad_norm=0.25"),
-    "the limit of scaled gradients": ("precision", "max_grad_norm=0.5", "max_grad_norm=0.5 / 65536"),
-    "a squared limit": ("precision", "max_grad_norm=0.5", "max_grad_norm=0.5**2"),
-    "the rate as the limit": ("precision", "lr=0.1, momentum=0.9, max_grad_norm=0.5", "lr=0.5, momentum=0.9, max_grad_norm=0.1"),
-    "the momentum as the limit": ("precision", "momentum=0.9, max_grad_norm=0.5", "momentum=0.5, max_grad_norm=0.9"),
-    "the limit of a sum": ("cnn", "max_grad_norm=0.5", "max_grad_norm=0.5 * 8"),
-    "the loss is limited": ("precision", "loss = criterion(scores, labels)", "loss = criterion(scores, labels).clamp(max=0.5)"),
-    "the limit of each value": ("precision", ", max_grad_norm=0.5)", ")\nfor each in model.parameters():\n    each.register_hook(lambda grad: grad.clamp(-0.5, 0.5))"),
-}  # fmt: skip
-
-SAMBA_LOADERS = {
-    "no shuffling": ("logreg", "shuffle=True", "shuffle=False"),
-    "another size": ("logreg", "batch_size=8, shuffle", "batch_size=16, shuffle"),
-    "shuffled": ("cnn", "drop_last=True, **options", "drop_last=True, shuffle=True, **options"),
-    "smaller batches": ("cnn", '{"batch_size": 8}', '{"batch_size": 4}'),
-    "a sampler": ("logreg", "shuffle=True", "sampler=range(64)"),
-    "some of the data": ("logreg", "DataLoader(data, batch_size=8,", "DataLoader(torch.utils.data.Subset(data, range(32)), batch_size=8,"),
-    "no shuffling of moved batches": ("precision", "batch_size=8, shuffle=True", "batch_size=8"),
-    "another size of moved batches": ("precision", "batch_size=8", "batch_size=10"),
-    "a short batch": ("precision", "batch_size=8, shuffle=True", "batch_size=12, shuffle=True"),
-    "a last batch left out of more": ("precision", "DataLoader(data,", "DataLoader(torch.utils.data.Subset(data, range(39)),"),
-}  # fmt: skip
-
-SAMBA_WEIGHTS = {
-    "weights are not fetched": ("logreg", "        samba.session.to_cpu(training_model)\n", ""),
-    "weights are fetched too late": ("cnn", "        samba.session.to_cpu(training_model, optimizer)\n", "        if step % 3:\n            samba.session.to_cpu(training_model, optimizer)\n"),
-    "the optimizer's old state": ("cnn", "to_cpu(training_model, optimizer)", "to_cpu(training_model, optimizer if step < 3 else None)"),
-    "weights of the step before": ("trainer", "        samba.session.to_cpu(self.training_model)\n        return loss.item(), error.sum().item()", "        return loss.item(), error.sum().item()"),
-    "weights are not fetched for an evaluation": ("precision", "        samba.session.to_cpu(training_model)\n", ""),
-    "fetched before the run": ("trainer", "        error, loss = map(", "        samba.session.to_cpu(self.training_model)\n        error, loss = map("),
-    "the optimizer's state is not fetched": ("cnn", "to_cpu(training_model, optimizer)", "to_cpu(training_model)"),
-    "fetched once": ("precision", "        samba.session.to_cpu(training_model)\n", "        if not epoch:\n            samba.session.to_cpu(training_model)\n"),
-    "weights of another model": ("precision", "samba.session.to_cpu(training_model)", "samba.session.to_cpu(ModelWithLoss(nn.Linear(6, 3)))"),
-    "evaluated before the end": ("logreg", "        samba.session.to_cpu(training_model)\n        print(epoch, test(model, DataLoader(data, batch_size=16)))\n", "        print(epoch, test(model, DataLoader(data, batch_size=16)))\n        samba.session.to_cpu(training_model)\n"),
-}  # fmt: skip
-
-SAMBA_DEVICES = {
-    "a type is lost": ("precision", "scale.to(torch.int64)", "scale"),
-    "another type": ("precision", "scale.to(torch.int64)", "scale.to(torch.bool)"),
-    "another value": ("precision", "2.999", "1.999"),
-    "a constant of another type": ("precision", "2.999, 6, dtype=torch.bfloat16)", "2.999, 6)"),
-    "an operand goes with the move": ("precision", "        rows = rows * scale.to(torch.int64)\n", ""),
-    "another operand": ("precision", "rows * scale.to(torch.int64)", "rows + scale.to(torch.int64)"),
-    "the argument of a move is lost": ("precision", "nn.CrossEntropyLoss(weight=shares)", "nn.CrossEntropyLoss()"),
-    "other values": ("precision", "[1.0, 2.0, 0.5]", "[1.0, 2.0, 1.5]"),
-    "a layer goes with the move": ("precision", "nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))", "nn.Linear(6, 8), nn.Linear(8, 3))"),
-    "a model of another type": ("precision", "nn.Linear(8, 3))\nshares", "nn.Linear(8, 3)).half().float()\nshares"),
-    "another tensor": ("precision", "print(model(x)", "print(model(2 * x)"),
-}  # fmt: skip
-
-SAMBA_PRECISION = {
-    "it casts": ("precision", "scores = self.model(rows)", "scores = self.model(rows.bfloat16().float())"),
-    "half the results": ("precision", "scores = self.model(rows)", "scores = self.model(rows).half().float()"),
-    "half the model": ("precision", "ModelWithLoss(model)", "ModelWithLoss(__import__('copy').deepcopy(model).half().float())"),
-    "the scale stays": ("precision", "loss = criterion(scores, labels)", "loss = 65536 * criterion(scores, labels)"),
-    "a statement under autocast left out": ("precision", "return scores, loss", "return scores.detach(), criterion(scores.relu(), labels)"),
-    "no update": ("precision", '["fwd", "bckwd", "opt"]', '["fwd", "bckwd"]'),
-    "two updates": ("precision", "        samba.session.to_cpu(training_model)\n", '        samba.session.run(inputs, traced(training_model, inputs, optimizer), section_types=["fwd", "bckwd", "opt"])\n        samba.session.to_cpu(training_model)\n'),
-    "the update of the scaler stays": ("precision", "        samba.session.to_cpu(training_model)\n", "        samba.session.to_cpu(training_model)\n        scaler.update()\n"),
-    "half the rows": ("precision", "from_torch_tensor(rows,", "from_torch_tensor(rows.half().float(),"),
-    "other labels": ("precision", "from_torch_tensor(labels,", "from_torch_tensor(labels.flip(0),"),
-}  # fmt: skip
-
-
 RULES = {
     "torch": {
         "Instances": INSTANCES,
@@ -252,18 +153,9 @@ RULES = {
         "Inference models": INFERENCE,
         "Wrappers": WRAPPERS,
     },
-    "samba": {
-        "Devices": SAMBA_DEVICES,
-        "Data loaders": SAMBA_LOADERS,
-        "Optimizers": SAMBA_OPTIMIZERS,
-        "Limits of gradients": SAMBA_LIMITS,
-        "Training steps": RUNS,
-        "Mixed precision": SAMBA_PRECISION,
-        "Weights on the host": SAMBA_WEIGHTS,
-    },
 }
 #: Of these nothing is computed: what is blocked has no output, and imports are taken out.
-ELSEWHERE = {"What cannot be ported", "What a session does not do", "What is left"}
+ELSEWHERE = {"What cannot be ported", "What is left"}
 
 
 def parameters():
@@ -295,7 +187,6 @@ def test_a_mistake_is_seen(target, rule, name, prints, tmp_path):
     assert text.count(right) == 1, right
     if port not in prints:
         prints[port] = port_fixtures.printed(port)
-        session.graph = None
     broken = tmp_path / "broken.py"
     broken.write_text(text.replace(right, wrong))
     try:

@@ -27,7 +27,6 @@ from abele.port.check.channel import Channel
 from abele.port.check.watch import Enough
 from abele.port.check.watch_original import Original
 from abele.port.check.watch_port import Port
-from abele.port.check.watch_sections import Sections
 
 _OF_WORKERS = {
     *("num_workers", "timeout", "prefetch_factor", "persistent_workers"),
@@ -69,8 +68,6 @@ def _watched(request: dict[str, Any], channel: Channel) -> None:
     watch = (Port if request["port"] else Original)(channel, request["steps"])
     with contextlib.ExitStack() as stack:
         stack.enter_context(watch.watching())
-        if request["port"]:
-            stack.enter_context(Sections(channel, request["steps"]).watching())
         seed(request["seed"])
         runpy.run_path(str(script), run_name="__main__")
         watch.finish()

@@ -21,7 +21,6 @@ from abele.port.rules import (
     optimizers,
     plain,
     rates,
-    samba,
     schedulers,
     training,
 )
@@ -48,7 +47,6 @@ RULES: Sequence[Rule] = (
 BY_TARGET: Mapping[str, Sequence[Rule]] = {
     "poptorch": RULES,
     "popdist": RULES,
-    "samba": samba.RULES,
     "torch": plain.RULES,
 }
 
