@@ -198,34 +198,9 @@ half precision, stages of a pipeline.
 
 ## Programs with a switch of compute modes
 
-Many trainers run on several kinds of machines: an enumeration such as `ComputeMode` has `CPU` and `GPU`, and conditions test it. Such a
-program keeps these modes and gets one more, `IPU`. Conditions treat it as `CPU`, and where a rule changes a line, the change is a
-branch beside the old line:
-
-```python
-            if self.args.run.compute_mode == ComputeMode.IPU:
-                logits, labels, loss = self.forward_pass(batch, program=self.training_model)
-            else:
-                logits, labels = self.forward_pass(batch)
-```
-
-`--check 20 -- run.compute_mode=CPU` runs the program in that mode, and its port with `run.compute_mode=IPU`. The table has what people edit by
-hand in such a trainer, and what the port does:
-
-| by hand | here | code |
-|---|---|---|
-| a member of the enumeration | the same, with a value that is free; where CPU is compared or listed, it goes with it | `ABP901`, `ABP905` |
-| `import poptorch`, `popdist` under `try` | the same, in each file that needs them | `ABP902` |
-| the model wrapped in `trainingModel`, else in `inferenceModel` | wrapped models are attributes beside the model, made when they are first needed: a later `model = model.to(device)` cannot lose them | `ABP301`, `ABP502` |
-| optimizers of `poptorch.optim` in the mode's branches | the same | `ABP401` |
-| the network's `forward` takes labels and loss | `forward` stays; a module around the model computes the loss and marks it with `identity_loss` | `ABP908` |
-| the trainer's forward pass gives them, and returns the loss | it takes a program to call in the place of the model; what it does before stays on the host | `ABP903` |
-| training step and validation step take the loss from it | the same; inference without a loss has a program of its own | `ABP303`, `ABP904` |
-| `popdist.init()` in the constructor | the same, with `--to popdist` | `ABP801` |
-| options of `popdist.poptorch`, a seed, the number of replicas in the log | the same | `ABP808` |
-| the instance in the model's file name | in the name of every file that is written, and of those that are read again; other modes keep their names | `ABP807` |
-| a method that logs in one instance | the same, and every line of the log goes through it | `ABP806` |
-| `version_base` of Hydra taken out | it stays, as Hydra 1.2 and later need it | `ABP910` |
+Some trainers run on several kinds of machines: an enumeration such as `ComputeMode` has `CPU` and `GPU`, and conditions test it. A port
+would keep one mode and lose the others, so such a program is refused (`ABP901`): the enumeration and every line that asks for a member are
+named. Add a member `IPU` and its branches by hand at these lines, as [this guide](porting-cosmictagger.md) does.
 
 ## What it relies on
 
@@ -243,8 +218,6 @@ hand in such a trainer, and what the port does:
 - **Hand-written updates.** `p.data.add_(-lr * p.grad)` becomes `poptorch.optim.SGD`. Where the product is rounded before it is added, as here,
   `velocity_scaling` makes the program round it too.
 - **Text.** Comments right above a removed line go with it. All others, and the formatting, stay.
-- **Switches of modes.** Recognised are a member for CPU and conditions that compare with members (`==`, `is`, `in`, `match`, keys of a
-  dictionary), but not modes that are plain strings.
 - **`--check` runs the program.** Side effects of its import, files it writes and data it downloads happen.
 """
 

@@ -11,7 +11,6 @@ from abele.errors import PortError
 from abele.port import files, imports
 from abele.port.engine import Port, port
 from abele.port.finding import SENTENCES, Verdict
-from abele.port.modes.arguments import arguments_of_port
 from abele.port.project import Project
 
 #: Exit status for the worst verdict of a program.
@@ -105,7 +104,7 @@ def command(parsed: argparse.Namespace) -> int:
     if not parsed.scan and not blocked:
         print(f"written: {parsed.output}; what changed and why: {parsed.output / files.PAGE}")
     if parsed.check and not blocked:
-        return _check(parsed, result) or STATUS[result.verdict]
+        return _check(parsed) or STATUS[result.verdict]
     if parsed.ladder:
         return _climb(parsed, result)
     return STATUS[result.verdict]
@@ -159,22 +158,18 @@ def _missing(parsed: argparse.Namespace, project: Project) -> list[str]:
     return [f"not there, and not needed to port: {each}" for each in absent]
 
 
-def _check(parsed: argparse.Namespace, result: Port) -> int:
+def _check(parsed: argparse.Namespace) -> int:
     """Run the original and the port, and say where they differ; 0 if nowhere."""
     from abele.port.check.command import checked  # which imports torch
 
     port_of = parsed.output / parsed.script.name
     back = parsed.to == "torch"
-    of_port = arguments_of_port(result.switch, parsed.rest)
-    if result.switch is not None:
-        print(f"the port runs in mode {result.switch.new}: {' '.join(of_port)}")
     return checked(
         parsed.script,
         port_of,
         parsed.check,
         parsed.rest,
         back=back,
-        port_arguments=of_port,
         instances=parsed.instances,
     )
 

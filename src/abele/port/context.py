@@ -15,7 +15,6 @@ from abele.port.analysis.steps import Step, StepError, training_steps
 from abele.port.analysis.things import Things
 from abele.port.edits import Edits
 from abele.port.finding import Finding, Verdict
-from abele.port.modes.switch import Switch
 from abele.port.project import Project
 from abele.port.routes import Routes, Wrapped
 from abele.port.source import Source
@@ -40,7 +39,7 @@ class Context:
         training: the training model that each optimizer has been given to.
         replaced: statements in whose place a program is called.
         numbered: names of files that have got the number of the instance, each as it was.
-        switch: of the modes that the program has; None where it has one way only.
+        finished: whether the rules that are still to come have nothing to do.
     """
 
     def __init__(self, project: Project, popdist: bool = False):
@@ -52,7 +51,7 @@ class Context:
                 so anyway.
         """
         self.project = project
-        self.switch: Switch | None = None
+        self.finished = False
         self.things = Things(project)
         read = list(training_steps(project, self.things))
         self.steps = [step for _, step in read if isinstance(step, Step)]
@@ -153,10 +152,6 @@ class Context:
         while name in used:
             name, number = f"{wanted}{separator}{number}", number + 1
         return name
-
-    def test(self, source: Source, node: cst.CSTNode) -> str:
-        """The text of "this run is in the new mode" where a node is, in a program with modes."""
-        raise NotImplementedError(f"{source.name} has no modes")
 
     def options(self, source: Source) -> str:
         """The name of a file's options, which it has from now on."""

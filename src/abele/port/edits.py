@@ -43,7 +43,6 @@ class Edits:
         self._around: dict[cst.CSTNode, _Around] = {}
         self._imports: dict[str, None] = {}
         self._lines: dict[str, None] = {}
-        self._functions: dict[str, None] = {}
         self._definitions: list[_Statement] = []
 
     def change(self, node: cst.CSTNode, change: Change) -> None:
@@ -54,19 +53,18 @@ class Edits:
         """Put an expression, given as text, in the place of a node."""
         self.change(node, lambda _: cst.parse_expression(text))
 
-    def give(self, call: cst.Call, argument: cst.Arg, *, always: bool = False) -> None:
+    def give(self, call: cst.Call, argument: cst.Arg) -> None:
         """Give a call one more argument, laid out as the others are.
 
         Args:
             call: of the file.
             argument: the new one, at the end.
-            always: in all modes that a program may have.
         """
 
         def change(node: cst.Call) -> cst.Call:
             return laid_out(self._source, call, node, [*node.args, argument])
 
-        (self.always if always else self.change)(call, change)
+        self.change(call, change)
 
     def take_out(self, node: cst.CSTNode, change: Change) -> None:
         """Change an expression to a part of it; a statement that then does nothing goes."""
@@ -95,17 +93,9 @@ class Edits:
         """Have a definition in the module, after its imports and before it is needed."""
         self._definitions += parsed(text, blank=2)
 
-    def define_function(self, text: str) -> None:
-        """Have a definition in the module before all others, once."""
-        self._functions[text] = None
-
     def define_once(self, line: str) -> None:
         """Have a definition of one line, after the imports, once."""
         self._lines[line] = None
-
-    def always(self, node: cst.CSTNode, change: Change) -> None:
-        """Change a node in all modes that a program may have."""
-        self.change(node, change)
 
     def applied(self, node: _Node) -> _Node:
         """A piece of the file, such as an expression that moves, with its changes made."""
@@ -117,21 +107,15 @@ class Edits:
 
     def text(self) -> str:
         """The file with all changes made."""
-        added = self._imports, self._lines, self._functions, self._definitions
+        added = self._imports, self._lines, self._definitions
         if not any((self._changes, self._around, *added)):
             return self._source.text
         module = self.applied(self._source.module)
         return with_header(module, self._imports, self._defined()).code
 
-    def _top(self) -> str:
-        """The definitions of one line, as text."""
-        return "\n".join(self._lines)
-
     def _defined(self) -> list[_Statement]:
         """What the module has after its imports."""
-        lines = parsed(self._top(), blank=1)
-        functions = [each for text in self._functions for each in parsed(text, blank=2)]
-        return [*lines, *functions, *self._definitions]
+        return [*parsed("\n".join(self._lines), blank=1), *self._definitions]
 
 
 def _without_identity(node: Any) -> Any:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from abele.port.branched import branched
 from abele.port.context import Context
 from abele.port.finding import Finding, Verdict, worst
-from abele.port.modes.context import ModeContext
-from abele.port.modes.switch import Switch, switch_of
 from abele.port.project import Project
 from abele.port.readable import compiled
 from abele.port.rules import BY_TARGET
@@ -22,13 +19,11 @@ class Port:
         before: the text of each file.
         after: the same after all rules.
         findings: what is said of lines, by file and line.
-        switch: of the modes that the program has; None if it has none.
     """
 
     before: dict[str, str]
     after: dict[str, str]
     findings: tuple[Finding, ...]
-    switch: Switch | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -51,14 +46,11 @@ def port(project: Project, popdist: bool = False, to: str = "poptorch") -> Port:
         popdist: whether it is to run in several instances.
         to: what it becomes a program of: ``poptorch`` or ``torch``.
     """
-    switch = switch_of(project) if to == "poptorch" else None
-    if switch is not None and switch.there:
-        return _as_it_is(project, switch)
-    if switch is None and to == "poptorch":
-        project = branched(project)
-    context = Context(project, popdist) if switch is None else ModeContext(project, popdist, switch)
+    context = Context(project, popdist)
     for rule in BY_TARGET[to]:
         rule.apply(context)
+        if context.finished:
+            break
     order = {source.name: index for index, source in enumerate(project.sources)}
     after: dict[str, str] = {}
     for _ in range(2):  # what a branch asks for may have to be passed through other files first
@@ -69,23 +61,8 @@ def port(project: Project, popdist: bool = False, to: str = "poptorch") -> Port:
         set(context.findings),
         key=lambda each: (order[each.path], each.line, each.code, each.column, each.reason),
     )
-    return Port(before=_texts(project), after=after, findings=tuple(findings), switch=switch)
+    return Port(before=_texts(project), after=after, findings=tuple(findings))
 
 
 def _texts(project: Project) -> dict[str, str]:
     return {source.name: source.text for source in project.sources}
-
-
-def _as_it_is(project: Project, switch: Switch) -> Port:
-    """A program that has the mode already."""
-    line, column = switch.source.position(switch.cls)
-    known = Finding(
-        code="ABP900",
-        verdict=Verdict.MATCH,
-        path=switch.source.name,
-        line=line,
-        column=column,
-        text=switch.source.line(line),
-        reason=f"the program has the mode {switch.new} already and stays as it is",
-    )
-    return Port(before=_texts(project), after=_texts(project), findings=(known,))

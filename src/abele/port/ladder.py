@@ -21,7 +21,6 @@ from abele.port.check import Comparison, check
 from abele.port.check.messages import Messages
 from abele.port.check.process import Script
 from abele.port.engine import Port
-from abele.port.modes.arguments import arguments_of_port
 from abele.port.rungs import fitting, mending
 from abele.port.rungs.process import answer_of
 
@@ -90,21 +89,17 @@ def _steps(
     python: str,
 ) -> dict[str, Callable[[], _Said]]:
     """What takes each step, by its title, in their order; arguments as of ``climb``."""
-
-    def of_port() -> list[str]:
-        return arguments_of_port(result.switch, arguments)
-
     return {
         "the program trains on this processor": lambda: _runs(original, arguments, python),
         "its lines are ported": lambda: _is_ported(result),
-        "a batch of one row trains": lambda: _takes_one_row(original, port, of_port(), python),
+        "a batch of one row trains": lambda: _takes_one_row(original, port, arguments, python),
         "the training model computes the same": lambda: _trains(
-            result, original, port, (arguments, of_port()), python
+            result, original, port, arguments, python
         ),
         "the inference model computes the same": lambda: _evaluates(
-            original, port, of_port(), python
+            original, port, arguments, python
         ),
-        f"it fits into {limit}": lambda: _fits(port, of_port(), limit, python),
+        f"it fits into {limit}": lambda: _fits(port, arguments, limit, python),
     }
 
 
@@ -153,20 +148,19 @@ def _trains(
     result: Port,
     original: Path,
     port: Path,
-    arguments: tuple[Sequence[str], Sequence[str]],
+    arguments: Sequence[str],
     python: str,
 ) -> _Said:
     comparison = check(
         original,
         port,
         _STEPS,
-        arguments[0],
-        port_arguments=arguments[1],
+        arguments,
         timeout_s=_TIMEOUT_S,
         python=python,
     )
     if comparison.status:
-        edit = _edit_of_training(result, comparison, port, arguments[1], python)
+        edit = _edit_of_training(result, comparison, port, arguments, python)
         return False, "\n".join(filter(None, [str(comparison), edit]))
     return True, f"losses and weights of {len(comparison.steps)} updates are equal"
 

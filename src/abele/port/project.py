@@ -12,6 +12,9 @@ from abele.port.source import Source
 
 Owner: TypeAlias = cst.FunctionDef | cst.ClassDef | cst.Module
 
+#: Imports that a name is followed through; packages may import each other in a circle.
+_LONGEST = 20
+
 _Node = TypeVar("_Node", cst.FunctionDef, cst.ClassDef)
 
 
@@ -44,6 +47,7 @@ class Project:
         """
         self.sources = tuple(sources)
         self._source_of: dict[cst.CSTNode, Source] = {}
+        self._by_module = {_dotted(each): each for each in sources}
         self._functions: dict[str, cst.FunctionDef] = {}
         self._classes: dict[str, cst.ClassDef] = {}
         for source in sources:
@@ -53,7 +57,7 @@ class Project:
     def _add(self, source: Source) -> None:
         definitions = _Definitions()
         tree.visit(source.module, definitions)
-        module = source.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        module = _dotted(source)
         for node in (*definitions.functions, *definitions.classes):
             self._source_of[node] = source
             path = [node.name.value]
@@ -115,11 +119,40 @@ class Project:
         self, table: dict[str, _Node], source: Source, node: cst.BaseExpression
     ) -> _Node | None:
         name = source.qualified(node).replace(".<locals>", "")
-        if not name:
-            return None
-        module = source.name.removesuffix(".py").replace("/", ".")
-        package = module.rpartition(".")[0]
-        for full in (f"{module}.{name}", name, f"{package}.{name}".lstrip(".")):
+        return self._named(table, source, name, set()) if name else None
+
+    def _named(
+        self, table: dict[str, _Node], source: Source, name: str, seen: set[str]
+    ) -> _Node | None:
+        """Return what a name of a file stands for, through modules that import it from others."""
+        for full in _full_names(source, name):
             if full in table:
                 return table[full]
+            parts = full.split(".")
+            for end in range(len(parts) - 1, 0, -1):
+                at = self._by_module.get(".".join(parts[:end]))
+                if at is None or at is source or full in seen or len(seen) > _LONGEST:
+                    continue
+                seen.add(full)
+                for passed in at.passed_on(parts[end]):
+                    found = self._named(table, at, ".".join((passed, *parts[end + 1 :])), seen)
+                    if found is not None:
+                        return found
         return None
+
+
+def _dotted(source: Source) -> str:
+    """Return the name by which other files import a file."""
+    return source.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _full_names(source: Source, name: str) -> tuple[str, ...]:
+    """Return the full names that a name of a file may have, which begins with dots if relative."""
+    module = _dotted(source)
+    package = module if source.name.endswith("__init__.py") else module.rpartition(".")[0]
+    rest = name.lstrip(".")
+    above = len(name) - len(rest) - 1
+    if above >= 0:
+        parts = package.split(".") if package else []
+        return (".".join((*parts[: max(len(parts) - above, 0)], rest)),)
+    return f"{module}.{name}", name, f"{package}.{name}".lstrip(".")

@@ -144,10 +144,7 @@ class Routes:
         """Have a function take one more argument, and its callers give it."""
         name, source = argument.name, argument.source
         self._say(source, function, f"{name} is one more argument: it is made where its parts are")
-        optional = self._context.switch is not None  # other modes have no such model
-        self._context.edits(source).always(
-            function.params, lambda node: with_parameter(node, name, optional=optional)
-        )
+        self._context.edits(source).change(function.params, lambda node: with_parameter(node, name))
         for call, caller, value in argument.values:
             self._say(caller, call, f"{function.name.value}() is given {value}")
             self._context.edits(caller).give(call, keyword(name, value))
@@ -156,17 +153,9 @@ class Routes:
         self._context.say(source, node, "ABP304", Verdict.MODIFIED, reason)
 
 
-def with_parameter(params: cst.Parameters, name: str, *, optional: bool = False) -> cst.Parameters:
-    """Parameters with one more.
-
-    Args:
-        params: the others.
-        name: of the new one.
-        optional: whether it is None where it is not given.
-    """
+def with_parameter(params: cst.Parameters, name: str) -> cst.Parameters:
+    """Return parameters with one more of some name."""
     new = cst.Param(cst.Name(name))
-    if optional:
-        new = new.with_changes(default=cst.Name("None"), equal=cst.AssignEqual(*_TIGHT))
     if params.star_arg is not cst.MaybeSentinel.DEFAULT or params.kwonly_params:
         return params.with_changes(kwonly_params=with_one_more(params.kwonly_params, new))
     if any(each.default is not None for each in params.params):

@@ -160,6 +160,19 @@ class Source:
             if isinstance(assignment, metadata.ImportAssignment)
         )
 
+    def passed_on(self, name: str) -> list[str]:
+        """Return the full names of what importers of this file get by a name that it imports."""
+        known = metadata.QualifiedNameSource.IMPORT
+        names = self._scopes[self.module].get_qualified_names_for(name)
+        every = sorted(each.name for each in names if each.source is known)
+        for statement in self.module.body:
+            for node in statement.body if isinstance(statement, cst.SimpleStatementLine) else ():
+                if isinstance(node, cst.ImportFrom) and isinstance(node.names, cst.ImportStar):
+                    module = "" if node.module is None else self.code(node.module)
+                    start = "." * len(node.relative) + module
+                    every.append(start + ("." if module else "") + name)
+        return every
+
     def code(self, node: cst.CSTNode) -> str:
         """A node as text."""
         return self.module.code_for_node(node)

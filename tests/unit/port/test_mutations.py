@@ -270,8 +270,6 @@ SHAPES = {
     "the labels of other rows": ("rules/named_rows", '"label": batch["label"]', '"label": batch["label"].flip(0)'),
     "other rows that are evaluated": ("rules/passed_rows", '({"image": batch["image"]})', '({"image": -9 * batch["image"]})'),
     "the labels of other rows that are passed on": ("rules/passed_rows", 'training_model_2({"image": batch["image"], "label": batch["label"]})', 'training_model_2({"image": batch["image"], "label": batch["label"].flip(0)})'),
-    "rows of an evaluation are left out in a turn": ("rules/turns", '"val": DataLoader(Table(20), batch_size=8)', '"val": poptorch.DataLoader(opts, Table(20), batch_size=8)'),
-    "no turn trains": ("rules/turns", "loss = training_model_3(x, y)", "loss = criterion(model(x), y)"),
     "one row instead of several": ("rules/several_sizes", "(torch.ones(5, 4))", "(torch.ones(1, 4))"),
     "another best state": ("rules/early_stopping", "net.load_state_dict(best_state)\n", "pass\n"),
     "no decay of the rate": ("rules/configured", "            self.training_model.setOptimizer(self.optimizer)\n", ""),
@@ -312,7 +310,7 @@ RULES = {
 }
 #: What several rules do to whole loops.
 SEVERAL = "Loops that people write"
-#: These have tests of their own: what is blocked has no output, and modes have a trainer.
+#: These have tests of their own: what is blocked has no output.
 ELSEWHERE = {"What cannot be ported", "Compute modes"}
 
 

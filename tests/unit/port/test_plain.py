@@ -17,11 +17,11 @@ HERE = Path(__file__).parent
 FIXTURES = HERE / "rules_torch"
 #: They ask wrappers for what modules do not have.
 MANUAL = {"reports"}
-#: Torch's optimizer keeps no rounding of updates that were written by hand; a mode that plain
-#: PyTorch does not have is blocked where it accumulates, and so is one call of two training models.
+#: Torch's optimizer keeps no rounding of updates that were written by hand, and one call of two
+#: training models is blocked.
 #: How many batches a call takes has another name where the call is, or none.
 ONE_WAY = {
-    *("by_hand_rounded", "modes_accumulation", "new_optimizer"),
+    *("by_hand_rounded", "new_optimizer"),
     *("accumulation_by_argument", "accumulation_by_configuration"),
 }
 #: The norm of all gradients is summed by groups, not in the order of the model, so some processors

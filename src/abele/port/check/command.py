@@ -20,7 +20,6 @@ def checked(
     steps: int,
     arguments: Sequence[str],
     *,
-    port_arguments: Sequence[str] | None = None,
     timeout_s: float = 600.0,
     python: str = sys.executable,
     back: bool = False,
@@ -33,7 +32,6 @@ def checked(
         port: likewise.
         steps: likewise.
         arguments: likewise.
-        port_arguments: likewise.
         timeout_s: likewise.
         python: likewise.
         back: likewise.
@@ -53,7 +51,6 @@ def checked(
                 port,
                 steps,
                 arguments,
-                port_arguments=port_arguments,
                 timeout_s=timeout_s,
                 progress=move,
                 python=python,

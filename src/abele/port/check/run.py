@@ -26,7 +26,6 @@ def check(
     steps: int = 20,
     arguments: Sequence[str] = (),
     *,
-    port_arguments: Sequence[str] | None = None,
     seed: int = 0,
     timeout_s: float = 600.0,
     progress: Progress = lambda step: None,
@@ -47,7 +46,6 @@ def check(
         steps: how many updates are compared, of all models that they train; both scripts are
             stopped then.
         arguments: of both scripts.
-        port_arguments: of the port, where it has others, such as another compute mode.
         seed: of Python's, numpy's and torch's random numbers; seeds in the scripts win.
         timeout_s: how long all may take, in seconds.
         progress: called with each step that was compared.
@@ -67,9 +65,8 @@ def check(
 
     def started(path: Path, index: int, *, is_port: bool) -> Messages:
         of = of_poprun if is_port else of_torchrun
-        of_script = port_arguments if is_port and port_arguments is not None else arguments
         script = Script(
-            path, of_script, port=is_port, steps=steps, seed=seed, deadline=deadline, python=python,
+            path, arguments, port=is_port, steps=steps, seed=seed, deadline=deadline, python=python,
             name="port" if is_port != back else "original",
             variables=of(index, instances, ports[is_port]) if instances > 1 else None,
         )  # fmt: skip

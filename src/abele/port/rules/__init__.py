@@ -27,6 +27,7 @@ from abele.port.rules import (
 from abele.port.rules.rule import Rule
 
 RULES: Sequence[Rule] = (
+    Rule("Compute modes", modes.CODES, modes.apply),
     Rule("What cannot be ported", blocked.CODES, blocked.apply),
     Rule("Devices", devices.CODES, devices.apply),
     Rule("Several processes", distributed.CODES, distributed.apply),
@@ -40,7 +41,6 @@ RULES: Sequence[Rule] = (
     Rule("Learning rates", rates.CODES, rates.apply),
     Rule("Checkpoints", checkpoints.CODES, checkpoints.apply),
     Rule("Changes between updates", changes.CODES, changes.apply),
-    Rule("Compute modes", modes.CODES, modes.apply),
 )
 
 #: The rules by what a program is ported to.

@@ -17,7 +17,6 @@ from abele.port.context import Context
 from abele.port.rules import places
 from abele.port.source import Source
 
-_MODES = "options of a program with several modes are made before there are arguments"
 _INSTANCES = "options of a program in several instances are made before there are arguments"
 _OTHER_PLACE = "what it is read from is given its value elsewhere than on the way to this"
 
@@ -101,8 +100,6 @@ def loader_of(context: Context, step: Step) -> Thing | None:
 
 
 def _path(context: Context, step: Step, every: cst.BaseExpression) -> Path:
-    if context.switch is not None:
-        raise NotOneValueError(_MODES)
     if context.distributed:
         raise NotOneValueError(_INSTANCES)
     return OneValue(context.project, context.things).path(step.source, every)

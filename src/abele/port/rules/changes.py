@@ -22,7 +22,6 @@ from abele.port.analysis.slow_values import varies
 from abele.port.analysis.steps import Step
 from abele.port.context import Context
 from abele.port.finding import Verdict
-from abele.port.modes import lazily
 from abele.port.routes import NoRouteError
 from abele.port.source import Source
 
@@ -172,8 +171,6 @@ def _send(
         return
     sent.add((name, write.statement))
     there = f"{name}.isCompiled()"
-    if lazily.makes_lazily(context, name):
-        there = f'"{name.removeprefix("self.")}" in vars(self) and {there}'
     text = f"if {there}:\n    {name}.copyWeightsToDevice()"
     context.edits(source).after(write.statement, text)
     context.say(source, write.node, "ABP707", Verdict.MODIFIED, _SENT)

@@ -14,7 +14,6 @@ from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.edits import keyword
 from abele.port.finding import Verdict
-from abele.port.modes import lazily
 from abele.port.routes import NoRouteError
 from abele.port.source import Source
 
@@ -82,7 +81,7 @@ def _loaded(context: Context, source: Source, call: cst.Call) -> None:
     only = argument(call, "weights_only")
     if only is not None and m.matches(only, m.Name("False")):
         context.say(source, call, "ABP703", Verdict.MATCH, _READ)
-    if only is not None or context.switch is not None:
+    if only is not None:
         return
     safe = keyword("weights_only", "True")
     context.edits(source).give(call, safe)
@@ -151,8 +150,6 @@ def _to_device(context: Context, source: Source, call: cst.Call, models: set[Thi
             context.say(source, call, "ABP706", Verdict.MANUAL, reason)
             continue
         there = f"{name}.isCompiled()"
-        if lazily.makes_lazily(context, name):
-            there = f'"{name.removeprefix("self.")}" in vars(self) and {there}'
         context.edits(source).after(statement, f"if {there}:\n    {name}.copyWeightsToDevice()")
         reason = "weights that are loaded are copied to the device, if a program is loaded there"
         context.say(source, call, "ABP706", Verdict.MODIFIED, reason)

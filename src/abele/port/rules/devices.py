@@ -33,10 +33,6 @@ _LAYOUT = (
     "; how tensors lie in memory is the program's own, so sums may be added up in another order "
     "than with memory_format, and differ in their last bits"
 )
-_STAYS = (
-    "the mode's device is the host; its programs are kept beside the model, where no move can "
-    "replace them"
-)
 
 
 def apply(context: Context) -> None:
@@ -45,19 +41,12 @@ def apply(context: Context) -> None:
         for node in findall(source.module, m.Call()):
             assert isinstance(node, cst.Call)
             if _is_move(context, source, node):
-                if _stays(context, source, node):
-                    context.say(source, node, "ABP907", Verdict.MATCH, _STAYS)
-                else:
-                    _take_out(context, source, node)
-            elif context.switch is not None:
-                continue
+                _take_out(context, source, node)
             elif source.imported(node.func) == "torch.load":
                 _to_host(context, source, node)
             elif source.imported(node.func).startswith("torch."):
                 _without_device(context, source, node)
         for statement in findall(source.module, m.SimpleStatementLine()):
-            if context.switch is not None:
-                break  # the mode chooses
             _say_choice(context, source, statement)
 
 
@@ -70,18 +59,6 @@ def _is_move(context: Context, source: Source, call: cst.Call) -> bool:
     if call.func.attr.value != "to":
         return call.func.attr.value != "cpu" or not call.args
     return any(_is_device(context, source, each) for each in call.args)
-
-
-def _stays(context: Context, source: Source, call: cst.Call) -> bool:
-    """Whether a move goes to the device of the mode, which for the new one is the host."""
-    if context.switch is None or not call.args:
-        return False
-    devices = [
-        thing for each in call.args for thing in context.things.of(source, each.value, Kind.DEVICE)
-    ]
-    codes = [source.code(each.value) for each in call.args]
-    codes += [thing.source.code(thing.made) for thing in devices]
-    return not any(word in code for code in codes for word in ("cuda", "xpu", "mps"))
 
 
 def _is_device(context: Context, source: Source, argument: cst.Arg) -> bool:

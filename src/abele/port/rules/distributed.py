@@ -16,7 +16,6 @@ from abele.port.context import Context
 from abele.port.edits import keyword
 from abele.port.finding import Verdict
 from abele.port.layout import laid_out
-from abele.port.modes import instances
 from abele.port.rules.file_names import follow_loaded, number_saved
 from abele.port.rules.logs import is_log
 from abele.port.source import Source
@@ -30,9 +29,6 @@ CODES = {
     "ABP806": "One instance writes the log.",
     "ABP807": (
         "A file that every instance writes has the instance in its name, and is read by that name."
-    ),
-    "ABP808": (
-        "The options are those of the instance: its replicas, and a seed that all instances share."
     ),
 }
 
@@ -90,9 +86,6 @@ def apply(context: Context) -> None:
             _log(context, source)
     if context.distributed:
         _files(context)
-        if context.switch is not None:
-            instances.connect(context)
-            instances.say_alike(context)
 
 
 def _first(call: cst.Call) -> cst.BaseExpression:
@@ -232,9 +225,6 @@ def _log(context: Context, source: Source) -> None:
         call = cst.ensure_type(statement.body[0], cst.Expr).value
         assert isinstance(call, cst.Call)
         if not is_log(context, source, call):
-            continue
-        if context.switch is not None:
-            instances.log_once(context, source, statement)
             continue
         context.edits(source).need("import popdist")
         context.edits(source).change(statement, _in_one_instance)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,13 +14,11 @@ from abele.port.analysis.order import Order
 from abele.port.analysis.own_results import class_returned
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Statement, Step, StepError, calls_of
-from abele.port.analysis.things import Home, NoHomeError
+from abele.port.analysis.things import Home
 from abele.port.analysis.training_mode import EITHER, TrainingMode
 from abele.port.context import Context
 from abele.port.edits import parsed
 from abele.port.finding import Verdict
-from abele.port.modes import lazily
-from abele.port.modes.through import call_program, split_of
 from abele.port.routes import NoRouteError, Wrapped
 from abele.port.rules import accumulation, hand_written, places
 from abele.port.rules.endings import endings
@@ -106,17 +103,14 @@ def _rewrite(context: Context, step: Step) -> None:
     _say_modes(context, step)
     _say_numbers(context, step)
     step, divided = accumulation.undivided(step)
-    split = split_of(context, step)
-    wrapper = wrapper_of(context, step) if split is None else split.whole
+    wrapper = wrapper_of(context, step)
     model = _wrap(context, step, wrapper)
     name = context.routes.name(model, step.source, step.backward)
-    if split is not None:
-        call_program(context, split, name)
-    elif step.gradients.every is None:
+    if step.gradients.every is None:
         put_call(context, step, name)
     else:
         accumulation.call(context, step, name, divided)
-    take_out(context, step, "ABP302", "the call of the training model does this", split is None)
+    take_out(context, step, "ABP302", "the call of the training model does this")
 
 
 def _check_results(context: Context, step: Step) -> None:
@@ -140,7 +134,7 @@ def _check_results(context: Context, step: Step) -> None:
                     )
 
 
-def take_out(context: Context, step: Step, code: str, reason: str, replaced: bool = True) -> None:
+def take_out(context: Context, step: Step, code: str, reason: str) -> None:
     """Take out the statements that compute and apply gradients.
 
     Args:
@@ -148,13 +142,12 @@ def take_out(context: Context, step: Step, code: str, reason: str, replaced: boo
         step: whose statements they are.
         code: of what is said of them.
         reason: that is said.
-        replaced: the call stands in the place of one of them, which has been said.
     """
     for removed in step.gradients.removed:
         context.edits(step.source).remove(removed.statement)
         context.say(step.source, removed.statement, removed.code, Verdict.MODIFIED, removed.reason)
     for statement in (*step.zero, step.backward, step.update):
-        if statement is not step.place or not replaced:
+        if statement is not step.place:
             context.edits(step.source).remove(statement)
             context.say(step.source, statement, code, Verdict.MODIFIED, reason)
 
@@ -207,31 +200,17 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     made, optimizer, rate = hand_written.optimizer(context, step, home)
     parts = _parts(context, step, home, wrapper)
     define_module(context, step, source, cls, wrapper)
-    if lazily.makes_lazily(context, name):
-        arguments = (f"{cls}({parts})", f"options={options}", f"optimizer={optimizer}")
-        lazily.define(
-            context,
-            source,
-            _class_of(source, home.statement),
-            name.removeprefix("self."),
-            "Model, loss and optimizer as one program",
-            "trainingModel",
-            arguments,
-            made.replace("\n", "\n    "),
+    for number, each in enumerate(places.homes(context, step, home)):
+        _say_end(context, step, each, name, first=number == 0)
+        parts = _parts(context, step, each, wrapper)
+        names = places.needed(f"[{parts}, {rate}]")
+        ended = endings(context, step, each) if number == 0 else ""
+        context.edits(source).after(
+            places.after_all(context, step, each, names),
+            f"{made}{ended}{name} = poptorch.trainingModel(\n"
+            f"    {cls}({parts}), options={options}, optimizer={optimizer}\n)",
         )
-        _say_made(context, step, home, name)
-    else:
-        for number, each in enumerate(places.homes(context, step, home)):
-            _say_end(context, step, each, name, first=number == 0)
-            parts = _parts(context, step, each, wrapper)
-            names = places.needed(f"[{parts}, {rate}]")
-            ended = endings(context, step, each) if number == 0 else ""
-            context.edits(source).after(
-                places.after_all(context, step, each, names),
-                f"{made}{ended}{name} = poptorch.trainingModel(\n"
-                f"    {cls}({parts}), options={options}, optimizer={optimizer}\n)",
-            )
-            _say_made(context, step, each, name)
+        _say_made(context, step, each, name)
     model = Wrapped(name, source, kept.owner)
     hand_written.follow(context, step, model, optimizer)
     context.training |= dict.fromkeys(step.gradients.optimizers, model)
@@ -277,22 +256,8 @@ def _parts(context: Context, step: Step, home: Home, wrapper: Wrapper) -> str:
 
 
 def _say_made(context: Context, step: Step, home: Home, name: str) -> None:
-    what = "the model, its loss and this optimizer as one program"
-    reason = f"{name} is made here: {what}"
-    if lazily.makes_lazily(context, name):
-        reason = f"{name} is made when it is first needed: {what}"
-        for thing in step.models:
-            with contextlib.suppress(NoHomeError):
-                made = context.things.home(thing)
-                says = f"{name} takes this when it is first needed, wherever it is moved before"
-                context.say(made.source, made.statement, "ABP301", Verdict.MODIFIED, says)
+    reason = f"{name} is made here: the model, its loss and this optimizer as one program"
     context.say(home.source, home.statement, "ABP301", Verdict.MODIFIED, reason)
-
-
-def _class_of(source: Source, node: cst.CSTNode) -> cst.ClassDef:
-    cls = source.enclosing(node, cst.ClassDef)
-    assert cls is not None
-    return cls
 
 
 def define_module(context: Context, step: Step, source: Source, cls: str, wrapper: Wrapper) -> None:

@@ -42,7 +42,6 @@ FUNCTIONS = frozenset(
     )
 )
 _TOGETHER = "Computes the loss together with the model: a program contains both."
-_ALONE = "Computes what follows from the model without its loss, as a program."
 
 
 @dataclasses.dataclass
@@ -73,33 +72,24 @@ class Wrapper:
     marked: bool
 
 
-def wrapper_of(
-    context: Context, step: Step, *, mark: bool = True, results: bool = False
-) -> Wrapper:
-    """The module for a step.
-
-    Args:
-        context: the program.
-        step: as it was read.
-        mark: whether a loss that is none of torch's has to be marked.
-        results: whether the module only computes what the step has beside its loss.
+def wrapper_of(context: Context, step: Step) -> Wrapper:
+    """Return the module for a step.
 
     Raises:
         StepError: its loss needs what is not there where the model is wrapped.
     """
     parts = _parts(context, step)
     body = [_line(context, step, statement, parts) for statement in step.forward]
-    marked = mark and not results and not _is_of_torch(context, step)
+    marked = not _is_of_torch(context, step)
     loss = step.loss
     if marked:
         loss = f'poptorch.identity_loss({loss}, reduction="none")'
     names = [part.name for part in parts]
     init = "".join(f"        self.{name} = {name}\n" for name in names)
-    returned = ", ".join(step.outputs if results else (*step.outputs, loss))
-    says = _ALONE if results else _TOGETHER
+    returned = ", ".join((*step.outputs, loss))
     text = (
         "class {name}(torch.nn.Module):\n"
-        f'    """{says}"""\n\n'
+        f'    """{_TOGETHER}"""\n\n'
         f"    def __init__(self, {', '.join(names)}):\n"
         f"        super().__init__()\n{init}\n"
         f"    def forward({', '.join(('self', *step.inputs))}):\n"

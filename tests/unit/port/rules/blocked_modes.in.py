@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 
-class Mode(enum.Enum):  # ABP901 modified
+class Mode(enum.Enum):  # ABP901 blocked
     cpu = "cpu"
     cuda = "cuda"
 
@@ -18,15 +18,15 @@ class Settings:
     rate: float = 0.1
 
 
-DEVICES = {Mode.cpu: "cpu", Mode.cuda: "cuda:0"}  # ABP905 modified
+DEVICES = {Mode.cpu: "cpu", Mode.cuda: "cuda:0"}  # ABP901 blocked
 
 
 def precise(settings):
     match settings.mode:
-        case Mode.cpu:
+        case Mode.cpu:  # ABP901 blocked
             return True
         case _:
-            return settings.mode is not Mode.cpu and settings.rate > 1.0  # ABP905 modified
+            return settings.mode is not Mode.cpu and settings.rate > 1.0  # ABP901 blocked
 
 
 def train(model, loader, optimizer, device):
@@ -34,8 +34,8 @@ def train(model, loader, optimizer, device):
     for x, y in loader:
         x, y = x.to(device), y.to(device)
         # What the old modes do.
-        optimizer.zero_grad()  # ABP302 modified
-        output = model(x)  # ABP303 modified
+        optimizer.zero_grad()
+        output = model(x)
         loss = F.cross_entropy(output, y)
         loss.backward()
         optimizer.step()
@@ -47,7 +47,7 @@ def evaluate(model, loader, device):
     right = 0
     with torch.no_grad():
         for x, y in loader:
-            right += (model(x.to(device)).argmax(1) == y.to(device)).sum().item()  # ABP502 modified
+            right += (model(x.to(device)).argmax(1) == y.to(device)).sum().item()
     print("right", right)
 
 
@@ -57,13 +57,13 @@ def main(settings):
     data = torch.utils.data.TensorDataset(torch.randn(48, 4), torch.randint(0, 3, (48,)))
     loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True, drop_last=True)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
-    if settings.mode == Mode.cuda and torch.cuda.is_available():  # ABP906 match
+    if settings.mode == Mode.cuda and torch.cuda.is_available():  # ABP901 blocked
         model = model.cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.rate, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     for _ in range(3):
         train(model, loader, optimizer, device)
-        scheduler.step()  # ABP411 modified
+        scheduler.step()
         evaluate(model, loader, device)
     print(precise(settings))
 
