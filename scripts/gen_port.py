@@ -207,9 +207,8 @@ named. Add a member `IPU` and its branches by hand at these lines, as [this guid
 - **Origins.** Models, optimizers, loaders, losses and schedulers are followed from where they are made: through assignments, arguments and
   results of functions, attributes of objects, and files that import each other. What comes out of a dictionary or a list is not followed.
   A step whose model or optimizer is not known is blocked and its line named.
-- **Numbers.** A number that changes is a tensor of float32 in a program. How many batches an accumulation adds up may be
-  a number in the text, an argument, a configuration's value or a constant of the environment. Options are made where loader and training
-  model are, so the number needs a name there and nothing may change it.
+- **Numbers.** A number that changes is a tensor of float32 in a program. How many batches an accumulation takes is a number in the text or
+  a constant of the file.
 - **Modes.** A program keeps the mode of its first call. Whether `train()` or `eval()` came last is read from the text, backwards from each
   call, with other ways to say it (`training = False`, `apply`, `getattr`) and models that begin in evaluation (`from_pretrained`). Where
   both are possible, an evaluation in training mode is computed by the plain model, and a training step is named.

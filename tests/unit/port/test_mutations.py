@@ -132,7 +132,6 @@ TRAINING = {
 }  # fmt: skip
 
 ACCUMULATION = {
-    "the number of other batches": ("rules/accumulation_by_environment", "gradientAccumulation(PARTS)", "gradientAccumulation(2 * PARTS)"),
     "fewer batches": ("accumulation", "gradientAccumulation(4)", "gradientAccumulation(2)"),
     "the sum of gradients": ("accumulation", "training_opts.outputMode(", "training_opts.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)\ntraining_opts.outputMode("),
     "more batches": ("accumulation", "gradientAccumulation(4)", "gradientAccumulation(8)"),
@@ -142,12 +141,6 @@ ACCUMULATION = {
     "counted from nothing": ("accumulation", "enumerate(losses, i * PARTS)", "enumerate(losses)"),
     "the weight of another epoch": ("own_loss", "torch.as_tensor(weight)", "torch.as_tensor(config['weight'])"),
     "no limit from a configuration": ("own_loss", ', max_grad_norm=config["train"]["limit"]', ""),
-    "calls are counted": ("accumulation_conditions", "total / (len(loader) * 4)", "total / len(loader)"),
-    "counted from another number": ("accumulation_conditions", "(i - 1) * parts + 1", "i * parts"),
-    "another argument of the program": ("rules/accumulation_by_argument", "    return poptorch.DataLoader(", "    training_opts.Training.gradientAccumulation(args.batch_size)\n    return poptorch.DataLoader("),
-    "the number of a configuration is lost": ("rules/accumulation_by_configuration", "options=training_opts,", "options=poptorch.Options(),"),
-    "the sum over an argument": ("rules/accumulation_by_argument", "    optimizer = poptorch", "    training_opts.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)\n    optimizer = poptorch"),
-    "batches of an argument are not counted": ("rules/accumulation_by_argument", "total / (len(loader) * parts)", "total / len(loader)"),
     "counted by calls": ("accumulation", "enumerate(losses, i * PARTS)", "enumerate(losses, i)"),
     "the rate does not follow": ("accumulation_with_more", "    training_model.setOptimizer(optimizer)\n", ""),
     "the norm is not limited": ("accumulation_with_more", ", max_grad_norm=0.1", ""),

@@ -19,11 +19,7 @@ FIXTURES = HERE / "rules_torch"
 MANUAL = {"reports"}
 #: Torch's optimizer keeps no rounding of updates that were written by hand, and one call of two
 #: training models is blocked.
-#: How many batches a call takes has another name where the call is, or none.
-ONE_WAY = {
-    *("by_hand_rounded", "new_optimizer"),
-    *("accumulation_by_argument", "accumulation_by_configuration"),
-}
+ONE_WAY = {"by_hand_rounded", "new_optimizer"}
 #: The norm of all gradients is summed by groups, not in the order of the model, so some processors
 #: round it otherwise. In float64, what both print has nine equal digits, more than float32 has.
 OTHER_ORDER = {"clipped_groups"}

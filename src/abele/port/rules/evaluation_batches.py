@@ -11,7 +11,6 @@ from abele.port.analysis import batches
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.keys import read_by_key
 from abele.port.analysis.kinds import Kind, Thing
-from abele.port.analysis.rows import leaves_rows_out
 from abele.port.analysis.same_shape import Shapes
 from abele.port.analysis.search import findall
 from abele.port.context import Context
@@ -52,7 +51,7 @@ def rows(context: Context, use: Use) -> Rows | None:
     _say_left_out(context, around)
     if not around:
         return _by_hand(context, use)
-    uneven = any(leaves_rows_out(context.project, context.things, each) for each in loaders)
+    uneven = any(batches.may_be_short(each) for each in loaders)
     short = uneven or len(_sizes(loaders)) > 1
     size = min(_sizes(loaders))
     if not use.given or not short:
@@ -79,11 +78,7 @@ def _by_hand(context: Context, use: Use) -> Rows | None:
             by = source.code(cut.args[2].value)
             even = batches.is_even(cut)
             return Rows("" if even else f"len({_first(context, use)}) == {by}", by)
-    even = {
-        each
-        for each in context.things.all(Kind.LOADER)
-        if not leaves_rows_out(context.project, context.things, each)
-    }
+    even = {each for each in context.things.all(Kind.LOADER) if not batches.may_be_short(each)}
     shapes = Shapes(context.things, even | context.trained_loaders())
     return Rows("", call) if shapes.is_one(source, call) else None
 
@@ -93,10 +88,7 @@ def _say_left_out(
 ) -> None:
     trained = context.trained_loaders()
     for source, loop, loaders in around:
-        if any(
-            each in trained and leaves_rows_out(context.project, context.things, each)
-            for each in loaders
-        ):
+        if any(each in trained and batches.may_be_short(each) for each in loaders):
             context.say(source, loop.iter, "ABP203", Verdict.MODIFIED, _LEFT_OUT)
 
 

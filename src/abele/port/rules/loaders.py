@@ -7,7 +7,6 @@ from libcst import matchers as m
 
 from abele.port.analysis import batches
 from abele.port.analysis.kinds import Kind, Thing
-from abele.port.analysis.rows import leaves_rows_out
 from abele.port.analysis.search import findall
 from abele.port.analysis.slow_values import varies
 from abele.port.analysis.steps import Loop, Step
@@ -39,7 +38,6 @@ _SHORTENED = (
 )
 _ONE_SIZE = "poptorch.DataLoader takes the same arguments, and all batches have one size"
 _SHORT = "no row is left out of an evaluation: torch's loader gives a last, shorter batch, too"
-_EVEN = "torch's loader stays, whose batches all have one size"
 _COUNTED = (
     "rows of a last, shorter batch, which training leaves out, are counted here: an average over "
     "them is smaller than it was, unless drop_last=True was meant before; nothing is left out if "
@@ -80,9 +78,7 @@ def apply(context: Context) -> None:
             if thing in trained | context.sampled or not batches.may_be_short(thing):
                 _replace(context, thing, thing.made, training=thing in trained)
             else:
-                short = leaves_rows_out(context.project, context.things, thing)
-                reason = _SHORT if short else _EVEN
-                context.say(thing.source, thing.made, "ABP202", Verdict.MATCH, reason)
+                context.say(thing.source, thing.made, "ABP202", Verdict.MATCH, _SHORT)
     _say_counted(context, trained)
     for step in context.steps:
         _check_sizes(context, step)
@@ -122,7 +118,7 @@ def _say_counted(context: Context, trained: set[Thing]) -> None:
             loader = cst.ensure_type(call, cst.Call).args[0].value
             assert isinstance(loader, cst.Attribute)
             things = context.things.of(source, loader.value, Kind.LOADER)
-            if any(each in trained and _leaves_rows_out(context, each) for each in things):
+            if any(each in trained and batches.may_be_short(each) for each in things):
                 context.say(source, call, "ABP203", Verdict.MODIFIED, _COUNTED)
         for call in findall(source.module, _BATCHES):
             things = context.things.of(source, call.args[0].value, Kind.LOADER)
@@ -130,16 +126,8 @@ def _say_counted(context: Context, trained: set[Thing]) -> None:
             planned = isinstance(used, cst.Arg) or (
                 isinstance(used, cst.BinaryOperation) and isinstance(used.operator, cst.Multiply)
             )
-            if planned and any(
-                each in trained and _leaves_rows_out(context, each) for each in things
-            ):
+            if planned and any(each in trained and batches.may_be_short(each) for each in things):
                 context.say(source, call, "ABP203", Verdict.MODIFIED, _BATCHES_COUNTED)
-
-
-def _leaves_rows_out(context: Context, loader: Thing) -> bool:
-    """Whether training may leave rows of a loader out."""
-    every = accumulation.added_up(context, loader)
-    return every is None or leaves_rows_out(context.project, context.things, loader, every)
 
 
 _BATCHES = m.Call(func=m.Name("len"), args=[m.Arg(m.Name() | m.Attribute(value=m.Name("self")))])
@@ -209,7 +197,7 @@ def _replace(context: Context, thing: Thing, call: cst.Call, training: bool) -> 
         return laid_out(thing.source, call, node, [first, *kept])
 
     edits.change(call, change)
-    short = training and _leaves_rows_out(context, thing)
+    short = training and batches.may_be_short(thing)
     reason = _SHORTENED if short else _ONE_SIZE
     context.say(thing.source, call, "ABP201", Verdict.MODIFIED, reason)
 

@@ -73,8 +73,7 @@ def apply(context: Context) -> None:
 def _refuse_other_updates(context: Context) -> None:
     """Name updates of an optimizer beside that of its step, which would change nothing."""
     order = Order(context.things)
-    gone = {each.gradients.after or each.update for each in context.steps}
-    gone |= {each.update for each in context.steps}
+    gone = {each.update for each in context.steps}
     for source in context.project.sources:
         for call in calls_of(source.module, "step"):
             assert isinstance(call.func, cst.Attribute)
@@ -219,8 +218,7 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
 
 def _options(context: Context, step: Step, home: Home) -> str:
     """The name of the options of a step, where its training model is made."""
-    own = accumulation.options_of(context, step, home.source, home.statement)
-    return own or context.options(home.source)
+    return accumulation.options_of(context, step, home.source) or context.options(home.source)
 
 
 def _home(context: Context, step: Step, wrapper: Wrapper) -> Home:

@@ -15,6 +15,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
 
 def train():
     total = 0.0
+    optimizer.zero_grad()
     for i, (x, y) in enumerate(loader):
         out = model(x)
         loss = criterion(out, y)
@@ -33,6 +34,7 @@ train()
 second = nn.Linear(4, 3)
 second_optimizer = torch.optim.Adam(second.parameters(), lr=0.01)
 second_loader = DataLoader(data, batch_size=4)
+second_optimizer.zero_grad()
 for step, (x, y) in enumerate(second_loader):
     loss = criterion(second(x), y)
     (loss / 4).backward()  # ABP311 modified

@@ -49,6 +49,7 @@ training_model = poptorch.trainingModel(
 
 def train():
     total = 0.0
+    optimizer.zero_grad()
     for i, (x, y) in enumerate(loader):
         losses = training_model(x, y)
         for i, loss in enumerate(losses, i * PARTS):
@@ -66,6 +67,7 @@ training_model_2 = poptorch.trainingModel(
     ModelWithLoss2(second), options=training_opts, optimizer=second_optimizer
 )
 second_loader = poptorch.DataLoader(training_opts, data, batch_size=4)
+second_optimizer.zero_grad()
 for step, (x, y) in enumerate(second_loader):
     losses = training_model_2(x, y)
     for loss in losses:

@@ -12,6 +12,7 @@ criterion = nn.CrossEntropyLoss()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)  # ABP431 modified
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
 updates = 0
+optimizer.zero_grad()
 for i, (x, y) in enumerate(loader):
     loss = criterion(model(x), y) / 4
     loss.backward()  # ABP311 modified
@@ -21,4 +22,4 @@ for i, (x, y) in enumerate(loader):
         scheduler.step()  # ABP411 modified
         optimizer.zero_grad()
         updates += 1
-        print(updates, i, round(loss.item(), 4), scheduler.get_last_lr())
+        print(updates, scheduler.get_last_lr())

@@ -33,11 +33,10 @@ training_model = poptorch.trainingModel(
 )
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
 updates = 0
+optimizer.zero_grad()
 for i, (x, y) in enumerate(loader):
     losses = training_model(x, y)
-    for i, loss in enumerate(losses, i * 4):
-        loss = loss / 4
     scheduler.step()
     training_model.setOptimizer(optimizer)
     updates += 1
-    print(updates, i, round(loss.item(), 4), scheduler.get_last_lr())
+    print(updates, scheduler.get_last_lr())

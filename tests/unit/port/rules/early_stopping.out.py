@@ -75,7 +75,7 @@ for epoch in range(30):
     val = 0.0
     with torch.no_grad():
         for xb, yb in val_loader:
-            val += criterion(inference_model(xb), yb).item()
+            val += criterion((inference_model if len(xb) == val_loader.batch_size else net)(xb), yb).item()
     val /= len(val_loader)
     print(epoch, loss.item(), val)
     if stopper(val):

@@ -47,4 +47,4 @@ for epoch in range(2):
     model.eval()
     with torch.no_grad():
         for x, y in loader:
-            print(F.mse_loss(inference_model(x), y).item())
+            print(F.mse_loss((inference_model if len(x) == loader.batch_size else model)(x), y).item())

@@ -1,4 +1,4 @@
-"""How many batches are added up is an argument of the program, and passed on."""
+"""Gradients of a constant number of batches are accumulated."""
 
 import argparse
 
@@ -6,10 +6,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+PARTS = 4
+
 
 def parse():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--parts", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=8)
     return parser.parse_args()
 
@@ -19,18 +20,18 @@ def make_loader(args):
     return DataLoader(data, batch_size=args.batch_size, drop_last=True)
 
 
-def train(model, loader, optimizer, parts):
+def train(model, loader, optimizer):
     total = 0.0
     optimizer.zero_grad()
     for i, (x, y) in enumerate(loader):
-        loss = nn.functional.cross_entropy(model(x), y) / parts
+        loss = nn.functional.cross_entropy(model(x), y) / PARTS
         loss.backward()
-        if (i + 1) % parts == 0:
+        if (i + 1) % PARTS == 0:
             optimizer.step()
             optimizer.zero_grad()
-        total += loss.item() * parts
+        total += loss.item() * PARTS
         print(i, loss.item())
-    return total / len(loader)
+    return total
 
 
 def main():
@@ -40,7 +41,7 @@ def main():
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for _ in range(2):
-        print(train(model, loader, optimizer, args.parts))
+        print(train(model, loader, optimizer))
 
 
 if __name__ == "__main__":
