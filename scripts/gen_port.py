@@ -93,7 +93,8 @@ after training; and it names no `torch.device`. It wraps one module for both pro
 
 ## What happens to which line
 
-Every line that is changed, and every suspicious line that is not, has a code and a verdict:
+Every line that is changed, and every suspicious line that is not, has a code and a verdict. Lines at which rows at the end of an epoch
+are left out are always printed:
 
 - **match**: it stays and means the same;
 - **modified**: it was changed;
@@ -102,10 +103,10 @@ Every line that is changed, and every suspicious line that is not, has a code an
 
 | exit status | meaning |
 |---|---|
-| 0 | nothing is left to do |
+| 0 | no line is left to do |
 | 1 | `--check` found a difference, a step of `--ladder` failed, or a file cannot be read or imports what is not installed |
 | 2 | `--check` cannot compare |
-| 3 | there are manual lines |
+| 3 | there are manual lines, or nothing would run on abele |
 | 4 | there are blocked lines |
 
 An import that is neither a file of the program nor installed ends the port, because such a program does not run here. Imports under `try`

@@ -10,7 +10,7 @@ from typing import Any
 from abele.errors import PortError
 from abele.port import files, imports
 from abele.port.engine import Port, port
-from abele.port.finding import SENTENCES, Verdict
+from abele.port.finding import Verdict
 from abele.port.project import Project
 
 #: Exit status for the worst verdict of a program.
@@ -26,10 +26,9 @@ def add_parser(commands: Any, summary: str) -> None:
         "[--verbose] [--allow-missing-imports] SCRIPT [-- ARG ...]",
         description="Ports SCRIPT, with what it imports from its folder, or all files of a folder, "
         "to PopTorch, or to what --to names. New files are written to OUT; the program itself is "
-        "not touched. Exits with "
-        "0 if the port is whole, 1 if --check finds a difference or a step of --ladder fails, or a "
-        "file or an import is not there, 2 if --check cannot compare, 3 if lines are left to do by "
-        "hand, 4 if it cannot be ported.",
+        "not touched. Exits with 0 if no line is left to do, 1 if --check finds a difference or a "
+        "step of --ladder fails, or a file or an import is not there, 2 if --check cannot compare, 3 if lines are left to do by "
+        "hand or nothing would run on abele, 4 if it cannot be ported.",
     )
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python program, or a folder")
     where = parser.add_mutually_exclusive_group(required=True)
@@ -104,10 +103,15 @@ def command(parsed: argparse.Namespace) -> int:
     if not parsed.scan and not blocked:
         print(f"written: {parsed.output}; what changed and why: {parsed.output / files.PAGE}")
     if parsed.check and not blocked:
-        return _check(parsed) or STATUS[result.verdict]
+        return _check(parsed) or _status(result)
     if parsed.ladder:
         return _climb(parsed, result)
-    return STATUS[result.verdict]
+    return _status(result)
+
+
+def _status(result: Port) -> int:
+    """Return the exit status of a port; one that would run nothing is left to do by hand."""
+    return STATUS[result.verdict] if result.runs else max(STATUS[result.verdict], 3)
 
 
 def _steps(text: str) -> int:
@@ -193,12 +197,13 @@ def summary(result: Port, verbose: bool = False) -> str:
         result: of the port.
         verbose: also lines that are changed, or stay and are worth a word.
     """
-    findings = result.findings if verbose else result.unfinished
+    some = {*result.unfinished, *result.left_out}
+    findings = [each for each in result.findings if verbose or each in some]
     lines = [each.with_line() for each in findings]
     counts = collections.Counter(each.verdict for each in result.findings)
     counted = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict)
     changed = sum(text != result.after[name] for name, text in result.before.items())
     count = "1 file" if len(result.before) == 1 else f"{len(result.before)} files"
     lines.append(f"{count}, {changed} changed; lines: {counted}")
-    lines.append(SENTENCES[result.verdict])
+    lines.append(result.sentence)
     return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from abele.port.context import Context
-from abele.port.finding import Finding, Verdict, worst
+from abele.port.finding import SENTENCES, Finding, Verdict, worst
 from abele.port.project import Project
 from abele.port.readable import compiled
 from abele.port.rules import BY_TARGET
@@ -19,11 +19,13 @@ class Port:
         before: the text of each file.
         after: the same after all rules.
         findings: what is said of lines, by file and line.
+        to: what it was ported to.
     """
 
     before: dict[str, str]
     after: dict[str, str]
     findings: tuple[Finding, ...]
+    to: str = "poptorch"
 
     @property
     def verdict(self) -> Verdict:
@@ -36,6 +38,39 @@ class Port:
         return tuple(
             each for each in self.findings if each.verdict in (Verdict.MANUAL, Verdict.BLOCKED)
         )
+
+    @property
+    def left_out(self) -> tuple[Finding, ...]:
+        """The lines at which rows of the data are left out."""
+        return tuple(each for each in self.findings if each.code in _LEAVE_OUT)
+
+    @property
+    def runs(self) -> bool:
+        """Whether the result has a program, so that anything of it runs on abele."""
+        every = " ".join(self.after.values())
+        return self.to == "torch" or "trainingModel(" in every or "inferenceModel(" in every
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words."""
+        if self.verdict in (Verdict.MATCH, Verdict.MODIFIED):
+            if not self.runs:
+                return _NOTHING_RUNS
+            if self.left_out and self.verdict is Verdict.MODIFIED:
+                return _LEFT_OUT.format(", ".join(dict.fromkeys(e.code for e in self.left_out)))
+        return SENTENCES[self.verdict]
+
+
+#: Findings of lines at which training, or an average, has fewer rows than the original.
+_LEAVE_OUT = frozenset(("ABP203", "ABP204", "ABP207", "ABP311"))
+_LEFT_OUT = (
+    "The program is ported. Rows at the end of an epoch may be left out, at the lines with {}: "
+    "choose a batch_size that divides the number of rows if that is not meant."
+)
+_NOTHING_RUNS = (
+    "No training step and no evaluation of a model was found: nothing of this program would run on "
+    "abele."
+)
 
 
 def port(project: Project, popdist: bool = False, to: str = "poptorch") -> Port:
@@ -61,7 +96,7 @@ def port(project: Project, popdist: bool = False, to: str = "poptorch") -> Port:
         set(context.findings),
         key=lambda each: (order[each.path], each.line, each.code, each.column, each.reason),
     )
-    return Port(before=_texts(project), after=after, findings=tuple(findings))
+    return Port(before=_texts(project), after=after, findings=tuple(findings), to=to)
 
 
 def _texts(project: Project) -> dict[str, str]:

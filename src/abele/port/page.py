@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from abele.port.engine import Port
-from abele.port.finding import SENTENCES, Finding, Verdict, docs_of
+from abele.port.finding import Finding, Verdict, docs_of
 from abele.port.rules import CODES
 from abele.report.page import document
 from abele.report.page.markup import Content, Html, facts, folded, html, section, table, tag
@@ -51,9 +51,9 @@ def _link(code: str) -> Html:
 
 def _verdict(result: Port) -> Html:
     counts = collections.Counter(each.verdict for each in result.findings)
-    good = result.verdict in (Verdict.MATCH, Verdict.MODIFIED)
+    good = result.runs and result.verdict in (Verdict.MATCH, Verdict.MODIFIED)
     rows: list[tuple[str, Content]] = [(each.value, counts[each]) for each in Verdict]
-    sentence = tag("b", SENTENCES[result.verdict], class_="good" if good else "bad")
+    sentence = tag("b", result.sentence, class_="good" if good else "bad")
     return html(tag("p", sentence, class_="lead"), facts(rows))
 
 

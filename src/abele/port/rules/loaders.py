@@ -17,11 +17,7 @@ from abele.port.layout import laid_out
 from abele.port.rules import accumulation
 
 CODES = {
-    "ABP201": (
-        "The loader is PopTorch's, which takes the same arguments after the options. In "
-        "training it leaves out a last, shorter batch of an epoch, because a program has one "
-        "shape."
-    ),
+    "ABP201": ("The loader is PopTorch's, which takes the same arguments after the options."),
     "ABP202": (
         "The loader of an evaluation stays, so that no row is left out: its last batch may be "
         "shorter."
@@ -30,13 +26,13 @@ CODES = {
     "ABP204": "Batches cut by hand: the loop ends before a last, shorter one.",
     "ABP205": "Batches that come from elsewhere have to have one size.",
     "ABP206": "Batches of several sizes do not go through one program.",
+    "ABP207": (
+        "Training leaves out a last, shorter batch of an epoch, because a program has one shape."
+    ),
 }
 
-_SHORTENED = (
-    "poptorch.DataLoader takes the same arguments; it leaves out a last, shorter batch, "
-    "because a program has one shape"
-)
-_ONE_SIZE = "poptorch.DataLoader takes the same arguments, and all batches have one size"
+_SAME = "poptorch.DataLoader takes the same arguments"
+_SHORTENED = "a last, shorter batch is left out, because a program has one shape"
 _SHORT = "no row is left out of an evaluation: torch's loader gives a last, shorter batch, too"
 _COUNTED = (
     "rows of a last, shorter batch, which training leaves out, are counted here: an average over "
@@ -101,7 +97,7 @@ def _shorten_chosen(context: Context, step: Step) -> None:
                 short = f'{name.value} == "{key}"'
                 context.edits(each.source).give(each.made, keyword("drop_last", short))
                 reason = _CHOSEN.format(key=key)
-                context.say(each.source, each.made, "ABP201", Verdict.MODIFIED, reason)
+                context.say(each.source, each.made, "ABP207", Verdict.MODIFIED, reason)
 
 
 def _drops(loader: Thing) -> bool:
@@ -198,8 +194,9 @@ def _replace(context: Context, thing: Thing, call: cst.Call, training: bool) -> 
 
     edits.change(call, change)
     short = training and batches.may_be_short(thing)
-    reason = _SHORTENED if short else _ONE_SIZE
-    context.say(thing.source, call, "ABP201", Verdict.MODIFIED, reason)
+    context.say(thing.source, call, "ABP201", Verdict.MODIFIED, _SAME)
+    if short:
+        context.say(thing.source, call, "ABP207", Verdict.MODIFIED, _SHORTENED)
 
 
 def _has_no_effect(argument: cst.Arg, training: bool) -> bool:
