@@ -210,9 +210,9 @@ named. Add a member `IPU` and its branches by hand at these lines, as [this guid
   A step whose model or optimizer is not known is blocked and its line named.
 - **Numbers.** A number that changes is a tensor of float32 in a program. How many batches an accumulation takes is a number in the text or
   a constant of the file.
-- **Modes.** A program keeps the mode of its first call. Whether `train()` or `eval()` came last is read from the text, backwards from each
-  call, with other ways to say it (`training = False`, `apply`, `getattr`) and models that begin in evaluation (`from_pretrained`). Where
-  both are possible, an evaluation in training mode is computed by the plain model, and a training step is named.
+- **Modes.** A program keeps the mode of its first call. Where dropout or averages may matter, plain `train()` and `eval()` are read backwards
+  from each call. An evaluation that may be in training mode stays with the plain model, and its line is named, as is a training step that
+  may be in either mode.
 - **Shapes.** A program has one shape. A training loader leaves out a last, shorter batch of an epoch; an evaluation computes it with the
   plain model, so no row is missing in an average.
 - **Hand-written updates.** `p.data.add_(-lr * p.grad)` becomes `poptorch.optim.SGD`. Where the product is rounded before it is added, as here,

@@ -27,8 +27,8 @@ def add_parser(commands: Any, summary: str) -> None:
         description="Ports SCRIPT, with what it imports from its folder, or all files of a folder, "
         "to PopTorch, or to what --to names. New files are written to OUT; the program itself is "
         "not touched. Exits with 0 if no line is left to do, 1 if --check finds a difference or a "
-        "step of --ladder fails, or a file or an import is not there, 2 if --check cannot compare, 3 if lines are left to do by "
-        "hand or nothing would run on abele, 4 if it cannot be ported.",
+        "step of --ladder fails, or a file or an import is not there, 2 if --check cannot compare, "
+        "3 if lines are left to do by hand or nothing would run on abele, 4 if it is blocked.",
     )
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python program, or a folder")
     where = parser.add_mutually_exclusive_group(required=True)

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from textwrap import indent
 
 import pytest
 
@@ -155,24 +154,6 @@ def test_a_model_that_is_given_no_batch_has_no_row_to_try(step):
     text = PROGRAM.replace("    x = torch.randn(8, 4)\n", "").replace("for", X + "for", 1)
     said = "there is nothing to try: the model is given no batch"
     assert step(ladder._takes_one_row, text) == (True, said)
-
-
-def test_an_inference_model_that_keeps_another_mode_is_named_with_the_edit(climbed, step):
-    evaluate = "def evaluate():\n" + indent(EVALUATED, "    ")
-    first, later = f"{evaluate}evaluate()\nfor _ in", "    net.eval()\n    evaluate()\n"
-    text = PROGRAM.replace("torch.manual_seed(0)\n", TWO_MODES)
-    text = text.replace(f"net = {NET}", "net = torch.nn.Sequential(Net())")
-    text = text.replace("for _ in", first) + f"{later}    net.train()\n"
-    assert step(ladder._evaluates, text)[0]  # the port knows the modes
-    text = text.replace("net.eval()", 'exec("net.eval()")')  # but not what only running tells
-    *others, last = climbed(text)
-    assert [rung.passed for rung in others] == [True] * 4
-    assert "FAILED  the inference model computes the same: call 2, " in str(last)
-    assert "a program keeps the mode of its first call" in last.says
-    assert "+ net.eval()\n" in last.says
-    mended = text.replace("evaluate()\nfor", "net.eval()\nevaluate()\nnet.train()\nfor")
-    said = "10 calls return what the plain model does, bit for bit"
-    assert step(ladder._evaluates, mended) == (True, said)
 
 
 def test_an_inference_model_sees_the_mode_of_its_model(step):

@@ -11,7 +11,6 @@ from libcst import matchers as m
 
 from abele.port.analysis.calls import targets_of
 from abele.port.analysis.kinds import Kind, Thing
-from abele.port.analysis.mode_settings import setting_of
 from abele.port.analysis.parts import Statement, statement_of
 from abele.port.analysis.scopes import names_in, parameters
 from abele.port.analysis.search import findall
@@ -79,8 +78,6 @@ class _Reader:
 
     def read(self) -> Iterator[HostWrite]:
         for node in findall(self._source.module, m.Assign() | m.AugAssign() | m.Call()):
-            if setting_of(self._source, self._things, node) is not None:
-                continue
             for part, changed in self._changed(node):
                 root = self._root(changed)
                 if root.things:

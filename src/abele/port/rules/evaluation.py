@@ -19,7 +19,6 @@ from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.routes import NoRouteError, Wrapped
 from abele.port.rules import evaluation_batches, evaluation_mode, shared_functions
-from abele.port.rules.evaluation_mode import Modes
 from abele.port.rules.shared_functions import Use
 from abele.port.source import Source
 
@@ -30,13 +29,13 @@ CODES = {
     ),
     "ABP502": (
         "The call runs the inference model; where a last, shorter batch may come, that one is "
-        "computed by the plain model, and so is what comes in training mode, if both modes may."
+        "computed by the plain model."
     ),
     "ABP503": (
         "The model's own forward reads self.training, of which an inference model has a copy: it "
         "has to be wrapped after eval()."
     ),
-    "ABP504": "The model may be in training mode here, where it renews averages.",
+    "ABP504": "The model may be in training mode here: the plain model runs, on the host.",
     "ABP505": (
         "Inputs of a call may have several shapes, and a program has one: the plain model runs, "
         "on the host."
@@ -76,20 +75,19 @@ _SHARED = (
     "on the host, with the weights of the program; an inference model runs where the model is an "
     "argument of {function} that it calls once, and does nothing else with"
 )
-_TRAINING = "; it keeps the mode of its first call, so in training mode the plain model runs"
 
 
 def apply(context: Context) -> None:
     """Wrap models that are called outside of training steps."""
     wrapped: dict[tuple[Thing, cst.CSTNode, str | cst.Call], Wrapped] = {}
     uses = [*_calls(context), *shared_functions.uses(context)]
-    modes = evaluation_mode.of_calls(context, [(e.source, e.call, e.thing) for e in uses])
     for use in uses:
         source, call, thing = use.source, use.call, use.thing
         owner = context.things.owner(source, call)
         try:
             rows = evaluation_batches.rows(context, use)
-            evaluation_mode.say_averages(context, thing, source, call, modes[call])
+            if evaluation_mode.may_train(context, thing, source, call):
+                continue
             code, reason = _why_plain(context, use, rows)
             if rows is None or code:
                 context.say(source, call, code, Verdict.MATCH, reason)
@@ -100,7 +98,7 @@ def apply(context: Context) -> None:
             if key not in wrapped:
                 wrapped[key] = model
                 _make(context, thing, source, call, model.name)
-            _replace(context, use, name, modes[call], rows.condition)
+            _replace(context, use, name, rows.condition)
         except NoRouteError as error:
             reason = (
                 f"an inference model cannot be reached here ({error}): the plain model runs, on "
@@ -223,21 +221,15 @@ def _last_assignment(
     return last
 
 
-def _replace(context: Context, use: Use, name: str, modes: Modes, rows: str) -> None:
-    """Call the inference model, or the plain one for a shorter batch or in training mode."""
+def _replace(context: Context, use: Use, name: str, rows: str) -> None:
+    """Call the inference model, or the plain one for a shorter batch."""
     assert use.model is not None
     source = use.source
     plain = source.code(use.model)
-    conditions, reason = list[str](), _REASON
-    if rows:
-        conditions.append(rows)
-        reason += _SHORT
-    if modes.other and True in modes.here:
-        conditions.append(f"not {plain}.training")
-        reason += _TRAINING
-    called = f"({name} if {' and '.join(conditions)} else {plain})" if conditions else name
-    if conditions and use.function:
-        called = called[1:-1]
+    reason = _REASON + _SHORT if rows else _REASON
+    called = f"{name} if {rows} else {plain}" if rows else name
+    if rows and not use.function:
+        called = f"({called})"
     context.edits(source).replace(use.model, called)
     for each in () if use.function else use.given:
         keys = evaluation_batches.parts(context, source, each)

@@ -1,72 +1,41 @@
-"""Models whose forward asks for the mode: an inference model has a copy of their top level.
+"""Modes of calls outside of training steps, and models whose forward asks for their mode.
 
-``model.eval()`` reaches the layers of that copy, which are the same objects, but not the copy.
-Inside of another module the model itself is a layer.
+A program keeps the mode of its first call, so an inference model runs where the text says that the
+model is in evaluation mode; elsewhere the plain model runs, and the line is named.
 
-A program keeps the mode of its first call, and renews no averages of normalisation outside of
-training steps. So it matters where a model may be called in training mode.
+An inference model has a copy of the model's top level. ``model.eval()`` reaches the layers of that
+copy, which are the same objects, but not the copy. Inside of another module the model is a layer.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable
-
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.averages import keeps_averages
 from abele.port.analysis.kinds import Thing
 from abele.port.analysis.search import findall
-from abele.port.analysis.training_mode import EITHER, TrainingMode
+from abele.port.analysis.training_mode import TrainingMode, mode_matters
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.source import Source
 
 _MODE = m.Attribute(value=m.Name("self"), attr=m.Name("training"))
+_UNKNOWN = (
+    "the model may be in training mode here, in which dropout draws and batch norm changes its "
+    "averages on the host: the plain model runs, on the host; call eval() in this function before "
+    "to run a program"
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class Modes:
-    """In which modes a model is called outside of training steps.
-
-    Attributes:
-        here: in which it may be in one call: True for training.
-        other: calls of it come in both.
-    """
-
-    here: frozenset[bool]
-    other: bool
-
-
-def of_calls(
-    context: Context, calls: Iterable[tuple[Source, cst.Call, Thing]]
-) -> dict[cst.Call, Modes]:
-    """The modes of each call of a model."""
-    here: dict[Thing, dict[cst.Call, frozenset[bool]]] = {}
-    for source, call, thing in calls:
-        mode = TrainingMode(context.project, context.things, thing).at(source, call)
-        here.setdefault(thing, {})[call] = mode
-    both = {thing: frozenset().union(*modes.values()) == EITHER for thing, modes in here.items()}
-    return {
-        call: Modes(mode, both[thing])
-        for thing, modes in here.items()
-        for call, mode in modes.items()
-    }
-
-
-def say_averages(
-    context: Context, thing: Thing, source: Source, call: cst.Call, modes: Modes
-) -> None:
-    """Name a call that may renew averages, which the training model does not see."""
-    if _trains(context, source, call):
-        return
-    if True in modes.here and keeps_averages(context.project, context.things, thing):
-        reason = (
-            "the model may be in training mode here, where batch norm changes its running "
-            "averages on the host, which the training program does not see: call eval() before"
-        )
-        context.say(source, call, "ABP504", Verdict.MANUAL, reason)
+def may_train(context: Context, thing: Thing, source: Source, call: cst.Call) -> bool:
+    """Return whether a call may be in training mode, where that matters, and name its line."""
+    if not mode_matters(context.project, thing):
+        return False
+    if True not in TrainingMode(context.project, context.things, thing).at(source, call):
+        return False
+    if not _trains(context, source, call):
+        context.say(source, call, "ABP504", Verdict.MANUAL, _UNKNOWN)
+    return True
 
 
 def _trains(context: Context, source: Source, call: cst.Call) -> bool:

@@ -15,7 +15,7 @@ from abele.port.analysis.own_results import class_returned
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Statement, Step, StepError, calls_of
 from abele.port.analysis.things import Home
-from abele.port.analysis.training_mode import EITHER, TrainingMode
+from abele.port.analysis.training_mode import EITHER, TrainingMode, mode_matters
 from abele.port.context import Context
 from abele.port.edits import parsed
 from abele.port.finding import Verdict
@@ -176,6 +176,8 @@ def _say_numbers(context: Context, step: Step) -> None:
 def _say_modes(context: Context, step: Step) -> None:
     """A step in either mode is one in the mode of the first call."""
     for thing in step.models:
+        if not mode_matters(context.project, thing):
+            continue
         mode = TrainingMode(context.project, context.things, thing)
         if mode.at(step.source, step.place) == EITHER:
             reason = (

@@ -12,7 +12,7 @@ def freeze(layer):
 
 def score(model, data):
     with torch.no_grad():
-        return F.mse_loss(model(data[:8][0]), data[:8][1]).item()  # ABP502 modified, ABP504 manual
+        return F.mse_loss(model(data[:8][0]), data[:8][1]).item()  # ABP504 manual
 
 
 torch.manual_seed(0)
@@ -27,7 +27,7 @@ for epoch in range(2):
     for x, y in loader:
         optimizer.zero_grad()
         loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss.backward()  # ABP313 manual
         optimizer.step()
         print(loss.item())
     model.apply(freeze)

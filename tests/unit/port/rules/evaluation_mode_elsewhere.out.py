@@ -27,7 +27,7 @@ def freeze(layer):
 
 def score(model, data):
     with torch.no_grad():
-        return F.mse_loss((inference_model if not model.training else model)(data[:8][0]), data[:8][1]).item()
+        return F.mse_loss(model(data[:8][0]), data[:8][1]).item()
 
 
 torch.manual_seed(0)
@@ -35,7 +35,6 @@ data = TensorDataset(torch.randn(32, 4), torch.randn(32, 3))
 loader = poptorch.DataLoader(opts, data, batch_size=8)
 layers = [torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Dropout(), torch.nn.Linear(6, 3)]
 model = torch.nn.Sequential(*layers)
-inference_model = poptorch.inferenceModel(model, options=opts)
 optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
 training_model = poptorch.trainingModel(
     ModelWithLoss(model), options=opts, optimizer=optimizer

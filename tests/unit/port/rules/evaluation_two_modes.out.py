@@ -32,14 +32,13 @@ class Net(torch.nn.Module):
 
 def score(model, data):
     with torch.no_grad():
-        return F.mse_loss((inference_model if not model.training else model)(data[:][0]), data[:][1]).item()
+        return F.mse_loss(model(data[:][0]), data[:][1]).item()
 
 
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(32, 4), torch.randn(32, 3))
 loader = poptorch.DataLoader(opts, data, batch_size=8)
 model = Net()
-inference_model = poptorch.inferenceModel(model, options=opts)
 optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
 training_model = poptorch.trainingModel(
     ModelWithLoss(model), options=opts, optimizer=optimizer

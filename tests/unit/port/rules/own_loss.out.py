@@ -77,7 +77,6 @@ def main():
     model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
     inference_model = poptorch.inferenceModel(model, options=opts)
     criterion, other = Both(config["smooth"]), Scaled()
-    inference_model_2 = poptorch.inferenceModel(other, options=opts)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.5, max_grad_norm=config["train"]["limit"])
     training_model = poptorch.trainingModel(
         ModelWithLoss(criterion, model), options=opts, optimizer=optimizer
@@ -87,7 +86,7 @@ def main():
             model, criterion, optimizer, loader, epoch, config, config["train"]["limit"], training_model=training_model
         )
         evaluate(model, criterion, test_loader, inference_model=inference_model)
-    print(inference_model_2(torch.ones(8, 3), torch.ones(8, 3)).item())
+    print(other(torch.ones(8, 3), torch.ones(8, 3)).item())
 
 
 main()

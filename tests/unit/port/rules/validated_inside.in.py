@@ -33,7 +33,7 @@ def main():
         for x, y in train_loader:
             optimizer.zero_grad()
             loss = criterion(model(x), y)
-            loss.backward()
+            loss.backward()  # ABP313 manual
             optimizer.step()
             global_step += 1
             if global_step % 3 == 0:
