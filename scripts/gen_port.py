@@ -125,8 +125,7 @@ _BACK = """
 - The loss is what `poptorch.identity_loss` marks, or what a loss function of torch returns, as read from `forward`.
 - Limits of gradients become `clip_grad_norm_`, and inference runs under `torch.no_grad()`. Where a program kept the mode it was compiled in,
   `train()` or `eval()` is called before its loop.
-- Options may be set by text that stands in the program: `from_json("...")`, `getattr(opts, "deviceIterations")(4)`, or a loop through a
-  dictionary of names and values. Text that only the run knows (files, arguments) is blocked, by line.
+- Options that text names (`from_json`, `getattr`) are blocked, by line.
 - The result runs on the host; `.to(device)` is not added.
 
 Blocked, by line, are operators that torch does not have (`ctc_beam_search_decoder`, `custom_op`, `for_loop`, ...), options that change what is

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis import assumed, named_loaders
+from abele.port.analysis import assumed
 from abele.port.analysis.calls import goes_through
 from abele.port.analysis.kinds import Kind, Thing
-from abele.port.analysis.named_loaders import keys_of
+from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
 from abele.port.source import Source
 
@@ -37,15 +37,21 @@ def loaders_of(
     if not isinstance(loop, cst.For | cst.CompFor):
         return set()
     loaders = things.of(source, loop.iter, Kind.LOADER)
-    through = gone_through(source, loop)
     key = None if node is None else chosen(source, loop, node)
     if key is not None:
         keys = {each: keys_of(things, each) for each in loaders}
         return {each for each in loaders if key in keys[each] or not keys[each]}
-    if len(loaders) > 1 and node is not None and isinstance(through, cst.Name):
-        named = named_loaders.at(things, source, through.value, loop, node)
-        return loaders if named is None else loaders & named
     return loaders
+
+
+def keys_of(things: Things, loader: Thing) -> set[str]:
+    """Return the keys under which dictionaries of its file have a loader, as they are written."""
+    elements = findall(loader.source.module, m.DictElement(key=m.SimpleString()))
+    return {
+        str(each.key.evaluated_value)
+        for each in elements
+        if loader in things.of(loader.source, each.value, Kind.LOADER)
+    }
 
 
 def chosen(source: Source, loop: cst.CSTNode | None, node: cst.CSTNode) -> str | None:

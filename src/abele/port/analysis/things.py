@@ -26,7 +26,6 @@ from abele.port.analysis.kinds import Kind, Thing, is_scheduler, kind_of_class
 from abele.port.analysis.origins import origins
 from abele.port.analysis.scopes import Variable, is_method, local_names
 from abele.port.analysis.search import findall
-from abele.port.analysis.turns import items, turns
 from abele.port.project import Owner, Project
 from abele.port.source import Source
 
@@ -192,15 +191,16 @@ class Things:
             self._add(source, target, self._evaluate(source, value))
 
     def _turned(self, source: Source, loop: cst.For) -> None:
-        """What the names of a loop are in each of its turns, where these are written out."""
-        values = [pair for turn in turns(source, loop) for pair in turn.items()]
-        known = [(name, self._evaluate(source, value)) for name, value in values]
-        pair = items(loop)
-        if pair is not None:
-            known.append((pair.value.value, self._elements(source, pair.whole)))
-        for name, things in known:
-            if things:
-                self._values.setdefault(self._named(source, loop, name), set()).update(things)
+        """Note the loaders that the second name of a loop over a dictionary's items may be."""
+        names = m.Tuple(elements=[m.Element(m.Name()), m.Element(m.Name())])
+        items = m.Call(func=m.Attribute(attr=m.Name("items")), args=[])
+        if m.matches(loop, m.For(target=names, iter=items)):
+            func = cst.ensure_type(cst.ensure_type(loop.iter, cst.Call).func, cst.Attribute)
+            name = cst.ensure_type(loop.target, cst.Tuple).elements[1].value
+            inside = self._elements(source, func.value)
+            if inside:
+                variable = self._named(source, loop, cst.ensure_type(name, cst.Name).value)
+                self._values.setdefault(variable, set()).update(inside)
 
     def _contain(
         self, source: Source, target: cst.BaseExpression, value: cst.BaseExpression

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis import once, values
+from abele.port.analysis import once
 from abele.port.analysis.batches import argument
 from abele.port.analysis.flow import reads
 from abele.port.analysis.kinds import Kind
-from abele.port.analysis.reached import Reached, reached
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Statement, Step, calls_of
 from abele.port.context import Context
@@ -45,44 +44,35 @@ def apply(context: Context) -> None:
             for node in reason.find(context, source):
                 context.say(source, node, reason.code, reason.verdict, reason.text)
         for forward in _forwards(context, source):
+            _say_values(context, source, forward.body)
             for node, text in once.random_numbers(source, forward):
                 context.say(source, node, "ABP609", Verdict.BLOCKED, text)
             for node, text in once.own_state(context.project, source, forward):
                 context.say(source, node, "ABP614", Verdict.BLOCKED, text)
         for step in context.steps:
             for statement in step.forward if step.source is source else ():
+                _say_values(context, source, statement)
                 for node, text in once.random_numbers(source, statement):
                     context.say(source, node, "ABP609", Verdict.BLOCKED, text)
                 _refuse_changing(context, step, statement)
-    _refuse_values(context)
 
 
-def _refuse_values(context: Context) -> None:
-    """Name where what a program runs needs values of tensors."""
-    said: set[cst.CSTNode] = set()
-    for source, body, tensors in _compiled(context):
-        for node, text in values.needed(source, body, tensors):
-            if node not in said:
-                said.add(node)
-                context.say(source, node, "ABP605", Verdict.BLOCKED, text)
+def _say_values(context: Context, source: Source, piece: cst.CSTNode) -> None:
+    """Name what may need the value of a tensor in a forward pass."""
+    tests = [each.test for each in findall(piece, m.If() | m.While() | m.IfExp())]
+    decides = [each for test in tests for each in findall(test, _REDUCED)]
+    for node in (*findall(piece, _READ), *decides):
+        context.say(source, node, "ABP605", Verdict.MANUAL, _VALUE)
 
 
-def _compiled(context: Context) -> Iterator[tuple[Source, cst.CSTNode, Collection[str]]]:
-    """What programs run: each piece with its file, and the names in it that are tensors."""
-    pieces: list[tuple[Source, cst.CSTNode, Collection[str]]] = [
-        (source, forward.body, values.of_parameters(forward))
-        for source in context.project.sources
-        for forward in _forwards(context, source)
-    ]
-    for step in context.steps:
-        tensors = {*step.inputs} - {*step.slow}
-        real = [each for each in step.forward if each in step.block]
-        pieces.append((step.source, cst.IndentedBlock(real), tensors))
-    seen: set[Reached] = set()
-    for source, body, tensors in pieces:
-        yield source, body, tensors
-        for each in reached(context.things, source, body, tensors, seen):
-            yield each.source, each.function.body, each.tensors
+_READ = m.Call(func=m.Attribute(attr=m.OneOf(*map(m.Name, ("item", "tolist", "numpy")))))
+_REDUCED = m.Call(
+    func=m.Attribute(attr=m.OneOf(*map(m.Name, ("sum", "mean", "max", "min", "any", "all"))))
+)
+_VALUE = (
+    "this may need the value of a tensor, and a program is compiled before there are values: keep "
+    "the tensor here, choose with torch.where, and call item() on what the step returns"
+)
 
 
 def _refuse_changing(context: Context, step: Step, statement: Statement) -> None:

@@ -43,7 +43,10 @@ _BATCHES_COUNTED = (
     "this is one batch fewer for each epoch than it was if a last, shorter batch is left out: what "
     "is planned by it, such as a learning rate, reaches its end earlier"
 )
-_SIZES = "batches of several sizes ({sizes}) come to one program, which has one shape: use one size"
+_SIZES = (
+    "batches of several sizes ({sizes}) come to one program, which has one shape: use one size, "
+    "and for each loader a name of its own"
+)
 _GROWS = "the size of batches changes while a program trains, which has one shape: use one size"
 _PADDED = (
     "rows are padded to the longest of their batch here, and a program has one shape: pad all "

@@ -13,11 +13,11 @@ class Reader(nn.Module):
         self.out = nn.Linear(8, 1)
 
     def longest(self, lengths):
-        return int(lengths.max())  # ABP605 blocked
+        return int(lengths.max())
 
     def forward(self, x, lengths):
         x = x[:, : self.longest(lengths)]
-        packed = pack_padded_sequence(x, lengths, batch_first=True)  # ABP605 blocked
+        packed = pack_padded_sequence(x, lengths, batch_first=True)
         fixed = pack_padded_sequence(x, [3] * len(x), batch_first=True)
         _, (hidden, _) = self.lstm(packed)
         _, (other, _) = self.lstm(fixed)
@@ -27,7 +27,7 @@ class Reader(nn.Module):
 def largest(scores, by="max", scale=1):
     if by == "max" and scale > 1 and torch.is_tensor(scores):
         return scores.max()
-    return scores.mean() if scores.mean() > 0 else scores.max()  # ABP605 blocked
+    return scores.mean() if scores.mean() > 0 else scores.max()
 
 
 def losses_of(out, goal, first=2):
@@ -44,7 +44,7 @@ def losses_of(out, goal, first=2):
     total, small = sum(terms.values()), first
     if small > 3:
         total = total / small
-    return total, {key: term.item() for key, term in terms.items()}  # ABP605 blocked
+    return total, {key: term.item() for key, term in terms.items()}
 
 
 def logged(numbers):

@@ -16,7 +16,7 @@ from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.edits import parsed
 from abele.port.finding import Verdict
-from abele.port.rules.plain import gaps, named_options
+from abele.port.rules.plain import gaps
 from abele.port.rules.plain.settings import settings
 from abele.port.source import Source
 
@@ -34,8 +34,7 @@ CODES = {
 
 _GONE = "plain PyTorch has no options; batches are counted where they are made and used"
 _UNKNOWN = (
-    "which option {name} names is not known before the program runs: call options by name, or go "
-    "through a dictionary that is written here"
+    "which option {name} names is not known before the program runs: call the option by its name"
 )
 _SEED = (
     "torch's seed is what the host has had; what a device drew itself, such as dropout, is another "
@@ -79,10 +78,7 @@ _BLOCKED = {
         "which options a file has is not known before the program runs: write its lines here, as "
         "calls of these options"
     ),
-    "from_json": (
-        "which options a text has is not known before the program runs: give it the text itself, "
-        "or call options by name"
-    ),
+    "from_json": ("text names the options here: call each option by its name"),
     "configureProcessId": "torchrun numbers processes: run the program in several by popdist",
     "disable": "one process trains or reads by itself: use torch's DataLoader and model there",
     "setEnvVarNames": "torchrun numbers processes by RANK and WORLD_SIZE",
@@ -95,28 +91,22 @@ def apply(context: Context) -> None:
         for each in settings(context, thing):
             if each.name in _BLOCKED:
                 reason = f"{each.name}: {_BLOCKED[each.name]}"
-                context.say(each.place, each.at, "ABP1008", Verdict.BLOCKED, reason)
+                context.say(each.source, each.call, "ABP1008", Verdict.BLOCKED, reason)
             elif each.name not in _NEUTRAL:
                 reason = _MANUAL.get(each.name, "what this option did is not known here")
-                context.say(each.place, each.at, "ABP1007", Verdict.MANUAL, reason)
+                context.say(each.source, each.call, "ABP1007", Verdict.MANUAL, reason)
     for source in context.project.sources:
-        for _, named in named_options.all_of(context.things, source):
-            _by_text(context, named)
+        for call in findall(source.module, _ASKED):
+            if context.things.of(source, call.args[0].value, Kind.OPTIONS):
+                context.treated.add(call.args[0].value)
+                reason = _UNKNOWN.format(name=source.code(call.args[1].value))
+                context.say(source, call, "ABP1008", Verdict.BLOCKED, reason)
         for node in _outermost(context, source):
             if not context.treated & {*_chain(node)}:
                 _take_out(context, source, node)
 
 
-def _by_text(context: Context, named: named_options.Named) -> None:
-    """Take out a call by ``getattr`` that is read; name one that is not."""
-    source, node = named.source, named.node
-    if named.calls is None and m.matches(node.func, m.Name("getattr")):
-        context.treated.add(node.args[0].value)
-        reason = _UNKNOWN.format(name=source.code(node.args[1].value))
-        context.say(source, node, "ABP1008", Verdict.BLOCKED, reason)
-    elif named.calls is not None and m.matches(node.func, m.Name("getattr")):
-        context.treated.add(node.args[0].value)
-        _remove(context, source, named.statement)
+_ASKED = m.Call(func=m.Name("getattr"), args=[m.Arg(), m.Arg()])
 
 
 def _outermost(context: Context, source: Source) -> Iterator[cst.BaseExpression]:
@@ -185,10 +175,10 @@ def _remove(context: Context, source: Source, node: cst.CSTNode) -> None:
         return
     inside = {node, *findall(statement, m.Call())}
     seeds = {
-        each.at: each
+        each.call: each
         for thing in context.things.all(Kind.OPTIONS)
         for each in settings(context, thing)
-        if each.name == "randomSeed" and each.at in inside and each.call.args
+        if each.name == "randomSeed" and each.call in inside and each.call.args
     }
     context.treated.add(statement)
     if not seeds:

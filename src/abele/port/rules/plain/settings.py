@@ -13,7 +13,6 @@ from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import StepError
 from abele.port.analysis.search import findall
 from abele.port.context import Context
-from abele.port.rules.plain import named_options
 from abele.port.rules.plain.latest import conditions, latest
 from abele.port.source import Source
 
@@ -37,17 +36,13 @@ class Setting:
     Attributes:
         name: of the method.
         source: the file.
-        call: the expression; one that is no part of a file where text names the method.
-        place: the file that calls it.
-        at: where.
+        call: the expression.
         maybe: whether a condition decides that it is called.
     """
 
     name: str
     source: Source
     call: cst.Call
-    place: Source
-    at: cst.CSTNode
     maybe: bool
 
 
@@ -86,22 +81,14 @@ class Batches:
 def settings(context: Context, options: Thing) -> Iterator[Setting]:
     """Every method that is called of some options, in the order of the program."""
     for source in context.project.sources:
-        by_text = {
-            named.node: named
-            for all_options, named in named_options.all_of(context.things, source)
-            if options in all_options and named.calls is not None
-        }
         for call in findall(source.module, m.Call()):
             assert isinstance(call, cst.Call)
-            named = by_text.get(call)
             if _is_elsewhere(options, source, call):
                 continue
-            if named is not None:
-                yield from _named(options, named)
-            elif isinstance(call.func, cst.Attribute) and options in context.things.of(
+            if isinstance(call.func, cst.Attribute) and options in context.things.of(
                 source, call.func.value, Kind.OPTIONS
             ):
-                yield _setting(options, source, source, call, call)
+                yield _setting(options, source, call)
 
 
 def _is_elsewhere(options: Thing, source: Source, call: cst.Call) -> bool:
@@ -122,18 +109,10 @@ def _side(source: Source, condition: cst.If, node: cst.CSTNode) -> cst.CSTNode |
     return next((each for each in (condition.body, condition.orelse) if each in above), None)
 
 
-def _named(options: Thing, named: named_options.Named) -> Iterator[Setting]:
-    """The settings that text names."""
-    for where, call in named.calls or ():
-        yield _setting(options, where, named.source, call, named.statement)
-
-
-def _setting(
-    options: Thing, source: Source, place: Source, call: cst.Call, at: cst.CSTNode
-) -> Setting:
-    maybe = conditions(place, at) - conditions(options.source, options.made)
+def _setting(options: Thing, source: Source, call: cst.Call) -> Setting:
+    maybe = conditions(source, call) - conditions(options.source, options.made)
     name = cst.ensure_type(call.func, cst.Attribute).attr.value
-    return Setting(name=name, source=source, call=call, place=place, at=at, maybe=bool(maybe))
+    return Setting(name=name, source=source, call=call, maybe=bool(maybe))
 
 
 def options_of(
@@ -202,11 +181,11 @@ def _batches(context: Context, options: Thing, *, training: bool) -> Batches:
             continue
         if each.maybe:
             raise StepError(
-                each.at, f"a condition decides whether {each.name} is set: set it in any case"
+                each.call, f"a condition decides whether {each.name} is set: set it in any case"
             )
         value = each.call.args[0].value if each.call.args else None
         if value is None:
-            raise StepError(each.at, f"{each.name}() has no argument")
+            raise StepError(each.call, f"{each.name}() has no argument")
         code = each.source.code(context.edits(each.source).applied(value))
         if each.name in _MODES:
             mode = code.rpartition(".")[2]
@@ -216,7 +195,7 @@ def _batches(context: Context, options: Thing, *, training: bool) -> Batches:
             factor = _FACTORS[each.name]
             if values.get(factor, code) != code:
                 raise StepError(
-                    each.at, f"{each.name} is set twice, to different values: set it once"
+                    each.call, f"{each.name} is set twice, to different values: set it once"
                 )
             values[factor] = code
             if code != "1":
