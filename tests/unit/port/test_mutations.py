@@ -166,7 +166,6 @@ AMP = {
 
 EVALUATION = {
     "rows left out": ("functions", "torch.utils.data.DataLoader(images(40, 2), **test_kwargs)", "poptorch.DataLoader(opts, images(40, 2), **test_kwargs)"),
-    "the first weights": ("trainer", "self.inference_model = poptorch.inferenceModel(self.net", "self.inference_model = poptorch.inferenceModel(__import__('copy').deepcopy(self.net)"),
     "dropout in evaluation": ("functions", "    model.eval()\n", "    model.train()\n"),
     "short batches filled up": ("evaluation", "(inference_model if len(x) == test_loader.batch_size else model)(x)", "inference_model(torch.cat([x, x])[:8])[: len(x)].clone() * (len(x) // 8)"),
     "another batch": ("evaluation", "else model)(x)", "else model)(x.flip(0))"),

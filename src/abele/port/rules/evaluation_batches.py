@@ -10,8 +10,7 @@ from libcst import matchers as m
 from abele.port.analysis import batches
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.keys import read_by_key
-from abele.port.analysis.kinds import Kind, Thing
-from abele.port.analysis.same_shape import Shapes
+from abele.port.analysis.kinds import Thing
 from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.finding import Verdict
@@ -63,8 +62,8 @@ def rows(context: Context, use: Use) -> Rows | None:
 def _by_hand(context: Context, use: Use) -> Rows | None:
     """The same for a call whose batches no loader gives.
 
-    A loop may cut them out of a tensor: its last one may be shorter. Other calls have a program of
-    their own, if their inputs have one shape.
+    A loop may cut them out of a tensor: its last one may be shorter. Another call has a program of
+    its own if it runs once: inputs of others may have several shapes.
     """
     source, call = use.source, use.call
     names = {name for each in use.given for name in reads(each.value)}
@@ -78,9 +77,9 @@ def _by_hand(context: Context, use: Use) -> Rows | None:
             by = source.code(cut.args[2].value)
             even = batches.is_even(cut)
             return Rows("" if even else f"len({_first(context, use)}) == {by}", by)
-    even = {each for each in context.things.all(Kind.LOADER) if not batches.may_be_short(each)}
-    shapes = Shapes(context.things, even | context.trained_loaders())
-    return Rows("", call) if shapes.is_one(source, call) else None
+    repeated = (cst.FunctionDef, cst.Lambda, cst.For, cst.While, cst.BaseComp)
+    once = not any(isinstance(each, repeated) for each in source.above(call))
+    return Rows("", call) if once else None
 
 
 def _say_left_out(

@@ -10,7 +10,7 @@ rows = torch.randn(5, 4)
 
 def predict(model):
     with torch.no_grad():
-        return model(rows).argmax(1)  # ABP509 manual
+        return model(rows).argmax(1)
 
 
 def serve(model):

@@ -10,11 +10,11 @@ def train(model, optimizer, x, y):
         loss.backward()
         optimizer.step()
         with torch.no_grad():
-            print(model(x).mean().item())  # ABP502 modified
+            print(model(x).mean().item())
     return model
 
 
 x, y = torch.randn(8, 4), torch.randn(8, 1)
-model = torch.nn.Linear(4, 1)  # ABP501 modified
+model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model = train(model, optimizer, x, y)

@@ -24,13 +24,12 @@ def train(model, optimizer, x, y):
     for _ in range(3):
         loss = training_model()
         with torch.no_grad():
-            print(inference_model(x).mean().item())
+            print(model(x).mean().item())
     return model
 
 
 x, y = torch.randn(8, 4), torch.randn(8, 1)
 model = torch.nn.Linear(4, 1)
-inference_model = poptorch.inferenceModel(model, options=opts)
 optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
 training_model = poptorch.trainingModel(
     ModelWithLoss(model, x, y), options=opts, optimizer=optimizer

@@ -28,7 +28,7 @@ for epoch in range(2):
         optimizer.step()
     model.eval()
     with torch.no_grad():
-        print(epoch, loss.item(), model(held_out).sum().item())  # ABP502 modified
+        print(epoch, loss.item(), model(held_out).sum().item())
         print([criterion(model(x), y).item() for x, y in val_loader])  # ABP502 modified
         print([criterion(model(x), y).item() for x, y in test_loader])  # ABP502 modified
 

@@ -31,7 +31,6 @@ inference_model_2 = poptorch.inferenceModel(model, options=opts)
 inference_model_3 = poptorch.inferenceModel(model, options=opts)
 inference_model_4 = poptorch.inferenceModel(model, options=opts)
 inference_model_5 = poptorch.inferenceModel(model, options=opts)
-inference_model_6 = poptorch.inferenceModel(model, options=opts)
 optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
 training_model = poptorch.trainingModel(
     ModelWithLoss(model), options=opts, optimizer=optimizer
@@ -50,14 +49,14 @@ for epoch in range(2):
         loss = training_model(x, y)
     model.eval()
     with torch.no_grad():
-        print(epoch, loss.item(), inference_model(held_out).sum().item())
-        print([criterion((inference_model_2 if len(x) == val_loader.batch_size else model)(x), y).item() for x, y in val_loader])
-        print([criterion((inference_model_3 if len(x) == test_loader.batch_size else model)(x), y).item() for x, y in test_loader])
+        print(epoch, loss.item(), model(held_out).sum().item())
+        print([criterion((inference_model if len(x) == val_loader.batch_size else model)(x), y).item() for x, y in val_loader])
+        print([criterion((inference_model_2 if len(x) == test_loader.batch_size else model)(x), y).item() for x, y in test_loader])
 
 with torch.no_grad():
-    one = inference_model_4(torch.ones(1, 4))
-    several = inference_model_5(torch.ones(5, 4))
-    print(one.sum().item(), several.sum().item(), inference_model_6(x).sum().item())
+    one = inference_model_3(torch.ones(1, 4))
+    several = inference_model_4(torch.ones(5, 4))
+    print(one.sum().item(), several.sum().item(), inference_model_5(x).sum().item())
     for count in (1, 2, 3):
         print(model(torch.ones(count, 4)).mean().item())
     path = torch.ones(1, 4)
