@@ -161,7 +161,8 @@ def _after(source: Source, statement: cst.CSTNode) -> set[cst.CSTNode]:
     for each in (statement, *source.above(statement)):
         if isinstance(each, cst.FunctionDef):
             break
-        if isinstance(each, cst.SimpleStatementLine | cst.If | cst.With | cst.Try):
+        inside = isinstance(source.parent(each), cst.IndentedBlock | cst.Module)  # no 'elif'
+        if inside and isinstance(each, cst.SimpleStatementLine | cst.If | cst.With | cst.Try):
             block = block_of(source, each)
             index = block.index(each) if each in block else len(block)
             for other in block[index + 1 :]:
