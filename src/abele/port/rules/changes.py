@@ -6,7 +6,8 @@ does to them later is not in the program.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 import libcst as cst
 from libcst import matchers as m
@@ -16,7 +17,7 @@ from abele.port.analysis.flow import reads
 from abele.port.analysis.host_writes import HostWrite, Part, family, host_writes
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.order import Order
-from abele.port.analysis.scopes import Variable
+from abele.port.analysis.scopes import Variable, parameters
 from abele.port.analysis.search import findall
 from abele.port.analysis.slow_values import varies
 from abele.port.analysis.steps import Step
@@ -24,6 +25,8 @@ from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.routes import NoRouteError
 from abele.port.source import Source
+
+_Function: TypeAlias = cst.FunctionDef | cst.Lambda
 
 CODES = {
     "ABP707": "Weights that the script changes on the host are copied to the device.",
@@ -52,6 +55,10 @@ _OPTIMIZER = (
 _CONSTANT = (
     "{name} changes between updates, and a compiled program keeps what it was at its first "
     "call: write {new} = torch.as_tensor(...) before the model is called, and use that"
+)
+_READ = (
+    "{name} changes between updates, and a compiled program keeps what {function}() read in its "
+    "first call: pass it to {function}() as an argument"
 )
 _LOSS = (
     "{name} is another loss from here on, and a compiled program keeps the first: compute both, "
@@ -84,7 +91,7 @@ def apply(context: Context) -> None:
                 (step.source, step.backward), (source, node), step.gradients.optimizers
             ):
                 context.say(source, node, "ABP615", Verdict.BLOCKED, _OPTIMIZER)
-        for source, node, text in _constants(context, step):
+        for source, node, text in (*_constants(context, step), *_read_inside(context, step)):
             if order.between(
                 (step.source, step.backward), (source, node), step.gradients.optimizers
             ):
@@ -203,6 +210,106 @@ def _constants(context: Context, step: Step) -> Iterator[tuple[Source, cst.CSTNo
         yield from _rebound(context, step, variable, kinds)
         if not kinds:
             yield from _in_place(context, step, variable, node)
+
+
+def _read_inside(context: Context, step: Step) -> Iterator[tuple[Source, cst.CSTNode, str]]:
+    """Where names and attributes change that functions called in a step read from around them."""
+    functions = _functions(context, step)
+    for function, (source, called) in functions.items():
+        read = {*reads(function.body)} - {*_given(function), "self"}
+        owners = {name: context.things.named(source, function.body, name) for name in read}
+        outer = {name: owner for name, owner in owners.items() if owner is not function}
+        own = _own_attributes(context, source, function)
+        for node in findall(source.module, m.Assign() | m.AugAssign() | m.For()):
+            bound = [node.target] if isinstance(node, cst.For) else targets_of(node)
+            if functions.keys() & {*source.above(node)} and not isinstance(node, cst.AugAssign):
+                continue
+            for target in _single(bound):
+                root, part = _root(target)
+                is_own = isinstance(target, cst.Attribute) and part in own
+                if is_own or (
+                    root is not None
+                    and outer.get(root.value) is context.things.named(source, root, root.value)
+                    and _is_read(function, root.value, part)
+                ):
+                    text = _READ.format(name=source.code(target), function=called)
+                    yield source, target, text
+
+
+def _is_read(function: _Function, name: str, part: str | None) -> bool:
+    """Whether a function may read a part of what a name stands for; None is the whole of it."""
+    used = findall(function.body, m.Attribute(value=m.Name(name)) | m.Subscript(m.Name(name)))
+    parts = {_part(each) for each in used if isinstance(each, cst.Attribute | cst.Subscript)}
+    return part is None or part in parts or None in parts
+
+
+def _single(targets: Sequence[cst.BaseExpression]) -> Iterator[cst.BaseExpression]:
+    """The targets of an assignment, without tuples around them."""
+    for each in targets:
+        if isinstance(each, cst.Tuple | cst.List):
+            yield from _single([element.value for element in each.elements])
+        else:
+            yield each
+
+
+def _given(function: _Function) -> Iterator[str]:
+    """Parameters of a function."""
+    if isinstance(function, cst.FunctionDef):
+        return parameters(function)
+    return iter([each.name.value for each in function.params.params])
+
+
+def _own_attributes(context: Context, source: Source, function: _Function) -> set[str]:
+    """The attributes that a method of a class other than a module reads, without known things."""
+    cls = source.enclosing(function, cst.ClassDef)
+    if cls is None or context.project.is_module(cls):
+        return set()
+    found = findall(function.body, m.Attribute(value=m.Name("self")))
+    return {each.attr.value for each in found if not context.things.of(source, each)}
+
+
+def _functions(context: Context, step: Step) -> dict[_Function, tuple[Source, str]]:
+    """The functions that a step calls, also in others, and forwards, each with file and name."""
+    found: dict[_Function, tuple[Source, str]] = {}
+    rest: list[tuple[Source, cst.CSTNode]] = [(step.source, each) for each in step.forward]
+    for source, function in context.project.functions():
+        cls = source.enclosing(function, cst.ClassDef)
+        if function.name.value == "forward" and cls and context.project.is_module(cls):
+            found[function] = source, "forward"
+            rest.append((source, function.body))
+    while rest:
+        at, piece = rest.pop()
+        for call in findall(piece, m.Call()):
+            for function, source in _called(context, at, call):
+                if function not in found:
+                    found[function] = source, at.code(call.func)
+                    rest.append((source, function.body))
+    return found
+
+
+def _called(context: Context, at: Source, call: cst.Call) -> Iterator[tuple[_Function, Source]]:
+    """What a call runs: a function, a lambda that has a name, or the __call__ of an object."""
+    function = context.things.function(at, call)
+    if function is not None:
+        if function.name.value != "__init__":
+            yield function, context.things.file(function)
+        return
+    variable = context.things.variable(at, call.func)
+    for source, node in context.things.assignments() if variable else ():
+        if variable not in [context.things.variable(source, each.target) for each in node.targets]:
+            continue
+        if isinstance(node.value, cst.Lambda):
+            yield node.value, source
+        made = (
+            context.things.function(source, node.value)
+            if isinstance(node.value, cst.Call)
+            else None
+        )
+        if made is not None and made.name.value == "__init__":
+            where = context.things.file(made)
+            cls = where.enclosing(made, cst.ClassDef)
+            for each in findall(cls, m.FunctionDef(name=m.Name("__call__"))) if cls else ():
+                yield each, where
 
 
 def _rebound(
