@@ -220,8 +220,10 @@ def _read_inside(context: Context, step: Step) -> Iterator[tuple[Source, cst.CST
         owners = {name: context.things.named(source, function.body, name) for name in read}
         outer = {name: owner for name, owner in owners.items() if owner is not function}
         own = _own_attributes(context, source, function)
-        for node in findall(source.module, m.Assign() | m.AugAssign() | m.For()):
+        for node in findall(source.module, m.Assign() | m.AugAssign() | m.For() | m.Call()):
             bound = [node.target] if isinstance(node, cst.For) else targets_of(node)
+            if isinstance(node, cst.Call):  # one in place, of what is no model or optimizer
+                bound = [each for each in _targets(node) if not context.things.of(source, each)]
             if functions.keys() & {*source.above(node)} and not isinstance(node, cst.AugAssign):
                 continue
             for target in _single(bound):

@@ -36,9 +36,10 @@ loader = DataLoader(TensorDataset(torch.randn(48, 6), torch.randint(0, 3, (48,))
 model = Net()
 criterion = Weighted()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+shares, log = [1.0], []
 settings = {"share": 1.0, "seen": 0}
 alpha, temperature, weight, once = 0.1, 1.0, 0.5, 2.0
-halved = lambda scores: weight * once * scores.mean()  # noqa: E731
+halved = lambda scores: weight * once * shares[-1] * scores.mean()  # noqa: E731
 
 
 def train():
@@ -56,5 +57,7 @@ for epoch in range(3):  # ABP613 blocked
     criterion.share = 1 / (epoch + 1)  # ABP613 blocked
     criterion.calls = settings["seen"] = 0
     temperature, seen = 1.0 + epoch, 0  # ABP613 blocked
+    shares.append(0.5)  # ABP613 blocked
+    log.append(epoch)
     weight *= 0.5  # ABP613 blocked
     train()
