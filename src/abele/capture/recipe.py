@@ -6,9 +6,11 @@ It is never changed. A trace of it gives a program, and beside that what the nex
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from abele.capture.origins import are_wanted
@@ -144,8 +146,10 @@ def traced(trace: Callable[[Recipe], _Result], recipe: Recipe) -> _Result:
     """Call ``trace`` with a recipe, and again where its backward needs another one.
 
     Recurrent layers are one operator each, or steps if they have to be. Values that backward needs
-    are copied only if forward writes into one of them.
+    are copied only if forward writes into one of them. A trace that is repeated draws the random
+    numbers of Python and numpy that the first one drew, as if there had been one.
     """
+    python, numpys = random.getstate(), np.random.get_state(legacy=False)
     for _ in range(2):
         # Errors of a later trace are not shown as consequences of an earlier one.
         try:
@@ -154,6 +158,8 @@ def traced(trace: Callable[[Recipe], _Result], recipe: Recipe) -> _Result:
             recipe = dataclasses.replace(recipe, whole_layers=False)
         except CopiesNeeded:
             recipe = dataclasses.replace(recipe, saved_copies=True)
+        random.setstate(python)
+        np.random.set_state(numpys)
     return trace(recipe)
 
 

@@ -1,5 +1,8 @@
 """Writes of forward into values that autograd has saved; expected are gradients of the formula."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -97,3 +100,20 @@ def test_only_values_that_are_written_to_are_copied():
     nodes = step.graph.graph.nodes
     copies = [node for node in nodes if node.target is torch.ops.aten.clone.default]
     assert len(copies) == 1
+
+
+def test_a_repeated_trace_draws_the_random_numbers_of_one():
+    def writes(model, x):
+        return torch.sigmoid(x).mul_(random.random() + np.random.rand())
+
+    def formula(model, x):
+        return torch.sigmoid(x) * (random.random() + np.random.rand())
+
+    results = []
+    for function in (writes, formula):
+        random.seed(1)
+        np.random.seed(2)
+        model = Model(function)
+        loss, _ = poptorch.trainingModel(model, options(), sgd(model))(X)
+        results.append((loss, random.random(), np.random.rand()))
+    assert results[0] == results[1]
