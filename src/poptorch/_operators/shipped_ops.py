@@ -1,5 +1,7 @@
 """Custom operators that the original ships, and programs call by name."""
 
+from typing import Any
+
 import torch
 
 from abele.ops import ctc_loss
@@ -40,6 +42,8 @@ def fast_gather_last_dim(inputs: list[torch.Tensor], attributes: dict) -> list[t
 _REDUCTIONS = {"Mean": "mean", "Sum": "sum", "NoReduction": "none"}
 # Numbers of ONNX; 0 is undefined.
 _DATA_TYPES = {0: None, 1: torch.float32, 10: torch.float16}
+_CTC = "reduction, blank, outDataType and zeroInfinity"
+_CTC_VALUES = {"reduction": _REDUCTIONS, "outDataType": _DATA_TYPES, "zeroInfinity": (0,)}
 
 
 @register_custom_op("Ctc", POPART)
@@ -56,26 +60,25 @@ def ctc(inputs: list[torch.Tensor], attributes: dict) -> list[torch.Tensor]:
         The loss, and the gradient of each sample's loss with respect to the log probabilities.
 
     Raises:
-        poptorch.Error: not four inputs, or another value of an attribute.
+        poptorch.Error: not four inputs, or another attribute or value of one.
     """
     if len(inputs) != 4:
         raise error(
             "Ctc takes log probabilities, targets, input lengths and target lengths, found "
             f"{len(inputs)} inputs."
         )
-    reduction, kind = attributes.get("reduction", "Mean"), attributes.get("outDataType", 0)
-    for name, value, known in (
-        ("reduction", reduction, _REDUCTIONS),
-        ("outDataType", kind, _DATA_TYPES),
-    ):
-        if value not in known:
-            raise error(f"Ctc knows {name} {[*known]}, found {value!r}.")
+    settings = {"reduction": "Mean", "blank": 0, "outDataType": 0, "zeroInfinity": 0} | attributes
     log_probs, targets, *lengths = inputs
-    others = targets.long(), lengths[0], lengths[1], attributes.get("blank", 0)
-    loss = ctc_loss.ctc_loss(log_probs, *others, _REDUCTIONS[reduction])
+    for name, value in settings.items():
+        known: Any = _CTC_VALUES.get(name, range(log_probs.shape[-1]) if name == "blank" else ())
+        if value not in known:
+            raise error(f"Ctc knows {name} {[*known]}, found {value!r}. Its attributes are {_CTC}.")
+    reduction = _REDUCTIONS[settings["reduction"]]
+    others = targets.long(), lengths[0], lengths[1], settings["blank"]
+    loss = ctc_loss.ctc_loss(log_probs, *others, reduction)
     with torch.enable_grad():
         leaf = log_probs.detach().requires_grad_()
         each = ctc_loss.ctc_loss(leaf, *others, "none")
         (gradient,) = torch.autograd.grad(each.sum(), leaf)
-    dtype = _DATA_TYPES[kind] or log_probs.dtype
+    dtype = _DATA_TYPES[settings["outDataType"]] or log_probs.dtype
     return [loss.to(dtype), gradient.to(dtype)]

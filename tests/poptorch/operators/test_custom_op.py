@@ -277,6 +277,9 @@ def test_ctc_of_popart_returns_the_gradient_of_each_sample():
     [
         ({"reduction": "mean"}, r"knows reduction \['Mean', 'Sum', 'NoReduction'\], found 'mean'"),
         ({"outDataType": 7}, r"knows outDataType \[0, 1, 10\], found 7"),
+        ({"blank": 4}, r"knows blank \[0, 1, 2, 3\], found 4"),
+        ({"zeroInfinity": 1}, r"knows zeroInfinity \[0\], found 1"),
+        ({"Blank": 0}, r"knows Blank \[\], found 0"),
     ],
 )
 def test_ctc_of_popart_refuses_other_attributes(attributes, message):
