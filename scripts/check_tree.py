@@ -11,7 +11,39 @@ MAX_FUNCTION_LINES = 40
 MAX_BYTES = 500_000
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
-BUDGETS = {}
+BUDGETS = {
+    "src": 1309,
+    "src/abele/_torch": 14,
+    "src/abele/arena": 18,
+    "src/abele/capture": 44,
+    "src/abele/collectives": 14,
+    "src/abele/compile": 37,
+    "src/abele/differences": 21,
+    "src/abele/fit": 21,
+    "src/abele/kernels": 124,
+    "src/abele/ops": 25,
+    "src/abele/passes": 36,
+    "src/abele/pipeline": 13,
+    "src/abele/port": 179,
+    "src/abele/program": 17,
+    "src/abele/report": 70,
+    "src/abele/runtime": 32,
+    "src/abele/stage": 19,
+    "src/abele/step": 18,
+    "src/abele/storage": 13,
+    "src/abele/targets": 154,
+    "src/abele/trace": 37,
+    "src/cosmictagger": 110,
+    "src/gcipuinfo": 1,
+    "src/gctools": 16,
+    "src/popart": 2,
+    "src/popdist": 39,
+    "src/poptorch": 202,
+    "src/sambaflow": 38,
+    "tests": 975,
+    "tests/unit/port": 130,
+    "benchmarks": 88,
+}
 
 
 def main() -> int:
