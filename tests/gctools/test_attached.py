@@ -144,7 +144,7 @@ def test_what_killed_processes_have_left_is_deleted(folder):
 
 
 def test_a_full_disk_is_said(folder, monkeypatch):
-    def full(self, text):
+    def full(self, text, encoding):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(device_registry.Path, "write_text", full)
