@@ -16,6 +16,7 @@ for epoch in range(4):
         loss = criterion(model(x), y)
         loss.backward()
         optimizer.step()
+    print(loss.item())
     if best is None:
         best = {name: value.clone() for name, value in model.state_dict().items()}
     elif epoch == 2:

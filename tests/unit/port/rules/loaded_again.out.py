@@ -32,6 +32,7 @@ best = None
 for epoch in range(4):
     for x, y in loader:
         loss = training_model(x, y)
+    print(loss.item())
     if best is None:
         best = {name: value.clone() for name, value in model.state_dict().items()}
     elif epoch == 2:
