@@ -71,7 +71,8 @@ def machine_of(made: Executable) -> str:
     facts = [made.key, target.describe(), target.toolchain(), processor.name()]
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
     for name in sorted(made.compiled):
-        digest.update(f"{name}, {made.lowering(name).name}".encode())
+        lowering = made.chosen[name].name if name in made.chosen else ""
+        digest.update(f"{name}, {lowering}".encode())
         digest.update(hashlib.sha256(made.compiled[name].payload).digest())
     return digest.hexdigest()[:32]
 
