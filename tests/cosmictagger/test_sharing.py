@@ -102,11 +102,11 @@ def compare(one: Path, many: Path) -> None:
 @pytest.mark.parametrize(
     ("count", "overrides"),
     [
-        (2, ["mode.displays=2"]),
+        pytest.param(2, ["mode.displays=2"], marks=pytest.mark.long),
         (3, ["run.minibatch_size=3", "mode.start_index=2"]),
         (5, ["run.iterations=3"]),  # fewer batches than instances
         (2, ["mode=evaluate"]),
-        (2, ["data.label=", "mode.displays=1"]),
+        pytest.param(2, ["data.label=", "mode.displays=1"], marks=pytest.mark.long),
     ],
 )
 def test_the_files_are_those_of_one_instance(instance, instances, count, overrides):

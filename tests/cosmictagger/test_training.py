@@ -339,6 +339,7 @@ class TestOtherModes:
             assert said in page
         assert steps(out, "ana") == [0, 1, 2, 3]
 
+    @pytest.mark.long
     def test_the_page_of_a_pass_links_those_of_the_programs(self, run):
         run("run.iterations=2", "run.compute_mode=IPU")
         status, out = run("mode=inference", "mode.displays=0", "run.compute_mode=IPU")

@@ -83,6 +83,7 @@ def test_distributed(tmp_path):
     assert abs(sums[0] - sums[1]) < 1e-4
 
 
+@pytest.mark.long
 def test_resume(tmp_path):
     killed, compared = run("resume.py", tmp_path).splitlines()
     assert killed.startswith("killed; it had saved step-")

@@ -144,6 +144,7 @@ def test_the_model_is_as_it_was():
     assert all(each.dtype is torch.float32 for each in module.parameters())
 
 
+@pytest.mark.long
 def test_where_nothing_suffices_all_are_listed_and_none_is_promised():
     model, rows = wrapped(Layers(depth=8)), batch()
     report = model.fit(rows, limit=limit_below_all(model, rows))
@@ -202,6 +203,7 @@ def test_nothing_is_captured_where_no_change_can_suffice():
     assert report.data()["changes"]["stays"]["process"] == 0
 
 
+@pytest.mark.long
 def test_the_answer_is_there_before_changes_are_tried():
     model, rows = wrapped(), batch()
     tried = []
@@ -212,6 +214,7 @@ def test_the_answer_is_there_before_changes_are_tried():
     assert tried[0].startswith("trying micro-batches of ")
 
 
+@pytest.mark.long
 def test_micro_batches_that_cannot_suffice_are_not_tried():
     model, rows = wrapped(), batch()
     tried = []

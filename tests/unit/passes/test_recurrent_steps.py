@@ -81,7 +81,16 @@ SETTINGS = {
     "no biases": (Recurrent, {"bias": False}),
     "last state": (OfState, {}),
 }
-CASES = [(kind, name) for kind in KINDS for name in SETTINGS]
+# A layer without gates differs from one with gates in its cell alone.
+CASES = [
+    pytest.param(
+        kind,
+        name,
+        marks=[pytest.mark.thorough] if kind in ("tanh", "relu") and name != "plain" else [],
+    )
+    for kind in KINDS
+    for name in SETTINGS
+]
 
 
 def batches(width):

@@ -19,10 +19,10 @@ aten = torch.ops.aten
 SHAPES = [
     (2, 3, 5, 7, 9),
     (1, 8, 8, 40, 70),
-    (2, 9, 17, 19, 33),
+    pytest.param((2, 9, 17, 19, 33), marks=pytest.mark.thorough),
     (1, 1, 1, 1, 1),
-    (3, 16, 8, 17, 64),
-    (1, 20, 3, 33, 130),
+    pytest.param((3, 16, 8, 17, 64), marks=pytest.mark.thorough),
+    pytest.param((1, 20, 3, 33, 130), marks=pytest.mark.thorough),
 ]
 
 
