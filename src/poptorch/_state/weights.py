@@ -91,15 +91,20 @@ class Weights:
         return True
 
     def copyNamedBuffersToDevice(self) -> None:
-        """Copies the buffers named by ``options.updatableNamedBuffers`` to the device.
+        """Copy the buffers named by ``options.updatableNamedBuffers`` to the device.
+
+        Before the model is compiled this does nothing: the first call sends all buffers.
+        optimum-graphcore calls it then.
 
         Raises:
-            poptorch.Error: not compiled, no buffers were named, or the model has none so named.
+            poptorch.Error: no buffers were named, or the model has none so named.
             AssertionError: the connection type is Never, so there is no device.
         """
+        names = self._model.options._Popart.options.get("updatableNamedBuffers")
+        if names and self._model.compiled is None:
+            return
         session = self._model.session
         self._refuse_offline("copyNamedBuffersToDevice")
-        names = self._model.options._Popart.options.get("updatableNamedBuffers")
         if not names:
             raise error(
                 "No named buffers marked as updatable. Name them with "

@@ -150,6 +150,16 @@ def test_no_buffer_can_be_sent_by_name_unless_it_was_named():
         wrapped.copyNamedBuffersToDevice()
 
 
+def test_named_buffers_may_be_sent_before_the_first_call_which_sends_all():
+    model = Shifted()
+    wrapped = poptorch.inferenceModel(model, options(updatableNamedBuffers=["first"]))
+    for value in (1.0, 2.0):
+        model.first.fill_(value)
+        wrapped.copyNamedBuffersToDevice()
+        result = wrapped(torch.zeros(1, 3))
+        torch.testing.assert_close(result, torch.full((1, 3), value))
+
+
 COPIES = ("copyNamedBuffersToDevice", "copyWeightsToDevice", "copyWeightsToHost")
 
 
@@ -158,8 +168,9 @@ def test_nothing_is_copied_without_a_device_or_a_program(method):
     model = Shifted()
     made = options(updatableNamedBuffers=["first"], connectionType=poptorch.ConnectionType.Never)
     wrapped = poptorch.inferenceModel(model, made)
-    with pytest.raises(poptorch.Error, match="has not been compiled"):
-        getattr(wrapped, method)()
+    if method != "copyNamedBuffersToDevice":
+        with pytest.raises(poptorch.Error, match="has not been compiled"):
+            getattr(wrapped, method)()
     wrapped.compile(torch.zeros(1, 3))
     with pytest.raises(AssertionError, match=f"{method} needs a device.*ConnectionType.Never"):
         getattr(wrapped, method)()
