@@ -108,7 +108,8 @@ class ExecutableCache:
             _sweep_locks(locks)
         except OSError:
             return None
-        return filelock.FileLock(locks / name)
+        # One thread of a program may acquire it and another release it.
+        return filelock.FileLock(locks / name, thread_local=False)
 
     @contextlib.contextmanager
     def only_one(self, key: str, waiting: Callable[[], None]) -> Generator[bool]:

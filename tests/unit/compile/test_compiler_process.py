@@ -342,6 +342,26 @@ def test_one_that_waits_does_so_until_the_other_has_compiled(begin, cache):
     assert second._process is None
 
 
+def test_another_thread_may_take_the_programs(begin, cache):
+    first, second = (begin(job_of(COPIES, cache=cache)) for _ in range(2))
+    begun, ended = threading.Event(), threading.Event()
+
+    def start():
+        looked(first)
+        begun.set()
+        ended.wait()
+
+    starting = threading.Thread(target=start)
+    starting.start()
+    try:
+        assert begun.wait(60)
+        assert isinstance(first.wait(), Executable)
+        assert eventually(lambda: isinstance(second.look(), Executable))
+    finally:
+        ended.set()
+        starting.join()
+
+
 @pytest.mark.parametrize("end", [FromCompiler.close, FromCompiler.wait], ids=["closed", "failed"])
 def test_another_process_compiles_what_the_first_has_not(begin, cache, end):
     first = begin(job_of(["false"], cache=cache))
