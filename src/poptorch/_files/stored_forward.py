@@ -74,7 +74,7 @@ class StoredForward:
 
     @property
     def entries(self) -> list[Mapping[str, Any]]:
-        """What can be run: forward as devices run it, and as the host does, in each mode."""
+        """The recorded forwards of each mode, as devices run it and as the host does."""
         return [
             entry
             for mode in self.data.get("modes", ())

@@ -36,7 +36,12 @@ _MATTERS = re.compile(
 
 
 class _Effect(NamedTuple):
-    """What a piece of a program does: modes in which it may leave a model, and whether it must."""
+    """Modes in which statements may leave a model.
+
+    Attributes:
+        modes: True for training, False for evaluation.
+        sure: the statements set one of them on every path; otherwise the mode before may remain.
+    """
 
     modes: frozenset[bool] = frozenset()
     sure: bool = False

@@ -290,7 +290,7 @@ def _functions(context: Context, step: Step) -> dict[_Function, tuple[Source, st
 
 
 def _called(context: Context, at: Source, call: cst.Call) -> Iterator[tuple[_Function, Source]]:
-    """What a call runs: a function, a lambda that has a name, or the __call__ of an object."""
+    """Yield the functions that a call may run: a function, a named lambda, or ``__call__``."""
     function = context.things.function(at, call)
     if function is not None:
         if function.name.value != "__init__":
