@@ -26,16 +26,12 @@ def modules():
     return [each for each in module_database.modules() if each[0] not in TORCH_IS_WRONG]
 
 
-def rule_of(made):
-    return runs.rule_for(made.module, lr=1e-6)
-
-
 def test_every_module_trains_with_the_bits_of_plain_pytorch():
     wrong, count = {}, 0
     for name, made in modules():
         plain, batches = copy.deepcopy(made.module), [made.batch] * 2
         try:
-            session, _ = runs.started(made.module, made.batch, rule_of(made))
+            session, _ = runs.started(made.module, made.batch, runs.rule_for(made.module, lr=1e-6))
         except AbeleError as error:
             if REFUSED.get(made.layers[0], "?") not in str(error):
                 wrong[name] = str(error)
@@ -60,7 +56,8 @@ def test_every_module_as_code_trains_as_interpreted():
     cases, wrong = [], {}
     for name, made in modules():
         if made.layers[0] not in REFUSED:
-            cases += emitted_programs.cases_of(name, made, rule_of(made), seed=0)
+            rule = runs.rule_for(made.module, lr=1e-6)
+            cases += emitted_programs.cases_of(name, made, rule, seed=0)
     for first in range(0, len(cases), TOGETHER):
         for outcome in emitted_programs.outcomes(cases[first : first + TOGETHER]):
             difference = None if outcome.declined else outcome.difference()
