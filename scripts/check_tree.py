@@ -1,7 +1,8 @@
-"""Check what linters do not: sizes of files, functions and folders, and no large file."""
+"""Check what linters do not: sizes, first lines of docstrings, small modules with one importer."""
 
 import ast
 import collections
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,11 @@ from pathlib import Path
 MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 40
 MAX_BYTES = 500_000
+# Indexes and tooltips show first lines alone. These words need the code beneath.
+UNCLEAR = re.compile(
+    r"(Also|As|Both|By|Here|How|In|It|Its|Likewise|Of|One|Such|That|The same|Their|There|These|They"
+    r"|This|Those|What|When|Where|Whether|Which|Who|Whose)\b"
+)
 # Lines of Python and C++ per folder, in hundreds. They only go down: a commit that raises one says
 # which published program, test of the original or row of a benchmark needs it.
 BUDGETS = {
@@ -56,6 +62,9 @@ def main() -> int:
     for path in paths:
         if path.suffix == ".py" and path.parts[0] in ("src", "examples", "benchmarks", "scripts"):
             problems += _sizes(path)
+    sources = [path for path in paths if path.suffix == ".py" and path.parts[0] == "src"]
+    for path in sources:
+        problems += _unclear(path)
     problems += _over_budget(paths)
     for problem in problems:
         print(problem)
@@ -73,6 +82,32 @@ def _over_budget(paths: list[Path]) -> list[str]:
         f"{folder}: {lines[folder]} lines, at most {100 * hundreds}"
         for folder, hundreds in BUDGETS.items()
         if lines[folder] > 100 * hundreds
+    ]
+
+
+def _unclear(path: Path) -> list[str]:
+    """Return the docstrings whose first word refers to something outside of them."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [
+        f"{path}:{line}: a first line says what it is about: {first}"
+        for node in ast.walk(tree)
+        for line, first in _first_lines(node)
+        if UNCLEAR.match(first)
+    ]
+
+
+def _first_lines(node: ast.AST) -> list[tuple[int, str]]:
+    """Return line and first line of the docstrings of a node and of its attributes."""
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return []
+    texts = [] if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else node.body[1:]
+    texts = [*node.body[:1], *texts]
+    return [
+        (text.lineno, text.value.value.strip().split("\n")[0])
+        for text in texts
+        if isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
     ]
 
 
