@@ -1,6 +1,6 @@
 """Random programs of torch's own operators: does emitted code compute what is interpreted?
 
-python benchmarks/random_programs.py --record    2,000 programs; renews docs/lowerings.md
+python benchmarks/random_programs.py --record    2,000 programs; renews notes/random_programs.md
 python benchmarks/random_programs.py --programs 40
 python benchmarks/random_programs.py --types --programs 400    integers, truth values, halves, NaN
 
@@ -34,7 +34,7 @@ sys.path[0] = str(ROOT / "src")
 sys.path.insert(1, str(ROOT / "tests"))
 
 PIECE, TYPED_TOGETHER = 240, 40
-PAGE = ROOT / "docs" / "lowerings.md"
+PAGE = ROOT / "benchmarks" / "notes" / "random_programs.md"
 BEGIN, END = "<!-- written by benchmarks/random_programs.py -->", "<!-- end of what it writes -->"
 
 
@@ -192,7 +192,7 @@ def lines(result: dict[str, Any]) -> list[str]:
 
 def renew(result: dict[str, Any], record: str) -> None:
     """Replace the numbers of the page."""
-    link = f"From [`{record}`](../benchmarks/records/{record}):"
+    link = f"From [`{record}`](../records/{record}):"
     body = "\n".join([BEGIN, link, "", *lines(result), END])
     pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
     PAGE.write_text(pattern.sub(lambda _: body, PAGE.read_text()))

@@ -1,4 +1,4 @@
-"""What a record of ``sizes.py`` says: the table of ``docs/sizes.md`` and its picture."""
+"""What a record of ``sizes.py`` says: the table of ``benchmarks/notes/sizes.md`` and its picture."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+NOTES = Path(__file__).resolve().parent / "notes"
 BEGIN, END = "<!-- written by benchmarks/sizes.py -->", "<!-- end of what it writes -->"
 WAYS = {"abele": ("#0072B2", "o"), "eager": ("#D55E00", "s")}
 LIMITS = {"arithmetic": "--", "memory": ":", "call": "-."}
@@ -14,12 +14,12 @@ LIMITS = {"arithmetic": "--", "memory": ":", "call": "-."}
 
 def renew(result: dict[str, Any], record: str) -> None:
     """Replace the numbers of the page and draw the picture anew."""
-    page = DOCS / "sizes.md"
-    link = f"From [`{record}`](../benchmarks/records/{record}), {result['environment']['cpu']}:"
+    page = NOTES / "sizes.md"
+    link = f"From [`{record}`](../records/{record}), {result['environment']['cpu']}:"
     body = "\n".join([BEGIN, link, "", *lines(result), END])
     pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
     page.write_text(pattern.sub(lambda _: body, page.read_text()))
-    draw(result, DOCS / "sizes.svg")
+    draw(result, NOTES / "sizes.svg")
 
 
 def lines(result: dict[str, Any]) -> list[str]:

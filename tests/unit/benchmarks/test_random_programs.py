@@ -67,7 +67,7 @@ def test_a_piece_that_fails_names_its_programs(monkeypatch):
 @pytest.mark.skipif(not RECORDS, reason="no record")
 def test_the_page_has_the_record():
     result = json.loads(RECORDS[-1].read_text())
-    page = (ROOT / "docs" / "lowerings.md").read_text()
+    page = (ROOT / "benchmarks" / "notes" / "random_programs.md").read_text()
     assert f"records/{RECORDS[-1].name}" in page
     assert "\n".join(random_programs.lines(result)) in page
     assert not result["wrong"]

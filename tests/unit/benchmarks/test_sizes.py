@@ -26,7 +26,7 @@ def test_each_limit_alone():
 
 def test_the_page_has_the_record():
     result = json.loads(RECORD.read_text())
-    page = (ROOT / "docs" / "sizes.md").read_text()
+    page = (ROOT / "benchmarks" / "notes" / "sizes.md").read_text()
     assert f"records/{RECORD.name}" in page
     assert all(line in page for line in sizes_page.lines(result))
     for part in result["parts"]:
