@@ -23,7 +23,7 @@ __all__ = [
 
 
 class SyntheticDataMode(enum.IntEnum):
-    """What stands in for real inputs."""
+    """Kinds of synthetic input data."""
 
     Off = 0
     Zeros = 1
@@ -41,7 +41,7 @@ RecomputationType.__doc__ = """Which results the backward pass computes again.""
 
 
 class AccumulateOuterFragmentSchedule(enum.IntEnum):
-    """In which order the weight updates of several devices run."""
+    """Orders of weight updates on several devices."""
 
     Scheduler = 0
     Serial = 1
@@ -50,14 +50,14 @@ class AccumulateOuterFragmentSchedule(enum.IntEnum):
 
 
 class SubgraphCopyingStrategy(enum.IntEnum):
-    """When the inputs and outputs of a repeated part are copied."""
+    """Times at which inputs and outputs of a subgraph are copied."""
 
     OnEnterAndExit = 0
     JustInTime = 1
 
 
 class VirtualGraphMode(enum.IntEnum):
-    """Who decides on which device an operation runs."""
+    """Modes of assigning operations to devices."""
 
     Off = 0
     Manual = 1
@@ -66,7 +66,7 @@ class VirtualGraphMode(enum.IntEnum):
 
 
 class BatchSerializationBatchSchedule(enum.IntEnum):
-    """In which order serialised batches run."""
+    """Orders of serialised batches."""
 
     Scheduler = 0
     Isomorphic = 1
@@ -75,7 +75,7 @@ class BatchSerializationBatchSchedule(enum.IntEnum):
 
 
 class BatchSerializationMethod(enum.IntEnum):
-    """How a batch is cut into pieces."""
+    """Methods of serialising a batch."""
 
     UnrollDynamic = 0
     UnrollStatic = 1
@@ -83,14 +83,14 @@ class BatchSerializationMethod(enum.IntEnum):
 
 
 class BatchSerializationTransformContext(enum.IntEnum):
-    """Whether batches are cut before or after the backward pass is built."""
+    """Serialisation of batches before or after the backward pass is built."""
 
     Fwd = 0
     Bwd = 1
 
 
 class AutodiffStitchStrategy(enum.IntEnum):
-    """How the backward pass of a repeated part gets the values it needs."""
+    """Sources of the values that the backward pass of a subgraph needs."""
 
     RecomputeMinimal = 0
     RecomputeAllNonInputs = 1
@@ -99,7 +99,7 @@ class AutodiffStitchStrategy(enum.IntEnum):
 
 
 class GradientTensorTrackingMethod(enum.IntEnum):
-    """Which gradients automatic loss scaling looks at."""
+    """Gradients that automatic loss scaling observes."""
 
     AllNonViewChangingGradientTensors = 0
     ConvAndMatmulGradients = 1
@@ -107,7 +107,7 @@ class GradientTensorTrackingMethod(enum.IntEnum):
 
 
 class MergeVarUpdateType(enum.IntEnum):
-    """How weight updates are merged."""
+    """Methods of merging weight updates."""
 
     Off = 0
     All = 1

@@ -1,4 +1,4 @@
-"""What SambaFlow programs may catch, and the one shape of their messages.
+"""Exceptions for SambaFlow programs, with one form of message.
 
     SambaError
     |- UsageError          a call or a command line asks for what does not exist

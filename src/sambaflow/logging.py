@@ -30,7 +30,7 @@ if not samba_logger.handlers:
 
 
 def say_once(text: str) -> None:
-    """Logs a line the first time it is asked for in this process."""
+    """Log a line once per process."""
     if text not in _said:
         _said.add(text)
         samba_logger.info(text)

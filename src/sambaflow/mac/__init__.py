@@ -1,1 +1,1 @@
-"""What programs tell the vendor's compiler about operators."""
+"""Hints to the vendor's compiler, accepted without effect."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 @dataclasses.dataclass
 class ConvTilingMetadata:
-    """How a convolution would be cut into tiles.
+    """Tiling of a convolution; no effect here.
 
     Attributes:
         key: under which it goes into the metadata dictionary.

@@ -67,7 +67,7 @@ def randn(
     batch_dim: int | None = None,
     **settings: Any,
 ) -> SambaTensor:
-    """Normal random numbers as ``torch.randn``, with a name."""
+    """Return normal random numbers as ``torch.randn`` does, with a name."""
     return _named(torch.randn(*size, **settings), name, batch_dim)
 
 
@@ -97,7 +97,7 @@ def patched_torch() -> Iterator[None]:
 
 
 def is_internal() -> bool:
-    """Whether this is the vendor's internal build: no."""
+    """Return False: this is not the vendor's internal build."""
     return False
 
 

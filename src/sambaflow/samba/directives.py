@@ -11,7 +11,7 @@ from sambaflow.logging import hint
 
 @contextlib.contextmanager
 def op_fusion(*settings: Any, **more: Any) -> Iterator[None]:
-    """Accepted: what is fused is the compiler's choice."""
+    """Accept a fusion hint without effect: the compiler chooses."""
     del settings, more
     hint("directives.op_fusion", "what is fused is the compiler's choice")
     yield

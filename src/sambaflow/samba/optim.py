@@ -26,7 +26,7 @@ class _Clipping(torch.optim.Optimizer):
     max_grad_norm: float | None = None
 
     def step(self, closure: Callable | None = None) -> Any:
-        """Updates the parameters on the host from their ``grad``."""
+        """Update the parameters on the host from their ``grad``."""
         if self.max_grad_norm is None:
             return super().step(closure)  # type: ignore[arg-type]
         loss = None

@@ -16,7 +16,7 @@ from abele.storage import atomic
 
 @dataclasses.dataclass
 class Event:
-    """One marked stretch of time, in nanoseconds of a clock with any zero."""
+    """A named interval, in nanoseconds of a monotonic clock."""
 
     name: str
     start: int
@@ -40,12 +40,12 @@ class Profiler:
         return event
 
     def end_event(self, event: Event) -> None:
-        """Ends an event."""
+        """End an event."""
         event.end = time.perf_counter_ns()
 
     @contextlib.contextmanager
     def event(self, name: str) -> Iterator[Event]:
-        """An event as long as the block, or each call of the decorated function."""
+        """Record an event for a block, or for each call of a decorated function."""
         event = self.start_event(name)
         try:
             yield event
@@ -58,7 +58,7 @@ class Profiler:
         return [((e.end or 0) - e.start) / 1e9 for e in ended[warmup:]]
 
     def get_throughputs(self, keys: Sequence[str], n: int, warmup: int = 0) -> dict[str, float]:
-        """Samples per second by name, for events of ``n`` samples each."""
+        """Return samples per second by name, for events of ``n`` samples each."""
         by_key = {key: self.seconds(key, warmup) for key in keys}
         return {key: n * len(times) / sum(times) for key, times in by_key.items() if sum(times)}
 
@@ -69,7 +69,7 @@ class Profiler:
         num_samples_per_iter: int | None = None,
         measurements: Sequence[str] | None = None,
     ) -> None:
-        """Prints a line per name: count, mean, median and, with samples, throughput."""
+        """Print a line per name: count, mean, median and, with samples, throughput."""
         del measurements
         for key in keys or list(dict.fromkeys(event.name for event in self.events)):
             times = self.seconds(key, warmup)
@@ -83,7 +83,7 @@ class Profiler:
             print(line)
 
     def save(self, file: str | os.PathLike[str]) -> None:
-        """Writes the events in the format of Chrome's trace viewer."""
+        """Write the events in the format of Chrome's trace viewer."""
         events = [
             {"name": e.name, "ph": "X", "pid": 0, "tid": 0, "ts": e.start / 1e3,
              "dur": (e.end - e.start) / 1e3}

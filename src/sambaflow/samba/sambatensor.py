@@ -100,7 +100,7 @@ class SambaTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Callable, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ):
-        """Computes as torch does; a tensor in another form keeps its name."""
+        """Call torch's function; a converted or moved tensor keeps its name."""
         result = super().__torch_function__(func, types, args, kwargs or {})
         name = getattr(func, "__name__", "")
         if name in _KEEP_NAME and isinstance(result, SambaTensor) and result is not args[0]:
@@ -111,7 +111,7 @@ class SambaTensor(torch.Tensor):
 
     @property
     def sn_name(self) -> str:
-        """Its name; given at the first look if it has none."""
+        """The tensor's name, assigned at the first read."""
         if self._sn_name is None:
             self._sn_name = f"sambatensor_{next(_ids)}"
         return self._sn_name
@@ -122,12 +122,12 @@ class SambaTensor(torch.Tensor):
 
     @property
     def has_data(self) -> bool:
-        """Whether it holds values and not a shape alone."""
+        """True if the tensor has data, not a shape alone."""
         return self.device.type != "meta"
 
     @property
     def sn_data(self) -> torch.Tensor:
-        """Its values as the device has them: of a result, those of the run that made it."""
+        """The device's values; a result has those of the run that computed it."""
         return self.torch()
 
     @property
@@ -149,7 +149,7 @@ class SambaTensor(torch.Tensor):
         target._sn_grad = value
 
     def torch(self) -> torch.Tensor:
-        """The same data as a plain torch tensor; made first if there is a materializer.
+        """Return a plain torch tensor that shares the data, materialized first if needed.
 
         Raises:
             ValueError: it has a shape alone.
@@ -168,7 +168,7 @@ class SambaTensor(torch.Tensor):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SambaTensor:
-        """Data of its own under the same name; torch's way does not know tensors without data."""
+        """Copy data and name; torch's ``deepcopy`` refuses tensors without data."""
         if id(self) not in memo:
             copied = SambaTensor(self.as_subclass(torch.Tensor).detach().clone())
             copied.requires_grad_(self.requires_grad)
@@ -189,7 +189,7 @@ class SambaTensor(torch.Tensor):
 def from_torch_tensor(
     tensor: torch.Tensor, name: str | None = None, batch_dim: int | None = None
 ) -> SambaTensor:
-    """A torch tensor with a name; memory is shared.
+    """Return a named tensor that shares memory with a torch tensor.
 
     Args:
         tensor: the data.
@@ -212,7 +212,7 @@ def from_torch_tensor(
 
 
 def to_torch(tensor: Any) -> Any:
-    """The plain torch tensor of a SambaTensor or parameter, with the device's present values.
+    """Return a plain torch tensor with the device's values.
 
     Tuples and lists are converted item by item.
     """

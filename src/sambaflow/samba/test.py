@@ -14,7 +14,7 @@ Pairs = Iterable[tuple[str, torch.Tensor]]
 
 
 def consistency_test(seed: int = 0, threshold: float = 0.0) -> Callable[[Callable], Callable]:
-    """A decorator: runs a function twice from one seed and compares what it returns.
+    """Decorate a function to run twice from one seed and compare its results.
 
     Args:
         seed: of all random numbers, before each run.

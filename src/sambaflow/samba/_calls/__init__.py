@@ -1,1 +1,1 @@
-"""What the calls of a session bring, checked and named, and what they print."""
+"""Arguments of session calls, checked and named, and their messages."""

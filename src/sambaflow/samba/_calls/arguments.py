@@ -60,7 +60,7 @@ def check_tensors(name: str, values: Sequence[Any]) -> None:
 
 
 def named_inputs(inputs: Any) -> tuple[dict[str, SambaTensor], tuple[str, ...]]:
-    """The inputs by name, and which of them go to forward by keyword.
+    """Return the inputs by name, and the names that forward takes by keyword.
 
     Args:
         inputs: a tensor, a tuple or list in the order of forward's parameters, or a dictionary by
@@ -99,7 +99,7 @@ def named_inputs(inputs: Any) -> tuple[dict[str, SambaTensor], tuple[str, ...]]:
 
 
 def of_run(compiled: Mapping[str, SambaTensor], tensors: Any) -> dict[str, torch.Tensor]:
-    """The tensors of one run by their compiled names.
+    """Return the tensors of a run by their compiled names.
 
     Named tensors are matched by name, in any order, and tensors of a dictionary that have none by
     its keys; if there are no names at all, by position.
@@ -146,7 +146,7 @@ def _check(name: str, dummy: SambaTensor, value: torch.Tensor) -> None:
 
 
 def select(outputs: Sequence[SambaTensor], wanted: Any) -> tuple[SambaTensor, ...]:
-    """The results that a run was asked for, in that order; all by default.
+    """Return the requested results of a run in the requested order; all by default.
 
     Raises:
         InputError: there is no output of that name, or something is no output.

@@ -1,4 +1,4 @@
-"""What the commands print, and what they say about requests without a meaning here."""
+"""Output of the commands, and notes on options without effect."""
 
 from __future__ import annotations
 

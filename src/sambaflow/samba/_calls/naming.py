@@ -12,7 +12,7 @@ from sambaflow.samba.nn.parameter import SambaParameter
 def from_torch_model_(
     model: torch.nn.Module, parent_module_prefix: str | None = None
 ) -> torch.nn.Module:
-    """Gives every module and parameter of a model its name, in place.
+    """Name every module and parameter of a model, in place.
 
     Parameters stay the objects that they are, so that optimizers made before keep them; their class
     becomes ``SambaParameter``. Buffers stay torch tensors.
@@ -48,5 +48,5 @@ def _become_samba(value: torch.nn.Parameter) -> None:
 
 
 def sn_name_of(parameter: str) -> str:
-    """The ``sn_name`` of a parameter from its name in ``named_parameters``."""
+    """Return the ``sn_name`` of a parameter, given its name in ``named_parameters``."""
     return parameter.replace(".", "__").lower()

@@ -35,7 +35,7 @@ def as_list(optimizers: Any) -> list[torch.optim.Optimizer]:
 def to_rule(
     optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
 ) -> UpdateRule | None:
-    """One rule with a group per parameter group; None without optimizers.
+    """Return the update rule of all parameter groups; None without optimizers.
 
     Args:
         optimizers: all of one kind.
@@ -148,7 +148,7 @@ def hyper_values(rule: UpdateRule, wanted: Mapping[str, Any]) -> dict[str, float
 
 
 def _number(name: str, value: Any) -> float:
-    """A run-time value; a tensor with one element counts as a number."""
+    """Return a run-time value as a number, also from a tensor of one element."""
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):

@@ -9,7 +9,7 @@ import torch
 
 
 def flat_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of nested tuples, lists and dictionaries, in order; other values are skipped."""
+    """Return the tensors of nested tuples, lists and dictionaries, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):

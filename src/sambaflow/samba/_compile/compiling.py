@@ -41,7 +41,7 @@ def compile_model(
     inference: bool,
     fused_only: bool,
 ) -> Path:
-    """Writes a compiled file; see ``SambaSession.compile``."""
+    """Write a compiled file; see ``SambaSession.compile``."""
     named, keywords = arguments.named_inputs(inputs)
     check_indices(loss_indices)
     rule = rule_of(model, optimizers, inference=inference)
@@ -86,7 +86,7 @@ def check_indices(indices: Any) -> None:
 
 
 def rule_of(model: torch.nn.Module, optimizers: Any, *, inference: bool) -> UpdateRule | None:
-    """The update rule of the optimizers; None for inference.
+    """Return the update rule of the optimizers; None for inference.
 
     Raises:
         UsageError: optimizers that cannot be compiled, or one for inference.
@@ -101,7 +101,7 @@ def rule_of(model: torch.nn.Module, optimizers: Any, *, inference: bool) -> Upda
 
 @contextlib.contextmanager
 def _graph_errors() -> Iterator[None]:
-    """The engine's errors as those of this package, but for a target that is not there."""
+    """Raise the engine's errors as this package's, except for a missing target."""
     try:
         yield
     except TargetError:
@@ -119,7 +119,7 @@ def traced_with(
     *,
     fused_only: bool,
 ) -> Sectioned:
-    """The model captured with inputs as ``arguments.named_inputs`` returns them.
+    """Capture the model with inputs from ``arguments.named_inputs``.
 
     Raises:
         GraphError: it cannot be captured; names the line.
@@ -165,7 +165,7 @@ def _about(
 
 
 def _plain(value: Any) -> Any:
-    """A JSON value, or its text."""
+    """Return a JSON value unchanged, any other as text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, list | tuple):

@@ -40,7 +40,7 @@ def interface(
     rule: UpdateRule | None,
     loss_indices: Sequence[int] | None,
 ) -> dict[str, Any]:
-    """What compiling and running have to agree on, as JSON values."""
+    """Return the interface that compiling and running share, as JSON values."""
     state = ModuleState.of(module)
     described = {
         "inputs": [
@@ -69,7 +69,7 @@ def write(
     described: Mapping[str, Any],
     said: Mapping[str, Any],
 ) -> None:
-    """Writes a file at once or not at all.
+    """Write a file atomically.
 
     Args:
         path: where to; folders are made.
@@ -99,7 +99,7 @@ def write(
 
 @contextlib.contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[Container]:
-    """A compiled file, checked.
+    """Read and check a compiled file.
 
     Raises:
         PefDamagedError: there is no such file, or it is cut, altered or of another kind.
@@ -139,7 +139,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Container]:
 
 
 def check(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Compares the interface of a file with that of a run.
+    """Raise an error where the interface of a file differs from that of a run.
 
     Raises:
         PefMismatchError: names everything that differs.

@@ -1,4 +1,4 @@
-"""What of a model is captured: how forward is called, and which outputs backward starts from."""
+"""Capture of a model: the call of forward, and the outputs where backward starts."""
 
 from __future__ import annotations
 

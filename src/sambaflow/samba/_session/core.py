@@ -41,7 +41,7 @@ class SambaSession:
         self._settings: dict[str, Any] = {}
 
     def setup(self, config: Any = None, **settings: Any) -> None:
-        """Keeps ``config`` as the default of ``config_dict``; nothing else has to be set up."""
+        """Store ``config`` as the default of ``config_dict``."""
         settings_of_config = (
             config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
         )
@@ -66,7 +66,7 @@ class SambaSession:
         fused_only: bool = False,
         **hints: Any,
     ) -> str:
-        """Captures forward, backward and update with dummy inputs and writes them, compiled.
+        """Capture forward, backward and update with dummy inputs, and write them compiled.
 
         Args:
             model: as it is to run: training mode or not.
@@ -123,7 +123,7 @@ class SambaSession:
         loss_indices: Sequence[int] | None = None,
         **hints: Any,
     ) -> tuple[SambaTensor, ...]:
-        """Loads a compiled file and moves the model's weights and optimizer state to the device.
+        """Load a compiled file; move weights and optimizer state to the device.
 
         The model is captured again; its programs have to be those of the file.
 
@@ -163,7 +163,7 @@ class SambaSession:
         reduce_on_rdu: bool = False,
         **hints: Any,
     ) -> tuple[SambaTensor, ...]:
-        """Runs one batch: forward, backward and update, or some of these sections.
+        """Run forward, backward and update, or some of these sections, on a batch.
 
         Args:
             input_tensors: tensors named like the dummy inputs, or all without names in their
@@ -216,7 +216,7 @@ class SambaSession:
         return self.graph
 
     def to_cpu(self, model: torch.nn.Module | None = None, optimizers: Any = None) -> None:
-        """Copies the device's weights and buffers to a model, and optimizer state to optimizers.
+        """Copy the device's weights, buffers and optimizer state to the host.
 
         Raises:
             UsageError: nothing is loaded, or the model is another one.
@@ -226,13 +226,13 @@ class SambaSession:
         self._loaded().to_cpu(model, _optimizers.as_list(optimizers))
 
     def to_device(self, *unused: Any, **also_unused: Any) -> None:
-        """Copies weights, buffers and optimizer state of the traced model to the device."""
+        """Copy weights, buffers and optimizer state of the traced model to the device."""
         del unused, also_unused
         self._loaded().to_device()
 
     @property
     def report(self) -> Report:
-        """Which executable runs, and on which target."""
+        """A sentence that names the executable and its target."""
         return self._loaded().report
 
     # -- what programs look up ---------------------------------------------------------------
@@ -248,7 +248,7 @@ class SambaSession:
         return {} if self.graph is None else dict(self.graph.session.buffers[0])
 
     def get_tensors_by_name(self, names: Sequence[str]) -> list[torch.Tensor]:
-        """Inputs, outputs and parameters by ``sn_name``.
+        """Return inputs, outputs and parameters by ``sn_name``.
 
         Raises:
             UsageError: nothing is loaded, or a name does not exist.
@@ -271,7 +271,7 @@ class SambaSession:
         return []
 
     def enable_pinned_memory(self) -> None:
-        """Accepted; inputs are moved as they are."""
+        """Accept the call without effect: inputs are moved as they are."""
         hint("session.enable_pinned_memory()", "inputs are moved as they are")
 
     def start_runtime_profile(self) -> None:
@@ -279,7 +279,7 @@ class SambaSession:
         self.profiler.clear()
 
     def end_runtime_profile(self, file: str | os.PathLike[str]) -> None:
-        """Writes the events since the beginning as JSON that trace viewers read."""
+        """Write all events as JSON for trace viewers."""
         self.profiler.save(file)
 
     start_samba_profile = start_runtime_profile

@@ -23,17 +23,17 @@ def _number(names: tuple[str, ...], default: int) -> int:
 
 
 def world_size() -> int:
-    """Number of processes: of torch.distributed, or what the launcher says."""
+    """Return the number of processes, from torch.distributed or the launcher."""
     return dist.get_world_size() if _running() else _number(_SIZES, 1)
 
 
 def rank() -> int:
-    """This process's number, from 0."""
+    """Return the rank of this process."""
     return dist.get_rank() if _running() else _number(_RANKS, 0)
 
 
 def average(gradients: Iterable[torch.Tensor]) -> None:
-    """Replaces gradients by their mean over all processes.
+    """Replace gradients by their mean over all processes.
 
     Raises:
         UsageError: there are several processes and nothing connects them.

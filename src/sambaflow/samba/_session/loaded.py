@@ -31,7 +31,7 @@ SECTIONS = ("fwd", "bckwd", "opt")
 
 
 class LoadedGraph:
-    """One compiled model.
+    """A compiled model with its state on the device.
 
     Args:
         module: gives the initial parameters and buffers.
@@ -91,7 +91,7 @@ class LoadedGraph:
     # -- state -------------------------------------------------------------------------------
 
     def to_device(self) -> None:
-        """Takes parameters, buffers and optimizer state of the host.
+        """Copy parameters, buffers and optimizer state from the host.
 
         Raises:
             UsageError: an optimizer has state that the program has no place for.
@@ -115,7 +115,7 @@ class LoadedGraph:
         module: torch.nn.Module | None = None,
         optimizers: Sequence[torch.optim.Optimizer] = (),
     ) -> None:
-        """Writes parameters and buffers to a module and optimizer state to optimizers."""
+        """Copy parameters, buffers and optimizer state to the host."""
         target = ModuleState.of(module or self.module)
         state = {**self.session.params, **self.session.buffers[0]}
         with torch.no_grad():
@@ -131,11 +131,11 @@ class LoadedGraph:
             optimizer_objects.to_host(optimizers, names, self.session.read_updated_state())
 
     def parameter(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The device's present values of one of the module's parameters."""
+        """Return the device's values of a parameter of the module."""
         return self.session.params[self.names[id(parameter)]].clone()
 
     def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """The last run's gradient of one of the module's parameters."""
+        """Return the last run's gradient of a parameter of the module."""
         return self._grads.get(gradient_of(self.names.get(id(parameter), "")))
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -148,7 +148,7 @@ class LoadedGraph:
 
     @property
     def report(self) -> Report:
-        """Which executable runs, and where."""
+        """A sentence that names the executable and its target."""
         return Report(
             pef=str(self.path),
             target=self.record.target,
@@ -177,7 +177,7 @@ class LoadedGraph:
         *,
         data_parallel: bool = False,
     ) -> tuple[SambaTensor, ...]:
-        """Runs sections on one batch; see ``SambaSession.run``."""
+        """Run sections on a batch; see ``SambaSession.run``."""
         wanted = self._wanted(sections)
         self._set_hyper(hyper)
         seeds: dict[str, torch.Tensor] = {}
@@ -272,7 +272,7 @@ class LoadedGraph:
         return {f"input{i}": plain(inputs[name]) for i, name in enumerate(self.inputs)}
 
     def _seeds(self, gradients: Any) -> dict[str, torch.Tensor]:
-        """The gradient of each output that backward starts from."""
+        """Return the gradient of each output where backward starts."""
         from_host = self._given_gradients(gradients)
         seeds = {}
         for index in self.traced.starts:
@@ -297,7 +297,7 @@ class LoadedGraph:
 
     @property
     def traced_hosts(self) -> bool:
-        """Whether gradients have to come from the host."""
+        """Return whether the host has to provide gradients."""
         return STEP not in {program.name for program in self.traced.captured.programs}
 
     def _given_gradients(self, gradients: Any) -> dict[int, torch.Tensor]:

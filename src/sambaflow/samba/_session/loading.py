@@ -33,7 +33,7 @@ def load_model(
     pef: str | os.PathLike[str],
     loss_indices: Sequence[int] | None,
 ) -> LoadedGraph:
-    """Loads a compiled file; see ``SambaSession.trace_graph``."""
+    """Load a compiled file; see ``SambaSession.trace_graph``."""
     named, keywords = arguments.named_inputs(inputs)
     check_indices(loss_indices)
     listed = _optimizers.as_list(optimizers)
@@ -75,7 +75,7 @@ def _load(
 
 
 def _same_as_stored(file: Container, packed: Mapping[str, Any], here: Captured) -> Captured:
-    """What was captured here, if it is what the file holds.
+    """Return this process's capture if the file has the same program.
 
     The file's programs are read only to say how they differ: that takes as long as capturing.
     """

@@ -1,4 +1,4 @@
-"""What a loaded program says of itself."""
+"""Report of a loaded program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sambaflow.samba._calls.messages import say
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """Which executable runs, and where.
+    """Return a sentence that names the executable and its target.
 
     Attributes:
         pef: the file.

@@ -8,5 +8,5 @@ from sambaflow.samba.nn.parameter import SambaParameter as SambaParameter
 
 
 def __getattr__(name: str) -> Any:
-    """What ``torch.nn`` has under this name."""
+    """Return the attribute of ``torch.nn`` of this name."""
     return getattr(torch.nn, name)

@@ -11,11 +11,11 @@ class OnDevice(Protocol):
     """A loaded model, as far as its parameters ask it."""
 
     def parameter(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The device's present values of a parameter."""
+        """Return the device's values of a parameter."""
         ...
 
     def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """The last run's gradient of a parameter."""
+        """Return the last run's gradient of a parameter."""
         ...
 
 
@@ -47,7 +47,7 @@ class SambaParameter(torch.nn.Parameter):
 
     @property
     def has_data(self) -> bool:
-        """Whether it holds values and not a shape alone."""
+        """True if the parameter has data, not a shape alone."""
         return self.device.type != "meta"
 
     def torch(self) -> torch.Tensor:

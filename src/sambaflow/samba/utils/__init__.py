@@ -1,4 +1,4 @@
-"""What programs call around the session: loading, comparing, measuring, seeds."""
+"""Helpers around the session: loading, comparing, measuring, seeds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def trace_graph(
     config_dict: Mapping[str, Any] | None = None,
     **hints: Any,
 ) -> tuple[SambaTensor, ...]:
-    """Loads a compiled file into ``samba.session``; see ``SambaSession.trace_graph``.
+    """Load a compiled file into ``samba.session``; see ``SambaSession.trace_graph``.
 
     ``init_output_grads``, ``mapping``, ``data_parallel_mode`` and ``transfer_device`` are accepted
     and change nothing: gradients of losses are ones unless they are given, and weights always go to
@@ -66,7 +66,7 @@ def init_output_grads(
     customized_tensors_dict: Mapping[str, torch.Tensor] | None = None,
     is_variable_batch_size: bool = False,
 ) -> list[torch.Tensor]:
-    """Sets the gradients from which backward starts: ones, or those given.
+    """Set the gradients where backward starts, ones by default.
 
     Args:
         output_tensors: the outputs of a loaded program.
@@ -88,7 +88,7 @@ def init_output_grads(
 
 
 def create_mac_resource_report(*unused: Any, **also_unused: Any) -> None:
-    """Accepted: there are no tiles to report on. ``session.report`` says what runs."""
+    """Accept the call without effect: there are no tiles. See ``session.report``."""
     hint("create_mac_resource_report", "session.report says what runs and where")
 
 
@@ -103,17 +103,17 @@ def set_seed(seed: int) -> None:
 
 
 def get_file_dir(file: str) -> str:
-    """The folder of a file: ``get_file_dir(__file__)``."""
+    """Return the folder of a file: ``get_file_dir(__file__)``."""
     return str(Path(file).resolve().parent)
 
 
 def is_main_process() -> bool:
-    """Whether this process has rank 0."""
+    """Return whether this process has rank 0."""
     return get_rank() == 0
 
 
 def parse_dtype(name: str | torch.dtype) -> torch.dtype:
-    """A dtype by name: ``bf16``, ``bfloat16``, ``fp32``, ``float32``, ``int64``, ...
+    """Return a dtype by name: ``bf16``, ``bfloat16``, ``fp32``, ``float32``, ``int64``, ...
 
     Raises:
         UsageError: torch has no dtype of that name.
@@ -136,7 +136,7 @@ def assert_close(
     visualize: bool = False,
     **unused: Any,
 ) -> None:
-    """Compares a result with its reference and prints the largest difference.
+    """Compare a result with its reference and print the largest difference.
 
     Args:
         samba_result: what was computed.

@@ -62,7 +62,7 @@ def parse_app_args(
     compile_parser_fn: AddOptions | None = None,
     dev_mode: bool = False,
 ) -> argparse.Namespace:
-    """Parses ``PROGRAM COMMAND [options]``.
+    """Parse ``PROGRAM COMMAND [options]``.
 
     Args:
         argv: arguments behind the program's name; default those of the process.

@@ -21,6 +21,6 @@ class AccuracyReport:
         self.values = values
 
     def save(self, file: str | os.PathLike[str]) -> None:
-        """Writes the values as JSON, at once or not at all."""
+        """Write the values as JSON, atomically."""
         text = json.dumps(self.values, indent=1, default=float)
         atomic.write_text(Path(file), text)

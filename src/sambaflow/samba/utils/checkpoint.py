@@ -15,7 +15,7 @@ from sambaflow.errors import UsageError
 
 
 def save_tensors(tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[str]) -> None:
-    """Writes tensors by name in torch's format, at once or not at all."""
+    """Write named tensors in torch's format, atomically."""
     copies = {name: torch.Tensor.detach(value).cpu() for name, value in tensors.items()}
     plain = {name: value.as_subclass(torch.Tensor) for name, value in copies.items()}
     with atomic.replacing(Path(path)) as file:
@@ -25,7 +25,7 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[st
 def load_sharded_checkpoint(
     model: torch.nn.Module, path: str | os.PathLike[str], ignore_dtype_mismatch: bool = False
 ) -> None:
-    """Loads weights from a folder of files in torch's format.
+    """Load weights from a folder of files in torch's format.
 
     Args:
         model: gets the weights.

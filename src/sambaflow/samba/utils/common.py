@@ -29,7 +29,7 @@ def common_app_driver(
     app_dir: str | None = None,
     **hints: Any,
 ) -> Any:
-    """Does what ``args.command`` asks for; ``run`` is left to the program.
+    """Execute ``args.command``; ``run`` is left to the program.
 
     Args:
         args: of ``parse_app_args``.
@@ -81,7 +81,7 @@ def common_app_driver(
 
 
 def compare(reference: torch.nn.Module, inputs: Any, optim: Any) -> None:
-    """Compares one run of the loaded program with plain PyTorch: outputs and gradients.
+    """Compare outputs and gradients of one run with plain PyTorch.
 
     Args:
         reference: a copy of the model from before it was loaded.

@@ -34,7 +34,7 @@ def measure_performance(
     min_duration: float = 0.0,
     **hints: Any,
 ) -> dict[str, Any]:
-    """Runs the loaded program on its inputs again and again and prints how long it takes.
+    """Time repeated runs of the loaded program and print the result.
 
     A program whose loss is on the host runs its sections with gradients of ones. Weights change.
 
@@ -85,7 +85,7 @@ def measure_performance(
 def measure_sections(
     model: torch.nn.Module, inputs: Any, n_iterations: int = 100, **hints: Any
 ) -> dict[str, float]:
-    """Prints the median time of each section.
+    """Print the median time of each section.
 
     Args:
         model: the model that is loaded.

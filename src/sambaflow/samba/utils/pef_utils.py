@@ -1,4 +1,4 @@
-"""What a compiled file says about itself."""
+"""Metadata of a compiled file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sambaflow.samba._compile import pef as _pef
 
 
 def get_pefmeta(args: Any, model: torch.nn.Module) -> dict[str, Any]:
-    """What ``session.compile`` keeps in the file, for people and tools.
+    """Return the metadata that ``session.compile`` stores.
 
     Args:
         args: the options of the program.
@@ -30,7 +30,7 @@ def get_pefmeta(args: Any, model: torch.nn.Module) -> dict[str, Any]:
 
 
 def get_pefmeta_dict(pef: str | os.PathLike[str]) -> dict[str, Any]:
-    """The metadata of a file, without loading its code.
+    """Read the metadata of a file without loading its code.
 
     Returns:
         What was given to ``session.compile`` as ``pef_metadata``, and ``name``, ``target``,

@@ -25,7 +25,7 @@ class DigitTransform:
         self.size, self.dtype = size, dtype
 
     def __call__(self, image: Any) -> torch.Tensor:
-        """The tensor of one image."""
+        """Return an image as a tensor."""
         pixels = torch.as_tensor(np.array(image))
         values = pixels.float() / 255 if pixels.dtype is torch.uint8 else pixels.float()
         values = values.reshape(1, *values.shape[-2:])
@@ -37,7 +37,7 @@ class DigitTransform:
 
 
 def dataset_transform(args: Any) -> DigitTransform:
-    """The transform that a starter program's options ask for.
+    """Return the transform for a starter program's options.
 
     Args:
         args: options as an object or a dictionary; ``image_size`` and ``bf16`` are read if there.
