@@ -6,7 +6,7 @@ change after compilation, loss scaling, clipping. Inside a wrapped model their `
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttr
 
 
 class VariableAttributes:
-    """Which attributes of an optimizer may change after compilation.
+    """Register of the attributes of an optimizer that may change after compilation.
 
     Args:
         variable_attributes: those that may.
@@ -31,7 +31,7 @@ class VariableAttributes:
         self._allowed_attributes = list(allowed_attributes)
 
     def isConstant(self, attr: str) -> bool:
-        """Whether an attribute is compiled in.
+        """Return whether an attribute is compiled in.
 
         Args:
             attr: its name.
@@ -43,7 +43,7 @@ class VariableAttributes:
         return attr not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
-        """Compiles an attribute in: changing it afterwards is an error.
+        """Compile an attribute in: changing it afterwards is an error.
 
         Args:
             attr: its name.
@@ -55,7 +55,7 @@ class VariableAttributes:
         self._variable_attributes = [name for name in self._variable_attributes if name != attr]
 
     def markAsVariable(self, attr: str) -> None:
-        """Lets an attribute change after compilation.
+        """Let an attribute change after compilation.
 
         Args:
             attr: its name.
@@ -74,31 +74,6 @@ class VariableAttributes:
             )
 
 
-class Optimizer(HostState):
-    """What the optimizers of this module share: see ``HostState`` for state dictionaries.
-
-    Attributes:
-        variable_attrs: which values may change after compilation.
-    """
-
-    variable_attrs: VariableAttributes
-
-    def _start(self, arguments: dict[str, Any], names: Iterable[str]) -> None:
-        # An argument that was passed explicitly is expected to change; a default is not.
-        names = list(names)
-        variable = [name for name in names if arguments.get(name) is not None]
-        self.variable_attrs = VariableAttributes(variable, names)
-
-
-def _passed(**arguments: Any) -> dict[str, Any]:
-    """The arguments that were given; torch's own defaults stand in for the others."""
-    return {name: value for name, value in arguments.items() if value is not None}
-
-
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
-
-
 def _accumulator(value: torch.dtype | None) -> torch.dtype:
     if value not in (None, torch.float32, torch.float16):
         raise AssertionError(
@@ -113,9 +88,67 @@ def _max_norm(value: float | None) -> float:
     return math.inf if value is None else float(value)
 
 
-def _refuse_amsgrad(value: bool | None) -> None:
-    if value:
-        raise ValueError("Only non-amsgrad Adam and AdamW are supported. Leave amsgrad unset.")
+def _or(default: Any) -> Callable[[Any], Any]:
+    return lambda value: default if value is None else value
+
+
+# Arguments that torch's constructors do not have: each becomes an attribute, by this conversion.
+_OWN: dict[str, Callable[[Any], Any]] = {
+    "loss_scaling": _or(1.0),
+    "velocity_scaling": _or(1.0),
+    "bias_correction": _or(True),
+    "use_combined_accum": bool,
+    "use_tf_variant": bool,
+    "accum_type": _accumulator,
+    "velocity_accum_type": _accumulator,
+    "first_order_momentum_accum_type": _accumulator,
+    "second_order_momentum_accum_type": _accumulator,
+    "max_grad_norm": _max_norm,
+}
+_MAY_CHANGE = frozenset(
+    [
+        "lr",
+        "momentum",
+        "dampening",
+        "weight_decay",
+        "betas",
+        "eps",
+        "alpha",
+        "loss_scaling",
+        "velocity_scaling",
+        "max_weight_norm",
+    ]
+)
+
+
+class Optimizer(HostState):
+    """Base class of the optimizers; see ``HostState`` for state dictionaries.
+
+    Attributes:
+        variable_attrs: which values may change after compilation.
+    """
+
+    variable_attrs: VariableAttributes
+    loss_scaling: float
+    velocity_scaling: float
+    use_combined_accum: bool
+
+    def _start(self, base: type[Any], arguments: dict[str, Any]) -> None:
+        """Construct torch's part and PopTorch's, from a constructor's ``locals()``."""
+        own = {name: value for name, value in arguments.items() if name != "self"}
+        params = own.pop("params")
+        if own.pop("amsgrad", None):
+            raise ValueError("Only non-amsgrad Adam and AdamW are supported. Leave amsgrad unset.")
+        given = {name for name, value in own.items() if value is not None}
+        # torch's own defaults stand in for arguments that were not passed.
+        base.__init__(
+            self, params, **{name: own[name] for name in own if name in given - _OWN.keys()}
+        )
+        for name in own.keys() & _OWN.keys():
+            setattr(self, name, _OWN[name](own[name]))
+        # An argument that was passed explicitly is expected to change; a default is not.
+        known = [name for name in own if name in _MAY_CHANGE]
+        self.variable_attrs = VariableAttributes([n for n in known if n in given], known)
 
 
 class SGD(Optimizer, torch.optim.SGD):
@@ -157,47 +190,15 @@ class SGD(Optimizer, torch.optim.SGD):
         *,
         fused: bool | None = None,
     ):
-        arguments = _passed(
-            lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay
-        )
-        switches = _passed(
-            nesterov=nesterov,
-            maximize=maximize,
-            foreach=foreach,
-            differentiable=differentiable,
-            fused=fused,
-        )
-        torch.optim.SGD.__init__(self, params, **arguments, **switches)
-        self.loss_scaling = _or(loss_scaling, 1.0)
-        self.velocity_scaling = _or(velocity_scaling, 1.0)
-        self.use_combined_accum = bool(use_combined_accum)
+        self._start(torch.optim.SGD, locals())
         if self.use_combined_accum:
             # Only this form has the value per group.
             self.defaults["velocity_scaling"] = self.velocity_scaling
             for group in self.param_groups:
                 group.setdefault("velocity_scaling", self.velocity_scaling)
-        self.accum_type = _accumulator(accum_type)
-        self.velocity_accum_type = _accumulator(velocity_accum_type)
-        self.max_grad_norm = _max_norm(max_grad_norm)
-        arguments |= _passed(loss_scaling=loss_scaling, velocity_scaling=velocity_scaling)
-        self._start(arguments, _SGD_NAMES)
 
 
-class _Moments(Optimizer):
-    """The two moment buffers of Adam, AdamW, RMSprop and LAMB."""
-
-    def _set_types(
-        self,
-        accum_type: torch.dtype | None,
-        first: torch.dtype | None,
-        second: torch.dtype | None,
-    ) -> None:
-        self.accum_type = _accumulator(accum_type)
-        self.first_order_momentum_accum_type = _accumulator(first)
-        self.second_order_momentum_accum_type = _accumulator(second)
-
-
-class Adam(_Moments, torch.optim.Adam):
+class Adam(Optimizer, torch.optim.Adam):
     """Adam with L2 regularisation (arXiv 1412.6980).
 
     Args:
@@ -209,9 +210,8 @@ class Adam(_Moments, torch.optim.Adam):
         differentiable: for the host; a wrapped model refuses it.
         decoupled_weight_decay: decay as AdamW does.
         loss_scaling: factor on the loss in backward, divided out before the update.
-        accum_type: of gradient accumulators, torch.float32 or torch.float16.
-        first_order_momentum_accum_type: of the first state tensor, likewise.
-        second_order_momentum_accum_type: of the second state tensor, likewise.
+        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type: dtypes of
+            gradient accumulators and of the two moments, torch.float32 or torch.float16.
         max_grad_norm: global norm to which gradients are clipped.
     """
 
@@ -236,26 +236,10 @@ class Adam(_Moments, torch.optim.Adam):
         *,
         decoupled_weight_decay: bool | None = None,
     ):
-        _refuse_amsgrad(amsgrad)
-        arguments = _passed(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-        switches = _passed(
-            foreach=foreach,
-            maximize=maximize,
-            capturable=capturable,
-            differentiable=differentiable,
-            fused=fused,
-            decoupled_weight_decay=decoupled_weight_decay,
-        )
-        torch.optim.Adam.__init__(self, params, **arguments, **switches)
-        self.loss_scaling = _or(loss_scaling, 1.0)
-        self._set_types(
-            accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type
-        )
-        self.max_grad_norm = _max_norm(max_grad_norm)
-        self._start(arguments | _passed(loss_scaling=loss_scaling), _ADAM_NAMES)
+        self._start(torch.optim.Adam, locals())
 
 
-class AdamW(_Moments, torch.optim.AdamW):
+class AdamW(Optimizer, torch.optim.AdamW):
     """Adam with decoupled weight decay (arXiv 1711.05101).
 
     Args:
@@ -268,9 +252,8 @@ class AdamW(_Moments, torch.optim.AdamW):
         loss_scaling: factor on the loss in backward, divided out before the update.
         bias_correction: False leaves the moments uncorrected in a wrapped model; the original
             corrects them all the same, as torch's own step does on the host.
-        accum_type: of gradient accumulators, torch.float32 or torch.float16.
-        first_order_momentum_accum_type: of the first state tensor, likewise.
-        second_order_momentum_accum_type: of the second state tensor, likewise.
+        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type: dtypes of
+            gradient accumulators and of the two moments, torch.float32 or torch.float16.
         max_grad_norm: global norm to which gradients are clipped.
     """
 
@@ -294,26 +277,10 @@ class AdamW(_Moments, torch.optim.AdamW):
         second_order_momentum_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
     ):
-        _refuse_amsgrad(amsgrad)
-        arguments = _passed(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-        switches = _passed(
-            maximize=maximize,
-            foreach=foreach,
-            capturable=capturable,
-            differentiable=differentiable,
-            fused=fused,
-        )
-        torch.optim.AdamW.__init__(self, params, **arguments, **switches)
-        self.loss_scaling = _or(loss_scaling, 1.0)
-        self.bias_correction = _or(bias_correction, True)
-        self._set_types(
-            accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type
-        )
-        self.max_grad_norm = _max_norm(max_grad_norm)
-        self._start(arguments | _passed(loss_scaling=loss_scaling), _ADAM_NAMES)
+        self._start(torch.optim.AdamW, locals())
 
 
-class RMSprop(_Moments, torch.optim.RMSprop):
+class RMSprop(Optimizer, torch.optim.RMSprop):
     """RMSprop (Hinton, lecture 6e of "Neural networks for machine learning").
 
     Args:
@@ -322,9 +289,8 @@ class RMSprop(_Moments, torch.optim.RMSprop):
         foreach, capturable: torch's choice of kernels on the host; neutral in a wrapped model.
         differentiable: for the host; a wrapped model refuses it.
         loss_scaling: factor on the loss in backward, divided out before the update.
-        accum_type: of gradient accumulators, torch.float32 or torch.float16.
-        first_order_momentum_accum_type: of the first state tensor, likewise.
-        second_order_momentum_accum_type: of the second state tensor, likewise.
+        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type: dtypes of
+            gradient accumulators and of the two moments, torch.float32 or torch.float16.
         use_tf_variant: epsilon inside the root and squares that start at one.
     """
 
@@ -348,26 +314,10 @@ class RMSprop(_Moments, torch.optim.RMSprop):
         *,
         capturable: bool | None = None,
     ):
-        arguments = _passed(
-            lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum
-        )
-        switches = _passed(
-            centered=centered,
-            capturable=capturable,
-            foreach=foreach,
-            maximize=maximize,
-            differentiable=differentiable,
-        )
-        torch.optim.RMSprop.__init__(self, params, **arguments, **switches)
-        self.loss_scaling = _or(loss_scaling, 1.0)
-        self._set_types(
-            accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type
-        )
-        self.use_tf_variant = bool(use_tf_variant)
-        self._start(arguments | _passed(loss_scaling=loss_scaling), _RMSPROP_NAMES)
+        self._start(torch.optim.RMSprop, locals())
 
 
-class LAMB(_Moments, lamb.LAMB):
+class LAMB(Optimizer, lamb.LAMB):
     """LAMB (arXiv 1904.00962), with one trust ratio per parameter tensor.
 
     Args:
@@ -380,9 +330,8 @@ class LAMB(_Moments, lamb.LAMB):
         loss_scaling: factor on the loss in backward, divided out before the update.
         max_weight_norm: upper limit of the weight norm in the trust ratio; default 65500. With 0
             weights stay as they are.
-        accum_type: of gradient accumulators, torch.float32 or torch.float16.
-        first_order_momentum_accum_type: of the first state tensor, likewise.
-        second_order_momentum_accum_type: of the second state tensor, likewise.
+        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type: dtypes of
+            gradient accumulators and of the two moments, torch.float32 or torch.float16.
     """
 
     def __init__(
@@ -399,24 +348,11 @@ class LAMB(_Moments, lamb.LAMB):
         first_order_momentum_accum_type: torch.dtype | None = None,
         second_order_momentum_accum_type: torch.dtype | None = None,
     ):
-        arguments = _passed(
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            max_weight_norm=max_weight_norm,
-        )
-        lamb.LAMB.__init__(self, params, **arguments)
-        self.bias_correction = _or(bias_correction, True)
-        self.loss_scaling = _or(loss_scaling, 1.0)
-        self._set_types(
-            accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type
-        )
-        self._start(arguments | _passed(loss_scaling=loss_scaling), _LAMB_NAMES)
+        self._start(lamb.LAMB, locals())
 
     @property
     def max_weight_norm(self) -> float:
-        """The upper limit of the weight norm; setting it sets that of every group."""
+        """Upper limit of the weight norm, of every group."""
         return self.defaults["max_weight_norm"]
 
     @max_weight_norm.setter
@@ -426,13 +362,13 @@ class LAMB(_Moments, lamb.LAMB):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One update on the host, by the same rule as inside a wrapped model.
+        """Update the parameters on the host, by the rule of a wrapped model.
 
         Args:
             closure: computes the loss again, with gradients, before the update; optional.
 
         Returns:
-            What the closure returned, or None.
+            The closure's result, or None.
         """
         loss = None
         if closure is not None:
@@ -440,9 +376,3 @@ class LAMB(_Moments, lamb.LAMB):
                 loss = closure()
         host_step(self)
         return loss
-
-
-_SGD_NAMES = ("lr", "momentum", "dampening", "weight_decay", "loss_scaling", "velocity_scaling")
-_ADAM_NAMES = ("lr", "betas", "eps", "weight_decay", "loss_scaling")
-_RMSPROP_NAMES = ("lr", "alpha", "eps", "weight_decay", "momentum", "loss_scaling")
-_LAMB_NAMES = (*_ADAM_NAMES, "max_weight_norm")
