@@ -15,7 +15,7 @@ _PYTHON_ERROR = "poptorch_py_error"
 
 
 class Error(Exception):
-    """Something the model, its graph or its wrapper cannot do.
+    """Errors of the model, its graph or its wrapper.
 
     Args:
         message: What went wrong, without the type.

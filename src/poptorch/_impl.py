@@ -1,4 +1,4 @@
-"""Where the original keeps the wrapping of modules; published programs name these functions."""
+"""Names of the original's module wrapping that published programs use."""
 
 from poptorch._forward.running import isRunningOnIpu
 from poptorch._state.module_weights import rewrapModelIfNecessary, unwrapModelIfNecessary
@@ -7,5 +7,5 @@ __all__ = ["isDispatchTracing", "rewrapModelIfNecessary", "unwrapModelIfNecessar
 
 
 def isDispatchTracing() -> bool:
-    """Whether forward is being captured for the device, by this thread."""
+    """Return whether this thread captures forward for the device."""
     return isRunningOnIpu()

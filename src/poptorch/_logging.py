@@ -85,7 +85,7 @@ def setLogLevel(level: str | int) -> None:
 
 
 def _handler() -> logging.Handler:
-    """Where POPTORCH_LOG_DEST says: stdout, stderr, or a file that is appended to."""
+    """Open POPTORCH_LOG_DEST: stdout, stderr, or a file to append to."""
     destination = os.environ.get(_DESTINATION) or "stderr"
     if destination in ("stdout", "stderr"):
         return _StandardHandler(destination)

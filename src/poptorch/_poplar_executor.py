@@ -1,4 +1,4 @@
-"""Where the original keeps its executor class; published programs name it by this path."""
+"""Path of the original's executor class, which published programs import."""
 
 from poptorch._forward.substitutions import _OverwriteContextManager
 from poptorch._wrapper.executor import PoplarExecutor

@@ -1,4 +1,4 @@
-"""Where the original keeps its helpers; loaders of ``poptorch_geometric`` call this one."""
+"""Path of the original's helpers, one of which ``poptorch_geometric`` calls."""
 
 from collections.abc import Iterator, Sequence
 

@@ -14,7 +14,7 @@ __all__ = ["Policy", "autocast"]
 
 
 class Policy:
-    """Which operations would have been cast to which type; kept, and without effect.
+    """Casts of operations by dtype; stored without effect.
 
     Args:
         fp16: names of operations that were to run in half.

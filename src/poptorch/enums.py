@@ -51,14 +51,14 @@ def member(kind: type[enum.Enum], value: Any) -> Any:
 
 
 class OutputMode(enum.IntEnum):
-    """Which of a call's results come back to the host."""
+    """Selection of the results that a call returns to the host."""
 
     Final = 0
     """Only those of the last micro-batch of each replica."""
     EveryN = 1
-    """Those of every N-th device iteration, with all its accumulation steps."""
+    """Results of every N-th device iteration, with all its accumulation steps."""
     All = 2
-    """Those of every micro-batch, concatenated."""
+    """Results of every micro-batch, concatenated."""
     Sum = 3
     """The sum over all micro-batches of each replica; nothing is summed over replicas."""
     Default = 4
@@ -66,7 +66,7 @@ class OutputMode(enum.IntEnum):
 
 
 class ConnectionType(enum.IntEnum):
-    """When a wrapper takes hold of a device."""
+    """Times at which a wrapper acquires a device."""
 
     Always = 0
     """At compilation."""
@@ -77,7 +77,7 @@ class ConnectionType(enum.IntEnum):
 
 
 class SyncPattern(enum.IntEnum):
-    """How devices of the original hardware wait for each other; kept for its names."""
+    """Synchronisation patterns of the original hardware; without effect."""
 
     Full = 0
     SinglePipeline = 1
@@ -85,7 +85,7 @@ class SyncPattern(enum.IntEnum):
 
 
 class ReductionType(enum.IntEnum):
-    """How gradients of several micro-batches and replicas become one."""
+    """Reductions of gradients over micro-batches and replicas."""
 
     Sum = 0
     """Added up."""
@@ -96,29 +96,29 @@ class ReductionType(enum.IntEnum):
 
 
 class MeanReductionStrategy(enum.IntEnum):
-    """Where the division of a mean reduction takes place."""
+    """Positions of the division in a mean reduction."""
 
     Running = 0
     """At every micro-batch: the accumulator is always a mean."""
     Post = 1
     """Once, after the last micro-batch."""
     PostAndLoss = 2
-    """By the replicas before the backward pass, by the accumulation after it (deprecated)."""
+    """Division by replicas before backward, by accumulation after it (deprecated)."""
 
 
 class DataLoaderMode(enum.IntEnum):
-    """Whether a `DataLoader` prepares batches ahead of the loop that consumes them."""
+    """Modes of preparing batches in a `DataLoader`."""
 
     Sync = 0
-    """In the calling process, when asked."""
+    """Preparation in the calling process, on request."""
     Async = 1
-    """In a worker, ahead of time."""
+    """Preparation in a worker, ahead of time."""
     AsyncRebatched = 2
-    """In a worker that builds large batches from smaller ones."""
+    """Preparation in a worker that joins smaller batches."""
 
 
 class SharingStrategy(enum.IntEnum):
-    """How an asynchronous worker hands its tensors over."""
+    """Methods of sharing tensors between processes."""
 
     SharedMemory = 0
     """The worker is spawned, and the data set pickled to it."""
@@ -151,24 +151,24 @@ class MatMulSerializationMode(enum.Enum):
     OutputChannels = "output_channels"
     """Columns of the right operand."""
     Disabled = "none"
-    """One product."""
+    """A single matrix multiplication."""
 
 
 class Liveness(enum.IntEnum):
-    """How long phased execution keeps tensors in device memory."""
+    """Lifetimes of tensors in device memory under phased execution."""
 
     AlwaysLive = 0
     """Never moved away."""
     OffChipAfterFwd = 1
     """Until the forward pass ends."""
     OffChipAfterFwdNoOverlap = 2
-    """Likewise, with transfers between phases."""
+    """Until the forward pass ends, without overlap of transfers and phases."""
     OffChipAfterEachPhase = 3
     """Until their phase ends."""
 
 
 class OverlapMode(enum.Enum):
-    """Which loop a host transfer may overlap with."""
+    """Loops that a host transfer may overlap with."""
 
     NoOverlap = "no_overlap"
     """With none."""
@@ -179,7 +179,7 @@ class OverlapMode(enum.Enum):
 
 
 class AutoStage(enum.IntEnum):
-    """How blocks become stages when no stages are listed."""
+    """Rules that form stages from blocks when no stages are listed."""
 
     SameAsIpu = 0
     """The stage number is the block's IPU number."""
@@ -188,17 +188,17 @@ class AutoStage(enum.IntEnum):
 
 
 class MultiConvPlanType(enum.IntEnum):
-    """How the convolutions of a `MultiConv` were planned; kept for its names."""
+    """Plans of a `MultiConv`; without effect."""
 
     Parallel = 0
     Serial = 1
 
 
 class CommGroupType(enum.IntEnum):
-    """How replicas are divided into groups."""
+    """Divisions of replicas into groups."""
 
     All = 0
-    """One group of all replicas."""
+    """A single group of all replicas."""
     Consecutive = 1
     """Neighbours: with size 2, {0, 1}, {2, 3}, ..."""
     Orthogonal = 2
@@ -208,9 +208,9 @@ class CommGroupType(enum.IntEnum):
 
 
 class VariableRetrievalMode(enum.IntEnum):
-    """Which copies of a per-replica variable the host reads back; there is no value 1."""
+    """Copies of a per-replica variable that the host reads; there is no value 1."""
 
     OnePerGroup = 0
-    """One per group, that of its first replica."""
+    """The first replica of each group."""
     AllReplicas = 2
-    """One per replica."""
+    """Every replica."""

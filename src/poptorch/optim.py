@@ -133,7 +133,7 @@ class Optimizer(HostState):
     velocity_scaling: float
     use_combined_accum: bool
 
-    def _start(self, base: type[Any], arguments: dict[str, Any]) -> None:
+    def _start(self, base: Any, arguments: dict[str, Any]) -> None:
         """Construct torch's part and PopTorch's, from a constructor's ``locals()``."""
         own = {name: value for name, value in arguments.items() if name != "self"}
         params = own.pop("params")

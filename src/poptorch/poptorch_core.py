@@ -48,7 +48,7 @@ _TYPES = {
 
 
 def _throwTestError(kind: TestErrorType) -> None:
-    """Raises the error that a device failure of this kind would raise.
+    """Raise the error of a device failure of this kind.
 
     Raises:
         RecoverableError: for ``PoplarRecoverableFullReset``.
@@ -67,12 +67,12 @@ def _throwTestError(kind: TestErrorType) -> None:
 
 
 def isCompilingWithDispatcher() -> bool:
-    """Whether forward is being captured for the device, by this thread."""
+    """Return whether this thread captures forward for the device."""
     return isRunningOnIpu()
 
 
 def isAlreadyRegistered(value: object) -> bool:
-    """Whether a custom argument parser is known for the type of ``value``.
+    """Return whether a custom argument parser is registered for the type of ``value``.
 
     Args:
         value: any object.

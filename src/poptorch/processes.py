@@ -29,7 +29,7 @@ def raise_as(kind: type[Error]) -> None:
 
 
 def problem_between(problem: CollectiveError, shorten: Callable[[str], str] = str) -> Error:
-    """The error for something that went wrong between processes, to be raised.
+    """Return the error of a failed exchange between processes.
 
     Args:
         problem: what the engine raised.
@@ -44,7 +44,7 @@ def problem_between(problem: CollectiveError, shorten: Callable[[str], str] = st
 
 
 def connect(options: Options) -> None:
-    """Connects with the other processes that options name; the only one has none.
+    """Connect with the other processes that the options name, if any.
 
     Args:
         options: those of a wrapper.
@@ -58,7 +58,7 @@ def connect(options: Options) -> None:
 
 
 def join(rank: int, size: int) -> None:
-    """Connects as one of several processes, once.
+    """Connect as one of several processes, once.
 
     Args:
         rank: the number of this process, from 0.

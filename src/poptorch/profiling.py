@@ -36,7 +36,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class Recorder:
-    """Where the events of all channels go: one file per process.
+    """Event file of all channels: one per process.
 
     Args:
         directory: where the file is made, when the first event comes.
@@ -55,11 +55,11 @@ class Recorder:
         self._lock = threading.RLock()  # a wrapper that is collected meanwhile adds events too
 
     def wants(self, channel: str) -> bool:
-        """Whether a channel is written."""
+        """Return whether a channel is written."""
         return not self._channels or channel in self._channels
 
     def add(self, channel: str, name: str, begin: int) -> None:
-        """Writes an event that began at ``begin`` (ns) and ends now."""
+        """Write an event that began at ``begin`` (ns) and ends now."""
         end = time.perf_counter_ns()
         if begin > self._last:
             return
@@ -83,13 +83,13 @@ class Recorder:
         return self._file
 
     def close(self) -> None:
-        """Ends the file of this process."""
+        """Close the file of this process."""
         if self._file is not None and self._pid == os.getpid():
             self._file.close()
 
 
 def recorder_from(text: str | None) -> Recorder | None:
-    """What PVTI_OPTIONS asks for; None if it asks for nothing.
+    """Return the settings of PVTI_OPTIONS; None without any.
 
     Text that cannot be read turns tracing on with defaults, as in the original, and warns.
     """
@@ -129,7 +129,7 @@ class _Calls(Observer):
         self._recorder, self._channel, self._event = recorder, channel, event
 
     def on_call_end(self, call: CallRecord) -> None:
-        """Adds the call, also one that came to an error."""
+        """Add a call, also a failed one."""
         self._recorder.add(self._channel, self._event, call.began_ns)
 
 
@@ -145,7 +145,7 @@ class Channel:
         self._recorder = _recorder if _recorder is not None and _recorder.wants(name) else None
 
     def instrument(self, obj: Any, *methods: str) -> Any:
-        """Makes every call of some methods of an object an event.
+        """Record every call of some methods of an object as an event.
 
         Args:
             obj: the object; changed in place.
@@ -172,7 +172,7 @@ class Channel:
         return traced
 
     def tracepoint(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """A context manager; what happens while it is open is one event.
+        """Record the block as an event.
 
         Args:
             name: what the event is called.
@@ -180,7 +180,7 @@ class Channel:
         return contextlib.nullcontext() if self._recorder is None else self._open(name)
 
     def _calls_as(self, event: str) -> tuple[Observer, ...]:
-        """Who makes each call of a session an event; nobody unless this channel is written."""
+        """Return observers that record a session's calls; none unless the channel is written."""
         return () if self._recorder is None else (_Calls(self._recorder, self._name, event),)
 
     @contextlib.contextmanager
@@ -193,7 +193,7 @@ class Channel:
             self._recorder.add(self._name, name, begin)
 
     def _iterate(self, batches: Iterator[Any], event: str) -> Iterator[Any]:
-        """The same iterator; waiting for each item is an event."""
+        """Return an iterator that records waiting for each item as an event."""
         return batches if self._recorder is None else self._traced_items(batches, event)
 
     def _traced_items(self, batches: Iterator[Any], event: str) -> Iterator[Any]:
@@ -212,7 +212,7 @@ DATALOADER = Channel("poptorch.DataLoader")
 
 
 def channel_of(training: bool) -> Channel:
-    """The channel of wrapped models of a kind."""
+    """Return the channel of wrapped models of a kind."""
     return TRAINING if training else INFERENCE
 
 

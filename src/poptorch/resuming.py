@@ -24,7 +24,7 @@ __all__ = [
 
 
 def is_training_wrapper(model: object) -> TypeGuard[PoplarExecutor]:
-    """Whether an object is what ``poptorch.trainingModel`` returns.
+    """Return whether an object is a ``poptorch.trainingModel``.
 
     Args:
         model: any object.
@@ -33,7 +33,7 @@ def is_training_wrapper(model: object) -> TypeGuard[PoplarExecutor]:
 
 
 def processes_of(model: PoplarExecutor) -> int:
-    """How many processes train a model together, by the options of its wrapper.
+    """Return the number of processes that train a model, from its wrapper's options.
 
     Args:
         model: the wrapper.
@@ -42,7 +42,7 @@ def processes_of(model: PoplarExecutor) -> int:
 
 
 def state_of(model: PoplarExecutor) -> dict[str, Any]:
-    """What a wrapper needs to go on to the bit.
+    """State of a wrapper for resuming to the bit.
 
     Args:
         model: the wrapper.
@@ -60,7 +60,7 @@ def state_of(model: PoplarExecutor) -> dict[str, Any]:
 
 
 def named_weights(model: PoplarExecutor, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The weights in a state under the names of the user's module, for its ``load_state_dict``.
+    """Return a state's weights under the module's names, for ``load_state_dict``.
 
     Args:
         model: the wrapper.

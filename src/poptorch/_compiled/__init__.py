@@ -1,1 +1,1 @@
-"""One compiled model: its configuration, its session, and how calls pass through it."""
+"""A compiled model: its configuration, its session, and its calls."""

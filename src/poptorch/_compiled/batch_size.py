@@ -1,4 +1,4 @@
-"""How many rows one call of a wrapped model consumes, and why."""
+"""Number of samples that a call of a wrapped model consumes, with its factors."""
 
 from dataclasses import dataclass
 from typing import Any, Self

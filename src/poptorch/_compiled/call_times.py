@@ -1,4 +1,4 @@
-"""When the parts of a call happened, as programs read them: transfers in, computing, transfers out.
+"""Times of the parts of a call: transfers in, computation, transfers out.
 
 Measured, never modelled. A call hands the rows of all its micro-batches over at once and gets all
 results back at its end, so here a transfer in is what it takes until a micro-batch is ready to be
@@ -19,12 +19,12 @@ Counters = dict[str, list[list[float]]]
 
 
 def no_counters() -> Counters:
-    """What there is to see before a call: one tensor of each kind, without transfers."""
+    """Return the times before the first call: a tensor of each kind, without transfers."""
     return no_transfers(1, 1)
 
 
 def no_transfers(inputs: int, outputs: int) -> Counters:
-    """What there is to see of tensors that are not transferred."""
+    """Return the times of tensors that are not transferred."""
     counts = {INPUT: inputs, READY: inputs, DONE: outputs, OUT: outputs}
     return {kind: [[] for _ in range(count)] for kind, count in counts.items()}
 

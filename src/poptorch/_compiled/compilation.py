@@ -33,10 +33,10 @@ _warned_of_own_builds = False
 
 
 class Origin(Protocol):
-    """Where a compiled model comes from: the module, or a file."""
+    """Source of a compiled model: the module, or a file."""
 
     def traced(self, trace: Callable[[], Traced]) -> Traced:
-        """The programs.
+        """Return the captured programs.
 
         Args:
             trace: captures the module.
@@ -46,7 +46,7 @@ class Origin(Protocol):
     def built(
         self, programs: Sequence[Program], config: StepConfig, *, in_stages: bool, **settings: Any
     ) -> tuple[Executable, BuildRecord]:
-        """The programs made runnable.
+        """Return a session that runs the programs.
 
         Args:
             programs: the captured ones, or the parts of a pipeline.
@@ -69,20 +69,20 @@ class FromModule:
         self._start, self._announce = start, announce
 
     def traced(self, trace: Callable[[], Traced]) -> Traced:
-        """What the capture gives."""
+        """Return the captured programs."""
         return trace()
 
     def built(
         self, programs: Sequence[Program], config: StepConfig, *, in_stages: bool, **settings: Any
     ) -> tuple[Executable, BuildRecord]:
-        """What building gives; stages start compiled."""
+        """Build the executable; pipeline stages start compiled."""
         start = Start.WAIT if in_stages else self._start
         return build(programs, config, start=start, announce=self._announce, **settings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compilation:
-    """What compiling a model gives.
+    """Result of compiling a model.
 
     Attributes:
         captured: the programs before any pass.
@@ -156,7 +156,7 @@ def compilation(
 
 
 def _programs(captured: Captured, stages: Pipelining) -> tuple[Program, ...]:
-    """What is made runnable: the captured programs, or the parts of a pipeline."""
+    """Return the programs to build: the captured ones, or those of the stages."""
     if stages.cut is None:
         return captured.programs
     return (*stages.cut.programs, *captured.programs[1:])

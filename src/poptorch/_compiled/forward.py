@@ -29,7 +29,7 @@ from poptorch.options import Options, _engine
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """What a capture gives.
+    """Result of a capture.
 
     Attributes:
         captured: the programs.
@@ -74,7 +74,7 @@ class Forward:
         self._config, self._rule = config, rule
 
     def trace(self, examples: list[torch.Tensor], *, origins: bool = False) -> Traced:
-        """Captures it for one micro-batch.
+        """Capture forward for one micro-batch.
 
         Args:
             examples: the inputs of the micro-batch.
@@ -125,7 +125,7 @@ class Forward:
         return Traced(captured, outputs[0])
 
     def _needs_origins(self) -> bool:
-        """A report says of which line the tensors of backward are, too."""
+        """Record the source lines of tensors saved for backward, too."""
         options = self.tracing.options
         wanted = _engine.report_wanted(options, self._config.training)
         return may_pipeline(options, self._config) or wanted is not None
@@ -154,7 +154,7 @@ def call_forward(
     *,
     training: bool,
 ) -> tuple[structure.Structure, list[torch.Tensor]]:
-    """Runs a forward that is captured: one that finds itself on a device.
+    """Run forward during capture, as if on a device.
 
     Args:
         recorded: how arguments are passed.

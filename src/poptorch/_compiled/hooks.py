@@ -52,7 +52,7 @@ def _register(
 
 @contextlib.contextmanager
 def around_capture() -> Iterator[None]:
-    """Runs the hooks on entering and on leaving."""
+    """Run the hooks on entering and on leaving."""
     for hook in tuple(_before.values()):
         hook()
     try:

@@ -18,7 +18,7 @@ _DEMOTED = {torch.float64: torch.float32, torch.bfloat16: torch.float32}
 
 
 class Inputs:
-    """What calls bring, as the tensors that programs take.
+    """Conversion of a call's arguments to the tensors that programs take.
 
     Args:
         bound: the arguments of the first call.
@@ -46,7 +46,7 @@ class Inputs:
         return tuple((leaf.dtype, leaf.shape) for leaf in leaves)
 
     def matches(self, args: tuple) -> bool:
-        """Whether a call brings plain contiguous host tensors exactly like the first one's."""
+        """Return whether all tensors are contiguous host tensors like the first call's."""
         plain = self._plain
         if plain is None or len(args) != len(plain):
             return False
@@ -64,7 +64,7 @@ class Inputs:
         return True
 
     def on_device(self, bound: Bound) -> list[torch.Tensor]:
-        """The tensors of a call on the device, of types that devices have.
+        """Return the tensors of a call on the device, in dtypes that devices have.
 
         Raises:
             poptorch.Error: one is complex or not dense.
@@ -95,7 +95,7 @@ class Inputs:
 
 
 def micro_batch(rows: Sequence[torch.Tensor], config: StepConfig) -> list[torch.Tensor]:
-    """The first micro-batch of the tensors of a call.
+    """Return the first micro-batch of the tensors of a call.
 
     Raises:
         BatchError: the rows do not divide into micro-batches.
@@ -124,7 +124,7 @@ def _first(tensor: torch.Tensor, config: StepConfig, index: int) -> torch.Tensor
 
 
 def refuse_shared(flat: Sequence[torch.Tensor], written: Sequence[int]) -> None:
-    """A program writes to its inputs one by one, so a written one must not be passed twice.
+    """Copy an input that is passed twice if the program writes to it.
 
     Raises:
         poptorch.Error: names the input.

@@ -1,4 +1,4 @@
-"""One compiled model: what it was compiled for, its session, and how calls pass through it."""
+"""A compiled model: its arguments and configuration, its session, and its calls."""
 
 import functools
 import time
@@ -128,7 +128,7 @@ class CompiledModel:
         return self._to_user if self.captured.constants else delivery(self.outputs)
 
     def _needs_nothing_else(self) -> bool:
-        """Whether arguments may go to the session as they come."""
+        """Return whether arguments may be passed to the session unchanged."""
         return (
             (self.session.device.type == "cpu" or self.session.replays)
             and self._synthetic is None
@@ -139,7 +139,7 @@ class CompiledModel:
     # -- running ---------------------------------------------------------------------------
 
     def run_plain(self, args: tuple) -> Any:
-        """Runs a call that ``inputs.matches``."""
+        """Run a call that ``inputs.matches``."""
         started = time.perf_counter_ns()
         if self._is_direct:  # what matches is on the host already, or goes to the device there
             return self.session.call(args, started, self._deliver)
@@ -147,7 +147,7 @@ class CompiledModel:
         return self._run([tensor.to(device) for tensor in args], args, started)
 
     def run(self, bound: Bound) -> Any:
-        """Validates a call's arguments and runs it.
+        """Validate a call's arguments and run it.
 
         Raises:
             poptorch.Error: the arguments differ from those of the first call.
@@ -203,16 +203,16 @@ class CompiledModel:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether the latest run came to an error after it had begun."""
+        """True if the latest run failed after it had begun."""
         return self.session.was_stopped
 
     @property
     def last_call(self) -> CallRecord | None:
-        """When the parts of the last call happened; None before it."""
+        """Times of the parts of the last call; None before it."""
         return self.session.last_call
 
     def perf_counters(self) -> Counters | None:
-        """The times of the last call by kind, tensor and transfer; None before it."""
+        """Return the times of the last call by kind, tensor and transfer; None before it."""
         call = self.last_call
         if call is None:
             return None
@@ -224,7 +224,7 @@ class CompiledModel:
         return call_times.counters(call, self.config, num_inputs, num_outputs)
 
     def anchored(self, name: str) -> torch.Tensor | None:
-        """The values that an anchored tensor had in the last call, on the host."""
+        """Return the values of an anchored tensor in the last call, on the host."""
         value = self.session.anchored(name)
         return None if value is None else to_host(value)
 

@@ -1,4 +1,4 @@
-"""Which models run as a pipeline, and its report.
+"""Selection of models that run as a pipeline, and the pipeline's report.
 
 Blocks on several devices under ``PipelinedExecution`` do: each change of the device along forward
 begins a stage, and stages work at the same time. Everything that keeps a model from it is said.
@@ -31,7 +31,7 @@ _CHOICES = ("workers", "sequential")
 
 @dataclasses.dataclass(frozen=True)
 class Pipelining:
-    """How a compiled model's stages run.
+    """Execution of a compiled model's stages.
 
     Attributes:
         stages: of the forward pass.
@@ -47,7 +47,7 @@ class Pipelining:
 
 
 def may_pipeline(options: Options, config: StepConfig) -> bool:
-    """Whether a model with these options may have stages that overlap."""
+    """Return whether a model with these options may have overlapping stages."""
     strategy = options._execution_strategy
     pipelined = isinstance(strategy, PipelinedExecution)
     if not pipelined or isinstance(strategy, ShardedExecution):
@@ -101,7 +101,7 @@ def _decided(captured: Captured, stages: int, config: StepConfig) -> Cut | str:
 
 
 def mark(program: Program, placement: PlacementTable) -> tuple[str, ...]:
-    """Writes the stage on each operation and returns the blocks of each stage."""
+    """Label each operation with its stage; return the blocks of each stage."""
     blocks: dict[int, dict[str, None]] = {}
     stage_of_block: dict[str, int] = {}
     for node, (block, stage) in placement.located(program).items():
@@ -115,7 +115,7 @@ def mark(program: Program, placement: PlacementTable) -> tuple[str, ...]:
 
 
 def _named(blocks: list[str]) -> str:
-    """A stage by its blocks; what comes before all of them has none."""
+    """Return the name of a stage by its blocks; the part before all blocks has none."""
     return " ".join(filter(None, blocks)) or "before the first block"
 
 

@@ -79,7 +79,7 @@ class WeightsFollowActivations(TorchFunctionMode):
         self._warned = False
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
-        """Calls ``func``, with cast operands where a rule concerns it."""
+        """Call ``func``, with operands cast where a rule applies."""
         kwargs = kwargs or {}
         if func not in _CONCERNED or _are_alike((args, kwargs)):
             return func(*args, **kwargs)
@@ -119,7 +119,7 @@ def _with_statistics(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """A normalisation whose statistics keep their type, whatever it computes in."""
+    """Compute a normalisation whose statistics keep their dtype."""
     statistics = (running_mean, running_var)
     others = (statistics, args, kwargs)
     kind = _widest((input, others))
@@ -137,7 +137,7 @@ def _with_statistics(
 
 
 def _are_alike(values: Any) -> bool:
-    """Whether all floating tensors have one type, so that nothing is cast."""
+    """Return whether all floating tensors have one dtype, so that nothing is cast."""
     # Each property that the modes below see costs as much as an operator that is traced again.
     with _torch.without_torch_function_modes():
         return len({value.dtype for value in _floating(values)}) < 2
@@ -155,7 +155,7 @@ def _floating(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _widest(values: Any) -> torch.dtype | None:
-    """The type to which all floating tensors promote; None if there are none."""
+    """Return the dtype to which all floating tensors promote; None without any."""
     widest = None
     for value in _floating(values):
         kind = value.dtype

@@ -71,7 +71,7 @@ class CompilationProgress(Observer):
                 self._show(self._floor + (0.99 - self._floor) * share)
 
     def _show_warning(self, *warning: Any) -> None:
-        """Shows a warning on lines of its own instead of behind the bar."""
+        """Show a warning on lines of its own instead of behind the bar."""
         with tqdm.external_write_mode(file=sys.stderr):
             self._show_plainly(*warning)
 
@@ -134,7 +134,7 @@ class Countdown(Observer):
 
     @staticmethod
     def wanted(record: BuildRecord) -> bool:
-        """Whether there is something to count down, and a terminal to see it on."""
+        """Return whether a countdown has a terminal and something to count."""
         running = record.running
         return running.interpreted and bool(running.left_s()) and _is_terminal(sys.stderr)
 
@@ -145,7 +145,7 @@ def _is_terminal(file: Any) -> bool:
 
 
 def summary(record: BuildRecord) -> str:
-    """One line: which target runs, which executable, where it came from."""
+    """Format a line with target, executable and origin."""
     if record.running.interpreted:
         return f"abele: target {record.target}, {record.running.sentence()}"
     took = sum(record.seconds.values())

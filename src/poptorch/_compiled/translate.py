@@ -40,7 +40,7 @@ _reported: set[str] = set()
 
 
 def to_config(options: Options, *, training: bool) -> StepConfig:
-    """The engine's configuration for a wrapper with these options."""
+    """Return the engine's configuration for a wrapper with these options."""
     reduction = ReductionType(options.Training.accumulation_and_replication_reduction_type)
     strategy = options.Training.meanAccumulationAndReplicationReductionStrategy
     compiler = options._Popart.options
@@ -91,7 +91,7 @@ def with_automatic_scaling(rule: UpdateRule, optimizer: Any, options: Options) -
 
 
 def anchors(options: Options) -> list[Anchor]:
-    """The tensors that ``options.anchorTensor`` asked for."""
+    """Return the tensors that ``options.anchorTensor`` requested."""
     return [
         Anchor(
             name=name,

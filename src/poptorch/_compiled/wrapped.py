@@ -1,4 +1,4 @@
-"""What the parts of one wrapper have in common: the model, how it is called, what it became."""
+"""State that the parts of a wrapper share: module, signature, compiled model."""
 
 import copy
 
@@ -53,11 +53,11 @@ class WrappedModel:
         self.read_options()
 
     def read_options(self) -> None:
-        """Derives the configuration from the options, which may have changed before compiling."""
+        """Derive the configuration from the options, which may change before compiling."""
         self.config = translate.to_config(self.options, training=self.training)
 
     def get_compiled(self) -> CompiledModel:
-        """What was compiled.
+        """Return the compiled model.
 
         Raises:
             poptorch.Error: nothing yet, or it has been destroyed.
@@ -68,7 +68,7 @@ class WrappedModel:
 
     @property
     def session(self) -> Session:
-        """What runs the compiled model.
+        """The session of the compiled model.
 
         Raises:
             poptorch.Error: not compiled.
@@ -76,7 +76,7 @@ class WrappedModel:
         return self.get_compiled().session
 
     def take_device(self) -> None:
-        """Notes that the device is held, also for the machine's tools; again does nothing."""
+        """Mark the device as held, also for ``gc-monitor``; idempotent."""
         if self.attachment is not None:
             return
         compiled = self.get_compiled()
@@ -85,7 +85,7 @@ class WrappedModel:
             logger.debug(self.attachment.problem)
 
     def give_device_up(self) -> None:
-        """Notes that the device is free; again does nothing."""
+        """Mark the device as free; idempotent."""
         if self.attachment is not None:
             self.attachment.end()
             self.attachment = None

@@ -40,7 +40,7 @@ from poptorch._values import custom_types
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker has to do.
+    """A worker's task.
 
     Attributes:
         dataset: The data set; None if it is in a file.

@@ -221,7 +221,7 @@ class DataLoader(torch.utils.data.DataLoader):
         return source
 
     def _whole_indices(self) -> Any:
-        """What gives the indices of whole batches: as tensors where that changes nothing."""
+        """Return a sampler of whole batches' indices, as tensors where results are equal."""
         sampler: Any = self.batch_sampler
         if known_order.knows(sampler):
             sampler = known_order.TensorBatches(sampler)

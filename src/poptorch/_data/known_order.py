@@ -15,7 +15,7 @@ _AT_ONCE = 64  # batches: a long epoch need not wait until the last of them is d
 
 
 class TensorBatches:
-    """What a batch sampler of torch's gives, drawn as it draws it: int64 tensors, not lists.
+    """Indices of torch's batch sampler, drawn in its order, as int64 tensors.
 
     Args:
         sampler: one that ``knows`` says is known.
@@ -38,7 +38,7 @@ class TensorBatches:
 
 
 def knows(sampler: Any) -> bool:
-    """Whether nobody can tell when the indices of an epoch after the first one are drawn."""
+    """Return whether later epochs' indices may be drawn early without a visible difference."""
     if type(sampler) is not BatchSampler:
         return False
     rows: Any = sampler.sampler

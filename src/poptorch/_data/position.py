@@ -109,18 +109,18 @@ class Order:
         self.reset()
 
     def reset(self) -> None:
-        """The next iterator begins at the beginning, with the random state that it finds."""
+        """Let the next iterator start an epoch with the current random state."""
         self.start: dict[str, Any] | None = None
         self.after: dict[str, Any] | None = None
         self._resumed: dict[str, Any] | None = None
         self._skip = 0
 
     def resume(self, start: dict[str, Any] | None) -> None:
-        """The next iterator begins with this random state; None means with the one it finds."""
+        """Let the next iterator start with this random state, or the current one if None."""
         self._resumed = start
 
     def leave_out(self, count: int) -> None:
-        """The next iterator leaves out so many of the sampler's first items."""
+        """Let the next iterator skip the sampler's first ``count`` items."""
         self._skip = count
 
     def of(self, sampler: Any, generator: torch.Generator | None) -> Iterator[Any]:

@@ -62,7 +62,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Field:
-    """One tensor of every element and its place in a slot."""
+    """Layout of one tensor of every element in a slot."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -71,7 +71,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Layout:
-    """What all elements have in common.
+    """Structure, shapes and dtypes that all elements share.
 
     Attributes:
         kind: What an element is made back into: tensor, list, dict or custom.

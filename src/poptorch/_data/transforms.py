@@ -16,7 +16,7 @@ _CHANNELS_FIRST = 4  # axes of a batch of pictures
 
 
 class UnknownError(Exception):
-    """Something is not known to act on each item alone; the message says what."""
+    """A sampler, collation or data set that may not act on each item alone."""
 
 
 class Pictures:

@@ -1,4 +1,4 @@
-"""How long a program waits for its batches, said in one line when the process ends.
+"""Time spent waiting for batches, logged in one line when the process ends.
 
 Reports of runs say the same of the loop around their wrapper's calls (``LoopAround``).
 """
@@ -41,7 +41,7 @@ class Waiting:
         self.batches = self.loop_ns = self.waiting_ns = 0
 
     def begin_epoch(self) -> None:
-        """The next batch is the first of an epoch."""
+        """Note that the next batch is the first of an epoch."""
         self._last, self._skip = None, True
 
     def note(self, asked_ns: int, given_ns: int) -> None:
@@ -65,7 +65,7 @@ class Waiting:
         self._last = given_ns
 
     def loop(self) -> Loop | None:
-        """The times so far; None before the first one, and of programs that no longer run."""
+        """Return the waiting times so far; None before the first."""
         if self._beginning != _beginning or not self.batches:
             return None
         return Loop(
@@ -119,7 +119,7 @@ class Timed:
 
 
 class _Here(threading.local):
-    """What this thread has waited for its batches, and of which loader the latest one was."""
+    """Waiting time of a thread for its batches, and its latest loader."""
 
     def __init__(self) -> None:
         self.waits = Waits()
@@ -144,7 +144,7 @@ class LoopAround:
         return _here.waits
 
     def loop(self) -> Loop | None:
-        """The longest of the loops in which it was called; None without one."""
+        """Return the waiting times of this thread's latest loader; None without one."""
         return None if self._waiting is None else self._waiting.loop()
 
 

@@ -136,7 +136,7 @@ def _from_items(dataset: Any, indices: Sequence[Any]) -> Any:
 
 
 def _equal(some: Any, others: Any) -> bool:
-    """Whether two batches are alike: types, shapes, layout and every bit."""
+    """Return whether two batches are equal in types, shapes, layout and every bit."""
     if type(some) is not type(others):
         return False
     if isinstance(some, list):

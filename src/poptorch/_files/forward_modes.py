@@ -50,7 +50,7 @@ class Kept:
     constants: list[torch.Tensor] = dataclasses.field(default_factory=list)
 
     def add(self, graph: torch.fx.GraphModule) -> int:
-        """The number of a graph."""
+        """Return the number of a recorded graph."""
         text, constants = graph_to_text(graph)
         entry = (text, {name: self._number(value) for name, value in constants.items()})
         if entry not in self.texts:
@@ -66,7 +66,7 @@ class Kept:
         return len(self.constants) - 1
 
     def members(self) -> dict[str, Any]:
-        """What a container takes."""
+        """Return the state that a container stores."""
         graphs = {
             f"{GRAPHS}/{number}.json": json.dumps({"text": text, "constants": constants}).encode()
             for number, (text, constants) in enumerate(self.texts)
@@ -121,7 +121,7 @@ def _quietly() -> Iterator[None]:
 
 
 def flags_of(module: torch.nn.Module) -> list[bool]:
-    """Which of a model's modules are in training mode."""
+    """Return which of a model's modules are in training mode."""
     return [child.training for _, child in module.named_modules(remove_duplicate=False)]
 
 
@@ -140,7 +140,7 @@ def _modes(module: torch.nn.Module) -> Iterator[tuple[str, list[bool], torch.nn.
 def _after_own_train(
     module: torch.nn.Module, training: bool
 ) -> tuple[list[bool], torch.nn.Module | str]:
-    """A model whose class decides what ``train()`` does, after it did; the user's stays."""
+    """Return a copy of the model after its own ``train()``; the user's is unchanged."""
     flags = [training] * len(flags_of(module))
     try:
         other = copy.deepcopy(module)
@@ -217,7 +217,7 @@ def _said(problem: Exception) -> str:
 
 
 class Recording:
-    """One recording of a forward.
+    """A recorded graph of a forward.
 
     Args:
         compiled: knows how arguments are passed.
@@ -237,7 +237,7 @@ class Recording:
         self.blocks: dict[str, int | None] = {}
 
     def record(self, inputs: list[torch.Tensor], hidden_paths: Sequence[str]) -> ForwardGraph:
-        """Runs forward once, without data."""
+        """Run forward once, without data."""
         wrapped = self._wrapped
         calls = CapturedCalls(self._module).capturing() if wrapped else contextlib.nullcontext()
         call = self._on_device if wrapped else self._on_host

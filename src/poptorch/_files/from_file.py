@@ -35,7 +35,7 @@ class FromFile:
             self._captured = portable_executable.captured_in(file, self._content)
 
     def traced(self, trace: Callable[[], Traced]) -> Traced:
-        """The programs of the file.
+        """Return the programs of the file.
 
         Raises:
             poptorch.Error: the module gives others.
@@ -56,7 +56,7 @@ class FromFile:
     def built(
         self, programs: Sequence[Program], config: StepConfig, *, in_stages: bool, **settings: Any
     ) -> tuple[Executable, BuildRecord]:
-        """The code of the file where it fits, else compiled from its programs."""
+        """Return a session with the file's code, or compiled again where that does not fit."""
         del in_stages
         with meaning(self._file.path):
             return portable_executable.restore(

@@ -11,7 +11,7 @@ from poptorch._files.stored_forward import RestoredForward, StoredForward
 
 
 class RestoredModule(torch.nn.Module):
-    """What ``poptorch.load`` finds in a file in place of the user's model.
+    """Modules restored from a file, without the user's classes.
 
     A tree of modules that holds parameters and buffers under the names they had, so that
     ``state_dict()``, ``parameters()`` and ``named_buffers()`` work, tied tensors stay tied, and the
@@ -38,7 +38,7 @@ class RestoredModule(torch.nn.Module):
         )
 
     def train(self, mode: bool = True) -> Self:
-        """Sets the mode of the model as its own class did, and of a part with all that is in it.
+        """Set the mode of the model as its class did, or of a submodule with its children.
 
         Args:
             mode: training, or evaluation.
@@ -60,7 +60,7 @@ class RestoredModule(torch.nn.Module):
 
 
 def module_data(module: torch.nn.Module) -> dict[str, Any]:
-    """The tree of a module as JSON: classes for people, and what is tied to what."""
+    """Return the tree of a module as JSON, with class names and tied tensors."""
     owners: dict[int, str] = {}
     data: dict[str, Any] = {"modules": [], "parameters": [], "buffers": []}
     for path, child in module.named_modules(remove_duplicate=False):
@@ -90,7 +90,7 @@ def module_from(
     signature: inspect.Signature,
     forward: StoredForward,
 ) -> RestoredModule:
-    """The module tree that ``module_data`` described, around these tensors.
+    """Build the module tree of ``module_data`` around these tensors.
 
     Args:
         data: what ``module_data`` returned.
@@ -119,6 +119,6 @@ def module_from(
 
 
 def stored_forward(module: torch.nn.Module) -> StoredForward | None:
-    """What a module from a file brings of its forward; None for others."""
+    """Return the stored forward of a module from a file; None for others."""
     forward = module.__dict__.get("forward")
     return forward.stored if isinstance(forward, RestoredForward) else None

@@ -50,7 +50,7 @@ class Resuming:
         self._pending: PendingState | None = None
 
     def state(self) -> dict[str, Any]:
-        """What a wrapper needs to go on.
+        """State of a wrapper for resuming.
 
         Returns:
             ``tensors``: parameters, buffers of each replica, optimizer state, values and counters
@@ -74,7 +74,7 @@ class Resuming:
         }
 
     def named_weights(self, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """The same tensors under the names of the user's module, as ``load_state_dict`` takes them.
+        """Return the tensors under the module's names, for ``load_state_dict``.
 
         Args:
             tensors: of ``state``; buffers are those of the first replica.
@@ -123,7 +123,7 @@ class Resuming:
 
     @contextlib.contextmanager
     def around_compiling(self) -> Iterator[None]:
-        """Writes what waits once the block has made a session; compiling then draws no numbers."""
+        """Restore a pending state once the block has created a session."""
         if self._pending is None:
             yield
             return
@@ -154,7 +154,7 @@ class Resuming:
         self._optimizer.restore_values(kept["told"], was_set=was_set)
 
     def _schedule(self) -> dict[str, str]:
-        """How a call consumes its batch, by option."""
+        """Return the options that determine how a call consumes its batch."""
         config = self._model.config
         fields = {**config.compile_fields(), "device_iterations": config.device_iterations}
         return {name: str(value) for name, value in fields.items()}
@@ -207,7 +207,7 @@ def _shown(tensors: Mapping[str, torch.Tensor], name: str) -> str:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What the host knows of an optimizer: its class, groups and further values.
+    """Return an optimizer's host state: class, groups and further attributes.
 
     The device's part, moments and counts, is in the state of the wrapper.
 

@@ -32,7 +32,7 @@ class InvalidFile(Error, AssertionError):
 
 
 def destination(filename: str | os.PathLike[str]) -> Path:
-    """Where to write a file that was asked for under this name.
+    """Return the path of a file that was requested under this name.
 
     Raises:
         AssertionError: a file stands where a folder is needed.
@@ -51,7 +51,7 @@ def destination(filename: str | os.PathLike[str]) -> Path:
 
 @contextlib.contextmanager
 def opened(filename: str | os.PathLike[str]) -> Iterator[Container]:
-    """Opens a file that ``save`` wrote.
+    """Open a file that ``save`` wrote.
 
     Raises:
         InvalidFile: it is missing, damaged or something else.
@@ -84,7 +84,7 @@ def meaning(filename: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def version_mismatch(file: Container) -> str | None:
-    """What to say if the file is of another version, else None."""
+    """Return an error message if the file has another version, else None."""
     version = file.content.get("version")
     if version == __version__:
         return None
@@ -103,12 +103,12 @@ def state_members(state: dict[str, torch.Tensor]) -> tuple[list[str], dict[str, 
 
 
 def state_in(file: Container) -> dict[str, torch.Tensor]:
-    """The session's state that a file with a model carries."""
+    """Return the session's state that a file with a model stores."""
     names = file.content["model"]["state"]
     return {name: file.tensor(f"state/{index}") for index, name in enumerate(names)}
 
 
 def rule_in(file: Container) -> UpdateRule | None:
-    """The optimizer's rule; None for inference."""
+    """Return the optimizer's update rule; None for inference."""
     data: dict[str, Any] | None = file.content["model"]["rule"]
     return None if data is None else rule_from(data)

@@ -73,7 +73,7 @@ class ModelFiles:
         export_model: bool = True,
         save_rng_state: bool = True,
     ) -> None:
-        """Writes the executable, and with it the model as it is now, to a file.
+        """Write the executable and the model's current state to a file.
 
         The file appears when it is complete; until then one of that name stays as it is. It holds
         compiled code: load only files you trust.
@@ -105,7 +105,7 @@ class ModelFiles:
 
     @profiling.traced("loadExecutable")
     def loadExecutable(self, filename: str | os.PathLike[str]) -> None:
-        """Takes the compiled code out of a file in place of compiling.
+        """Load compiled code from a file instead of compiling.
 
         Forward is traced again with the arguments of the export; it has to give the programs of the
         file. Weights and random numbers stay those of this wrapper. Code that does not fit this
@@ -195,7 +195,7 @@ class ModelFiles:
         return content, members
 
     def _add_model(self, content: dict[str, Any], members: dict[str, Any]) -> None:
-        """What running the model without its source needs."""
+        """Return the data that running the model without its source requires."""
         names, tensors = state_members(self._weights.present_state())
         rule = self._optimizer.rule
         content["model"] = {

@@ -27,7 +27,7 @@ _BEFORE = {"missing": "the file was written before files had forward in them"}
 
 
 class StoredForward:
-    """What a file holds of a model's forward.
+    """A model's forward as stored in a file.
 
     Args:
         data: JSON values of the manifest.
@@ -83,11 +83,11 @@ class StoredForward:
         ]
 
     def flags_after(self, training: bool) -> list[bool] | None:
-        """What ``train()`` or ``eval()`` of the model made of its modules."""
+        """Return the modes of all modules after ``train()`` or ``eval()`` of the model."""
         return self.data.get("train" if training else "eval")
 
     def entry(self, flags: Sequence[bool], *, captured: bool) -> Mapping[str, Any]:
-        """What there is for modules in these modes.
+        """Return the recorded graphs for modules in these modes.
 
         Raises:
             poptorch.Error: nothing that may be run.
@@ -112,7 +112,7 @@ class StoredForward:
         return entry
 
     def graph(self, entry: Mapping[str, Any]) -> ForwardGraph:
-        """The graph of an entry."""
+        """Return the graph of an entry."""
         return ForwardGraph(self._graphs[entry["graph"]], entry["without_gradient"])
 
     def unread(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -120,7 +120,7 @@ class StoredForward:
         return self._unread[id(entry)]
 
     def result(self, entry: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
-        """The tensors of an entry's graph in the containers that forward returned."""
+        """Return results of an entry's graph in the containers that forward returned."""
         return structure.rebuild(self._outputs[id(entry)], iter(tensors))
 
 

@@ -62,7 +62,7 @@ def _container_data(container: OptionsDict) -> dict[str, Any]:
 
 
 def options_from(data: dict[str, Any]) -> Options:
-    """The options that ``options_data`` wrote, not frozen.
+    """Return the options that ``options_data`` wrote, not frozen.
 
     Differs from the original: a subclass of Options comes back as Options.
 

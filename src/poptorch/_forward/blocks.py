@@ -91,7 +91,7 @@ class _Beginning:
         tracing.begin(str(self._user_id), self._ipu_id)
 
     def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
-        """The form of a forward pre-hook."""
+        """Enter the block, as a forward pre-hook."""
         self.begin()
 
     def __repr__(self) -> str:

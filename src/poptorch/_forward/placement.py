@@ -26,7 +26,7 @@ _NO_OPERATORS = frozenset({torch.ops.aten.lift_fresh_copy.default, torch.ops.ate
 
 @dataclasses.dataclass
 class PlacedBlock:
-    """One row of a table: a block and what it holds.
+    """A row of the placement table: a block and its contents.
 
     Attributes:
         placement: name, stage, phase and device; the name is empty for what precedes all blocks.
@@ -41,7 +41,7 @@ class PlacedBlock:
 
 @dataclasses.dataclass(frozen=True)
 class PlacementTable:
-    """Where the blocks of a compiled model went; ``print`` it.
+    """Placement of a compiled model's blocks; ``print`` it.
 
     Attributes:
         rows: the blocks, in the order in which forward reached them.

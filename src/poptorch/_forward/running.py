@@ -71,7 +71,7 @@ def is_captured() -> bool:
 
 
 class Asked:
-    """Whether forward has asked where it runs, while this is open.
+    """Record whether forward queries its device inside the block.
 
     Attributes:
         any: it has.

@@ -14,7 +14,7 @@ Batch = list[int] | torch.Tensor | None
 def fps(
     src: torch.Tensor, ptr: list[int], ratio: float = 0.5, random_start: bool = False
 ) -> torch.Tensor:
-    """Samples points of each cloud so that every next one is farthest from those chosen.
+    """Sample points of each cloud, each farthest from those chosen before.
 
     Args:
         src: [points, ...] coordinates; the clouds lie one behind the other.

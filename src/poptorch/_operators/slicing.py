@@ -43,7 +43,7 @@ def dynamic_slice(
 def dynamic_update(
     input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int
 ) -> torch.Tensor:
-    """A copy of ``input`` with ``src`` in place of what lies from ``start`` to ``start + size``.
+    """Return a copy of ``input`` with elements ``start`` to ``start + size`` from ``src``.
 
     Starts out of range move as for ``dynamic_slice``. Gradients reach ``input`` and ``src``.
 

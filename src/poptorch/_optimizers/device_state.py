@@ -43,7 +43,7 @@ _VALUE_NAMES: Mapping[str, Mapping[str, str]] = {
 
 
 class DeviceState:
-    """What one wrapper's device holds for its optimizer.
+    """Optimizer state on the device of a wrapper.
 
     The wrapper owns this object and this object owns the optimizer; the optimizer refers back
     weakly. An optimizer of ``torch.optim`` has no copy of the device's state until the session
@@ -138,7 +138,7 @@ class DeviceState:
         self._optimizer, self.pending, self.reread = None, False, False
 
     def start(self, session: Session | None) -> None:
-        """A session has begun; None where the device is offline and nothing can be read."""
+        """Attach to a session; None if the device is offline and nothing can be read."""
         self._session, self.stale = session, True
         has_values = self._optimizer is not None and self._optimizer.has_state()
         self.pending = has_values or bool(self._host_state())

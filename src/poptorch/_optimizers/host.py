@@ -31,13 +31,13 @@ class HostState:
 
     @property
     def host_state_is_dirty(self) -> bool:
-        """Whether state waits here for the next run to be sent to the device."""
+        """True if state waits for the next run to send it to the device."""
         connection = self._connection()
         return self._host_is_newer or (connection is not None and connection.pending)
 
     @property
     def ipu_state_is_dirty(self) -> bool:
-        """Whether the device has run since its state was last read."""
+        """True if the device has run since its state was last read."""
         connection = self._connection()
         return connection is not None and connection.stale
 

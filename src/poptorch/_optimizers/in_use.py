@@ -16,7 +16,7 @@ from poptorch._optimizers.device_state import DeviceState
 
 
 class OptimizerInUse:
-    """What a wrapper trains with; an inference wrapper has one without a rule.
+    """Optimizer of a wrapper; that of an inference wrapper has no rule.
 
     Args:
         model: the wrapped model.
@@ -41,7 +41,7 @@ class OptimizerInUse:
         self._rate_is_watched = True  # until it was warned of
 
     def use(self, optimizer: Any) -> None:
-        """Sends an optimizer's present values to the device, or keeps them for compiling.
+        """Send an optimizer's values to the device, or keep them for compiling.
 
         Args:
             optimizer: the one in use, or another of the same class and number of groups.
@@ -100,7 +100,7 @@ class OptimizerInUse:
             self.use(self.state.in_use)
 
     def send_loaded_state(self) -> None:
-        """Sends what was loaded on the host to the device, if there is any."""
+        """Send state that was loaded on the host to the device, if any."""
         if self.state.reread:
             self.take_loaded_values()
             rule = self.rule
@@ -111,13 +111,13 @@ class OptimizerInUse:
             self.state.write()
 
     def values(self) -> dict[str, float]:
-        """The values that were set last; empty without an optimizer."""
+        """Return the values that were set last; empty without an optimizer."""
         if self.restored is not None:
             return self.restored
         return {} if self.rule is None else self.rule.hyper()
 
     def restore_values(self, values: dict[str, float], *, was_set: bool) -> None:
-        """Takes the values that a kept state has put on the device.
+        """Adopt the values that a restored state has put on the device.
 
         Args:
             values: by name.

@@ -7,7 +7,7 @@ import torch
 
 
 class LAMB(torch.optim.Optimizer):
-    """What torch's class would be: groups with the arguments of LAMB (arXiv 1904.00962).
+    """Base class in the form of torch's optimizers for LAMB (arXiv 1904.00962).
 
     Args:
         params: parameters or groups.

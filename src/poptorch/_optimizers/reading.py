@@ -201,7 +201,7 @@ _VARIABLE = (
 
 
 def replacement(old: UpdateRule, new: UpdateRule) -> UpdateRule:
-    """``new`` in the form in which it can take the place of the compiled ``old``.
+    """Return ``new`` in a form that can replace the compiled ``old``.
 
     Raises:
         poptorch.Error: it changes what was compiled in.
@@ -327,7 +327,7 @@ def _is_setting(name: str, value: Any) -> bool:
 
 
 def host_step(optimizer: Any) -> None:
-    """One update of ``optimizer`` on the host, by the rule a program would use."""
+    """Update parameters on the host by the rule that a program would use."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     names = {id(p): str(index) for index, p in enumerate(params)}
     rule = to_update_rule(optimizer, names)

@@ -23,7 +23,7 @@ _EPOCH = "epoch of the data loader (every process has to begin as many iterators
 
 
 class Share:
-    """This process's share of a data set that all processes divide.
+    """Return this process's share of a data set that all processes divide.
 
     Attributes:
         epoch: how many epochs were begun before that of the latest batch.

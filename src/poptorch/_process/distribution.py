@@ -17,14 +17,14 @@ _METADATA = f"Metadata-Version: 2.1\nName: {_NAME}\nVersion: {__version__}\n"
 
 
 class OwnDistribution(importlib.metadata.Distribution):
-    """What is known of this package as a distribution: its name and version."""
+    """Metadata of the distribution poptorch: name and version."""
 
     def read_text(self, filename: str) -> str | None:
-        """The metadata; None for every other file."""
+        """Return the content of the metadata file; None for every other file."""
         return _METADATA if filename == "METADATA" else None
 
     def locate_file(self, path: object) -> Path:
-        """Where a file of the distribution would be."""
+        """Return the path that a file of the distribution would have."""
         return Path(__file__).parents[2] / str(path)
 
 
@@ -32,13 +32,13 @@ class OwnDistributionFinder(DistributionFinder):
     """Finds `OwnDistribution`, and no modules."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        """Finds nothing: modules are where Python looks anyway."""
+        """Return None: Python finds modules by itself."""
         del fullname, path, target
 
     def find_distributions(
         self, context: DistributionFinder.Context | None = None
     ) -> Iterable[importlib.metadata.Distribution]:
-        """The distribution, if it or all are asked for."""
+        """Return the distribution if it or all are requested."""
         name = getattr(context, "name", None)
         return [OwnDistribution()] if name in (None, _NAME) else []
 

@@ -14,7 +14,7 @@ from poptorch._logging import logger
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable.
+    """An environment variable.
 
     Args:
         name: As in the shell.

@@ -1,4 +1,4 @@
-"""How an exception that nobody caught is written to the log: with the program's own frames."""
+"""Logging of uncaught exceptions, with the program's own frames."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def log_uncaught(
 
 
 def _traceback_text(value: BaseException, trace: TracebackType | None) -> str:
-    """The traceback; at log levels above DEBUG without the frames of this package at its end."""
+    """Format a traceback, above log level DEBUG without this package's last frames."""
     shown = traceback.TracebackException(type(value), value, trace)
     if logger.isEnabledFor(10):
         return "".join(shown.format()).rstrip()
@@ -51,7 +51,7 @@ def _traceback_text(value: BaseException, trace: TracebackType | None) -> str:
 
 
 def _adds_nothing(cause: BaseException | None, shown: traceback.TracebackException) -> bool:
-    """Whether the engine's error has no line of the program and no word that ours lacks."""
+    """Return whether the engine's error adds neither a source line nor a word."""
     assert shown.__cause__ is not None
     return (
         isinstance(cause, AbeleError)
@@ -72,7 +72,7 @@ def _drop_last_frames(stack: traceback.StackSummary) -> bool:
 
 
 def _is_library(file: str) -> bool:
-    """Whether a frame of this file is none of the program's: context managers are Python's own."""
+    """Return whether a file belongs to this project or to Python's library."""
     of_python = file.startswith(_PYTHON) and "site-packages" not in file
     return of_python or libraries.has_file(file)
 

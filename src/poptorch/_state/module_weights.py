@@ -25,7 +25,7 @@ _INTERNAL = frozenset({"__class__", "__dict__", "_poptorch_owner", "__weakref__"
 
 
 class Shared:
-    """What all wrappers of one module know together; it outlives each of them.
+    """State that all wrappers of a module share; it outlives each of them.
 
     Attributes:
         version: counts changes of the weights by whichever wrapper trains the module.
@@ -47,7 +47,7 @@ class Shared:
 
     @property
     def wrapped(self) -> bool:
-        """Whether the module is wrapped for training (its executor may be gone)."""
+        """True if the module is wrapped for training, even after its executor ended."""
         return self._trainer is not None
 
     @property
@@ -60,7 +60,7 @@ _shared: "weakref.WeakKeyDictionary[torch.nn.Module, Shared]" = weakref.WeakKeyD
 
 
 def shared_by(module: torch.nn.Module) -> Shared:
-    """The record of a module's wrappers."""
+    """Return the record of a module's wrappers."""
     return _shared.setdefault(module, Shared())
 
 
@@ -68,7 +68,7 @@ _choosing = Lock()
 
 
 def lock_of(module: torch.nn.Module) -> Lock | Locks:
-    """What wrappers of a module hold while they work: those that share a part take turns."""
+    """Return the lock of a module's wrappers; those that share a submodule take turns."""
     with _choosing:
         records = [shared_by(child) for child in module.modules()]
         locks = {id(each.lock): each.lock for each in records if each.lock is not None}
@@ -82,12 +82,12 @@ _wrappings = 0
 
 
 def generation() -> int:
-    """A number that changes whenever any module is wrapped for training."""
+    """Return a number that changes whenever a module is wrapped for training."""
     return _wrappings
 
 
 def trainings_of(module: torch.nn.Module) -> list[Shared]:
-    """The records of all wrapped modules that this one has been a part of."""
+    """Return the records of all wrapped modules that contain this one."""
     shared = _shared.get(module)
     return [] if shared is None else shared.around
 
@@ -184,7 +184,7 @@ def _fetching(values: Any) -> Iterator[_Fetching]:
 
 
 def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The same storage as an ordinary tensor, with the newest weights."""
+    """Return an ordinary tensor on the same storage, with the newest weights."""
     with without_torch_function():
         _fetch(tensor)
         return torch.Tensor.as_subclass(torch.Tensor.detach(tensor), torch.Tensor)
@@ -207,7 +207,7 @@ def _of_own_class(plain: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 class _Wrapped(torch.nn.Module):
-    """What a module's class gains while it is wrapped: weights are fetched when they are read."""
+    """Mixin of a wrapped module's class that fetches weights when they are read."""
 
     _poptorch_original: type[torch.nn.Module]
 
@@ -225,7 +225,7 @@ class _Wrapped(torch.nn.Module):
         return value
 
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """Fetches newer weights; returns whether there were any."""
+        """Fetch newer weights and return whether there were any."""
         return _fetch_for(self)
 
     def destroy(self) -> None:
@@ -254,7 +254,7 @@ class _Wrapped(torch.nn.Module):
 
 
 def user_class(module: torch.nn.Module) -> type[torch.nn.Module]:
-    """The class that a module was made of, also while it is wrapped for training."""
+    """Return a module's own class, also while it is wrapped for training."""
     return getattr(type(module), "_poptorch_original", type(module))
 
 
@@ -265,7 +265,7 @@ def _fetch_for(module: torch.nn.Module) -> bool:
 
 @functools.cache
 def _wrapped_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    """A subclass of a module's class whose weights are fetched when they are read."""
+    """Return a subclass of a module's class that fetches weights when they are read."""
     content = {"_poptorch_original": original, "__doc__": original.__doc__}
     # Not type(...): the user's class may have a metaclass.
     return types.new_class(
@@ -319,7 +319,7 @@ def wrap(module: torch.nn.Module, executor: Any, watch: Any) -> None:
 
 
 def unwrap(module: torch.nn.Module) -> None:
-    """Gives a module and its tensors their own classes back."""
+    """Restore the classes of a module and its tensors."""
     shared = shared_by(module)
     if not shared.wrapped:
         return
@@ -336,7 +336,7 @@ def unwrap(module: torch.nn.Module) -> None:
 
 
 def unwrapModelIfNecessary(model: torch.nn.Module) -> None:
-    """Makes a module that is wrapped for training plain for a time; its weights come home first.
+    """Unwrap a module inside the block, with its weights fetched first.
 
     Does nothing if the module is not wrapped. Until ``rewrapModelIfNecessary`` its weights are
     those of this moment, whatever its executor trains meanwhile.

@@ -1,4 +1,4 @@
-"""What reading a parameter through a wrapper returns: the parameter, plus ``replicaGrouping``."""
+"""A parameter read through a wrapper, with ``replicaGrouping``."""
 
 import operator
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ class ParameterProxy:
         shards: int,
         variable_retrieval_mode: VariableRetrievalMode,
     ) -> None:
-        """Gives groups of replicas values of their own; call it before the first run.
+        """Give groups of replicas their own values; call it before the first run.
 
         The parameter must have a leading dimension, one entry per group; forward sees it without.
 
@@ -88,7 +88,7 @@ class ParameterProxy:
 
 
 def _plain(value: Any) -> Any:
-    """The same structure with parameters instead of proxies."""
+    """Replace proxies by parameters in a structure."""
     if isinstance(value, ParameterProxy):
         return value._parameter
     if isinstance(value, dict):

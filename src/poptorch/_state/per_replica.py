@@ -17,7 +17,7 @@ Entries = Mapping[str, tuple[CommGroupType, int, VariableRetrievalMode]]
 
 
 def groupings(entries: Entries, module: torch.nn.Module, replicas: int) -> dict[str, Grouping]:
-    """The groups of every parameter that has some, under its name in ``ModuleState``.
+    """Return the replica groups of parameters, by name in ``ModuleState``.
 
     Args:
         entries: (group type, replicas per group, retrieval mode) by name of the parameter.
@@ -94,7 +94,7 @@ def _check_shape(
 
 
 def copy_parameters_home(session: Session, module: torch.nn.Module, entries: Entries) -> None:
-    """Overwrites the module's parameters by the session's.
+    """Overwrite the module's parameters by the session's.
 
     A parameter retrieved from all replicas gets a leading dimension of their number.
     """
@@ -125,7 +125,7 @@ def _from_all(entries: Entries, module: torch.nn.Module, name: str) -> bool:
 
 
 def copy_buffers_to_replicas(session: Session, module: torch.nn.Module) -> None:
-    """Sends buffers that the host has changed; replicas keep their own of all others.
+    """Send buffers that the host has changed; replicas keep their own of all others.
 
     Taking a device again must continue as if it had never been given up, and the host has but one
     replica's buffers.
@@ -134,7 +134,7 @@ def copy_buffers_to_replicas(session: Session, module: torch.nn.Module) -> None:
 
 
 def changed_buffers(session: Session, module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The host's buffers that are not those of replica 0, by name."""
+    """Return the host's buffers that differ from replica 0's, by name."""
     present = session.buffers[0]
     return {
         name: value

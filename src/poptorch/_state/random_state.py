@@ -8,7 +8,7 @@ from abele.runtime.session import Session
 
 
 def read(session: Session) -> list[int]:
-    """The seed, then the state of each replica's generator, or of torch's own without a seed."""
+    """Return the seed and each replica's generator state, or torch's without a seed."""
     states = session.random_state
     if states is None:
         generator = _generators(session)
@@ -44,7 +44,7 @@ def write(session: Session, numbers: list[int]) -> None:
 
 
 def _generators(session: Session) -> Any:
-    """The module with the functions of torch's own generator on the session's device."""
+    """Return torch's module for the generator of the session's device."""
     return torch.cuda if session.device.type == "cuda" else torch
 
 

@@ -1,4 +1,4 @@
-"""Where an inference wrapper's weights come from: the wrappers that train parts of its model."""
+"""Training wrappers that provide an inference wrapper's weights."""
 
 import torch
 

@@ -39,7 +39,7 @@ class Weights:
         self.host_changes = HostChanges(model)
 
     def mark_changed(self) -> None:
-        """Notes that the device has trained the weights."""
+        """Mark the device's weights as newer."""
         self.host_is_stale = self._optimizer.state.stale = True
         self.shared.version += 1
 
@@ -54,7 +54,7 @@ class Weights:
 
     @profiling.traced("copyWeightsToHost")
     def copyWeightsToHost(self) -> None:
-        """Copies parameters and buffers from the device into the user's module.
+        """Copy parameters and buffers from the device into the user's module.
 
         Raises:
             poptorch.Error: not compiled.
@@ -69,7 +69,7 @@ class Weights:
             value.copy_(session.buffers[0][name])
 
     def copy_to_host_if_stale(self, copy: Callable[[], None]) -> bool:
-        """Copies weights to the host if the device has newer ones.
+        """Copy weights to the host if the device has newer ones.
 
         Args:
             copy: copies them; the wrapper's public method, which programs may replace.
@@ -121,7 +121,7 @@ class Weights:
 
     @profiling.traced("copyWeightsToDevice")
     def copyWeightsToDevice(self) -> None:
-        """Copies parameters and buffers of the user's module to the device, as they are.
+        """Copy parameters and buffers of the user's module to the device.
 
         Every replica gets the same buffers.
 
@@ -137,13 +137,13 @@ class Weights:
         self._send_parameters()
 
     def send_to_device_again(self) -> None:
-        """Sends weights to a device that is taken again; replicas keep buffers of their own."""
+        """Send weights to a reacquired device; replicas keep their own buffers."""
         self.host_is_stale = False
         per_replica.copy_buffers_to_replicas(self._model.session, self._model.module)
         self._send_parameters()
 
     def load_state_dict(self, state_dict: dict[str, torch.Tensor], strict: bool = True) -> Any:
-        """Loads into the user's module, then sends the weights to the device if attached.
+        """Load into the user's module, then send the weights to an attached device.
 
         Args:
             state_dict: tensors by name, as the module's own method takes them.

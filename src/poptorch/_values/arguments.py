@@ -19,7 +19,7 @@ from poptorch._values.structure import Constant, Custom, Leaf, Structure
 
 @dataclass(frozen=True)
 class Bound:
-    """One call's arguments: values by position, then values that only have a name.
+    """Arguments of a call: positional values, then keyword-only ones.
 
     Attributes:
         names: of the values by position.

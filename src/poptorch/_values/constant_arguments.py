@@ -53,7 +53,7 @@ def told_apart(before: Any, now: Any) -> tuple[str, str]:
 
 
 class Contents:
-    """What one constant argument held at the first call.
+    """Value of a constant argument at the first call.
 
     Args:
         value: the argument; arrays and tensors in it are copied.

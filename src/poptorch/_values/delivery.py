@@ -1,4 +1,4 @@
-"""How results come back in the containers of forward, for calls that repeat."""
+"""Return of results in the containers of forward, for repeated calls."""
 
 from collections.abc import Callable
 from typing import Any

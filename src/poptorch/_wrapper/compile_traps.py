@@ -67,7 +67,7 @@ def _warn_of_late_changes(model: torch.nn.Module, before: Mapping[str, Any]) -> 
 
 
 def _modes_of(model: torch.nn.Module) -> dict[str, bool]:
-    """The mode of each part of a model that computes differently in training, by path."""
+    """Return the mode of each module that computes differently in training, by path."""
     return {
         path: child.training
         for path, child in model.named_modules()
@@ -76,7 +76,7 @@ def _modes_of(model: torch.nn.Module) -> dict[str, bool]:
 
 
 def _drops_something(module: torch.nn.Module) -> bool:
-    """Whether a dropout, or the dropout of a larger module, has a probability above zero."""
+    """Return whether a module drops elements with a probability above zero."""
     return all(getattr(module, name, 1) != 0 for name in ("p", "dropout"))
 
 
@@ -111,7 +111,7 @@ def _warn_of_late_mode(
 
 
 def _reads_mode(model: torch.nn.Module) -> bool:
-    """Whether a method of the model itself asks for ``self.training``."""
+    """Return whether a method of the model itself reads ``self.training``."""
     kinds = [kind for kind in type(model).__mro__ if kind is not torch.nn.Module]
     methods = [each for kind in kinds for each in vars(kind).values()]
     return any("training" in getattr(each, "__code__", _NO_CODE).co_names for each in methods)

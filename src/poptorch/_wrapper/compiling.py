@@ -46,7 +46,7 @@ _BINARY = "POPTORCH_EXPORT_PROTO_AS_BINARY"
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What ties a module to the executor that trains it.
+    """Return the connection of a module to its training executor.
 
     Attributes:
         executor: the wrapper, which is not kept alive.
@@ -149,7 +149,7 @@ class Compiling:
             logger.info(text)
 
     def _announcer(self, call: Announce) -> Announce:
-        """Calls a method of this object, but does not keep it alive."""
+        """Return a call of a method that does not keep this object alive."""
         method = weakref.WeakMethod(call)
 
         def announce(text: str) -> None:
@@ -168,7 +168,7 @@ class Compiling:
             self.recording.changed(text)
 
     def compilationTime(self) -> datetime.timedelta:
-        """How long compiling took, capture and loading included.
+        """Return the seconds of capture, compilation and loading.
 
         Raises:
             poptorch.Error: not compiled yet, or the progress bar is disabled.
@@ -208,14 +208,14 @@ class Compiling:
             )
 
     def config(self) -> StepConfig:
-        """How a call consumes its batch, with the parameters that replicas do not share."""
+        """Return how a call consumes its batch, with the per-replica parameters."""
         model = self._model
         entries, replicas = model.per_replica_params, model.config.replicas
         groups = per_replica.groupings(entries, model.module, replicas)
         return dataclasses.replace(model.config, replica_groups=groups)
 
     def trial(self, bound: Bound) -> Trial:
-        """What would be compiled for these arguments, to be looked at.
+        """Capture the programs for these arguments, for inspection.
 
         Raises:
             poptorch.Error: as for ``prepare``.

@@ -13,14 +13,14 @@ from poptorch._optimizers.in_use import OptimizerInUse
 
 
 def parts_of(model: WrappedModel, optimizer: OptimizerInUse) -> tuple:
-    """What ``wrapped_again`` makes a wrapper of, for copy and pickle to copy."""
+    """Return the arguments of ``wrapped_again`` for copy and pickle."""
     chosen = optimizer.state.optimizer or optimizer.rule
     parts = (model.user_module, model.options, model.training, chosen)
     return parts, model.per_replica_params
 
 
 def wrapped_again(cls: type, parts: tuple, per_replica_params: dict) -> Any:
-    """A new wrapper of the class around copied parts."""
+    """Create a wrapper of the class around copied parts."""
     model, options, training, optimizer = parts
     options._freeze()
     executor = cls(model, options, training, None, optimizer=optimizer, user_model=model)

@@ -31,7 +31,7 @@ REMOVED = {
 
 
 def lookup(name: str) -> object:
-    """What a name of an earlier release stands for.
+    """Return the replacement of a name of an earlier release.
 
     Raises:
         AttributeError: it was removed (saying what to use), or there was never such a name.

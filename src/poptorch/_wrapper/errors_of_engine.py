@@ -54,7 +54,7 @@ class Translated:
             raise translated from problem
 
     def _translated(self, problem: AbeleError) -> Exception:
-        """The engine's error as programs catch it."""
+        """Convert an error of the engine to the class that programs catch."""
         if isinstance(problem, CollectiveError):
             return processes.problem_between(problem, self._shortened)
         text = self._shortened(_with_advice(problem))
@@ -74,14 +74,14 @@ class Translated:
 
 
 def _with_advice(problem: AbeleError) -> str:
-    """The engine's message, and what only this interface has for such a case."""
+    """Return the engine's message, with the remedy that this interface has."""
     if isinstance(problem, DataDependentError):
         return f"{problem} Code for the host alone goes under `if not poptorch.isRunningOnIpu()`."
     return str(problem)
 
 
 def shortened(text: str, folder: str) -> str:
-    """A message as it is, or the beginning of a long one that says where the rest is.
+    """Return a message, shortened if long, with a pointer to the rest.
 
     Args:
         text: the message; more than 80 lines are written to ``poptorch_error.log``.

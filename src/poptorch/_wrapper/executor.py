@@ -106,7 +106,7 @@ class PoplarExecutor:
 
     @property
     def target(self) -> str | None:
-        """Which target runs the model (``cpu``, ``cuda``, ``reference``); None before compiling."""
+        """Target of the model (``cpu``, ``cuda``, ``reference``); None before compiling."""
         return None if self.build_record is None else self.build_record.target
 
     @property
@@ -116,12 +116,12 @@ class PoplarExecutor:
 
     @property
     def build_record(self) -> BuildRecord | None:
-        """How the executable was made: target, fallback, cache and times; None before compiling."""
+        """Origin of the executable: target, fallback, cache, times; None before compiling."""
         return self._observing.record
 
     @property
     def exchanges(self) -> Counts:
-        """What updates have exchanged with other processes: calls, bytes and seconds in them.
+        """Communication statistics of gradient exchange: calls, bytes, seconds.
 
         An addition of this project. Counted since compiling; zero in a process that trains by
         itself. Bytes are of the tensors that were added up, seconds include waiting for others.
@@ -163,7 +163,7 @@ class PoplarExecutor:
 
     @property
     def _executable(self) -> CompiledModel | None:
-        """What was compiled; None before compiling and after ``destroy``.
+        """The compiled model; None before compiling and after ``destroy``.
 
         Training loops ask ``if model._executable`` before they attach to the device.
         """
@@ -171,7 +171,7 @@ class PoplarExecutor:
 
     @property
     def _executable_inputs(self) -> CompiledInputs | None:
-        """What the executable was compiled for; None before compiling and after ``destroy``.
+        """Arguments of the first call; None before compiling and after ``destroy``.
 
         Pipelines compare the batch size with the next call's, and destroy the executable if it
         differs.
@@ -180,11 +180,11 @@ class PoplarExecutor:
         return None if compiled is None else compiled_inputs(compiled)
 
     def isCompiled(self) -> bool:
-        """Whether an executable exists."""
+        """Return whether an executable exists."""
         return self._wrapped.compiled is not None
 
     def isAttachedToDevice(self) -> bool:
-        """Whether the executable and its weights are on the device."""
+        """Return whether the executable and its weights are on the device."""
         return self._wrapped.attachment is not None
 
     # -- compiling and running -------------------------------------------------------------
@@ -212,7 +212,7 @@ class PoplarExecutor:
     compilationTime = of_part("_compiling", Compiling.compilationTime)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program on one combined batch; compiles first if needed.
+        """Run the program on a combined batch; compile first if needed.
 
         Args:
             args: as for the model's forward; every tensor brings the rows of the whole call.
@@ -240,7 +240,7 @@ class PoplarExecutor:
                 return self._run(self._made_ready(bound), bound)
 
     def _run(self, compiled: CompiledModel, given: Bound | tuple[Any, ...]) -> Any:
-        """Runs the program on bound arguments, or on plain ones like those of the first call."""
+        """Run the program on bound arguments, or on plain ones like the first call's."""
         training = self._wrapped.training
         weights = self._weights
         if not training:
@@ -282,7 +282,7 @@ class PoplarExecutor:
     @profiling.traced("setOptimizer", "_wrapped")
     @locked
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Sends the optimizer's present values to the device; call it after every change.
+        """Send the optimizer's current values to the device; call it after every change.
 
         Args:
             optimizer: the one in use, or another of the same class and number of groups, whose
@@ -312,7 +312,7 @@ class PoplarExecutor:
 
     @locked
     def detachFromDevice(self) -> None:
-        """Gives up the device and brings the weights home; the executable is kept.
+        """Release the device and copy the weights to the host; keep the executable.
 
         Raises:
             poptorch.Error: not compiled, or detached already.
@@ -327,7 +327,7 @@ class PoplarExecutor:
 
     @locked
     def attachToDevice(self) -> None:
-        """Takes the device again and sends the weights; a call does so by itself.
+        """Acquire the device again and send the weights; a call does so by itself.
 
         Raises:
             AssertionError: the connection type is Never.
@@ -365,7 +365,7 @@ class PoplarExecutor:
     load_state_dict = locked(of_part("_weights", Weights.load_state_dict))
 
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """Copies weights to the host if the device has newer ones.
+        """Copy weights to the host if the device has newer ones.
 
         Returns:
             Whether it did; False if nothing is compiled.
@@ -427,7 +427,7 @@ class PoplarExecutor:
 
     @locked
     def report(self, path: str | os.PathLike[str], *, measure: bool = False) -> None:
-        """Writes the report of this run so far: what runs, what it needs, and how it went.
+        """Write the report of this run so far: programs, memory and times.
 
         An addition of this project. ``options.enableProfiling(FOLDER)`` writes one by itself, and
         knows of every call; without it, only of the latest one.
@@ -447,7 +447,7 @@ class PoplarExecutor:
 
     @property
     def placement(self) -> PlacementTable | None:
-        """Where the blocks of the model went; None before compiling.
+        """Placement of the model's blocks; None before compiling.
 
         An addition of this project: stages and devices change no number here, and the table shows
         them as the original would count them.

@@ -64,7 +64,7 @@ class HostTraining:
         _active.add(self)
 
     def end(self) -> None:
-        """Stops watching."""
+        """Stop watching."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -90,7 +90,7 @@ class HostTraining:
             self._count()
 
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has made a step on the host."""
+        """Record an optimizer step on the host."""
         if self._forward and any(
             id(parameter) in self._parameters and parameter.grad is not None
             for group in optimizer.param_groups
@@ -114,7 +114,7 @@ class HostTraining:
             )
 
     def sentence(self) -> str:
-        """What ran where, and since when."""
+        """Record of device and host steps."""
         steps = "A training step" if self.steps == 1 else f"{self.steps} training steps"
         target = "the device" if self.target is None else f"target {self.target}"
         why = f", since {self._way}" if self._way else ""

@@ -108,7 +108,7 @@ def importPoptorchMetadataFromFile(filename: str | os.PathLike[str]) -> dict[str
 
 
 def _online(options: Options) -> None:
-    """A file that was made for a device that was not there is for one that is."""
+    """Adapt a file that was compiled for an absent device to a present one."""
     if options.connection_type == ConnectionType.Never:
         options.connectionType(ConnectionType.Always)
         options.deleteIfExists("ipu_version")
@@ -146,7 +146,7 @@ def _executor(file: Container, options: Options, model: torch.nn.Module | None) 
 def _fill(
     model: torch.nn.Module, params: dict[str, torch.Tensor], buffers: dict[str, torch.Tensor]
 ) -> None:
-    """Gives the user's own instance the weights of the file."""
+    """Load the weights of the file into the user's own instance."""
     if not isinstance(model, torch.nn.Module):
         raise error(f"load(model=...) takes a torch.nn.Module, found a {type(model).__name__}.")
     if module_weights.shared_by(model).wrapped:

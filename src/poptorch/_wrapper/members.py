@@ -1,4 +1,4 @@
-"""How members of a wrapper are made: methods of its parts, and those that run one at a time."""
+"""Construction of wrapper members: forwarded and serialized methods."""
 
 import functools
 from collections.abc import Callable
@@ -11,7 +11,7 @@ R = TypeVar("R")
 def of_part(
     part: str, method: Callable[Concatenate[Any, P], R]
 ) -> Callable[Concatenate[Any, P], R]:
-    """Makes a method of a part a member of the wrapper, with its signature and docstring.
+    """Return a wrapper member that forwards to a part, with signature and docstring.
 
     Args:
         part: the attribute of the wrapper that holds the part.

@@ -1,4 +1,4 @@
-"""What a user sees of a wrapped model: its programs, tensors, names, placement and times."""
+"""Inspection of a wrapped model: programs, tensors, names, placement, times."""
 
 import dataclasses
 
@@ -26,22 +26,22 @@ class Observing:
 
     @property
     def record(self) -> BuildRecord | None:
-        """How the executable was made; None before compiling."""
+        """Origin of the executable; None before compiling."""
         return None if self._model.compiled is None else self._model.compiled.record
 
     @property
     def placement(self) -> PlacementTable | None:
-        """Where the blocks of the model went; None before compiling."""
+        """Placement of the model's blocks; None before compiling."""
         return None if self._model.compiled is None else self._model.compiled.placement
 
     def exchanges(self) -> Counts:
-        """What updates have exchanged with other processes since compiling."""
+        """Return the communication statistics of updates since compiling."""
         compiled = self._model.compiled
         exchange = None if compiled is None else compiled.session.exchange
         return Counts() if exchange is None else dataclasses.replace(exchange.counts)
 
     def program_text(self) -> str:
-        """The compiled programs as Python, with shapes, types and source lines.
+        """Return the compiled programs as Python, with shapes, dtypes and source lines.
 
         An addition of this project.
 
@@ -52,7 +52,7 @@ class Observing:
         return "\n".join(program.text() for program in programs)
 
     def pipelineReport(self) -> PipelineReport:
-        """How the stages of the model run, and what the latest call took.
+        """Return how the model's stages run, with times of the latest call.
 
         An addition of this project.
 
@@ -83,7 +83,7 @@ class Observing:
         return list(self._model.compiled.captured.tensor_names)
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
-        """The values that an anchored tensor had in the last call.
+        """Return the values of an anchored tensor in the last call.
 
         Args:
             short_name: the first argument of ``options.anchorTensor``.
@@ -109,7 +109,7 @@ class Observing:
         return value
 
     def getPerfCounters(self) -> Counters:
-        """When the tensors of the last call came and went.
+        """Transfer times of the tensors of the last call.
 
         Returns:
             For ``input``, ``input_complete``, ``output`` and ``output_complete`` one list per

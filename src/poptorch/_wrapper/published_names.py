@@ -1,4 +1,4 @@
-"""What stands behind private members of the original's executor that published programs read."""
+"""Private members of the original's executor that published programs read."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from poptorch._values.structure import leaves
 
 @dataclass(frozen=True)
 class CompiledInputs:
-    """What an executable was compiled for.
+    """Return the arguments that an executable was compiled for.
 
     Attributes:
         args: one tensor without data for each input, in the order of the program's inputs, of the
@@ -21,7 +21,7 @@ class CompiledInputs:
 
 
 def compiled_inputs(compiled: CompiledModel) -> CompiledInputs:
-    """The inputs of a compiled model."""
+    """Return the inputs of a compiled model."""
     recorded = compiled.inputs.recorded
     structures = [*recorded.positional, *recorded.keywords.values()]
     inputs = [leaf for structure in structures for leaf in leaves(structure)]

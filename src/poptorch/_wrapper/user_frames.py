@@ -11,7 +11,7 @@ _INTERNAL = {"abele", "poptorch", "torch", *sys.stdlib_module_names}
 
 
 def show_user_frames(raised: BaseException) -> bool:
-    """Takes torch's and this project's frames out of the traceback of an error in forward.
+    """Remove torch's and this project's frames from an error of forward.
 
     Left are the frames of other code, and the innermost one, which raised. Tracing puts thirty
     frames between a call and forward. Errors of the engine say what happened and need none of them;
@@ -40,7 +40,7 @@ def show_user_frames(raised: BaseException) -> bool:
 
 
 def note_hidden_frames(error: BaseException) -> None:
-    """Adds the sentence that frames are left out, once."""
+    """Add the note on removed frames, once."""
     if HIDDEN_FRAMES not in getattr(error, "__notes__", ()):
         error.add_note(HIDDEN_FRAMES)
 

@@ -19,7 +19,7 @@ def trainingModel(
     options: Options | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> PoplarExecutor:
-    """Wraps a model so that a call runs forward, loss, backward and update as one program.
+    """Wrap a model so that a call runs forward, loss, backward and update as one program.
 
     Args:
         model: computes its loss inside ``forward``; wrapped in place.
@@ -57,7 +57,7 @@ def trainingModel(
 def inferenceModel(
     model: torch.nn.Module | PoplarExecutor, options: Options | None = None
 ) -> PoplarExecutor:
-    """Wraps a model so that a call runs its forward as one program.
+    """Wrap a model so that a call runs its forward as one program.
 
     Args:
         model: a module or an executor; a module that is being trained stays in step with it.
@@ -96,7 +96,7 @@ def _module_of(model: torch.nn.Module | PoplarExecutor) -> torch.nn.Module:
 
 
 def _settled(options: Options | None, mode: OutputMode, *, training: bool) -> Options:
-    """A frozen copy of the user's options with an output mode chosen; the user's is frozen too."""
+    """Freeze the options and return a frozen copy with an output mode chosen."""
     if options is None:
         options = Options()
     if not isinstance(options, Options):

@@ -25,7 +25,7 @@ def require(condition: bool, message: str) -> None:
 
 
 class Freezable:
-    """Something that can be made read-only, and whose deep copies are writable again."""
+    """An object that can be frozen, with writable deep copies."""
 
     _is_frozen = False
 
@@ -158,7 +158,7 @@ class OptionsDict(Freezable):
         raise AttributeError(self._no_such_attribute(option))
 
     def _no_such_attribute(self, option: str) -> str:
-        """The message: the name that is spelt alike, here or in a namespace, or the values."""
+        """Return an error message that suggests a similar name or lists the values."""
         message = f"Invalid attribute {option} of {type(self).__name__}"
         names = _names_by_spelling(self)
         for namespace, values in self.__dict__.get("_namespaces", {}).items():
@@ -250,7 +250,7 @@ def _names_by_spelling(options: Any) -> dict[str, str]:
 
 
 def _folded(name: str) -> str:
-    """A name without what spelling habits differ in."""
+    """Normalize a name: lower case without underscores."""
     return name.replace("_", "").lower()
 
 

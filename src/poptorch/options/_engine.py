@@ -20,7 +20,7 @@ _PARTS = ("GraphProfile", "ExecutionProfile", "LoweredVars", "DebugInfo", "Seria
 
 @dataclass(frozen=True)
 class Report:
-    """What to write about one model.
+    """Report settings of a model.
 
     Attributes:
         folder: of this model; made on demand.

@@ -21,7 +21,7 @@ from poptorch.enums import (
 
 
 class Status(enum.Enum):
-    """What giving an option a value other than its default leads to."""
+    """Effect of setting an option to another value than its default."""
 
     HONOURED = "honoured"
     NO_EFFECT = "no effect"
@@ -53,7 +53,7 @@ class AtLeast:
 
 @dataclass(frozen=True)
 class Row:
-    """One option.
+    """An option of PopTorch 3.4.
 
     Args:
         name: Key of the stored value; the setter's name when nothing is stored. A leading

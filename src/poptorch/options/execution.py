@@ -16,7 +16,7 @@ from poptorch.options._container import require
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a strategy puts a block."""
+    """Placement of a block by a strategy."""
 
     block: str
     stage: int
@@ -108,7 +108,7 @@ class Phase:
 
 
 class _IExecutionStrategy:
-    """What all strategies share: finding stages and placing blocks."""
+    """Base class of strategies: finds stages and places blocks."""
 
     def stage(self, block_id: str) -> Stage:
         """Return the stage of a block.

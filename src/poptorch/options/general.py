@@ -55,22 +55,22 @@ class Options(EarlierOptions, DeviceOptions):
 
     @property
     def TensorLocations(self) -> _TensorLocationOptions:
-        """Where tensors are kept; checked and stored, without effect."""
+        """Locations of tensors; checked and stored, without effect."""
         return self._namespaces["TensorLocations"]
 
     @property
     def Distributed(self) -> _DistributedOptions:
-        """Which of how many processes this one is."""
+        """Rank of this process and number of processes."""
         return self._namespaces["Distributed"]
 
     @property
     def Jit(self) -> _JitOptions:
-        """One deprecated switch."""
+        """A deprecated option."""
         return self._namespaces["Jit"]
 
     @property
     def Precision(self) -> _PrecisionOptions:
-        """How numbers are rounded and summed."""
+        """Options of rounding and summation."""
         return self._namespaces["Precision"]
 
     @property

@@ -10,7 +10,7 @@ _logger = logging.getLogger("poptorch::python")
 
 
 class _JitOptions(OptionsDict):
-    """One deprecated switch."""
+    """A deprecated option."""
 
     _store = "Jit"
 

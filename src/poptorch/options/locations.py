@@ -11,7 +11,7 @@ from poptorch.options._container import OptionsDict, require
 
 
 class TensorLocationSettings(OptionsDict):
-    """Where one kind of tensor is kept and how it is divided; every setter chains.
+    """Location and division of one kind of tensor; setters can be chained.
 
     Differs from the original: settings are checked and stored, and have no effect.
     """
