@@ -32,7 +32,7 @@ STAGES = {  # function to time -> stage; inner ones are taken off outer ones
     "poptorch._compiled.forward.capture": "trace",
     "abele.trace.tracer.pure": "purify",
     "abele.passes.run": "passes",
-    "abele.compile.executable.key_parts": "key",
+    "abele.compile.keys.key_parts": "key",
     "abele.compile.build._compile": "lowering",
 }
 

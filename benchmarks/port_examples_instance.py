@@ -28,8 +28,8 @@ from abele.port.check.channel import Channel  # noqa: E402
 from abele.port.check.cuda import cuda_is_the_host  # noqa: E402
 from abele.port.check.launcher import seed  # noqa: E402
 from abele.port.check.watch_original import wrapped as wrapped_call  # noqa: E402
-from abele.runtime.observers import Observer, of_new_sessions  # noqa: E402
-from abele.runtime.session import Session  # noqa: E402
+from abele.runtime.observers import Observer  # noqa: E402
+from abele.runtime.session import Session, of_new_sessions  # noqa: E402
 from abele.step.batching import MicroStep  # noqa: E402
 from poptorch._data.partition import PartitionSampler  # noqa: E402
 

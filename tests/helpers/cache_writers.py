@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from abele import ExecutableCache, build
-from abele.compile import executable
+from abele.compile import executable_file
 from abele.step.config import StepConfig
 from helpers.fakes import Keeping, KeptCode
 from helpers.models import MODELS
@@ -28,13 +28,13 @@ def killed(programs, folder: Path) -> None:
         child = os.fork()
         if child == 0:
             while True:
-                made.save(folder / f"{number}.abele")
+                executable_file.save(made, folder / f"{number}.abele")
         time.sleep(dice.uniform(0.001, 0.03))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     paths = list(folder.glob("*.abele"))
     for path in paths:
-        executable.load(path, made.programs, made.key_parts, target)
+        executable_file.load(path, made.programs, made.key_parts, target)
     print(number + 1, len(paths))
 
 

@@ -7,8 +7,7 @@ import torch
 from abele import get_target
 from abele.capture import Captured
 from abele.compile.build import build
-from abele.compile.executable import Executable
-from abele.compile.later import Failure, Later, Running
+from abele.compile.executable import Executable, Failure, Later, Running
 from abele.compile.start import Start
 from abele.program import Program, Role
 from abele.runtime.session import Session

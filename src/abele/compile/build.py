@@ -19,14 +19,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from abele import frames, garbage, passes
-from abele.compile import executable, tiers
+from abele.compile import keys, tiers
 from abele.compile.compiling import compile_programs, lowered_by, needed_once
-from abele.compile.executable import ChosenLowering, Executable
-from abele.compile.later import Announce, Running
-from abele.compile.sources import ExecutableSource
+from abele.compile.executable import (
+    Announce,
+    ChosenLowering,
+    Executable,
+    ExecutableSource,
+    Proving,
+    Running,
+)
 from abele.compile.start import Start
 from abele.compile.tiers import Gather, Lowered, Wanted
-from abele.compile.verdict import Proving
 from abele.errors import CompilerError, TargetError
 from abele.passes.trap_exceptions import trap_exceptions
 from abele.program import Program
@@ -174,8 +178,8 @@ def _build_for(
     progress("passes", 0.1)
     started = time.perf_counter()
     common = [_common(each, config) for each in programs]
-    parts = executable.key_parts(common, config, target)
-    record.executable = executable.key_of(parts)
+    parts = keys.key_parts(common, config, target)
+    record.executable = keys.key_of(parts)
     record.seconds["passes"] = time.perf_counter() - started
     cache = cache if target.cacheable else None
     stored = None if cache is None else _load(cache, target, common, parts, record)
@@ -185,7 +189,7 @@ def _build_for(
         record.seconds["passes"] += time.perf_counter() - started
     else:
         parts, record.executable = dict(stored.key_parts), stored.key
-    record.lowerings = {each.name: executable.reasons_of(parts, each.name) for each in common}
+    record.lowerings = {each.name: keys.reasons_of(parts, each.name) for each in common}
     record.declined = {name: dict(each) for name, each in parts.get("declined", {}).items()}
     after = Lowered(
         programs=common, parts=parts, target=target, config=config, cache=cache, stored=stored

@@ -1,8 +1,8 @@
-"""A folder of executables: one key, one file.
+"""A folder of executables: one file per key.
 
-Reading needs one look-up; only a miss looks at the other files, to say how they differ. A damaged
-file costs a rebuild and one warning. Writing is atomic, so any number of processes may share a
-folder; of those that miss the same executable one makes it and the others wait for it.
+Reading needs one look-up; only a miss reads the other files, to say how they differ. A damaged file
+costs a rebuild and one warning. Writing is atomic, so any number of processes may share a folder;
+of those that miss the same executable one compiles it and the others wait for it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import filelock
 
-from abele.compile import executable
-from abele.compile.executable import PARTIAL, SUFFIX, Executable
+from abele.compile import executable_file, keys
+from abele.compile.executable import Executable
+from abele.compile.executable_file import PARTIAL, SUFFIX
 from abele.errors import CorruptExecutable, ForeignExecutable
 from abele.program import Program
 from abele.storage import files, temporary
@@ -35,7 +36,7 @@ class CacheWarning(UserWarning):
 
 
 class ExecutableCache:
-    """Executables under ``folder``, which is created when first written to; a source of them."""
+    """A source of executables in ``folder``, which is created when first written to."""
 
     def __init__(self, folder: str | os.PathLike[str]):
         self.folder = Path(folder).expanduser()
@@ -43,22 +44,22 @@ class ExecutableCache:
         self._refused: dict[Path, str] = {}  # why files could not be used
 
     def path(self, key: str) -> Path:
-        """Where the executable with this key is kept."""
+        """Return the path of the executable with this key."""
         return self.folder / f"{key}{SUFFIX}"
 
     def has(self, key: str) -> bool:
-        """Whether there is a file of that name, whole or not."""
+        """Return whether there is a file of that name, intact or not."""
         return os.path.exists(self.path(key))
 
     def load(
         self, programs: Sequence[Program], parts: Mapping[str, Any], target: Target
     ) -> Executable | None:
-        """The stored executable with these key parts, or ``None``."""
+        """Return the stored executable with these key parts, or None."""
         path = self._found(parts)
         if path in self._unusable:
             return None
         try:
-            return executable.load(path, programs, parts, target)
+            return executable_file.load(path, programs, parts, target)
         except (FileNotFoundError, NotADirectoryError):
             return None  # not stored yet; a folder that cannot be one is reported by ``store``
         except (CorruptExecutable, ForeignExecutable, OSError) as error:
@@ -67,21 +68,21 @@ class ExecutableCache:
 
     def _found(self, parts: Mapping[str, Any]) -> Path:
         """Return the file with these key parts; without a compiler, that of any compiler."""
-        key = executable.key_of(parts)
+        key = keys.key_of(parts)
         if parts.get("toolchain") or self.has(key):
             return self.path(key)
         for each in self._listed(SUFFIX):
             with contextlib.suppress(CorruptExecutable, OSError):
-                if not executable.why_other(executable.read_manifest(each)["key_parts"], parts):
+                if not keys.why_other(executable_file.read_manifest(each)["key_parts"], parts):
                     return each
         return self.path(key)
 
     def store(self, made: Executable) -> bool:
-        """Keeps an executable; says whether that worked."""
+        """Store an executable; return whether that worked."""
         try:
-            made.save(self.path(made.key))
+            executable_file.save(made, self.path(made.key))
             self._unusable.discard(self.path(made.key))
-            self._sweep()
+            _delete_old(self._listed(PARTIAL), _ABANDONED_S)
         except OSError as error:
             warn_user(
                 f"The executable could not be cached in {self.folder} ({error.strerror}). "
@@ -105,7 +106,8 @@ class ExecutableCache:
         locks = Path(tempfile.gettempdir()) / f"abele-locks-{os.getuid()}"
         try:
             files.make_private(locks)  # whoever else made it could hold a lock for ever
-            _sweep_locks(locks)
+            # Two owners of a lock that was deleted only compile twice.
+            _delete_old(locks.iterdir(), temporary.ABANDONED_S)
         except OSError:
             return None
         # One thread of a program may acquire it and another release it.
@@ -117,7 +119,7 @@ class ExecutableCache:
 
         Args:
             key: of the executable.
-            waiting: told once if another process has the lock.
+            waiting: called once if another process has the lock.
 
         Yields:
             Whether the executable may be there by now: this process had to wait, or there is a
@@ -132,15 +134,15 @@ class ExecutableCache:
             yield waited or self.has(key)
 
     def why_missing(self, parts: Mapping[str, Any]) -> str:
-        """Explains a miss: what was stored was unusable, or another one comes nearest."""
-        refused = self._refused.get(self.path(executable.key_of(parts)))
+        """Explain a miss: the stored executable is unusable, or which stored one is nearest."""
+        refused = self._refused.get(self.path(keys.key_of(parts)))
         if refused is not None:
             return f"the stored executable could not be used: {refused}"
         nearest: list[str] | None = None
         for path in self._listed(SUFFIX):
             with contextlib.suppress(Exception):  # its key parts may be anything
-                stored = executable.read_manifest(path)["key_parts"]
-                different = executable.why_parts_differ(stored, parts)
+                stored = executable_file.read_manifest(path)["key_parts"]
+                different = keys.why_parts_differ(stored, parts)
                 if nearest is None or len(different) < len(nearest):
                     nearest = different
         if nearest is None:
@@ -154,13 +156,6 @@ class ExecutableCache:
             return sorted(path for path in self.folder.iterdir() if path.name.endswith(suffix))
         except OSError:
             return []  # not there yet, or no path at all
-
-    def _sweep(self) -> None:
-        """Removes what writers that were killed long ago left behind."""
-        for path in self._listed(PARTIAL):
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > _ABANDONED_S:
-                    path.unlink()
 
     def _set_aside(self, path: Path, error: Exception) -> None:
         self._refused[path] = str(error)
@@ -188,9 +183,9 @@ def _acquired_late(lock: filelock.BaseFileLock, waiting: Callable[[], None]) -> 
     return False
 
 
-def _sweep_locks(folder: Path) -> None:
-    """Deletes files of locks that nobody took for a week; two owners of one only compile twice."""
-    for path in folder.iterdir():
+def _delete_old(paths: Iterable[Path], seconds: float) -> None:
+    """Delete files that were not written for so long: their writers were killed."""
+    for path in paths:
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > temporary.ABANDONED_S:
+            if time.time() - path.stat().st_mtime > seconds:
                 path.unlink()

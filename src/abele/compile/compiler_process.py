@@ -2,7 +2,8 @@
 
 The other process (``native``) runs the C++ compiler and loads no torch, which would take as much of
 a processor as compiling. Of processes that step together with one cache, one has its compiler run
-and the others load the executable from the cache.
+and the others load the executable from the cache. The other process's folder is named after this
+process, so that a folder left by a killed process is deleted by the next one.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ import dataclasses
 import functools
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,18 +27,22 @@ from typing import Any
 import filelock
 
 from abele import frames, garbage, passes
-from abele.compile import estimates, native, shares
+from abele.compile import estimates, native
 from abele.compile.cache import ExecutableCache
-from abele.compile.compiling import compile_programs, lowered_by, needed_once
-from abele.compile.executable import Executable, key_of, lowerings_of
-from abele.compile.later import Announce, Failure, Running
-from abele.compile.measuring import Way
-from abele.compile.process import FromProcess, failure_of
+from abele.compile.compiling import Way, compile_programs, lowered_by, needed_once
+from abele.compile.executable import Announce, Executable, Failure, Later, Running, lowerings_of
+from abele.compile.keys import key_of
 from abele.errors import CompilerError
 from abele.kernels.build import ADVICE
 from abele.program import Program
+from abele.storage import temporary
 from abele.targets import Target
 from abele.targets.base import Written
+
+_LOOK_EVERY_S = 0.05
+# The shortest pause for the other process, and the longest, in seconds.
+_PIECE_S, _LONGEST_S = 0.01, 5.0
+_LOG, _LOG_BYTES = "worker.log", 2000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,8 +64,8 @@ class Job:
     shared: bool = False
 
 
-class FromCompiler(FromProcess):
-    """Programs that another process compiles.
+class FromCompiler(Later):
+    """Programs that another process compiles, with the compilers that it starts.
 
     They are written after the first step, which does not wait for that, unless it is said when they
     have to be there. Where a process that steps with this one compiles them for the same cache,
@@ -70,32 +79,67 @@ class FromCompiler(FromProcess):
     """
 
     def __init__(self, job: Job, running: Running, at: int | None, announce: Announce):
-        super().__init__(running, at, announce)
+        self.running, self.at, self.announce = running, at, announce
         self._job, self._first = job, at is None
         self._files: list[_File] = []
+        self._owner, self._look_at = os.getpid(), 0.0
+        self._computed_s, self._started = 0.0, 0.0
+        self._left_s = 0.0  # of this process's time for the other one, ahead of its share
+        self._process: subprocess.Popen[bytes] | None = None
+        self._outcome: Executable | Failure | None = None
+        self._end = lambda: None
         # Not for processes that step alone: one that pauses would keep the others waiting.
         shared = job.cache if job.shared else None
         self._lock = None if shared is None else shared.lock(key_of(job.parts))
         if at is not None:
             self._write()
 
+    @property
+    def process(self) -> int:
+        """Number of the process, which leads the group of the compilers it starts."""
+        assert self._process is not None
+        return self._process.pid
+
     def look(self) -> Executable | Failure | None:
-        """What has become of them; the second look has them written."""
+        """Return the programs or their failure, None while they are compiled.
+
+        The second call writes the programs. Looks at the process twenty times a second, and not in
+        a forked process.
+        """
         if self._first:
             self._first = False
             return None
         self._write()
-        return super().look()
+        now = time.monotonic()
+        if self._outcome is None and self._process is not None and now >= self._look_at:
+            if os.getpid() != self._owner:
+                return None
+            self._look_at = now + _LOOK_EVERY_S
+            if self._process.poll() is None:
+                self._leave_it_a_share(self._process)
+            else:
+                self._outcome = self._collected(self._process)
+        return self._outcome
 
     def wait(self) -> Executable | Failure:
         """Return the programs once the compiler, or another process's compiler, has ended."""
         self._write(block=True)
-        return super().wait()
+        if self._outcome is None:
+            if os.getpid() != self._owner:
+                return Failure("a forked process does not wait for the compiler of another")
+            assert self._process is not None
+            self._process.wait()
+            self._outcome = self._collected(self._process)
+        return self._outcome
 
     def close(self) -> None:
         """End the compiler; another process may compile instead."""
-        super().close()
+        self._end()
+        if self._outcome is None:
+            self._outcome = Failure("the model was closed while its programs were compiled")
         self._release()
+
+    # -- starting ------------------------------------------------------------------------------
 
     def _write(self, *, block: bool = False) -> None:
         """Write the programs and start the compiler, once, unless another process does so.
@@ -111,7 +155,7 @@ class FromCompiler(FromProcess):
                 self._began = time.monotonic()
                 self._begin()
         except Exception as error:  # noqa: BLE001 - whatever it is, steps go on as they are
-            self._outcome = failure_of(error)
+            self._outcome = _failure_of(error)
         if self._outcome is not None:
             self._release()
 
@@ -137,14 +181,29 @@ class FromCompiler(FromProcess):
             with contextlib.suppress(OSError):
                 self._lock.release(force=True)
 
-    def _collected(self, process: subprocess.Popen[bytes]) -> Executable | Failure:
-        outcome = super()._collected(process)
-        self._release()
-        return outcome
+    def _begin(self) -> None:
+        """Start the process.
+
+        Raises:
+            OSError: it cannot be started, or no temporary file be written.
+        """
+        temporary.sweep()
+        folder = Path(tempfile.mkdtemp(prefix=temporary.prefix()))
+        began = time.thread_time()
+        try:
+            process = _started(self._command(folder), folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._left_s = time.thread_time() - began
+        self._folder, self._process, self._computed_s = folder, process, time.thread_time()
+        self._started = time.monotonic()
+        self._end = weakref.finalize(self, _end, process, folder, self._owner)
 
     @frames.with_room
     def _command(self, folder: Path) -> list[str]:
-        job, files = self._job, list[_File]()
+        """Write the programs into the process's folder; return the command that starts it."""
+        job, files, running = self._job, list[_File](), self.running
         with garbage.uncollected(), passes.one_after_the_other():
             for program in job.programs:
                 names = lowerings_of(job.parts, program.name)
@@ -152,10 +211,13 @@ class FromCompiler(FromProcess):
                     lowered = lowered_by(job.target, program, name)
                     written = job.target.lowering(name).written(lowered)
                     files.append(_File(folder, len(files), name, lowered, written))
-        needed = needed_once(job.target, job.programs, job.parts)
+        needed, cpu_s = needed_once(job.target, job.programs, job.parts), running.processor_s
         commands = {
             native.ONCE: job.target.preparing(needed),
-            native.ALL_AFTER_S: self._all_after_s(),
+            # Until pauses are long, one processor is left to the steps.
+            native.ALL_AFTER_S: (
+                0.0 if cpu_s is None else estimates.long_s(cpu_s, once=running.once)
+            ),
             native.PROGRAMS: [each.command() for each in files],
         }
         (folder / native.COMMANDS).write_text(json.dumps(commands), encoding="utf-8")
@@ -163,14 +225,35 @@ class FromCompiler(FromProcess):
         # Isolated, and without packages: it is the standard library's alone.
         return [sys.executable, "-I", "-S", native.__file__]
 
-    def _all_after_s(self) -> float:
-        """When what is made once per machine may have all processors, in seconds."""
-        running = self.running
-        if running.processor_s is None:
-            return 0.0
-        return shares.long_s(running.processor_s, once=running.once)
+    # -- waiting -------------------------------------------------------------------------------
 
-    def _read(self, folder: Path) -> Executable | Failure | None:
+    def _leave_it_a_share(self, process: subprocess.Popen[bytes]) -> None:
+        """Pause, so that the cores are the other process's, unless this one has slept anyway.
+
+        The time that writing the programs took counts as part of that: steps had to wait for it.
+        """
+        running, computed = self.running, time.thread_time() - self._computed_s
+        passed_s = time.monotonic() - self._started
+        share = estimates.share(passed_s, running.processor_s, once=running.once)
+        pause = computed * share / (1 - share)
+        if pause < _PIECE_S:
+            return
+        due, self._left_s = max(0.0, pause - self._left_s), max(0.0, self._left_s - pause)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(min(due, _LONGEST_S))
+        self._computed_s = time.thread_time()
+
+    def _collected(self, process: subprocess.Popen[bytes]) -> Executable | Failure:
+        try:
+            outcome = self._read(self._folder) or self._ended(process.returncode)
+        except Exception as error:  # noqa: BLE001 - whatever it is, steps go on as they are
+            outcome = _failure_of(error)
+        self._end()  # not where the user has interrupted this: the next look reads it again
+        self._release()
+        return outcome
+
+    def _read(self, folder: Path) -> Executable | None:
+        """Load the code that the process has compiled; None if it did not come to its end."""
         try:
             results = json.loads((folder / native.RESULTS).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -192,16 +275,52 @@ class FromCompiler(FromProcess):
             job.cache.store(made)
         return made
 
+    def _ended(self, code: int) -> Failure:
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"returned {code}"
+        said = ""
+        with contextlib.suppress(OSError):
+            said = (self._folder / _LOG).read_text(encoding="utf-8", errors="replace")[-_LOG_BYTES:]
+        return Failure(f"the process that compiled {how}", said)
+
+
+def _failure_of(error: Exception) -> Failure:
+    log = error.log if isinstance(error, CompilerError) else ""
+    return Failure(f"{error} ({type(error).__name__})", log)
+
+
+def _started(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    with open(folder / _LOG, "wb") as log:
+        return subprocess.Popen(
+            [*command, str(folder), str(os.getpid())],
+            stdin=subprocess.PIPE,  # closed when this process ends, however it ends
+            stdout=log,
+            stderr=log,
+            process_group=0,  # interrupts of a terminal are for this process
+        )
+
+
+def _end(process: subprocess.Popen[bytes], folder: Path, owner: int) -> None:
+    """End a worker with its compilers and delete its folder."""
+    if os.getpid() != owner:
+        return  # a forked process, which has nothing to end
+    if process.poll() is None or process.returncode < 0:  # its compilers may outlive it
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
 
 class _File:
-    """A program that was written in one way.
+    """A program that one lowering has written.
 
     Args:
         folder: where the file goes.
         number: of the file.
-        lowering: name of the one that wrote it.
-        program: after the passes of that one.
-        written: what it wrote.
+        lowering: name of the lowering.
+        program: after the passes of that lowering.
+        written: its source and the commands for it.
     """
 
     def __init__(
@@ -212,20 +331,20 @@ class _File:
         self._source, self._code = folder / f"{number}.cpp", folder / f"{number}.so"
 
     def command(self) -> list[str]:
-        """Writes the file; returns what compiles it."""
+        """Write the file; return the command that compiles it."""
         self._source.write_text(self._written.text, encoding="utf-8", errors="backslashreplace")
         return self._written.command(str(self._source), str(self._code))
 
     def way(self, result: dict[str, Any]) -> Way:
-        """The program with the code that the compiler made.
+        """Return the program with the code that the compiler made.
 
         Raises:
             CompilerError: it made none.
         """
         if result["code"] != 0 or not self._code.is_file():
-            what = "failed" if result["code"] else "made no file"
+            problem = "failed" if result["code"] else "made no file"
             raise CompilerError(
-                f"Program {self.program.name!r} could not be compiled: the C++ compiler {what}. "
+                f"Program {self.program.name!r} could not be compiled: the C++ compiler {problem}. "
                 f"{ADVICE}",
                 log=result["log"],
             )

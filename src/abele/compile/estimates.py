@@ -128,3 +128,54 @@ def about(seconds: float) -> str:
     if seconds < 90:
         return f"about {5 * round(seconds / 5)} s"
     return f"about {round(seconds / 60)} min"
+
+
+#: Of the time in which steps compute, so much is left to the compiler at first.
+FIRST, FIRST_OF_ONE_CORE = 0.1, 0.3
+#: From so many times on as compiling takes, it is half. That is sooner where it compiles what all
+#: later runs need, too.
+LONG, LONG_ONCE, HALF = 4.0, 1.0, 0.5
+#: What takes no longer, in seconds, gets nearly all, and sooner: a run that stands still for that
+#: long once is better than one that is slower for several times as long. That ends after
+#: QUICK_UNTIL times as long as was expected: it may take longer.
+QUICK_S, QUICK_FROM, QUICK_UNTIL, NEARLY_ALL = 10.0, 0.25, 4.0, 0.95
+
+
+def share(passed_s: float, cpu_s: float | None, *, once: bool = False) -> float:
+    """Of the time in which steps compute, what is left to a compiler.
+
+    Args:
+        passed_s: since it was started, in seconds.
+        cpu_s: processor time that it was expected to take; None if nobody could tell.
+        once: most of it is for what is compiled once per machine.
+    """
+    first = _first()
+    if cpu_s is None or passed_s <= long_s(cpu_s, once=once):
+        return first
+    quick = _is_quick(cpu_s, once=once) and passed_s <= QUICK_UNTIL * cpu_s
+    return max(first, NEARLY_ALL if quick else HALF)
+
+
+def long_s(cpu_s: float, *, once: bool = False) -> float:
+    """From when on pauses are long, in seconds after the compiler's start; see ``share``."""
+    if _is_quick(cpu_s, once=once):
+        return cpu_s * QUICK_FROM
+    return cpu_s * (LONG_ONCE if once else LONG)
+
+
+def wall_s(cpu_s: float, *, once: bool = False) -> float:
+    """How long a compiler takes beside steps, in seconds; see ``share``."""
+    first, long = _first(), long_s(cpu_s, once=once)
+    if first * long >= cpu_s:
+        return cpu_s / first
+    later = NEARLY_ALL if _is_quick(cpu_s, once=once) else HALF
+    return long + (cpu_s - first * long) / later
+
+
+def _is_quick(cpu_s: float, *, once: bool) -> bool:
+    return cpu_s <= QUICK_S and not once
+
+
+def _first() -> float:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return FIRST if cores is None or cores > 1 else FIRST_OF_ONE_CORE

@@ -1,58 +1,49 @@
-"""An executable: the compiled programs of one model, and the single file that keeps them.
+"""Executables: the compiled programs of a model, and the types that pass them on.
 
-The file is a container: its manifest says what it is and where it may run,
-``programs/NAME.py.txt`` is the program for people, ``programs/NAME.bin`` the compiled code, and
-``programs/NAME.plan.json`` how that is called, where the lowering says so.
-It holds native code, so trust it like a program, not like data.
+An executable may be ready, or be compiled ``Later`` while other programs run. It comes from an
+``ExecutableSource`` where that has it, and its results are used after a comparison (``Proving``).
 """
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import hashlib
 import json
-import os
-import secrets
-from collections.abc import Callable, Generator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
-from abele import passes
-from abele.compile import verdict as verdicts
-from abele.compile.later import Later
-from abele.compile.verdict import Proving, Verdict
-from abele.containers import is_dict
-from abele.errors import AbeleError, CorruptExecutable, ForeignExecutable, SerializationError
+from abele import passes, processor
+from abele.compile import estimates
+from abele.compile.start import Start
+from abele.compile.verdict import Verdict
 from abele.program import Program
-from abele.step.config import StepConfig
-from abele.storage import container
-from abele.storage.container import Container
-from abele.targets import Compiled, Lowering, Target, candidates
+from abele.targets import Compiled, Lowering, Target
+from abele.targets.base import COMPILED
 
-# 1 did not say how its programs were lowered, and was no container. Code of 2 that one thread had
-# compiled ran wrongly in several. 3 was found by programs that had been lowered. 4 had never been
-# compared with interpreted programs where its first call waited, and its key lacked strides.
-FORMAT = 5
-KIND = "abele executable"
-SUFFIX = ".abele"
-PARTIAL = ".partial"  # a file that is being written, or that a killed process left
-#: Among the parts of a key, what follows from the others and is no part of it: an executable that
-#: is there says it, so that nobody has to find it out again.
-FOLLOWS = ("lowerings", "reasons", "declined")
+Announce = Callable[[str], None]
+#: Why it takes longer than for other programs.
+ONCE = ", because abele's own kernels are compiled first, once on this machine"
+
+
+class TakeOverWarning(UserWarning):
+    """Compiled programs could not take over; steps stay interpreted, which is slower."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChosenLowering:
-    """How a program is lowered.
-
-    Attributes:
-        name: of the lowering.
-        reason: why it was chosen, in words.
-    """
+    """The name of a program's lowering, and the reason for that choice in words."""
 
     name: str
     reason: str
+
+
+def lowerings_of(parts: Mapping[str, Any], name: str) -> list[str]:
+    """Return the possible lowerings of the program of that name; see ``keys.key_parts``."""
+    names = parts["lowerings"][name]
+    return [names] if isinstance(names, str) else list(names)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,18 +52,18 @@ class Executable:
 
     Attributes:
         key: hash of everything that decides what they compute and where they run.
-        key_parts: what the key was made from.
-        programs: the programs after all passes, or as they were before those of lowerings where
-            nobody needed more: see ``lowered``.
+        key_parts: the values of which ``key`` is the hash.
+        programs: the programs after all passes. Programs in ``planned`` are as before the passes of
+            lowerings; see ``lowered``.
         compiled: one call per program name.
-        target: what they were compiled for.
-        chosen: for each program that had several lowerings, the one that measured fastest.
-        later: compiled programs that take over from these when they are there.
+        target: the target that they were compiled for.
+        chosen: the fastest lowering of each program that had several.
+        later: compiled programs that replace these when they are there.
         planned: names of programs that were loaded with their plans, which have not been lowered.
         common: the programs before the passes of lowerings, for the interpreter and other
             lowerings.
         verdict: agreement of the compiled programs with interpreted ones, if it is known.
-        proving: who has to know of a verdict; None where none is needed.
+        proving: receivers of a verdict; None where no comparison is needed.
     """
 
     key: str
@@ -93,7 +84,7 @@ class Executable:
     )
 
     def lowered(self, name: str) -> Program:
-        """The program of that name after all passes."""
+        """Return the program of that name after all passes."""
         program = next(each for each in self.programs if each.name == name)
         if name not in self.planned:
             return program
@@ -101,355 +92,223 @@ class Executable:
             self._lowered[name] = passes.run_only(program, self.lowering(name).passes)
         return self._lowered[name]
 
+    def lowering(self, name: str) -> Lowering:
+        """Return the lowering that compiled the program of that name."""
+        chosen = self.chosen.get(name)
+        by = lowerings_of(self.key_parts, name)[0] if chosen is None else chosen.name
+        return self.target.lowering(by)
+
     def is_proven(self) -> bool:
         """Return whether results may be used: they were compared here, or need not be."""
         if all(self.lowering(program.name).trusted for program in self.programs):
             return True
-        return self.verdict is not None and self.verdict.machine == verdicts.machine_of(self)
+        return self.verdict is not None and self.verdict.machine == self.machine()
 
     def has_kernels_of_here(self) -> bool:
         """Return whether library kernels in the code are the objects in this machine's cache."""
         remedied = self.verdict is not None and self.verdict.remedy
         return not remedied and self.key_parts.get("toolchain") == self.target.toolchain()
 
-    def lowering(self, name: str) -> Lowering:
-        """The lowering that made the code of the program of that name."""
-        chosen = self.chosen.get(name)
-        by = lowerings_of(self.key_parts, name)[0] if chosen is None else chosen.name
-        return self.target.lowering(by)
+    def machine(self) -> str:
+        """Return a hash of everything that the agreement with interpreted programs depends on.
 
-    def save(self, path: Path) -> None:
-        """Writes the file at once or not at all.
-
-        Raises:
-            OSError: the folder is not writable, or the disk is full; nothing is left behind.
+        It covers the machine code and its lowering, the target's description (torch, kernel
+        library, instructions), the compiler of the kernels and the processor.
         """
-        # Not ``atomic``: hosts share a cache, which sweeps what any of them left by its age.
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
-        try:
-            with open(temporary, "xb") as file:
-                self._write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-
-    def _write(self, file: BinaryIO) -> None:
-        members: dict[str, bytes] = {}
-        for program in self.programs:
-            name, compiled = program.name, self.compiled[program.name]
-            members[f"programs/{name}.py.txt"] = (
-                self.lowered(name).text().encode(errors="backslashreplace")
-            )
-            members[f"programs/{name}.bin"] = compiled.payload
-            if compiled.plan is not None:
-                members[f"programs/{name}.plan.json"] = compiled.plan.encode()
-        content = {
-            "key": self.key,
-            "key_parts": self.key_parts,
-            "chosen": chosen_data(self.chosen),
-            "verdict": verdicts.to_data(self.verdict),
-        }
-        container.write_to(file, KIND, content, members)
+        facts = [self.key, self.target.describe(), self.target.toolchain(), processor.name()]
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
+        for name in sorted(self.compiled):
+            lowering = self.chosen[name].name if name in self.chosen else ""
+            digest.update(f"{name}, {lowering}".encode())
+            digest.update(hashlib.sha256(self.compiled[name].payload).digest())
+        return digest.hexdigest()[:32]
 
 
-def key_parts(
-    programs: Sequence[Program],
-    config: StepConfig,
-    target: Target,
-    lowerings: Mapping[str, str | Sequence[str]] | None = None,
-) -> dict[str, Any]:
-    """Return everything that code is made from, as JSON values.
+class ExecutableSource(Protocol):
+    """A store of executables, such as a cache or a file."""
 
-    An executable is found by this key before any code is written, so the key has all that code is
-    written from: the programs, by fingerprints of everything in them; the sources of abele that
-    write; the machine as the target describes it, with torch and the kernel library; the compiler.
-    A variable of the environment counts by what it changes: ``CXX`` by the compiler,
-    ``ATEN_CPU_CAPABILITY`` by the target's capability, ``ABELE_LOWERING`` as asked, and options by
-    the programs and the configuration. The number of threads changes no code.
-
-    How programs are lowered follows from that. Which of several lowerings is the fastest does not:
-    it is found when they are compiled, and is in the executable.
-
-    Args:
-        programs: after the common passes and before those of lowerings.
-        config: the configuration they were captured with.
-        target: what they run on.
-        lowerings: the name of each one's lowering, or several, by its own name; if that is known.
-    """
-    parts: dict[str, Any] = {
-        "format": FORMAT,
-        "programs": {program.name: program.fingerprint() for program in programs},
-        "config": config.compile_fields(),
-        "target": target.describe(),
-        "toolchain": target.toolchain(),
-        "choice": candidates.decided_by(target, measured=config.processes == 1),
-    }
-    if lowerings is not None:
-        parts["lowerings"] = dict(lowerings)
-    return json.loads(json.dumps(parts, sort_keys=True))
-
-
-def key_of(parts: Mapping[str, Any]) -> str:
-    """The name of the executable with these parts."""
-    return hashlib.sha256(json.dumps(_deciding(parts), sort_keys=True).encode()).hexdigest()
-
-
-def _deciding(parts: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: each for name, each in parts.items() if name not in FOLLOWS}
-
-
-def following(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a key that tell how code was made: by what, how lowered, and why."""
-    return {name: parts[name] for name in (*FOLLOWS, "toolchain") if name in parts}
-
-
-def lowerings_of(parts: Mapping[str, Any], name: str) -> list[str]:
-    """The lowerings that the program of that name may have; see ``key_parts``."""
-    names = parts["lowerings"][name]
-    return [names] if isinstance(names, str) else list(names)
-
-
-def reasons_of(parts: Mapping[str, Any], name: str) -> ChosenLowering:
-    """The first lowering that the program of that name may have, and why."""
-    reasons = parts.get("reasons", {})
-    return ChosenLowering(name=lowerings_of(parts, name)[0], reason=str(reasons.get(name, "")))
-
-
-def chosen_data(chosen: Mapping[str, ChosenLowering]) -> dict[str, dict[str, str]]:
-    """Chosen lowerings as JSON values."""
-    return {name: dataclasses.asdict(each) for name, each in chosen.items()}
-
-
-def chosen_from(data: Mapping[str, Mapping[str, str]]) -> dict[str, ChosenLowering]:
-    """The chosen lowerings that ``chosen_data`` wrote."""
-    return {
-        name: ChosenLowering(name=str(each["name"]), reason=str(each["reason"]))
-        for name, each in data.items()
-    }
-
-
-def differences(
-    stored: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = ""
-) -> list[str]:
-    """Names and values of the key parts in which two executables differ."""
-    lines: list[str] = []
-    for name in sorted({*stored, *wanted}):
-        old, new = stored.get(name), wanted.get(name)
-        if is_dict(old) and is_dict(new):
-            lines += differences(old, new, f"{prefix}{name}.")
-        elif old != new:
-            lines.append(f"{prefix}{name}: {_short(old)} there, {_short(new)} here")
-    return lines
-
-
-def why_parts_differ(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """As ``differences``, without what follows from others: how programs are lowered, and why."""
-    deciding = differences(_deciding(stored), _deciding(wanted))
-    return deciding or differences(stored, wanted)
-
-
-def why_other(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Why an executable with the parts ``stored`` is not the wanted one; empty if it is."""
-    if stored.get("format") != wanted["format"]:  # what else differs follows from that
-        return (
-            f"executables of layout {stored.get('format')} are not read any more, "
-            f"only those of layout {wanted['format']}"
-        )
-    stored, wanted = _deciding(stored), _deciding(wanted)
-    # Code of another compiler runs here as well: it is compared before its results are used.
-    stored["toolchain"] = wanted.get("toolchain", "")
-    if stored["target"]["target"] != wanted["target"]["target"]:  # each has a choice of its own
-        stored["choice"] = wanted["choice"]
-    return "; ".join(differences(stored, wanted))
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Return key and key parts of an executable file.
-
-    Raises:
-        CorruptExecutable: the file is damaged or is not an executable.
-        OSError: there is no such file, or it may not be read.
-    """
-    with _opened(path) as file:
-        return file.content
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Generator[Container]:
-    """Open an executable file while open, and say of damage what to do about it."""
-    try:
-        with Container(path, KIND) as file:
-            for name, kind in {"key": str, "key_parts": dict}.items():
-                if not isinstance(file.content.get(name), kind):
-                    value = file.content.get(name)
-                    raise CorruptExecutable(f"{name} in the manifest is {value!r}")
-            yield file
-    except CorruptExecutable as error:
-        cause = error.__cause__ or error
-        raise CorruptExecutable(
-            f"{path} is not a readable executable ({type(cause).__name__}: {cause}). "
-            "Delete it; it will be rebuilt."
-        ) from error
-
-
-def load(
-    path: Path, programs: Sequence[Program], parts: Mapping[str, Any], target: Target
-) -> Executable:
-    """Restores the executable of ``programs`` from a file.
-
-    Raises:
-        CorruptExecutable: the file is damaged.
-        ForeignExecutable: it is sound but made for other programs, torch or hardware.
-    """
-    with _opened(path) as file, _meaning(path):
-        _refuse_foreign(path, file.content["key_parts"], parts)
-        parts = {**parts, **_stated(file.content["key_parts"])}
-        names = [program.name for program in programs]
-        codes = {
-            name: Code.of(file, f"programs/{name}.bin", f"programs/{name}.plan.json")
-            for name in names
-        }
-        chosen = chosen_from(file.content.get("chosen", {}))
-        verdict = verdicts.from_data(file.content.get("verdict"))
-    with _meaning(path):
-        return restored(programs, parts, target, codes.__getitem__, chosen, verdict)
-
-
-def _stated(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a file says of lowerings, if all of it is of the types that are written."""
-    stated = following(parts)
-    inner = stated.get("declined", {})
-    types = {"toolchain": str}
-    wrong = [name for name, each in stated.items() if not isinstance(each, types.get(name, dict))]
-    wrong += [name for name, each in (inner.items() if is_dict(inner) else ()) if not is_dict(each)]
-    if wrong:
-        raise CorruptExecutable(f"{', '.join(wrong)} in the manifest has another type than written")
-    return stated
-
-
-@contextlib.contextmanager
-def _meaning(path: Path) -> Generator[None]:
-    """While open, whatever goes wrong in making sense of a sound file is a CorruptExecutable."""
-    try:
-        yield
-    except SerializationError as error:
-        raise _meaningless(path, error) from error
-    except AbeleError:
-        raise
-    except Exception as error:  # contents that mean nothing can fail in any way
-        raise _meaningless(path, error) from error
-
-
-def _meaningless(path: Path, error: Exception) -> CorruptExecutable:
-    return CorruptExecutable(
-        f"{path} is sound but its code cannot be loaded ({type(error).__name__}: {error}). "
-        "Delete it; it will be rebuilt."
-    )
-
-
-class Code(NamedTuple):
-    """The compiled code of a program, and how it is called, if the file says so."""
-
-    payload: bytes
-    plan: str | None
-
-    @classmethod
-    def of(cls, file: Container, code: str, plan: str) -> Code:
-        """Those of a file.
+    def load(
+        self, programs: Sequence[Program], parts: Mapping[str, Any], target: Target
+    ) -> Executable | None:
+        """Return the executable with these key parts, or None if it is absent or unusable.
 
         Args:
-            file: has them.
-            code: the name of the code in it.
-            plan: the name of the plan, which may be missing.
-
-        Raises:
-            CorruptExecutable: the code is missing, or one of both was altered.
+            programs: before the passes of lowerings.
+            parts: see ``keys.key_parts``.
+            target: the target that is to run them.
         """
-        return cls(file.read(code), file.text(plan) if plan in file.names else None)
+        ...
+
+    def why_missing(self, parts: Mapping[str, Any]) -> str:
+        """Explain in words why no stored executable has these key parts."""
+        ...
+
+    def only_one(
+        self, key: str, waiting: Callable[[], None]
+    ) -> contextlib.AbstractContextManager[bool]:
+        """While open, keep other processes from compiling the executable with this key.
+
+        Args:
+            key: of the executable.
+            waiting: called once if another process is compiling it.
+
+        Returns:
+            A context manager that gives whether the executable may be there by now.
+        """
+        ...
+
+    def store(self, made: Executable) -> bool:
+        """Store an executable for the next ``load``; return whether that worked."""
+        ...
 
 
-def restored(
-    programs: Sequence[Program],
-    parts: Mapping[str, Any],
-    target: Target,
-    code: Callable[[str], Code],
-    chosen: Mapping[str, ChosenLowering],
-    verdict: Verdict | None = None,
-) -> Executable:
-    """The executable with these key parts, each program loaded by the lowering that made its code.
+# -- programs that are compiled while others run -----------------------------------------------
 
-    Args:
-        programs: see ``key_parts``.
-        parts: of the executable where it was made; they say how programs are lowered.
-        target: what it was made for.
-        code: of a program, by its name.
-        chosen: which of several lowerings each program has.
-        verdict: agreement with interpreted programs, as the file has it.
 
-    Raises:
-        ForeignExecutable: the target has no lowering of that name, or the code is of another one.
-        CorruptExecutable: it is not said which of several lowerings made the code, or a plan is
-            damaged.
-        RuntimeError: the code cannot be loaded.
+@dataclasses.dataclass(kw_only=True)
+class Running:
+    """The programs of a model that run now.
+
+    Updates are counted from the first call; without training, batches are.
+
+    Attributes:
+        start: how the first steps ran.
+        why: why they did not run otherwise, in words.
+        manner: how lowered programs run; see ``Lowering.manner``.
+        required: name of the target if somebody insisted on it: steps may not stay interpreted
+            then, so that compiled programs that fail are an error. None if nobody did.
+        interpreted: operator by operator with torch's kernels, bitwise plain PyTorch; else as the
+            programs were lowered.
+        since: the number of updates before the first one that ran as now.
+        check: how compiled programs were compared with interpreted ones before they took over.
+        problem: why compiled programs did not take over; None if they did, or may yet.
+        compile_s: how long another process compiled, in seconds; None before it is done.
+        lowerings: how each program is or will be lowered; shared with the build record.
+        processor_s: processor time that it may take, in seconds; None if unknown.
+        expected_s: when it may be done, in seconds after ``began``; None if unknown.
+        began: when another process was started, on the clock of ``time.monotonic``.
+        once: most of what is compiled is compiled once per machine.
     """
-    lowered: list[Program] = []
-    compiled: dict[str, Compiled] = {}
-    planned: set[str] = set()
-    common = tuple(programs)
-    for program in programs:
-        name = program.name
-        names = _said(parts, name)
-        if len(names) == 1:
-            lowering = target.lowering(names[0])
-        elif name in chosen and chosen[name].name in names:
-            lowering = target.lowering(chosen[name].name)
-        else:
-            raise CorruptExecutable(f"which lowering program {name!r} has is not said")
-        payload, plan = code(name)
-        made = None
-        if plan is not None and not passes.are_watched():
-            made = lowering.load_planned(program, payload, plan)
-        if made is not None:
-            planned.add(name)
-        else:
-            program = passes.run_only(program, lowering.passes)
-            made = lowering.load(program, payload)
-        lowered.append(program)
-        compiled[name] = made
-    return Executable(
-        key=key_of(parts),
-        key_parts=parts,
-        programs=tuple(lowered),
-        compiled=compiled,
-        target=target,
-        chosen={name: each for name, each in chosen.items() if name in compiled},
-        planned=frozenset(planned),
-        common=common,
-        verdict=verdict,
+
+    start: Start = Start.WAIT
+    why: str = ""
+    manner: str = COMPILED
+    required: str | None = None
+    interpreted: bool = False
+    since: int = 0
+    check: str | None = None
+    problem: str | None = None
+    compile_s: float | None = None
+    processor_s: float | None = None
+    expected_s: float | None = None
+    began: float = 0.0
+    once: bool = False
+    lowerings: dict[str, ChosenLowering] = dataclasses.field(
+        default_factory=dict[str, ChosenLowering], repr=False, compare=False
     )
 
+    def sentence(self) -> str:
+        """Describe in words which programs run."""
+        if not self.interpreted and self.manner != COMPILED:
+            return f"programs {self.manner}; nothing is compiled for them"
+        if not self.interpreted:
+            after = f" since update {self.since}, interpreted before" if self.since else ""
+            return f"compiled programs run{after}"
+        if self.problem is not None:
+            return f"programs are interpreted: {self.problem}"
+        if self.start is Start.INTERPRET:
+            return "programs are interpreted, as asked"
+        left, when = self.left_s(), ""
+        if left is not None:
+            when = f", in {estimates.about(left)}" if left > 0 else ", later than was expected"
+        once = ONCE if self.once else ""
+        return f"programs are interpreted until compiled ones are ready{when}{once}"
 
-def _said(parts: Mapping[str, Any], name: str) -> list[str]:
-    """The lowerings of a program, out of a file."""
-    try:
-        return lowerings_of(parts, name)
-    except KeyError:
-        raise CorruptExecutable(f"how program {name!r} is lowered is not said") from None
+    def left_s(self) -> float | None:
+        """Return the seconds that compiling may still take, at least 0; None if unknown."""
+        if self.expected_s is None:
+            return None
+        return max(0.0, self.expected_s - (time.monotonic() - self.began))
 
 
-def _refuse_foreign(path: Path, there: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-    reason = why_other(there, parts)
-    if reason:
-        raise ForeignExecutable(
-            f"{path} was made for something else: {reason}. "
-            "Compile here, or load it where it was made."
-        )
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Compiled programs will not come: ``problem`` says why, ``log`` is the compiler's output."""
+
+    problem: str
+    log: str = ""
+
+
+class Later(abc.ABC):
+    """Compiled programs that will be there later; a session asks for them between two calls.
+
+    Attributes:
+        running: kept up to date by the session that they take over in.
+        at: they take over at this update and wait to be ready then; as soon as they are if None.
+        announce: called with words on what happens, such as that they took over.
+    """
+
+    running: Running
+    at: int | None
+    announce: Announce
+
+    @abc.abstractmethod
+    def look(self) -> Executable | Failure | None:
+        """Return the programs or their failure, None while they are compiled; cheap."""
+
+    @abc.abstractmethod
+    def wait(self) -> Executable | Failure:
+        """Wait for the programs or their failure."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Stop compiling them."""
+
+
+class Ready(Later):
+    """Compiled programs that are there, and have to wait until it is their turn.
+
+    Args:
+        executable: the programs.
+        running: see ``Later``.
+        at: see ``Later``.
+        announce: see ``Later``.
+        after_first: the first call goes on without them, and does not wait for a comparison.
+    """
+
+    def __init__(
+        self,
+        executable: Executable,
+        running: Running,
+        at: int | None,
+        announce: Announce,
+        *,
+        after_first: bool = False,
+    ):
+        self._executable, self._waits = executable, after_first
+        self.running, self.at, self.announce = running, at, announce
+
+    def look(self) -> Executable | None:
+        """Return the programs; None in the first call where that goes on without them."""
+        waits, self._waits = self._waits, False
+        return None if waits else self._executable
+
+    def wait(self) -> Executable:
+        """Return the programs."""
+        return self._executable
+
+    def close(self) -> None:
+        """Do nothing: no process compiles them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Proving:
+    """Receivers of the verdict on an executable's programs.
+
+    Attributes:
+        running: the record of what runs.
+        source: stores executables that were proven; None where nothing is stored.
+    """
+
+    running: Running
+    source: ExecutableSource | None

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from abele.capture import Captured
-from abele.compile import executable, verdict
+from abele.compile import executable_file, keys, verdict
 from abele.compile.build import BuildRecord, Progress, build
-from abele.compile.executable import Code, Executable
+from abele.compile.executable import Executable, ExecutableSource
+from abele.compile.executable_file import Code
 from abele.compile.serialization import from_text, to_text
-from abele.compile.sources import ExecutableSource
 from abele.compile.tiers import Gather
 from abele.errors import CorruptExecutable, ForeignExecutable, SerializationError
 from abele.program import Program
@@ -68,7 +68,7 @@ def pack(captured: Captured, made: Executable) -> tuple[dict[str, Any], dict[str
         "digests": {program.name: program.fingerprint() for program in captured.programs},
         "captured": {name: encode(getattr(captured, name)) for name in _plain_fields()},
         "key_parts": dict(made.key_parts),
-        "chosen": executable.chosen_data(made.chosen),
+        "chosen": executable_file.chosen_data(made.chosen),
         "verdict": verdict.to_data(made.verdict),
     }
     return content, members
@@ -211,10 +211,10 @@ class ContainerFirst:
         """Return the container's executable if it has these key parts, else that of the cache."""
         if not self.problem and not self.why_other(parts):
             try:
-                chosen = executable.chosen_from(self._content.get("chosen", {}))
-                known = {**parts, **executable.following(self._content["key_parts"])}
+                chosen = executable_file.chosen_from(self._content.get("chosen", {}))
+                known = {**parts, **keys.following(self._content["key_parts"])}
                 there = verdict.from_data(self._content.get("verdict"))
-                made = executable.restored(programs, known, target, self._code, chosen, there)
+                made = executable_file.restored(programs, known, target, self._code, chosen, there)
                 return made if made.is_proven() else self._proven_behind(programs, parts, made)
             except (ForeignExecutable, RuntimeError) as error:
                 self.problem = str(error)
@@ -224,7 +224,7 @@ class ContainerFirst:
         self, programs: Sequence[Program], parts: Mapping[str, Any], made: Executable
     ) -> Executable:
         """Return ``made`` with this machine's verdict, or the other source's copy that has one."""
-        known = verdict.recorded(made)
+        known = verdict.recorded(made.machine())
         if known is not None or self._behind is None:
             return made if known is None else dataclasses.replace(made, verdict=known)
         kept = self._behind.load(programs, parts, made.target)
@@ -239,7 +239,7 @@ class ContainerFirst:
 
     def why_other(self, parts: Mapping[str, Any]) -> str:
         """Return in what the container's code differs from code with these key parts."""
-        return executable.why_other(self._content["key_parts"], parts)
+        return keys.why_other(self._content["key_parts"], parts)
 
     def only_one(
         self, key: str, waiting: Callable[[], None]

@@ -14,14 +14,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from abele.compile import estimates, executable, start
+from abele.compile import estimates, keys, start
 from abele.compile.cache import ExecutableCache
 from abele.compile.compiler_process import FromCompiler, Job
 from abele.compile.compiling import compile_programs, needed_once
-from abele.compile.executable import Executable, lowerings_of
-from abele.compile.later import Announce, Later, Ready, Running
-from abele.compile.shares import wall_s
-from abele.compile.sources import ExecutableSource
+from abele.compile.estimates import wall_s
+from abele.compile.executable import (
+    Announce,
+    Executable,
+    ExecutableSource,
+    Later,
+    Ready,
+    Running,
+    lowerings_of,
+)
 from abele.compile.start import Start
 from abele.program import Program
 from abele.step.config import StepConfig
@@ -313,11 +319,11 @@ def interpreted(programs: Sequence[Program], config: StepConfig, later: Later | 
     """
     target = get_target(INTERPRETING)
     (lowering,) = target.lowerings
-    parts = executable.key_parts(
+    parts = keys.key_parts(
         programs, config, target, {program.name: lowering.name for program in programs}
     )
     return Executable(
-        key=executable.key_of(parts),
+        key=keys.key_of(parts),
         key_parts=parts,
         programs=tuple(programs),
         compiled={program.name: lowering.compile(program) for program in programs},

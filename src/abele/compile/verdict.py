@@ -1,30 +1,25 @@
 """The verdict on compiled programs: their agreement with interpreted ones on one machine.
 
-A C++ compiler, a processor or a kernel library that nobody has tried before may compute something
-else than the program says. So the first results of a compiled program are compared with those of
-the interpreter before they are used. The verdict is kept with the executable, for the machine that
-reached it: another one compares again. Code in a file of another machine cannot hold it; the user's
-cache has a small file for each such verdict.
+A C++ compiler, a processor or a kernel library that was never tried may compute something else than
+the program says, so the first results of a compiled program are compared with the interpreter's
+before they are used. The verdict is stored with the executable, for the machine that reached it;
+another one compares again. A file of another machine cannot hold it, so the user's cache has a
+small file for each such verdict.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from abele import processor
 from abele.kernels.build import cache_folder
 from abele.storage import atomic
 
-if TYPE_CHECKING:
-    from abele.compile.executable import Executable
-    from abele.compile.later import Running
-    from abele.compile.sources import ExecutableSource
+_MOST_RECORDED = 1000  # a file has some 300 bytes
 
 
 class ComparisonWarning(UserWarning):
@@ -36,7 +31,7 @@ class Verdict:
     """Agreement of compiled programs with interpreted ones.
 
     Attributes:
-        machine: hash of everything that the agreement depends on; see ``machine_of``.
+        machine: hash of everything that the agreement depends on; see ``Executable.machine``.
         compared: number of compared tensors by role, such as ``{"parameter": 4, "result": 2}``.
         errors: largest error of a tensor by role, relative to the norm of that tensor.
         judged_by: what decided: ``tolerance``, ``rounded weights`` or ``float64``.
@@ -60,25 +55,8 @@ class Verdict:
         return f"one micro-batch through both: {', '.join(parts)} ({self.judged_by}){remedy}"
 
 
-def machine_of(made: Executable) -> str:
-    """Return a hash of everything that the agreement of an executable depends on.
-
-    It covers the machine code and its lowering, the target's description (torch, kernel library,
-    instructions), the compiler of the kernels and the processor.
-    """
-    digest = hashlib.sha256()
-    target = made.target
-    facts = [made.key, target.describe(), target.toolchain(), processor.name()]
-    digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
-    for name in sorted(made.compiled):
-        lowering = made.chosen[name].name if name in made.chosen else ""
-        digest.update(f"{name}, {lowering}".encode())
-        digest.update(hashlib.sha256(made.compiled[name].payload).digest())
-    return digest.hexdigest()[:32]
-
-
 def to_data(verdict: Verdict | None) -> dict[str, Any]:
-    """Return a verdict as JSON values; nothing for None."""
+    """Return a verdict as JSON values, an empty dictionary for None."""
     return {} if verdict is None else dataclasses.asdict(verdict)
 
 
@@ -97,19 +75,22 @@ def from_data(data: Any) -> Verdict | None:
 
 
 def record(verdict: Verdict) -> None:
-    """Keep a verdict in the user's cache; where that cannot be written, the next process compares.
+    """Store a verdict in the user's cache, which keeps the latest ones.
 
-    Its name is a digest of the code, so that no other code can be taken for proven.
+    Its name is a digest of the code, so that no other code can be taken for proven. Without one,
+    because the cache cannot be written or it was deleted, the next process compares again.
     """
     file = _recorded(verdict.machine)
     with contextlib.suppress(OSError):
         file.parent.mkdir(exist_ok=True)
         atomic.write_text(file, json.dumps(to_data(verdict)))
+        by_age = sorted(file.parent.iterdir(), key=lambda each: each.stat().st_mtime)
+        for old in by_age[:-_MOST_RECORDED]:
+            old.unlink(missing_ok=True)
 
 
-def recorded(made: Executable) -> Verdict | None:
-    """Return the verdict on an executable's code that this machine has recorded, or None."""
-    machine = machine_of(made)
+def recorded(machine: str) -> Verdict | None:
+    """Return the verdict recorded for the code with this ``Executable.machine``, or None."""
     try:
         verdict = from_data(json.loads(_recorded(machine).read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -119,16 +100,3 @@ def recorded(made: Executable) -> Verdict | None:
 
 def _recorded(machine: str) -> Path:
     return cache_folder() / "verdicts" / f"{machine}.json"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Proving:
-    """Records that have to know the verdict on an executable's programs.
-
-    Attributes:
-        running: the record of what runs.
-        source: keeps executables that were proven; None where nothing is kept.
-    """
-
-    running: Running
-    source: ExecutableSource | None

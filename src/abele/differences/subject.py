@@ -14,8 +14,8 @@ from abele.capture import origins
 from abele.errors import DifferenceError
 from abele.fit.command import running
 from abele.program import Program, Role
-from abele.runtime.observers import Observer, of_new_sessions
-from abele.runtime.session import Session
+from abele.runtime.observers import Observer
+from abele.runtime.session import Session, of_new_sessions
 from abele.step import batching
 from abele.targets import ENVIRONMENT
 

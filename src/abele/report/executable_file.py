@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from abele.compile import executable
+from abele.compile import keys
 from abele.compile.executable import Executable
 from abele.compile.serialization import from_text, to_text
 from abele.errors import AbeleError, ReportError
@@ -85,7 +85,7 @@ def _loaded(file: Container) -> Executable:
     target = get_target(content["target"])
     here = json.loads(json.dumps(target.describe(), sort_keys=True))
     if here != content["machine"]:
-        different = "; ".join(executable.differences(content["machine"], here))
+        different = "; ".join(keys.differences(content["machine"], here))
         raise ReportError(f"it was made for another machine or version: {different}")
     programs = tuple(_program(file, name, wanted) for name, wanted in content["programs"].items())
     parts = {"lowerings": content["lowerings"], "target": here}
@@ -96,7 +96,7 @@ def _loaded(file: Container) -> Executable:
         for each in programs
     }
     return Executable(
-        key=executable.key_of(parts),
+        key=keys.key_of(parts),
         key_parts=parts,
         programs=programs,
         compiled=compiled,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from abele import machine_limits
-from abele.compile import measuring
+from abele.compile import compiling
 from abele.compile.executable import Executable
 from abele.errors import AbeleError
 from abele.program import Program, Role, all_nodes, has_effect
@@ -86,7 +86,7 @@ def _timed(
     """The times of a program, or why there are none."""
     if any(has_effect(node) for node in all_nodes(program.graph)):
         return "it prints or calls the host, which it would do once more"
-    arguments = measuring.made_up(program) if state is None else _arguments(program, state)
+    arguments = compiling.made_up(program) if state is None else _arguments(program, state)
     if 2 * sum(each.nbytes for each in arguments) > _MEMORY_SHARE * facts.machine().memory_bytes:
         return "there is no room for copies of its state"
     lowering = executable.lowering(program.name)
@@ -104,7 +104,7 @@ def _timed(
 def _arguments(program: Program, state: DeviceState) -> list[torch.Tensor]:
     """The state as it is, and made-up inputs."""
     arguments = state.arguments(program, 0)
-    made_up = measuring.made_up(
+    made_up = compiling.made_up(
         dataclasses.replace(
             program, inputs=tuple(slot for slot in program.inputs if slot.role is Role.INPUT)
         )

@@ -30,9 +30,9 @@ import torch
 from abele.compile import tolerances
 from abele.compile.executable import Executable
 from abele.ops.silence import silenced
-from abele.program import Program, Role, Slot
-from abele.runtime import in_float64
+from abele.program import Program, Role, Slot, all_nodes, node_argument, returned_nodes, writes
 from abele.runtime.device_state import DeviceState
+from abele.targets.interpretation import Interpretation, Types, calls, last_uses
 
 _ROUNDINGS = 4  # in units of the type's last digit
 _MARGIN = 10.0
@@ -43,6 +43,9 @@ _TURNS, _SLOWER = 5, 1.05
 # Copies of zeros are numbers around this one.
 _SMALL = 1e-2
 _VARIED = (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE, Role.ACCUMULATOR, Role.INPUT)
+
+_HALF = (torch.float16, torch.bfloat16)
+_FLOAT64 = Types(dtype=torch.float64)
 
 _Values = dict[str, torch.Tensor]
 _Call = Callable[[Program, list[torch.Tensor]], Sequence[torch.Tensor]]
@@ -156,7 +159,7 @@ class Trial:
         return self._expected[1:]
 
     def slower(self, interpreted: Executable, compiled: Executable) -> str | None:
-        """How much slower compiled programs are, in words; None if they are not.
+        """Return in words how much slower compiled programs are; None if they are not.
 
         Args:
             interpreted: what runs now.
@@ -194,10 +197,10 @@ class Trial:
         Returns:
             None where that says nothing of rounding, or cannot be computed.
         """
-        if not all(in_float64.is_yardstick(each) for each in interpreted.programs):
+        if not all(is_yardstick(each) for each in interpreted.programs):
             return None
         try:
-            return self._run(interpreted, _Copies(wide=True, vary=self._vary), in_float64.run)[0]
+            return self._run(interpreted, _Copies(wide=True, vary=self._vary), _run_in_float64)[0]
         except Exception:  # noqa: BLE001 - float64 is nothing that the user asked for
             return None
 
@@ -305,7 +308,7 @@ class _Copies:
     def _copy(self, tensor: torch.Tensor, role: Role, seed: int) -> torch.Tensor:
         copy = varied(tensor, role, seed) if self._vary else tensor
         if self._wide:
-            return in_float64.copied(copy)
+            return copy.to(_FLOAT64.of(copy.dtype), copy=True)
         noisy = self._noise is not None and role is Role.PARAMETER and copy.is_floating_point()
         if copy is tensor and (noisy or id(tensor) in self._written):
             copy = tensor.clone()
@@ -410,7 +413,7 @@ def _difference(
 
 
 def _flushed(dtype: torch.dtype, count: int) -> float:
-    """The norm of so many numbers that are just too small to be normal ones of float32 or wider.
+    """Return the norm of ``count`` numbers just below the smallest normal one of float32 or wider.
 
     Compiled code computes with float32 where a type is narrower, and flushes nothing else.
     """
@@ -425,6 +428,37 @@ def _norm(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> float:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """All numbers of a tensor in float64."""
+    """Flatten a tensor to numbers in float64; complex ones become pairs."""
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return tensor.detach().double().flatten()
+
+
+def is_yardstick(program: Program) -> bool:
+    """Return whether results in float64 differ from the program's own by rounding alone.
+
+    Numbers that overflow in half precision do not in float64, so an update would be made there that
+    the program leaves out.
+    """
+    values = (node.meta.get("val") for node in all_nodes(program.graph))
+    return not any(isinstance(each, torch.Tensor) and each.dtype in _HALF for each in values)
+
+
+def _run_in_float64(program: Program, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Run a program in float64, with torch's random numbers; arguments are written in place."""
+    graph = program.graph.graph
+    writing = [node for node in graph.nodes if writes(node)]
+    returned = returned_nodes(program.graph)
+    kept = {*returned, *(node_argument(node, 1) for node in writing)}
+    places = dict(zip(program.placeholders(), arguments, strict=True))
+    run = Interpretation(program, arguments, _FLOAT64)
+    nodes = calls(program)
+    last = last_uses(nodes)
+    with torch.no_grad():
+        for node in nodes:
+            run.compute(node)
+            for value in last[node]:
+                if value not in kept:
+                    run.values.pop(value, None)
+        for node in writing:
+            places[node_argument(node, 0)].copy_(run.values[node_argument(node, 1)])
+    return [run.values[node] for node in returned]

@@ -1,61 +1,85 @@
 """Compiled programs are compared with interpreted ones before their first result is used.
 
-Programs that do not agree are made again in other ways: without vectorizers, by another lowering.
-If nothing agrees they are interpreted, which is an error where the target was insisted on.
+Programs that do not agree are compiled again without vectorizers, then by other lowerings. If
+nothing agrees they are interpreted, which is an error where the target was insisted on.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from abele.compile.executable import Executable
-from abele.compile.remedies import interpreted, remedies
-from abele.compile.verdict import (
-    ComparisonWarning,
-    Proving,
-    Verdict,
-    machine_of,
-    record,
-    recorded,
-)
+from abele.compile.compiling import lowered_by
+from abele.compile.executable import ChosenLowering, Executable, Proving
+from abele.compile.verdict import ComparisonWarning, Verdict, record, recorded
 from abele.errors import AbeleError, CompilerError, StoppedError
 from abele.program import Program
 from abele.runtime.agreement import Comparison, Trial
 from abele.runtime.device_state import DeviceState
+from abele.targets.base import Compiled, Lowering
+from abele.targets.candidates import considered
 from abele.warn import warn_user
 
 Inputs = Callable[[], Mapping[str, torch.Tensor]]
 #: Takes the problem of this process and returns the first problem of any process.
 Agree = Callable[[str | None], str | None]
-_NO_BATCH = "no batch: "  # a process says so where the interpreter cannot compute what it was given
+_NO_BATCH = "no batch: "  # sent by a process whose interpreter cannot compute its micro-batch
+_Remedy = tuple[str, Callable[[], Executable]]
+_Code = tuple[Program, Compiled]  # a program after the passes of its lowering, and its code
 
 
-class FirstUse:
+class Change:
+    """A change of a session's programs between two calls.
+
+    Attributes:
+        over: nothing will change any more.
+    """
+
+    over = False
+
+    def due(self, inputs: Inputs) -> Executable | None:
+        """Return the programs from the next call on; None if they stay as they are.
+
+        Args:
+            inputs: gives the call's first micro-batch by the name of slots.
+
+        Raises:
+            CompilerError: the target was insisted on, and no compiled programs can be used.
+        """
+        raise NotImplementedError
+
+    def awaited(self) -> Executable:
+        """Return the programs that are worth storing in a file."""
+        raise NotImplementedError
+
+    def announce(self) -> None:
+        """Tell the user about the change."""
+
+    def count(self) -> None:
+        """Count the updates of the call that now begins."""
+
+    def close(self) -> None:
+        """Stop waiting for other programs."""
+
+
+class FirstUse(Change):
     """The comparison of a session's compiled programs before the first call.
 
     Args:
         made: the programs.
-        proving: who has to know of the verdict.
+        proving: receivers of the verdict.
         state: of the session.
-
-    Attributes:
-        over: the comparison has been made.
     """
 
     def __init__(self, made: Executable, proving: Proving, state: DeviceState):
         self._made, self._proving, self._state = made, proving, state
         self._refused: CompilerError | None = None
-        self.over = False
 
     def due(self, inputs: Inputs) -> Executable:
-        """Return the programs to run from the call on that begins.
-
-        Args:
-            inputs: gives the call's first micro-batch by the name of slots.
+        """Return compiled programs that agree, or interpreted ones if none do.
 
         Raises:
             CompilerError: the target was insisted on, and no compiled programs agree.
@@ -76,17 +100,8 @@ class FirstUse:
         """Return the programs as they are, compared or not."""
         return self._made
 
-    def announce(self) -> None:
-        """Say nothing: ``due`` has warned of what there was."""
-
-    def count(self) -> None:
-        """Count nothing: the comparison does not depend on updates."""
-
-    def close(self) -> None:
-        """Stop nothing: a call after it still compares."""
-
     def _agreeing(self, trial: Trial) -> Executable:
-        chosen = agreeing(trial, interpreted(self._made), self._made, self._agree)
+        chosen = agreeing(trial, _interpreted(self._made), self._made, self._agree)
         running = self._proving.running
         if isinstance(chosen, Executable):
             return kept(chosen, self._proving)
@@ -97,7 +112,7 @@ class FirstUse:
                 "Let abele choose the target to run interpreted programs, or use another compiler "
                 "(CXX)."
             )
-        other = interpreted(self._made)
+        other = _interpreted(self._made)
         running.interpreted, running.problem = True, chosen
         running.lowerings.update(other.chosen)
         warn_user(
@@ -146,7 +161,7 @@ def first_use(
         common=only(made.common),
         compiled={name: made.compiled[name]},
     )
-    if recorded(one) is not None:
+    if recorded(one.machine()) is not None:
         return made
     proving = dataclasses.replace(made.proving, source=None)  # a part is not worth keeping
     chosen = FirstUse(one, proving, state).due(lambda: inputs)
@@ -176,7 +191,7 @@ def agreeing(
         Programs with their verdict; in words, the problem of each choice.
     """
     problems = list[str]()
-    for remedy, make in itertools.chain([("", lambda: made)], remedies(made)):
+    for remedy, make in itertools.chain([("", lambda: made)], _remedies(made)):
         candidate: Executable | None = None
         try:
             candidate = make()
@@ -220,7 +235,7 @@ def compared(trial: Trial, oracle: Executable, made: Executable, *, noted: bool)
 def proven(made: Executable, comparison: Comparison, remedy: str = "") -> Executable:
     """Return programs that agree with interpreted ones, with the verdict that says so."""
     verdict = Verdict(
-        machine=machine_of(made),
+        machine=made.machine(),
         compared=comparison.compared,
         errors=comparison.errors,
         judged_by=comparison.judged_by,
@@ -247,4 +262,77 @@ def _warn_of_remedy(made: Executable, problem: str, remedy: str) -> None:
         f"{made.target.toolchain() or 'unknown'}). Results agree now. Please report this, with the "
         "version of the C++ compiler.",
         ComparisonWarning,
+    )
+
+
+# -- other code for programs that do not agree -------------------------------------------------
+
+
+def _remedies(made: Executable) -> Iterator[_Remedy]:
+    """Yield other ways to compile an executable's programs, the most similar one first.
+
+    Each is a description and a function, which raises ``CompilerError`` if it cannot be done.
+    """
+    lowerings = {program.name: made.lowering(program.name) for program in made.common}
+    if any(each.compiles for each in lowerings.values()):
+        yield "compiled again without vectorizers", lambda: _conservative(made, lowerings)
+    for lowering in made.target.lowerings:
+        if lowering.trusted or lowering in lowerings.values():
+            continue
+        name = lowering.name
+        yield f"lowered by {name!r} instead", lambda by=lowering: _by(made, by)
+
+
+def _interpreted(made: Executable) -> Executable:
+    """Return the executable with its programs interpreted, on the same device."""
+    by = ChosenLowering(name=made.target.lowerings[-1].name, reason="compiled code was refused")
+    runs = {program.name: made.target.interpreted(program) for program in made.common}
+    return _with(
+        made,
+        {name: (program, Compiled(run)) for name, (program, run) in runs.items()},
+        dict.fromkeys(runs, by),
+    )
+
+
+def _conservative(made: Executable, lowerings: dict[str, Lowering]) -> Executable:
+    code = dict[str, _Code]()
+    for program in made.common:
+        lowering, lowered = lowerings[program.name], made.lowered(program.name)
+        again = lowering.compile_conservatively(lowered)
+        code[program.name] = lowered, again or made.compiled[program.name]
+    if all(each is made.compiled[name] for name, (_, each) in code.items()):
+        raise CompilerError("there are no other flags to compile with")
+    chosen = {
+        name: ChosenLowering(name=each.name, reason="compiled without vectorizers")
+        for name, each in lowerings.items()
+    }
+    return _with(made, code, chosen)
+
+
+def _by(made: Executable, lowering: Lowering) -> Executable:
+    code = dict[str, _Code]()
+    for program in made.common:
+        problem = lowering.why_not(considered(made.target, program))
+        if problem is not None:
+            raise CompilerError(f"{lowering.name!r} cannot run program {program.name!r}: {problem}")
+        lowered = lowered_by(made.target, program, lowering.name)
+        code[program.name] = lowered, lowering.compile(lowered)
+    chosen = ChosenLowering(name=lowering.name, reason="code of the first choice was refused")
+    return _with(made, code, dict.fromkeys(code, chosen))
+
+
+def _with(
+    made: Executable, code: Mapping[str, _Code], chosen: Mapping[str, ChosenLowering]
+) -> Executable:
+    """Return the executable with other code; its key stays, since that is of the programs."""
+    names = {name: each.name for name, each in chosen.items()}
+    return dataclasses.replace(
+        made,
+        key_parts={**made.key_parts, "lowerings": names},
+        programs=tuple(code[program.name][0] for program in made.common),
+        compiled={name: compiled for name, (_, compiled) in code.items()},
+        chosen=dict(chosen),
+        later=None,
+        planned=frozenset(),
+        verdict=None,
     )

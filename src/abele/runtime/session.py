@@ -6,8 +6,9 @@ streams live here between calls. It is the only mutable object of the engine.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -19,18 +20,17 @@ from abele.runtime.anchors import Anchor, AnchorStore
 from abele.runtime.clock import CallRecord
 from abele.runtime.device_state import DeviceState
 from abele.runtime.micro_steps import Alone, Plan, Returned, Step, Update, sequential
-from abele.runtime.observers import Hooks, Observer, hooks_of, of_new
-from abele.runtime.proving import FirstUse
+from abele.runtime.observers import Hooks, Observer, hooks_of
+from abele.runtime.proving import Change, FirstUse
 from abele.runtime.take_over import TakeOver
 from abele.step import batching
 from abele.step.config import OutputMode, StepConfig
 
 _Result = TypeVar("_Result")
-_UNOBSERVED = hooks_of(())
 
 
 class Session(DeviceState):
-    """Runs one executable, or interpreted programs until the compiled ones of ``later`` are there.
+    """A model's state on its device, and the executable that changes it.
 
     Args:
         executable: programs: ``forward``, ``step``, or ``accumulate`` and ``apply``; or
@@ -95,14 +95,14 @@ class Session(DeviceState):
         self._anchors = self._anchor_store(anchors, plan.model)
         self._observers: tuple[Observer, ...] = ()
         self._hooks: Hooks | None = None  # of the observers; None without any
-        self._observe((*observers, *of_new(self)))
+        self._observe((*observers, *_observers_of_new(self)))
         self._alone: Alone | None = None
         self.prepare()
         self.marks: list[Any] = []
-        self._last: tuple[int, list[Any], int, None, int] | None = None
+        self._last: tuple[int, Sequence[Any], int, None, int] | CallRecord | None = None
         self._change = self._first_change(executable)
 
-    def _first_change(self, executable: Executable) -> TakeOver | FirstUse | None:
+    def _first_change(self, executable: Executable) -> Change | None:
         """Return what may replace the programs; None if they run as they are."""
         if executable.later is not None:
             return TakeOver(executable, executable.later, self)
@@ -120,7 +120,7 @@ class Session(DeviceState):
         return AnchorStore(anchors, model, by_name.get("apply"), self.config)
 
     def prepare(self) -> None:
-        """Chooses how calls run; again after the runner was replaced, between two calls."""
+        """Choose how calls run; called again when the runner was replaced, between two calls."""
         several = len(self._steps) > 1 or self._anchors is not None or self.exchange is not None
         self._alone = None if several else self.runner.alone()
         self.replays = self._alone is not None and self.runner.replays
@@ -128,11 +128,11 @@ class Session(DeviceState):
     # -- observing -------------------------------------------------------------------------
 
     def add_observer(self, observer: Observer) -> None:
-        """Tells an observer of this session's calls from the next one on."""
+        """Attach an observer, from the next call on."""
         self._observe((*self._observers, observer))
 
     def remove_observer(self, observer: Observer) -> None:
-        """Tells an observer nothing more, from the next call on; it may ask for that itself.
+        """Detach an observer, from the next call on; it may do so itself.
 
         Raises:
             ValueError: it does not observe this session.
@@ -158,7 +158,7 @@ class Session(DeviceState):
     # -- running ---------------------------------------------------------------------------
 
     def step(self, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Runs one call: every micro-step of ``batching.schedule`` and its updates.
+        """Run one call: every micro-step of ``batching.schedule`` and its updates.
 
         Args:
             batch: one tensor per input slot, contiguous, with the rows of the whole call.
@@ -183,7 +183,7 @@ class Session(DeviceState):
         began_ns: int,
         deliver: Callable[[list[torch.Tensor]], _Result],
     ) -> _Result:
-        """Runs ``step`` for a caller to whom a call is more than that.
+        """Run ``step`` between two parts of the caller's own call.
 
         Args:
             batch: as for ``step``.
@@ -196,72 +196,57 @@ class Session(DeviceState):
         Raises:
             Exception: as from ``step``, or what ``deliver`` or an observer raised.
         """
-        following_ns = 0
-        if self._change is not None:
-            before_ns = time.perf_counter_ns()
-            self._follow(self._change, batch)
-            following_ns = time.perf_counter_ns() - before_ns
-        hooks, alone = self._hooks, self._alone
-        if hooks is not None or alone is None:
-            return self._call(batch, began_ns, deliver, hooks or _UNOBSERVED, following_ns)
-        marks: list[Any] = []
-        self.marks = marks
-        try:
-            outputs = alone(batch, marks)
-        except BaseException as error:
-            self._give_up(error)
-            raise
-        result = deliver(outputs)
-        self._last = (began_ns, marks, time.perf_counter_ns(), None, following_ns)
+        following_ns = 0 if self._change is None else self._follow(self._change, batch)
+        self.marks = []
+        if self._hooks is not None:
+            return self._observed(self._hooks, batch, began_ns, deliver, following_ns)
+        result = deliver(self._run(batch, ()))
+        self._last = (began_ns, self.marks, time.perf_counter_ns(), None, following_ns)
         return result
 
-    def _call(
+    def _observed(
         self,
+        hooks: Hooks,
         batch: Sequence[torch.Tensor],
         began_ns: int,
         deliver: Callable[[list[torch.Tensor]], _Result],
-        hooks: Hooks,
         following_ns: int,
     ) -> _Result:
-        """Runs a call with whatever it needs; ``call`` has a shorter way for the plainest."""
-        marks: list[Any] = []
-        self.marks = marks
+        """Run a call between the hooks of observers."""
+        error: BaseException | None = None
         try:
             for tell in hooks.begin:
                 tell(began_ns)
             for tell in hooks.inputs:
                 tell(batch)
-            if self._anchors is not None:
-                self._anchors.begin()
-            if self.exchange is not None:
-                self.exchange.begin()
-            try:
-                alone = None if hooks.watching else self._alone
-                if alone is not None:
-                    outputs = alone(batch, marks)
-                else:
-                    if self.replays:  # then the batch may be on the host
-                        batch = [tensor.to(self.device) for tensor in batch]
-                    outputs = self._micro_steps(batch, hooks.watching)
-            except BaseException as error:
-                self._give_up(error)
-                raise
+            outputs = self._run(batch, hooks.watching)
             for tell in hooks.outputs:
                 tell(outputs)
-            result = deliver(outputs)
-        except BaseException as error:
-            call = CallRecord(began_ns, marks, time.perf_counter_ns(), error, following_ns)
-            for tell in hooks.end:
-                tell(call)
+            return deliver(outputs)
+        except BaseException as raised:
+            error = raised
             raise
-        last = (began_ns, marks, time.perf_counter_ns(), None, following_ns)
-        if hooks.end:
-            call = CallRecord(*last)
+        finally:
+            call = CallRecord(began_ns, self.marks, time.perf_counter_ns(), error, following_ns)
             for tell in hooks.end:
                 tell(call)
-        # Not before: where an observer ends the call with an error, it did not end well.
-        self._last = last
-        return result
+            # Not before: where an observer ends the call with an error, it did not end well.
+            self._last = self._last if error is not None else call
+
+    def _run(
+        self, batch: Sequence[torch.Tensor], observers: Sequence[Observer]
+    ) -> list[torch.Tensor]:
+        """Run the micro-steps of a call, all at once if there is one that nobody watches."""
+        try:
+            if self._alone is not None and not observers:
+                return self._alone(batch, self.marks)
+            return self._micro_steps(batch, observers)
+        except BaseException as error:
+            if self.exchange is not None and isinstance(error, Exception):
+                self.exchange.give_up(error)
+            # The next call starts with its first micro-batch; nothing may be left of this one.
+            self.drop_unfinished_sums()
+            raise
 
     def prove(self, batch: Sequence[torch.Tensor]) -> None:
         """Compare compiled programs with interpreted ones now, if the first call would.
@@ -280,8 +265,9 @@ class Session(DeviceState):
         """Whether the first call, or ``prove``, compares programs before they run."""
         return isinstance(self._change, FirstUse)
 
-    def _follow(self, change: TakeOver | FirstUse, batch: Sequence[torch.Tensor]) -> None:
-        """Run other programs from this call on if there are any."""
+    def _follow(self, change: Change, batch: Sequence[torch.Tensor]) -> int:
+        """Switch to other programs from this call on if there are any; return the time in ns."""
+        began_ns = time.perf_counter_ns()
         made = change.due(lambda: self._first_micro_batch(batch))
         if made is not None:
             before, self.executable = self.executable, made
@@ -294,28 +280,27 @@ class Session(DeviceState):
             self._change = None
             change.announce()
         change.count()
+        return time.perf_counter_ns() - began_ns
 
     def _first_micro_batch(self, batch: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the first micro-batch of a call on the device, by the names of slots."""
         _, rows = next(self._micro_batches([tensor.to(self.device) for tensor in batch]))
         return dict(zip(self._batch, rows, strict=True))
 
-    def _give_up(self, error: BaseException) -> None:
-        if self.exchange is not None and isinstance(error, Exception):
-            self.exchange.give_up(error)
-        # The next call starts with its first micro-batch; nothing may be left of this one.
-        self.drop_unfinished_sums()
-
     def _micro_steps(
         self, batch: Sequence[torch.Tensor], observers: Sequence[Observer]
     ) -> list[torch.Tensor]:
+        if self._anchors is not None:
+            self._anchors.begin()
+        if self.exchange is not None:
+            self.exchange.begin()
+        if self.replays:  # then the batch may be on the host
+            batch = [tensor.to(self.device) for tensor in batch]
         steps = self._steps
         if len(steps) > 1:
             return self._joined(batch, observers)
-        # The batch is that of the micro-step: nothing is divided, looked at or joined.
-        if observers or self._anchors is not None:
-            return self._group([(steps[0], batch)], observers)[0][0]
-        return self.runner.run(((steps[0], batch),), self.marks, False)[0][0]
+        # The batch is that of the micro-step, so it is neither divided nor joined.
+        return self._group([(steps[0], batch)], observers)[0][0]
 
     def _joined(
         self, batch: Sequence[torch.Tensor], observers: Sequence[Observer]
@@ -328,7 +313,7 @@ class Session(DeviceState):
         return assemble(kept, self.config)
 
     def _group(self, group: Sequence[Step], observers: Sequence[Observer]) -> Sequence[Returned]:
-        """Runs micro-steps that run together and takes what is anchored out of their outputs."""
+        """Run micro-steps that run together; take anchored tensors out of their outputs."""
         anchors = self._anchors
         returned = self.runner.run(group, self.marks, anchors is not None)
         if observers:
@@ -349,7 +334,7 @@ class Session(DeviceState):
                 observer.on_micro_step(step, begin, end)
 
     def _micro_batches(self, batch: Sequence[torch.Tensor]) -> Iterator[Step]:
-        """Each micro-step with its rows of every input."""
+        """Yield each micro-step with its rows of every input."""
         pieces = [self._pieces(tensor) for tensor in batch]
         # Replicas that share their input each see it as it came; the first one's writes stay.
         unwritten = {i: self._pieces(batch[i].clone()) for i in self._shared_and_written}
@@ -361,21 +346,21 @@ class Session(DeviceState):
             yield step, rows
 
     def _pieces(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The rows of each micro-batch; all of them have a tensor without rows as it is."""
+        """Divide a tensor into micro-batches; one without rows goes to all of them as it is."""
         size = batching.micro_batch_size(tensor.shape[0], self.config) if tensor.dim() else 0
         if not size:
             return [tensor] * batching.micro_batches(self.config)
         return cast("Any", tensor).split(size)
 
     def lasting_executable(self) -> Executable:
-        """What is worth keeping in a file: compiled programs, waited for if need be.
+        """Return the programs that are worth storing: compiled ones, waited for if need be.
 
         Interpreted ones if nothing else will come. What runs does not change.
         """
         return self.executable if self._change is None else self._change.awaited()
 
     def close(self) -> None:
-        """Frees what a garbage collector would free later, and tells other processes.
+        """Free threads, compilers and files now, and tell other processes.
 
         Alone, the session can be used again.
         """
@@ -387,7 +372,7 @@ class Session(DeviceState):
         self.runner.close()
 
     def anchored(self, name: str) -> torch.Tensor | None:
-        """The values that an anchor kept of the last call, joined like outputs.
+        """Return the values that an anchor kept of the last call, joined like outputs.
 
         Returns:
             A tensor on the device; ``None`` before the first call and for unknown names.
@@ -396,12 +381,34 @@ class Session(DeviceState):
         return None if kept is None else assemble([[value] for value in kept[0]], kept[1])[0]
 
 
+Maker = Callable[[Session], Observer | None]
+_makers: list[Maker] = []
+
+
+@contextlib.contextmanager
+def of_new_sessions(make: Maker) -> Generator[None]:
+    """While open, observe each session that is created, in any thread, from its first call on.
+
+    Args:
+        make: returns the observer of a session that is nearly created, or None.
+    """
+    _makers.append(make)
+    try:
+        yield
+    finally:
+        _makers.remove(make)
+
+
+def _observers_of_new(session: Session) -> list[Observer]:
+    return [each for make in _makers if (each := make(session)) is not None]
+
+
 def _as_they_are(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     return outputs
 
 
 def _shared_and_written(model: Program, config: StepConfig) -> list[int]:
-    """Inputs that several replicas share and forward writes."""
+    """Return the inputs that several replicas share and forward writes."""
     if config.input_group_size == 1:
         return []
     inputs = [slot for slot in model.inputs if slot.role is Role.INPUT]
@@ -409,7 +416,7 @@ def _shared_and_written(model: Program, config: StepConfig) -> list[int]:
 
 
 def assemble(kept: list[list[torch.Tensor]], config: StepConfig) -> list[torch.Tensor]:
-    """Joins the outputs of micro-steps; a 0-d output becomes 1-d when there are several.
+    """Join the outputs of micro-steps; a 0-d output becomes 1-d when there are several.
 
     Args:
         kept: the outputs of each micro-step that keeps them.

@@ -16,13 +16,11 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from abele.compile.executable import Executable
-from abele.compile.later import Failure, Later, TakeOverWarning
-from abele.compile.verdict import Proving
+from abele.compile.executable import Executable, Failure, Later, Proving, TakeOverWarning
 from abele.errors import CompilerError
 from abele.runtime.agreement import Trial
 from abele.runtime.device_state import DeviceState
-from abele.runtime.proving import Inputs, agreeing, compared, kept, proven
+from abele.runtime.proving import Change, Inputs, agreeing, compared, kept, proven
 from abele.warn import warn_user
 
 _LOG_LINES = 5
@@ -30,7 +28,7 @@ _LOG_LINES = 5
 
 @dataclasses.dataclass(frozen=True)
 class Slower:
-    """Nothing is won by compiled programs; ``problem`` has the times."""
+    """Compiled programs are no faster; ``problem`` has the times."""
 
     problem: str
 
@@ -38,8 +36,8 @@ class Slower:
 Outcome = Executable | Failure | Slower
 
 
-class TakeOver:
-    """Watches over the compiled programs of one session.
+class TakeOver(Change):
+    """A change from interpreted to compiled programs of one session.
 
     Args:
         interpreted: what runs now.
@@ -48,8 +46,7 @@ class TakeOver:
 
     Attributes:
         updates: made by calls that have begun.
-        over: nothing will change any more.
-        news: what is to be announced, once it is so.
+        news: the announcement to make.
         clock: the time in seconds, by which both are compared.
     """
 
@@ -62,14 +59,7 @@ class TakeOver:
         self._missed: Failure | None = None
 
     def due(self, inputs: Inputs) -> Executable | None:
-        """Return what has to run from the call on that begins; None if that stays as it is.
-
-        Args:
-            inputs: gives the call's first micro-batch by the name of slots.
-
-        Raises:
-            CompilerError: compiled programs were insisted on and cannot be had.
-        """
+        """Return the compiled programs if they are there, agree and are not slower."""
         if self._missed is not None:
             raise self._insisted(self._missed)
         if self.over and self._later.running.interpreted:
@@ -93,7 +83,7 @@ class TakeOver:
         return None
 
     def awaited(self) -> Executable:
-        """The compiled programs as soon as they are there; the interpreted ones if they fail.
+        """Wait for the compiled programs; return the interpreted ones if they fail.
 
         Raises:
             CompilerError: they fail and were insisted on.
@@ -150,7 +140,7 @@ class TakeOver:
         return chosen
 
     def _slower(self, trial: Trial, made: Executable) -> str | None:
-        """Whether nothing is won by compiled programs, in words; None if there may be."""
+        """Explain why compiled programs would not be faster; None if they may be."""
         later = self._later
         if later.at is not None or later.running.required is not None:
             return None  # what runs is asked for, so the clock must not decide it
@@ -164,7 +154,7 @@ class TakeOver:
             exchange.vote(mine.problem if isinstance(mine, Failure) else None)
 
     def _decided(self) -> Outcome | None:
-        """What becomes of it, in all processes; None while that is open."""
+        """Return the outcome that all processes agree on; None while that is open."""
         exchange, mine = self._state.exchange, self._outcome
         if exchange is None:
             return mine
@@ -202,18 +192,18 @@ class TakeOver:
         )
 
     def count(self) -> None:
-        """Counts the updates of the call that now makes them; not where the user interrupts it."""
+        """Count the updates of the call that now begins; not where the user interrupts it."""
         self.updates += self._state.config.device_iterations
 
     def announce(self) -> None:
-        """Says what has become of the compiled programs."""
+        """Announce whether compiled programs took over."""
         self._later.announce(self.news)
 
     def _unit(self) -> str:
         return "update" if self._state.config.training else "batch"
 
     def close(self) -> None:
-        """Stops what makes the programs; nothing takes over any more."""
+        """Stop compiling the programs; nothing takes over any more."""
         self.over = True
         self._later.close()
         if self._later.running.interpreted:
@@ -221,6 +211,6 @@ class TakeOver:
 
 
 def _measured(made: Executable) -> str:
-    """The lowerings that a clock has chosen, in words: who repeats a run asks for the same."""
+    """Name the lowerings that a clock has chosen, so that a run can be repeated with them."""
     names = sorted({each.name for each in made.chosen.values()})
     return f" ({' and '.join(names)}, measured)" if names else ""

@@ -10,8 +10,7 @@ import torch
 from abele.capture import Captured
 from abele.compile.build import BuildRecord, build
 from abele.compile.cache import ExecutableCache
-from abele.compile.executable import Executable
-from abele.compile.later import Announce
+from abele.compile.executable import Announce, Executable
 from abele.compile.start import Start
 from abele.program import Program
 from abele.step.config import StepConfig

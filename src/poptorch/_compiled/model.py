@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from abele.compile.later import Announce
+from abele.compile.executable import Announce
 from abele.compile.start import Start
 from abele.pipeline import pipelined
 from abele.program import Program, Role

@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from abele.compile.build import BuildRecord
-from abele.compile.later import Running
+from abele.compile.executable import Running
 from abele.runtime.clock import CallRecord
 from abele.runtime.observers import Observer
 from abele.runtime.session import Session

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from abele.compile import executable, portable_executable
+from abele.compile import keys, portable_executable
 from abele.compile.build import BuildRecord
 from abele.compile.executable import Executable
 from abele.compile.serialization import first_difference
@@ -73,7 +73,7 @@ def check_config(file: Container, config: StepConfig) -> None:
     here = json.loads(json.dumps(config.compile_fields()))
     with meaning(file.path):
         there = file.content["executable"]["key_parts"]["config"]
-        different = executable.differences(there, here)
+        different = keys.differences(there, here)
     if different:
         raise _other(file, "; ".join(different))
 

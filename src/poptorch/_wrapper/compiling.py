@@ -13,8 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from abele import garbage
-from abele.compile.executable import Executable
-from abele.compile.later import Announce
+from abele.compile.executable import Announce, Executable
 from abele.compile.start import Start
 from abele.step.config import StepConfig
 from abele.storage.atomic import write_text

@@ -8,7 +8,7 @@ import torch
 import poptorch
 from abele import processor
 from abele.compile import build
-from abele.compile.later import TakeOverWarning
+from abele.compile.executable import TakeOverWarning
 from abele.compile.verdict import ComparisonWarning
 from abele.targets import get_target, requested
 from conftest import usable

@@ -12,7 +12,7 @@ import poptorch
 from abele import get_target
 from abele.compile import build
 from abele.compile.compiling import compile_programs
-from abele.compile.later import Failure, TakeOverWarning
+from abele.compile.executable import Failure, TakeOverWarning
 from abele.compile.start import Start
 from abele.targets import Compiled, requested
 from abele.targets.reference import Interpreter

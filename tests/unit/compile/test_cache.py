@@ -1,5 +1,6 @@
 """The folder of executables: hits, misses that explain themselves, damage, and several writers."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -12,8 +13,8 @@ import pytest
 import torch
 
 from abele import CacheWarning, ExecutableCache, build
-from abele.compile import executable
-from abele.compile.executable import why_parts_differ
+from abele.compile import executable_file, keys, verdict
+from abele.compile.keys import why_parts_differ
 from abele.step.config import StepConfig
 from helpers import altered, cache_writers
 from helpers.fakes import Keeping
@@ -109,7 +110,7 @@ def test_a_flipped_bit_anywhere_never_stops_a_build(programs, isolated_cache):
 
 
 def test_a_file_of_the_layout_before_is_rebuilt(programs, isolated_cache, monkeypatch):
-    monkeypatch.setattr(executable, "FORMAT", 1)
+    monkeypatch.setattr(keys, "FORMAT", 1)
     old, _ = built(programs, isolated_cache)
     monkeypatch.undo()
     new, record = built(programs, isolated_cache)
@@ -123,10 +124,10 @@ def test_a_file_of_the_layout_before_is_rebuilt(programs, isolated_cache, monkey
 
 def test_a_file_under_a_foreign_key_is_set_aside(programs, isolated_cache):
     there, _ = built(programs, isolated_cache, Keeping(isa="there"))
-    parts = executable.key_parts(
+    parts = keys.key_parts(
         there.programs, CONFIG, Keeping(isa="here"), there.key_parts["lowerings"]
     )
-    path = isolated_cache.path(executable.key_of(parts))
+    path = isolated_cache.path(keys.key_of(parts))
     isolated_cache.path(there.key).rename(path)
     with pytest.warns(CacheWarning, match=r"target\.isa: there there, here here"):
         assert isolated_cache.load(there.programs, parts, Keeping(isa="here")) is None
@@ -162,7 +163,7 @@ def test_a_file_that_cannot_be_read_or_moved_is_no_crash(programs, isolated_cach
 
     made, _ = built(programs, isolated_cache)
     with monkeypatch.context() as patched:
-        patched.setattr(executable, "load", denied)
+        patched.setattr(executable_file, "load", denied)
         patched.setattr(os, "replace", denied)
         with pytest.warns(CacheWarning) as caught:
             again, record = built(programs, isolated_cache)
@@ -358,3 +359,19 @@ def test_a_plan_that_means_nothing_costs_one_warning(programs, isolated_cache, t
     with pytest.warns(CacheWarning, match="could not be used and is rebuilt") as caught:
         _, record = built(programs, isolated_cache, target)
     assert (len(caught), record.cache) == (1, "miss")
+
+
+def test_the_oldest_of_many_verdicts_are_deleted(tmp_path, monkeypatch):
+    monkeypatch.setattr(verdict, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(verdict, "_MOST_RECORDED", 2)
+    for age, machine in enumerate(("new", "old", "oldest")):
+        given = verdict.Verdict(
+            machine=machine, compared={}, errors={}, judged_by="tolerance", remedy=""
+        )
+        verdict.record(given)
+        os.utime(tmp_path / "verdicts" / f"{machine}.json", (10 - age, 10 - age))
+    verdict.record(dataclasses.replace(given, machine="newest"))
+    assert {name for name in ("newest", "new", "old", "oldest") if verdict.recorded(name)} == {
+        "newest",
+        "new",
+    }

@@ -16,11 +16,10 @@ import filelock
 import pytest
 
 from abele import ExecutableCache, StepConfig, get_target
-from abele.compile import estimates, executable, native, process, shares
+from abele.compile import compiler_process, estimates, keys, native
 from abele.compile.cache import CacheWarning
 from abele.compile.compiler_process import FromCompiler, Job
-from abele.compile.executable import Executable
-from abele.compile.later import Failure, Running
+from abele.compile.executable import Executable, Failure, Running
 from abele.kernels.build import RESULT, Making
 from abele.storage import temporary
 from abele.targets import Compiled
@@ -69,7 +68,7 @@ def job_of(*commands, cache=None):
     programs = captured(module, MODELS["dense"].batch(), config, rule_for(module)).programs
     names = [lowering.name for lowering in target.lowerings]
     lowerings = {program.name: names if len(names) > 1 else names[0] for program in programs}
-    parts = executable.key_parts(programs, config, target, lowerings)
+    parts = keys.key_parts(programs, config, target, lowerings)
     return Job(programs=programs, parts=parts, target=target, cache=cache, shared=True)
 
 
@@ -112,7 +111,7 @@ def test_programs_are_there_when_the_compiler_has_ended(begin, tmp_path):
     assert isinstance(made, Executable)
     assert later.look() is made
     assert later.running.compile_s > 0
-    assert job.cache.has(executable.key_of(job.parts))
+    assert job.cache.has(keys.key_of(job.parts))
     assert made.compiled["step"].payload == b"the text"
 
 
@@ -159,7 +158,7 @@ def test_a_look_finds_them_too(begin):
     "moment",
     [
         "abele.compile.compiler_process.lowered_by",
-        "abele.compile.process._started",
+        "abele.compile.compiler_process._started",
         "abele.compile.compiler_process.compile_programs",
     ],
 )
@@ -251,7 +250,7 @@ def test_a_compiler_ends_with_the_process_that_wants_its_code(tmp_path):
         sys.path[:0] = sys.argv[1:3]
         from test_compiler_process import job_of
         from abele.compile.compiler_process import FromCompiler
-        from abele.compile.later import Running
+        from abele.compile.executable import Running
         command = ["sh", "-c", f"echo $$ > {sys.argv[3]}/compiler; exec sleep 120"]
         later = FromCompiler(job_of(command), Running(), 7, print)
         child = os.fork()
@@ -376,7 +375,7 @@ def test_another_process_compiles_where_the_first_was_killed(begin, cache):
 def test_a_damaged_executable_of_another_process_is_compiled_again(begin, cache):
     job = job_of(COPIES, cache=cache)
     cache.folder.mkdir()
-    cache.path(executable.key_of(job.parts)).write_bytes(b"damaged")
+    cache.path(keys.key_of(job.parts)).write_bytes(b"damaged")
     with pytest.warns(CacheWarning, match="could not be used and is rebuilt"):
         assert isinstance(begin(job).wait(), Executable)
 
@@ -387,7 +386,7 @@ def test_processes_that_cannot_lock_compile_each(begin, cache, monkeypatch):
 
     monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
     for _ in range(2):
-        cache.path(executable.key_of(job_of(COPIES).parts)).unlink(missing_ok=True)
+        cache.path(keys.key_of(job_of(COPIES).parts)).unlink(missing_ok=True)
         assert isinstance(begin(job_of(COPIES, cache=cache)).wait(), Executable)
 
 
@@ -439,7 +438,7 @@ def test_a_pause_ends_with_the_process(begin, monkeypatch):
     later = begin(job_of(COPIES))
     later.look()
     later.look()
-    monkeypatch.setattr(process.shares, "share", lambda *_, **__: 0.999)
+    monkeypatch.setattr(estimates, "share", lambda *_, **__: 0.999)
     later._computed_s -= 1000.0  # as if steps had computed for so long: a pause of 500 s is due
     assert eventually(lambda: later.look() is not None)
 
@@ -469,13 +468,13 @@ def test_what_steps_wait_for_while_programs_are_written_counts_as_a_pause(begin,
 )
 def test_what_is_expected_follows_from_the_shares(clock, cores, cpu_s, seconds):
     clock.cores(cores)
-    assert shares.wall_s(cpu_s) == pytest.approx(seconds)
+    assert estimates.wall_s(cpu_s) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(("cores", "seconds"), [(1, 1 + 0.7 / 0.5), (2, 1 + 0.9 / 0.5)])
 def test_what_is_compiled_once_per_machine_gets_more_sooner(begin, clock, cores, seconds):
     clock.cores(cores)
-    assert shares.wall_s(1.0, once=True) == pytest.approx(seconds)
+    assert estimates.wall_s(1.0, once=True) == pytest.approx(seconds)
     later = clock.begun(begin, cpu_s=10.0, once=True)
     first = 0.1 if cores > 1 else 0.3
     assert clock.paused(later, after_s=9.0, computed_s=1 - first) == pytest.approx(first)
@@ -488,8 +487,8 @@ class Clock:
     def __init__(self, monkeypatch):
         self._monkeypatch, self._wait = monkeypatch, subprocess.Popen.wait
         self.now, self.computed, self.pauses = 100.0, 50.0, []
-        monkeypatch.setattr(process.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(process.time, "thread_time", lambda: self.computed)
+        monkeypatch.setattr(compiler_process.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(compiler_process.time, "thread_time", lambda: self.computed)
         waits = lambda process, timeout=None: self._waited(process, timeout)  # noqa: E731
         monkeypatch.setattr(subprocess.Popen, "wait", waits)
 
@@ -500,7 +499,7 @@ class Clock:
         raise subprocess.TimeoutExpired("compiler", timeout)
 
     def cores(self, count):
-        self._monkeypatch.setattr(shares.os, "sched_getaffinity", lambda _: range(count))
+        self._monkeypatch.setattr(estimates.os, "sched_getaffinity", lambda _: range(count))
 
     def begun(self, begin, cpu_s, written_s=0.0, *, once=False):
         later = begin(job_of(SLEEPS))

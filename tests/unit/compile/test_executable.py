@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from abele import build
-from abele.compile import executable
+from abele.compile import executable_file, keys
 from abele.errors import CorruptExecutable, ForeignExecutable
 from abele.step.config import StepConfig
 from helpers.fakes import Keeping, KeptCode
@@ -36,12 +36,12 @@ def made(programs):
 @pytest.fixture
 def file(made, tmp_path):
     path = tmp_path / "an executable.abele"
-    made.save(path)
+    executable_file.save(made, path)
     return path
 
 
 def reload(path, made):
-    return executable.load(path, made.programs, made.key_parts, made.target)
+    return executable_file.load(path, made.programs, made.key_parts, made.target)
 
 
 def result(made):
@@ -70,7 +70,7 @@ def test_a_file_is_a_plain_zip_with_the_program_to_read(made, file):
 def test_saving_replaces_what_is_there_and_makes_folders(made, tmp_path):
     path = tmp_path / "new" / "folder" / "x.abele"
     for _ in range(2):
-        made.save(path)
+        executable_file.save(made, path)
         assert reload(path, made).key == made.key
     assert os.listdir(path.parent) == ["x.abele"]
 
@@ -166,16 +166,16 @@ def test_code_that_the_target_cannot_load_is_corrupt(file, made, monkeypatch):
 )
 def test_a_file_from_elsewhere_is_refused_by_name(programs, tmp_path, here, named):
     there = build(programs, CONFIG, target=Keeping(isa="avx2"))[0]
-    there.save(tmp_path / "x.abele")
+    executable_file.save(there, tmp_path / "x.abele")
     mine = build(programs, CONFIG, target=Keeping(**{"isa": "avx2", **here}))[0]
     with pytest.raises(ForeignExecutable, match=f"was made for something else: {named}"):
         reload(tmp_path / "x.abele", mine)
 
 
 def test_another_layout_is_refused_in_one_sentence(programs, made, tmp_path, monkeypatch):
-    monkeypatch.setattr(executable, "FORMAT", 1)
+    monkeypatch.setattr(keys, "FORMAT", 1)
     old = build(programs, CONFIG, target=Keeping())[0]
-    old.save(tmp_path / "x.abele")
+    executable_file.save(old, tmp_path / "x.abele")
     monkeypatch.undo()
     refused = r"else: executables of layout 1 are not read any more, only those of layout 5\. Comp"
     with pytest.raises(ForeignExecutable, match=refused):
@@ -196,33 +196,33 @@ def test_code_is_loaded_by_the_lowering_that_made_it(programs, tmp_path):
     emitted = Emitted(padding=3)  # code of the other one would be refused
     target.lowerings = (emitted, *target.lowerings)
     made = build(programs, CONFIG, target=target)[0]
-    made.save(tmp_path / "x.abele")
-    assert executable.read_manifest(tmp_path / "x.abele")["key_parts"]["lowerings"] == {
+    executable_file.save(made, tmp_path / "x.abele")
+    assert executable_file.read_manifest(tmp_path / "x.abele")["key_parts"]["lowerings"] == {
         "forward": "emitted"
     }
     emitted.wanted = False
     torch.testing.assert_close(result(reload(tmp_path / "x.abele", made)), result(made))
     other = build(programs, CONFIG, target=target)[0]
     assert other.lowering("forward").name == "kept code"
-    loaded = executable.load(tmp_path / "x.abele", other.programs, other.key_parts, target)
+    loaded = executable_file.load(tmp_path / "x.abele", other.programs, other.key_parts, target)
     assert loaded.lowering("forward") is emitted
 
 
 def test_a_file_that_does_not_say_how_programs_were_lowered_is_damaged(made, tmp_path):
     parts = {name: each for name, each in made.key_parts.items() if name != "lowerings"}
-    dataclasses.replace(made, key_parts=parts).save(tmp_path / "x.abele")
+    executable_file.save(dataclasses.replace(made, key_parts=parts), tmp_path / "x.abele")
     with pytest.raises(CorruptExecutable, match="how program 'forward' is lowered is not said"):
-        executable.load(tmp_path / "x.abele", made.programs, parts, made.target)
+        executable_file.load(tmp_path / "x.abele", made.programs, parts, made.target)
 
 
 def test_code_of_a_lowering_that_the_target_lacks_is_refused(programs, tmp_path):
     target = Keeping()
     target.lowerings = (Emitted(), *target.lowerings)
     made = build(programs, CONFIG, target=target)[0]
-    made.save(tmp_path / "x.abele")
+    executable_file.save(made, tmp_path / "x.abele")
     refused = r"by 'emitted', which target 'keeping' does not have \(it has kept code\)\. Compile"
     with pytest.raises(ForeignExecutable, match=refused):
-        executable.load(tmp_path / "x.abele", made.programs, made.key_parts, Keeping())
+        executable_file.load(tmp_path / "x.abele", made.programs, made.key_parts, Keeping())
 
 
 def full_disk(*_):
@@ -233,14 +233,14 @@ def full_disk(*_):
 def test_a_full_disk_leaves_nothing_behind(made, tmp_path, monkeypatch, place):
     monkeypatch.setattr(os, place, full_disk)
     with pytest.raises(OSError, match="No space left"):
-        made.save(tmp_path / "x.abele")
+        executable_file.save(made, tmp_path / "x.abele")
     assert os.listdir(tmp_path) == []
 
 
 def test_a_disk_that_fills_up_while_writing_leaves_nothing_behind(made, tmp_path, monkeypatch):
     monkeypatch.setattr(zipfile.ZipFile, "writestr", full_disk)
     with pytest.raises(OSError, match="No space left"):
-        made.save(tmp_path / "x.abele")
+        executable_file.save(made, tmp_path / "x.abele")
     assert os.listdir(tmp_path) == []
 
 

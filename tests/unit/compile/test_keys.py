@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import abele
 from abele import ExecutableCache, StepConfig, build, get_target, passes
-from abele.compile import executable
+from abele.compile import keys
 from abele.compile.portable_executable import captured_in, pack, restore
 from abele.compile.serialization import from_text, to_text
 from abele.errors import CorruptExecutable
@@ -56,7 +56,7 @@ def programs_of(function: Callable, constant: Any) -> tuple[abele.Program, ...]:
 
 
 def key(programs, config=INFERENCE) -> str:
-    return executable.key_of(executable.key_parts(programs, config, CPU))
+    return keys.key_of(keys.key_parts(programs, config, CPU))
 
 
 def code(programs) -> list[Any]:
@@ -432,14 +432,14 @@ def other_toolchain(monkeypatch, name):
 
 def test_code_of_another_compiler_has_another_key_but_runs_here(program, monkeypatch):
     other_toolchain(monkeypatch, "aaa g++ 12")
-    stored = executable.key_parts(program, INFERENCE, CPU)
+    stored = keys.key_parts(program, INFERENCE, CPU)
     for name in ("bbb g++ 13", ""):
         other_toolchain(monkeypatch, name)
-        wanted = executable.key_parts(program, INFERENCE, CPU)
-        assert executable.key_of(stored) != executable.key_of(wanted)
+        wanted = keys.key_parts(program, INFERENCE, CPU)
+        assert keys.key_of(stored) != keys.key_of(wanted)
         said = f"toolchain: aaa g++ 12 there, {name} here"
-        assert executable.why_parts_differ(stored, wanted) == [said]
-        assert not executable.why_other(stored, wanted)
+        assert keys.why_parts_differ(stored, wanted) == [said]
+        assert not keys.why_other(stored, wanted)
 
 
 # -- sources -------------------------------------------------------------------------------------

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from abele import StepConfig, build
-from abele.compile import executable, measuring
+from abele.compile import compiling, executable_file, keys
 from abele.compile.cache import ExecutableCache
-from abele.compile.compiling import compile_programs
-from abele.compile.measuring import Way, fastest, made_up
+from abele.compile.compiling import Way, compile_programs, fastest, made_up
 from abele.errors import CompilerError, CorruptExecutable, TargetError
 from abele.passes.dead_code import dead_code
 from abele.targets import Compiled, candidates
@@ -71,7 +70,7 @@ def clocked(monkeypatch):
             ran.append(name)
             return times[name]
 
-        monkeypatch.setattr(measuring, "seconds", clock)
+        monkeypatch.setattr(compiling, "seconds", clock)
         return ran
 
     return say
@@ -122,8 +121,8 @@ def test_an_executable_that_does_not_say_which_is_made_again(programs, clocked):
     clocked(usual=0.008, other=0.005)
     made, _ = build(programs, CONFIG, target=Several())
     with pytest.raises(CorruptExecutable, match="which lowering program 'forward' has is not said"):
-        executable.restored(
-            programs, made.key_parts, made.target, lambda name: executable.Code(b"", None), {}
+        executable_file.restored(
+            programs, made.key_parts, made.target, lambda name: executable_file.Code(b"", None), {}
         )
 
 
@@ -187,7 +186,7 @@ def test_measuring_leaves_random_numbers_as_they_were(monkeypatch):
     programs = captured(module.train(), [torch.ones(2, 4)], StepConfig(training=False)).programs
     before = torch.get_rng_state()
     compile_programs(
-        Several(), programs, executable.key_parts(programs, CONFIG, Several(), BOTH), clocked=_drawn
+        Several(), programs, keys.key_parts(programs, CONFIG, Several(), BOTH), clocked=_drawn
     )
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -281,7 +280,7 @@ def test_what_refuses_made_up_inputs_is_not_measured(programs, refusing):
 
 
 def test_state_that_is_too_large_is_not_made_twice(programs, monkeypatch):
-    monkeypatch.setattr(measuring, "_LARGEST_BYTES", 8)
+    monkeypatch.setattr(compiling, "_LARGEST_BYTES", 8)
     way, why = fastest(ways(programs), 1.0)
     assert way.name == "a"
     assert why == "not measured, because its inputs take 0.0 GiB"
@@ -302,7 +301,7 @@ def test_memory_that_was_freed_goes_back_to_the_system():
     kept = pieces[-1]
     before = _resident_bytes()
     del pieces
-    measuring.return_memory()
+    compiling.return_memory()
     assert kept
     assert before - _resident_bytes() > 50_000_000
 

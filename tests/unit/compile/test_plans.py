@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from abele import StepConfig, build, get_target, passes
-from abele.compile import measuring
+from abele.compile import compiling, executable_file
 from abele.compile.cache import CacheWarning, ExecutableCache
 from abele.compile.portable_executable import ContainerFirst, pack
 from abele.errors import CorruptExecutable
@@ -86,7 +86,7 @@ def programs():
 def built(programs, monkeypatch, isolated_cache):
     """Builds with a cache; the first lowering is faster."""
     monkeypatch.delenv(candidates.ENVIRONMENT, raising=False)
-    monkeypatch.setattr(measuring, "seconds", lambda compiled, inputs: 0.001)
+    monkeypatch.setattr(compiling, "seconds", lambda compiled, inputs: 0.001)
 
     def make(target=None, cache=isolated_cache):
         target = target or Both()
@@ -192,7 +192,7 @@ def test_a_plan_that_was_altered_costs_one_warning(built, isolated_cache):
 def test_what_was_loaded_is_stored_whole(built, tmp_path):
     built()
     made, _, _ = built()
-    made.save(tmp_path / "x.abele")
+    executable_file.save(made, tmp_path / "x.abele")
     names = zipfile.ZipFile(tmp_path / "x.abele").namelist()
     assert {"programs/forward.plan.json", "programs/forward.py.txt"} <= set(names)
 

@@ -7,7 +7,7 @@ import pytest
 from abele import ExecutableCache, StepConfig, build, get_target
 from abele.compile import start
 from abele.compile.build import FallbackWarning
-from abele.compile.later import Running
+from abele.compile.executable import Running
 from abele.compile.start import Start
 from abele.compile.tiers import Wanted
 from abele.errors import CompilerError, ProgramError, TargetError
@@ -193,7 +193,7 @@ def test_steps_run_while_it_is_made():
 
 def test_how_long_it_takes_is_expected_too(monkeypatch):
     monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: 1.0)
-    monkeypatch.setattr("abele.compile.shares._first", lambda: 0.1)
+    monkeypatch.setattr("abele.compile.estimates._first", lambda: 0.1)
     _, record = built(Unprepared())
     assert record.running.expected_s == pytest.approx((1 + 20) * (1 + 0.9 / 0.5))
 

@@ -18,7 +18,8 @@ import torch
 
 from abele.port import files
 from abele.port.engine import port
-from abele.runtime.observers import Observer, of_new_sessions
+from abele.runtime.observers import Observer
+from abele.runtime.session import of_new_sessions
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 ARGUMENTS = (

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import poptorch
-from abele.compile.later import Running
+from abele.compile.executable import Running
 from abele.compile.start import Start
 from abele.report import read_journal, read_run
 from abele.report.instances import Instance
@@ -142,7 +142,7 @@ def test_a_page_before_anything_was_built_has_no_empty_sections():
 AGAIN = """
 import sys
 from pathlib import Path
-from abele.compile.later import Running
+from abele.compile.executable import Running
 from abele.compile.start import Start
 from abele.report import read_journal, read_run
 from abele.report.page import page

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from abele.compile.later import TakeOverWarning
-from abele.runtime import agreement, in_float64, state
+from abele.compile.executable import TakeOverWarning
+from abele.runtime import agreement, state
 from abele.runtime.agreement import Trial
 from abele.step.config import StepConfig
 from helpers.models import MODELS, Model
@@ -95,7 +95,7 @@ def test_half_precision_has_no_yardstick():
         data=lambda rows, g: tuple(each.half() for each in CANCELLING.data(rows, g)),
     )
     made, _, _ = session(half, "sgd")
-    assert not any(in_float64.is_yardstick(each) for each in made.executable.programs)
+    assert not any(agreement.is_yardstick(each) for each in made.executable.programs)
     assert Trial(made, micro_batch(made, half)).exact(made.executable) is None
 
 

@@ -9,7 +9,8 @@ import torch
 import poptorch
 from abele import StepConfig, build, get_target
 from abele.errors import BatchError
-from abele.runtime.observers import Observer, of_new_sessions
+from abele.runtime.observers import Observer
+from abele.runtime.session import of_new_sessions
 from abele.targets import ENVIRONMENT
 from helpers.models import MODELS, plain_loss
 from helpers.pipelined import at_stage, sessions

@@ -12,7 +12,7 @@ import torch
 
 from abele import build
 from abele.collectives.protocol import Counts
-from abele.compile.later import Failure, TakeOverWarning
+from abele.compile.executable import Failure, TakeOverWarning
 from abele.compile.verdict import ComparisonWarning
 from abele.errors import CompilerError, StoppedError, TrappedError
 from abele.runtime import state

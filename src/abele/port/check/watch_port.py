@@ -11,8 +11,8 @@ import torch
 from abele.port.check.channel import BUFFER, PARAMETER, Channel, described, numbers
 from abele.port.check.watch import Watch
 from abele.runtime.clock import CallRecord
-from abele.runtime.observers import Observer, of_new_sessions
-from abele.runtime.session import Session
+from abele.runtime.observers import Observer
+from abele.runtime.session import Session, of_new_sessions
 from abele.step.batching import MicroStep
 from abele.warn import user_line
 

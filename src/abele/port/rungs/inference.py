@@ -16,8 +16,8 @@ from abele.capture import Call
 from abele.port.rungs import process
 from abele.port.rungs.frames import variable
 from abele.runtime.clock import CallRecord
-from abele.runtime.observers import Observer, of_new_sessions
-from abele.runtime.session import Session
+from abele.runtime.observers import Observer
+from abele.runtime.session import Session, of_new_sessions
 from abele.step.config import StepConfig
 from abele.warn import user_line
 

@@ -17,8 +17,8 @@ import torch
 from abele.capture import Call
 from abele.port.rungs import process
 from abele.port.rungs.frames import variable
-from abele.runtime.observers import Observer, of_new_sessions
-from abele.runtime.session import Session
+from abele.runtime.observers import Observer
+from abele.runtime.session import Session, of_new_sessions
 from abele.step.config import StepConfig
 from abele.trace.module_state import ModuleState
 from abele.warn import user_line

@@ -12,7 +12,7 @@ from abele.report.record import Build, Run
 from abele.report.status import State, Status, steady
 
 SCATTERED = 2.0
-_AWAITED = " until compiled ones are ready"  # in ``compile.later.Running.sentence()``
+_AWAITED = " until compiled ones are ready"  # in ``compile.executable.Running.sentence()``
 _UNCALLED = (
     "Nothing was compiled, and nothing ran on a device: the program made a wrapper of this model "
     "and never called it."
