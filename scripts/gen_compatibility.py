@@ -168,7 +168,7 @@ def _differs(item: object) -> str:
 
 
 def _optimizers() -> Iterator[str]:
-    from abele.step.optimizer_classes import KINDS, REFUSED
+    from abele.step.optimizers import KINDS, REFUSED
 
     yield OPTIMIZERS_HEAD
     yield "\n| class | status | note |"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from abele import Role, StepConfig
-from abele.step.further_rules import FURTHER_RULES
+from abele.step.update_rules import FURTHER_RULES
 from helpers.emitted_programs import Case, outcomes
 from helpers.models import MODELS
 from helpers.runs import DEFAULTS, assert_same_bits, captured, rule_for, run, started

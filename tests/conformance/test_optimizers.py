@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from abele.step.optimizer_classes import PAIRS
+from abele.step.optimizers import PAIRS
 from abele.step.update_rules import Group, UpdateRule
 from helpers.models import MODELS
 from helpers.runs import DEFAULTS, assert_same_bits, rule_for, run, run_eagerly, started

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from abele import frames
+from abele import cpython
 
 CALLS, DEPTHS = 300, 200
 
@@ -28,7 +28,7 @@ def worst(depth):
 
 def test_calls_fault_at_no_depth():
     worst(DEPTHS)  # what is touched for the first time faults once
-    assert frames.with_room(worst)(DEPTHS) < CALLS // 2
+    assert cpython.with_room(worst)(DEPTHS) < CALLS // 2
 
 
 def test_without_room_there_is_such_a_depth():
@@ -41,6 +41,6 @@ def test_arguments_results_and_names_pass():
         """Twice."""
         return 2 * x + more
 
-    larger = frames.with_room(double)
+    larger = cpython.with_room(double)
     assert (larger(2), larger(2, more=1)) == (4, 5)
     assert (larger.__name__, larger.__doc__) == ("double", "Twice.")

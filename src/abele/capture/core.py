@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from abele import _torch, frames, garbage
+from abele import _torch, cpython
 from abele.capture import forward, gradient_hooks, update
 from abele.capture.gradients import MicroBatch, micro_batch
+from abele.capture.origins import Readers
 from abele.capture.recipe import Call, Recipe, recipe_of, traced
 from abele.capture.update import Scaled
-from abele.capture.update_origins import Readers
 from abele.program import Program
 from abele.program.printing import hide_frames
 from abele.step import replica_groups
@@ -57,7 +57,7 @@ class Captured:
         return {program.name: program for program in self.programs}
 
 
-@frames.with_room
+@cpython.with_room
 def capture(
     call: Call,
     module: torch.nn.Module,
@@ -117,7 +117,7 @@ def capture(
 @contextlib.contextmanager
 def tracing() -> Generator[None]:
     """Let one thread at a time read and trace a module."""
-    with _torch.TRACING, garbage.uncollected():
+    with _torch.TRACING, cpython.uncollected():
         yield
 
 

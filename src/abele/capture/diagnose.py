@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import linecache
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -14,7 +14,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
-from abele.capture.reshaped_views import ReshapedViews
 from abele.containers import is_array
 from abele.errors import CaptureError, DataDependentError
 from abele.program.aliasing import base
@@ -107,6 +106,70 @@ class _Array:
         return any(base(source) is memory for node in later for source in node.all_input_nodes)
 
 
+# In-place changes of a view's shape. While forward is traced, autograd derives the gradient of a
+# later write from how the view was made, and misses its new shape; plain PyTorch reads its strides.
+_OUT_OF_PLACE = {
+    torch.Tensor.t_: "t",
+    torch.Tensor.transpose_: "transpose",
+    torch.Tensor.swapaxes_: "swapaxes",
+    torch.Tensor.swapdims_: "swapdims",
+    torch.Tensor.squeeze_: "squeeze",
+    torch.Tensor.unsqueeze_: "unsqueeze",
+    torch.Tensor.as_strided_: "as_strided",
+}
+
+
+@dataclasses.dataclass
+class _Reshaped:
+    """A view, the version of its memory then, and what changed it where."""
+
+    view: torch.Tensor  # kept, because writes count even if forward drops it afterwards
+    version: int
+    by: str
+    line: str
+
+
+class _ReshapedViews:
+    """The views that forward has given another shape in place."""
+
+    def __init__(self):
+        self._reshaped: list[_Reshaped] = []
+
+    def called(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call a function of torch, and remember its first argument if that is such a view."""
+        name = _OUT_OF_PLACE.get(function)
+        if name is None:
+            return function(*args, **kwargs)
+        view, before = args[0], args[0]._version
+        result = function(*args, **kwargs)
+        for each in self._reshaped:
+            if each.version == before and _whole(each.view) is _whole(view):
+                each.version = view._version  # the memory is as it was
+        if view._is_view():
+            self._reshaped.append(_Reshaped(view, view._version, name, user_line()))
+        return result
+
+    def check(self) -> None:
+        """Refuse views whose memory was written afterwards and that need a gradient.
+
+        Raises:
+            CaptureError: names the line where the view got its shape.
+        """
+        for each in self._reshaped:
+            if each.view.requires_grad and each.view._version != each.version:
+                raise CaptureError(
+                    f"forward changes the shape of a view in place at {each.line}, and writes into "
+                    "its memory later; a program does not get the gradient of that. Make another "
+                    f"view instead: `view = view.{each.by}(...)`."
+                )
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor._base is None else tensor._base
+
+
 class _NoPrinting(TorchFunctionMode):
     """Refuses what torch would answer with a tensor's shape alone, as if that were its value.
 
@@ -118,7 +181,7 @@ class _NoPrinting(TorchFunctionMode):
         super().__init__()
         self._shows = shows
         self._arrays: list[_Array] = []
-        self._views = ReshapedViews()
+        self._views = _ReshapedViews()
 
     def check_writes(self) -> None:
         """Refuses writes that the program does not see as plain PyTorch does.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from abele import _torch
 from abele._torch.dynamo import compiled_functions_run_plainly
@@ -15,13 +17,43 @@ from abele.capture import loss_traps
 from abele.capture.diagnose import explained
 from abele.capture.recipe import Recipe
 from abele.capture.replacements.portable import portable_functions
-from abele.capture.user_objects.references import References
 from abele.program import Role
 from abele.trace import scopes
 from abele.trace.constants import constant_value
 from abele.trace.module_state import in_place_of, substituted
 from abele.trace.plain_tensors import written_stand_in
 from abele.trace.tracer import Values
+
+
+class References(TorchFunctionMode):
+    """A mode in which functions of torch get traced tensors in place of parameters and buffers.
+
+    While forward is captured its modules hold tensors of the trace. A list such as
+    ``self.weights = [self.fc.weight]``, a dictionary or a closure still holds the user's own.
+
+    Args:
+        instead: what to pass, by the ``id`` of the object that is replaced.
+    """
+
+    def __init__(self, instead: Mapping[int, torch.Tensor]):
+        super().__init__()
+        self._instead = instead
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Calls the function with the other tensors."""
+        named: dict[str, Any] = kwargs or {}
+        named = {name: self.resolved(value) for name, value in named.items()}
+        return func(*map(self.resolved, args), **named)
+
+    def resolved(self, value: Any) -> Any:
+        """The same value with the other tensors in it."""
+        if isinstance(value, torch.Tensor):
+            return self._instead.get(id(value), value)
+        if type(value) in (list, tuple):
+            return type(value)(map(self.resolved, value))
+        return value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

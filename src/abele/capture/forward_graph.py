@@ -20,7 +20,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
-from abele import _torch, garbage
+from abele import _torch, cpython
 from abele.capture import Call, gradient_hooks, losses
 from abele.capture.diagnose import explained
 from abele.capture.forward import called, state_in_place
@@ -159,7 +159,7 @@ def _traced(
 ) -> torch.fx.GraphModule:
     mode = _torch.static_fakes()
     kept = _plain_tensors_kept(recipe)
-    with kept, _torch.TRACING, garbage.uncollected(), mode, _torch.without_onednn():
+    with kept, _torch.TRACING, cpython.uncollected(), mode, _torch.without_onednn():
         leaves = [tracer.fake_of(each, mode).requires_grad_(each.requires_grad) for each in named]
         with torch.enable_grad(), _torch.without_log_of_fakes(), _torch.code_when_run():
             graph = _torch.make_fx(function, pre_dispatch=True)(*leaves)

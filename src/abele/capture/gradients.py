@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import linecache
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -13,16 +15,13 @@ from torch.overrides import TorchFunctionMode
 from abele import _torch
 from abele.capture import forward, gradient_hooks, loss_traps, saved_values
 from abele.capture.diagnose import explained
-from abele.capture.forward import Forward, state_in_place
+from abele.capture.forward import Forward, References, state_in_place
 from abele.capture.losses import LossFinder
-from abele.capture.origins import backward_origins
+from abele.capture.origins import Readers, backward_origins, readers
 from abele.capture.recipe import Recipe
-from abele.capture.reentrant import refuse_reentrant_checkpoints
 from abele.capture.replacements import recurrent_layers
-from abele.capture.update_origins import Readers, readers
-from abele.capture.user_objects.references import References
 from abele.errors import CaptureError
-from abele.program import Role
+from abele.program import Role, printing
 from abele.step import loss_scaling, reduction
 from abele.trace.tracer import Values
 from abele.warn import user_line
@@ -177,3 +176,48 @@ def _trained_nodes(recipe: Recipe, values: Values) -> set[torch.fx.Node]:
 def _seed_factor(recipe: Recipe, values: Values) -> float | torch.Tensor:
     scale, divisor = recipe.loss_scale(values), reduction.loss_divisor(recipe.config)
     return scale / divisor if divisor > 1 else scale
+
+
+# The backward of reentrant checkpoints calls backward and leaves gradients on parameters. A program
+# has one backward: some of these checkpoints would fail in it, and others would not train.
+_NAME = "CheckpointFunctionBackward"
+# Of the frames of what is computed inside; that of other checkpoints is in another function.
+_INSIDE = re.compile(r'torch/utils/checkpoint\.py", line \d+, in forward\b')
+
+
+def refuse_reentrant_checkpoints(heads: Sequence[torch.Tensor]) -> None:
+    """Look for reentrant checkpoints in what some tensors are computed from.
+
+    Args:
+        heads: traced, the tensors from which backward starts.
+
+    Raises:
+        CaptureError: there is one; names the line of forward that calls it.
+    """
+    waiting = [head.grad_fn for head in heads]
+    seen = set(waiting)
+    while waiting:
+        function = waiting.pop()
+        if function is None:
+            continue
+        if function.name() == _NAME:
+            raise CaptureError(
+                f"forward uses torch.utils.checkpoint with use_reentrant=True{_place()}, which "
+                "calls backward inside backward; a program has one. Pass use_reentrant=False: the "
+                "numbers are the same."
+            )
+        below = {each for each, _ in function.next_functions} - seen
+        seen |= below
+        waiting.extend(below)
+
+
+def _place() -> str:
+    """The line that calls the first such checkpoint of the trace, to be put into a sentence."""
+    for node in _torch.traced_nodes():
+        trace = node.meta.get("stack_trace") or ""
+        inside = _INSIDE.search(trace)
+        line = inside and printing.user_line(trace[: inside.start()])
+        if line:
+            file, number, _ = line
+            return f" at {file}:{number}: `{linecache.getline(file, number).strip()}`"
+    return ""

@@ -13,9 +13,9 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from abele.capture.leftovers import Leftovers
 from abele.capture.origins import are_wanted
 from abele.capture.saved_values import CopiesNeeded
-from abele.capture.user_objects.leftovers import Leftovers
 from abele.errors import CaptureError
 from abele.ops.recurrent import StepsNeeded
 from abele.program import Role

@@ -10,8 +10,8 @@ import torch
 
 from abele import _torch
 from abele.capture.gradients import Gradients, MicroBatch
+from abele.capture.origins import Readers, update_origins
 from abele.capture.recipe import Recipe
-from abele.capture.update_origins import Readers, update_origins
 from abele.program import Role
 from abele.step import loss_scaling, reduction, rounding, update_rules
 from abele.step.replica_groups import ACCUMULATOR

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from abele import frames, garbage, passes
+from abele import cpython, passes
 from abele.compile import keys, tiers
 from abele.compile.compiling import compile_programs, lowered_by, needed_once
 from abele.compile.executable import (
@@ -108,7 +108,7 @@ def choose_target() -> tuple[Target, bool]:
     return (cuda if cuda.unavailable() is None else get_target("cpu")), False
 
 
-@frames.with_room
+@cpython.with_room
 def build(
     programs: Sequence[Program],
     config: StepConfig,
@@ -151,7 +151,7 @@ def build(
         wanted = wanted.insisted() if record.forced else wanted
     while True:
         try:
-            with garbage.uncollected():
+            with cpython.uncollected():
                 return _build_for(target, programs, config, cache, record, progress, wanted), record
         except TargetError as error:
             record.log = _write_log(error, log_folder)

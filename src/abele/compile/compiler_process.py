@@ -26,7 +26,7 @@ from typing import Any
 
 import filelock
 
-from abele import frames, garbage, passes
+from abele import cpython, passes
 from abele.compile import estimates, native
 from abele.compile.cache import ExecutableCache
 from abele.compile.compiling import Way, compile_programs, lowered_by, needed_once
@@ -200,11 +200,11 @@ class FromCompiler(Later):
         self._started = time.monotonic()
         self._end = weakref.finalize(self, _end, process, folder, self._owner)
 
-    @frames.with_room
+    @cpython.with_room
     def _command(self, folder: Path) -> list[str]:
         """Write the programs into the process's folder; return the command that starts it."""
         job, files, running = self._job, list[_File](), self.running
-        with garbage.uncollected(), passes.one_after_the_other():
+        with cpython.uncollected(), passes.one_after_the_other():
             for program in job.programs:
                 names = lowerings_of(job.parts, program.name)
                 for name in (each for each in names if job.target.lowering(each).compiles):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 
-from abele import garbage
+from abele import cpython
 from abele.compile.build import lowered_for
 from abele.fit import intermediates, moments
 from abele.fit.estimate import Estimate, Interval, Moment, Part, Work
@@ -62,7 +62,7 @@ def estimate(
         target: what runs them.
         calls: what is known of the run.
     """
-    with garbage.uncollected():
+    with cpython.uncollected():
         ways = _ways(programs, config, target)
         return Estimate(
             target=target.name,

@@ -16,26 +16,24 @@ from typing import Any
 
 import torch
 
-from abele.step.arithmetic import (
-    Number,
-    Rule,
-    State,
-    axpy,
-    count,
-    counted,
-    decayed,
-    lerp,
-    mean_of_squares,
-    moments,
-    moments_initial,
-    one_minus,
-    quotient,
-    sqrt,
-)
-from abele.step.further_rules import FURTHER_RULES, SCALARS
 from abele.step.loss_scaling import AutomaticScaling
 from abele.step.repeats import Repeats
 from abele.step.rounding import Write, write_nearest
+
+Number = float | torch.Tensor
+State = Mapping[str, torch.Tensor]
+Values = Mapping[str, float]
+Hyper = Mapping[str, Number]
+#: State that is one number for a parameter of any shape.
+SCALARS = frozenset({"step", "mu_product", "eta", "mu"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """``initial`` makes the state of one parameter, ``update`` applies one gradient in place."""
+
+    initial: Callable[[torch.Tensor, Mapping[str, float]], dict[str, torch.Tensor]]
+    update: Callable[[torch.Tensor, torch.Tensor, State, Mapping[str, Number]], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,16 +102,110 @@ class UpdateRule:
         return state
 
 
+# -- arithmetic: the same bits for a number that is a constant and one in a slot -------------------
+
+
+def axpy(y: torch.Tensor, x: torch.Tensor, a: Number, sign: int = 1) -> torch.Tensor:
+    """``y + sign*a*x`` rounded once, like ``torch.add(y, x, alpha=...)``, for both kinds of a."""
+    if isinstance(a, torch.Tensor):
+        return torch.addcmul(y, x, a.to(y.dtype), value=sign)
+    return torch.add(y, x, alpha=sign * a)
+
+
+def lerp(start: torch.Tensor, end: torch.Tensor, weight: Number) -> torch.Tensor:
+    """``start + weight * (end - start)`` as ``torch.lerp`` computes it."""
+    if isinstance(weight, torch.Tensor):
+        weight = weight.to(start.dtype)
+    return torch.lerp(start, end, weight)
+
+
+def mean_of_squares(mean: torch.Tensor, value: torch.Tensor, decay: Number) -> torch.Tensor:
+    """``decay * mean + (1 - decay) * value**2``."""
+    return (mean * decay).addcmul(value * one_minus(decay), value)
+
+
+def filled_where(mask: torch.Tensor, value: torch.Tensor, number: Number) -> torch.Tensor:
+    """``value``, but ``number`` where ``mask`` is true."""
+    if isinstance(number, torch.Tensor):
+        return torch.where(mask, number.to(value.dtype), value)
+    return value.masked_fill(mask, number)
+
+
+def decayed(param: torch.Tensor, grad: torch.Tensor, h: Hyper) -> torch.Tensor:
+    """A gradient with that of weight decay added; where ``decoupled``, decays ``param`` instead."""
+    decay = h["weight_decay"]
+    if is_zero(decay):
+        return grad
+    if not h.get("decoupled"):
+        return axpy(grad, param, decay)
+    param.copy_(param * (1 - h["lr"] * decay))
+    return grad
+
+
+def is_zero(value: Number) -> bool:
+    """Whether a number is a constant zero, whose operations can be left out."""
+    return not isinstance(value, torch.Tensor) and value == 0
+
+
+def quotient(value: Number, divisor: Number) -> Number:
+    """``value / divisor``; 0 where that is 0 / 0."""
+    if isinstance(divisor, torch.Tensor):
+        return value / torch.where(divisor == 0, 1.0, divisor)
+    return value / divisor if divisor else value
+
+
+def one_minus(value: Number) -> Number:
+    """``1 - value``."""
+    return 1 - value
+
+
+def sqrt(value: Number) -> Number:
+    """The square root."""
+    return value.sqrt() if isinstance(value, torch.Tensor) else math.sqrt(value)
+
+
+def count(param: torch.Tensor) -> torch.Tensor:
+    """A fresh count of updates: 0-d, float64, zero."""
+    # A program cannot read it, so it has to be a tensor.
+    return torch.zeros((), dtype=torch.float64, device=param.device)
+
+
+def counted(state: State) -> torch.Tensor:
+    """Count this update in the state; its number, from 1, as 0-d float64."""
+    state["step"].copy_(state["step"] + 1)
+    return state["step"].double()  # torch's objects on the host count in float32
+
+
+def moments_initial(param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
+    """The state that ``moments`` needs."""
+    return {
+        "step": count(param),
+        "exp_avg": torch.zeros_like(param),
+        "exp_avg_sq": torch.zeros_like(param),
+    }
+
+
+def moments(grad: torch.Tensor, state: State, h: Hyper) -> torch.Tensor:
+    """Add a gradient to the means of gradients and of their squares; the update's number."""
+    first, second = state["exp_avg"], state["exp_avg_sq"]
+    first.copy_(lerp(first, grad, one_minus(h["beta1"])))
+    second.copy_(mean_of_squares(second, grad, h["beta2"]))
+    return counted(state)
+
+
+# -- rules -----------------------------------------------------------------------------------------
+
+
 def _norm(value: torch.Tensor) -> torch.Tensor:
     linalg: Any = torch.linalg
     return linalg.vector_norm(value)
 
 
-def _sgd_initial(param: torch.Tensor, values: Mapping[str, float]) -> dict[str, torch.Tensor]:
+def _sgd_initial(param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
     return {"momentum_buffer": torch.zeros_like(param)} if values["momentum"] != 0 else {}
 
 
-def _sgd(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, Number]) -> None:
+def _sgd(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
     """Stochastic gradient descent with momentum.
 
     Differs from torch in two ways: dampening acts on the first step too, and without momentum a
@@ -129,7 +221,7 @@ def _sgd(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, 
     param.copy_(axpy(param, grad, rate, sign=-1))
 
 
-def _rmsprop_initial(param: torch.Tensor, values: Mapping[str, float]) -> dict[str, torch.Tensor]:
+def _rmsprop_initial(param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
     fill = torch.ones_like if values["tf_variant"] else torch.zeros_like
     state = {"step": count(param), "square_avg": fill(param)}
     if values["momentum"] != 0:
@@ -139,7 +231,7 @@ def _rmsprop_initial(param: torch.Tensor, values: Mapping[str, float]) -> dict[s
     return state
 
 
-def _rmsprop(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, Number]):
+def _rmsprop(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper):
     """RMSprop (Hinton, lecture 6e); ``tf_variant`` puts eps inside the root."""
     counted(state)  # not computed with, but torch's objects have the count
     grad = decayed(param, grad, h)
@@ -159,7 +251,7 @@ def _rmsprop(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[s
         param.copy_(param - (grad * h["lr"]) / root)
 
 
-def _adam(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, Number]) -> None:
+def _adam(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
     """Adam (arXiv 1412.6980); optionally with AdamW's decoupled decay (arXiv 1711.05101).
 
     Without ``bias_correction`` in ``h`` the moments are corrected.
@@ -176,7 +268,7 @@ def _adam(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str,
     param.copy_(param - (first * (h["lr"] / correction1)) / denominator)
 
 
-def _lamb(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, Number]) -> None:
+def _lamb(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
     """LAMB (arXiv 1904.00962), one trust ratio per parameter tensor."""
     step = moments(grad, state, h)
     first, second = state["exp_avg"], state["exp_avg_sq"]
@@ -198,6 +290,166 @@ def _lamb(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str,
     param.copy_(param - update * (ratio.double() * h["lr"]))
 
 
+def _number(param: torch.Tensor, value: float) -> torch.Tensor:
+    # float32, as torch keeps it: it is rounded at each update.
+    return torch.full((), value, dtype=torch.float32, device=param.device)
+
+
+def _adadelta_initial(param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
+    return {
+        "step": count(param),
+        "square_avg": torch.zeros_like(param),
+        "acc_delta": torch.zeros_like(param),
+    }
+
+
+def _adadelta(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
+    """Adadelta (arXiv 1212.5701)."""
+    counted(state)
+    grad = decayed(param, grad, h)
+    square, deltas = state["square_avg"], state["acc_delta"]
+    square.copy_(mean_of_squares(square, grad, h["rho"]))
+    delta = (deltas + h["eps"]).sqrt() / (square + h["eps"]).sqrt() * grad
+    deltas.copy_(mean_of_squares(deltas, delta, h["rho"]))
+    param.copy_(axpy(param, delta, h["lr"], sign=-1))
+
+
+def _adagrad_initial(param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
+    start = values["initial_accumulator_value"]
+    return {"step": count(param), "sum": torch.full_like(param, start)}
+
+
+def _adagrad(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
+    """Adagrad (Duchi et al., JMLR 12, 2011)."""
+    step = counted(state)
+    grad = decayed(param, grad, h)
+    rate = h["lr"]
+    if not is_zero(h["lr_decay"]):
+        rate = rate / (1 + (step - 1) * h["lr_decay"])
+    total = state["sum"]
+    total.copy_(total.addcmul(grad, grad))
+    param.copy_(param - (grad * rate) / (total.sqrt() + h["eps"]))
+
+
+def _adamax_initial(param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
+    return {
+        "step": count(param),
+        "exp_avg": torch.zeros_like(param),
+        "exp_inf": torch.zeros_like(param),
+    }
+
+
+def _adamax(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
+    """Adam with the largest gradient in place of the mean square (arXiv 1412.6980, section 7)."""
+    step = counted(state)
+    grad = decayed(param, grad, h)
+    first, largest = state["exp_avg"], state["exp_inf"]
+    first.copy_(lerp(first, grad, one_minus(h["beta1"])))
+    largest.copy_(torch.maximum(largest * h["beta2"], grad.abs() + h["eps"]))
+    param.copy_(param - (first * (h["lr"] / (1 - h["beta1"] ** step))) / largest)
+
+
+def _nadam_initial(param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
+    return moments_initial(param, values) | {"mu_product": _number(param, 1.0)}
+
+
+def _nadam(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
+    """Adam with Nesterov's momentum (Dozat, ICLR workshop 2016), which grows with the steps."""
+    grad = decayed(param, grad, h)
+    step = moments(grad, state, h)
+    first, second, product = state["exp_avg"], state["exp_avg_sq"], state["mu_product"]
+    mu = _nadam_momentum(step, h)
+    mu_next = _nadam_momentum(step + 1, h)
+    product.copy_(product * mu.to(product.dtype))
+    so_far = product.double()
+    root = (second / (1 - h["beta2"] ** step)).sqrt() + h["eps"]
+    param.copy_(param + (grad * (-h["lr"] * (1 - mu) / (1 - so_far))) / root)
+    param.copy_(param + (first * (-h["lr"] * mu_next / (1 - so_far * mu_next))) / root)
+
+
+def _nadam_momentum(step: torch.Tensor, h: Hyper) -> torch.Tensor:
+    return h["beta1"] * (1 - 0.5 * (0.96 ** (step * h["momentum_decay"])))
+
+
+def _radam(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
+    """Adam that scales by the second moment once its variance is known (arXiv 1908.03265)."""
+    grad = decayed(param, grad, h)
+    step = moments(grad, state, h)
+    first, second = state["exp_avg"], state["exp_avg_sq"]
+    update = first / (1 - h["beta1"] ** step) * h["lr"]
+    longest = 2 / one_minus(h["beta2"]) - 1
+    if isinstance(longest, torch.Tensor) or longest > 5:
+        update = _rectified(update, second, step, longest, h)
+    param.copy_(param - update)
+
+
+def _rectified(
+    update: torch.Tensor, second: torch.Tensor, step: torch.Tensor, longest: Number, h: Hyper
+) -> torch.Tensor:
+    correction = 1 - h["beta2"] ** step
+    length = longest - 2 * step * (h["beta2"] ** step) / correction
+    # What is not chosen has to be a number too: an infinity can be trapped.
+    usable = length.clamp(min=5)
+    excess = (usable - 4) * (usable - 2) * longest
+    factor = sqrt(excess / ((longest - 4) * (longest - 2) * usable))
+    adaptive = (second.sqrt() + h["eps"]).reciprocal() * sqrt(correction)
+    return torch.where(length > 5, update * adaptive * factor, update)
+
+
+def _asgd_initial(param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
+    return {
+        "step": count(param),
+        "eta": _number(param, values["lr"]),
+        "mu": _number(param, 1.0),
+        "ax": torch.zeros_like(param),
+    }
+
+
+def _asgd(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
+    """Averaged gradient descent (Polyak and Juditsky, 1992); the mean is in ``ax``."""
+    step = counted(state)
+    grad = decayed(param, grad, h)
+    eta, mu, mean = state["eta"], state["mu"], state["ax"]
+    rate = eta.double()
+    param.copy_(axpy(param * (1 - h["lambd"] * rate), grad, rate, sign=-1))
+    mean.copy_(torch.where(mu == 1, param, mean + (param - mean) * mu))
+    rate = h["lr"] / (1 + h["lambd"] * h["lr"] * step) ** h["alpha"]
+    eta.copy_(rate.to(eta.dtype))
+    mu.copy_((step - h["t0"]).clamp(min=1).reciprocal().to(mu.dtype))
+
+
+def _rprop_initial(param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
+    return {
+        "step": count(param),
+        "prev": torch.zeros_like(param),
+        "step_size": torch.full_like(param, values["lr"]),
+    }
+
+
+def _rprop(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
+    """Resilient backpropagation (Riedmiller and Braun, 1993); ``lr`` is where steps begin."""
+    counted(state)
+    before, size = state["prev"], state["step_size"]
+    product = grad * before
+    shrinks = product < 0
+    factor = filled_where(product > 0, torch.ones_like(size), h["etaplus"])
+    factor = filled_where(shrinks, factor, h["etaminus"])
+    size.copy_((size * factor).clamp(min=h["step_size_min"]).clamp(max=h["step_size_max"]))
+    grad = grad.masked_fill(shrinks, 0.0)
+    param.copy_(param.addcmul(grad.sign(), size, value=-1))
+    before.copy_(grad)
+
+
+#: Rules beyond those of the front-ends' originals, in the order of operations of ``torch.optim``.
+FURTHER_RULES: dict[str, Rule] = {
+    "adadelta": Rule(_adadelta_initial, _adadelta),
+    "adagrad": Rule(_adagrad_initial, _adagrad),
+    "adamax": Rule(_adamax_initial, _adamax),
+    "nadam": Rule(_nadam_initial, _nadam),
+    "radam": Rule(moments_initial, _radam),
+    "asgd": Rule(_asgd_initial, _asgd),
+    "rprop": Rule(_rprop_initial, _rprop),
+}
 RULES: dict[str, Rule] = {
     "sgd": Rule(_sgd_initial, _sgd),
     "rmsprop": Rule(_rmsprop_initial, _rmsprop),

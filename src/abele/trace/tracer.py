@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from abele import _torch, garbage
+from abele import _torch, cpython
 from abele.program import (
     Program,
     Role,
@@ -113,7 +113,7 @@ def trace(
 
     quiet = _torch.without_log_of_fakes()
     # Computations of finalizers would be traced too.
-    with garbage.uncollected(), mode, portable_kernels(), quiet, _torch.code_when_run():
+    with cpython.uncollected(), mode, portable_kernels(), quiet, _torch.code_when_run():
         leaves = [
             fake.requires_grad_() if item.requires_grad else fake
             for item, fake in zip(named, fakes, strict=True)

@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from abele.runtime.session import Session
-from abele.step import optimizer_objects
-from abele.step.further_rules import SCALARS
-from abele.step.update_rules import Group, UpdateRule
+from abele.step import optimizers
+from abele.step.update_rules import SCALARS, Group, UpdateRule
 from abele.trace.tensor_names import state_name
 from poptorch._error import error
 from poptorch._logging import logger
@@ -86,7 +85,7 @@ class DeviceState:
         Raises:
             poptorch.Error: it has state on the host that the device has no place for.
         """
-        problem = optimizer_objects.problem(optimizer, rule, names)
+        problem = optimizers.problem(optimizer, rule, names)
         if problem is not None:
             raise error(
                 f"The state of optimizer {type(optimizer).__name__} cannot go to the device: "
@@ -156,15 +155,15 @@ class DeviceState:
         """Return the optimizer's state on the host by slot, unless a device has newer state."""
         if self._torchs is None or (self._optimizer is not None and self._optimizer.has_state()):
             return {}
-        return optimizer_objects.host_state([self._torchs], self._names)
+        return optimizers.host_state([self._torchs], self._names)
 
     def _has_stepped(self) -> bool:
         optimizer = self._torchs
-        stepped = optimizer is not None and optimizer_objects.has_stepped(optimizer)
+        stepped = optimizer is not None and optimizers.has_stepped(optimizer)
         return stepped and bool(self._host_state())
 
     def _bring_home(self, optimizer: torch.optim.Optimizer, session: Session) -> None:
-        optimizer_objects.to_host([optimizer], self._names, session.read_updated_state())
+        optimizers.to_host([optimizer], self._names, session.read_updated_state())
 
     # -- device to host --------------------------------------------------------------------
 
@@ -215,7 +214,7 @@ class DeviceState:
             else:
                 _check_shape(name, value, slots[name])
         if self._loaded and self._rule:  # what a loaded dictionary lacks begins again, as in torch
-            matching = optimizer_objects.initial_values(self._rule, slots) | matching
+            matching = optimizers.initial_values(self._rule, slots) | matching
         session.write_optimizer_state(matching)
 
     def _write_dictionary(self, session: Session, state: Mapping[str, torch.Tensor]) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from abele.step import optimizer_arguments, optimizer_classes, update_rules
-from abele.step.further_rules import FURTHER_RULES
-from abele.step.optimizer_classes import KINDS, PAIRS, Kind
-from abele.step.update_rules import RULES, Group, UpdateRule
+from abele.step import optimizers, update_rules
+from abele.step.optimizers import KINDS, PAIRS, Kind
+from abele.step.update_rules import FURTHER_RULES, RULES, Group, UpdateRule
 from abele.storage.values import bits
 from poptorch._error import error
 from poptorch._logging import logger
@@ -44,7 +43,7 @@ def to_update_rule(optimizer: Any, names: Mapping[int, str], *, warn: bool = Fal
     """Reduce an optimizer to what a program needs of it.
 
     Args:
-        optimizer: of a class in ``optimizer_classes.KINDS``, or one of this package's.
+        optimizer: of a class in ``optimizers.KINDS``, or one of this package's.
         names: names of the model's parameters by ``id``.
         warn: log what in the optimizer is unlikely to do what its author expects.
 
@@ -81,11 +80,11 @@ def _kind_of(optimizer: Any) -> Kind:
     for kind in _KINDS:
         if isinstance(optimizer, kind.base):
             return kind
-    reason = optimizer_classes.why_not(optimizer)
+    reason = optimizers.why_not(optimizer)
     because = f": {reason}" if reason else ""
     raise AssertionError(
         f"Unsupported optimizer type {type(optimizer).__name__}{because}. Use SGD, Adam, AdamW, "
-        f"RMSprop or LAMB of poptorch.optim, or {optimizer_classes.names()} of torch.optim."
+        f"RMSprop or LAMB of poptorch.optim, or {optimizers.names()} of torch.optim."
     )
 
 
@@ -136,7 +135,7 @@ def _group(
 def _refuse_arguments(index: int, group: dict[str, Any]) -> None:
     if group.get("amsgrad"):
         raise ValueError("Only non-amsgrad Adam and AdamW are supported. Leave amsgrad unset.")
-    refused = optimizer_arguments.refused(group)
+    refused = optimizers.refused(group)
     if refused is not None:
         name, reason = refused
         raise error(
@@ -146,7 +145,7 @@ def _refuse_arguments(index: int, group: dict[str, Any]) -> None:
 
 
 def _switches(optimizer: Any, rule: str, group: dict[str, Any]) -> dict[str, bool]:
-    values = optimizer_arguments.switches(optimizer, rule, group)
+    values = optimizers.switches(optimizer, rule, group)
     if rule == "rmsprop":
         if len({bool(g.get("centered")) for g in optimizer.param_groups}) > 1:
             raise AssertionError("All groups must have the same value for the 'centered' attribute")

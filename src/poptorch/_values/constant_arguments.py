@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 import torch
 
-from abele.capture.user_objects import reachable
+from abele.capture import reachable
 from abele.storage.values import bits
 from abele.trace.module_state import plain
 from poptorch._error import error

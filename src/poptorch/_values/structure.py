@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from abele import _torch
-from abele.capture.user_objects import reachable
+from abele.capture import reachable
 from abele.program import dense
 from abele.storage.values import bits
 from poptorch._error import error

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from abele.capture.user_objects.reachable import attributes_of
+from abele.capture.reachable import attributes_of
 from abele.warn import warn_user
 
 # What a module and its copy have in common, or what wrapping itself changes.

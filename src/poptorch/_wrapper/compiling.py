@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from abele import garbage
+from abele import cpython
 from abele.compile.executable import Announce, Executable
 from abele.compile.start import Start
 from abele.step.config import StepConfig
@@ -115,7 +115,7 @@ class Compiling:
         self.prepare()
         # Around all of it, not only inside: each end of a pause is followed by collections.
         with (
-            garbage.uncollected(),
+            cpython.uncollected(),
             self._translated,
             self._resuming.around_compiling(),
             self.recording.compiling(),

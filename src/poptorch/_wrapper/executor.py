@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 
-from abele import garbage
+from abele import cpython
 from abele.collectives import Counts
 from abele.compile.build import BuildRecord
 from abele.step.update_rules import UpdateRule
@@ -236,7 +236,7 @@ class PoplarExecutor:
             if compiled is not None:
                 return self._run(compiled, bound)
             # The first step does not wait for what a capture leaves behind to be collected.
-            with garbage.uncollected():
+            with cpython.uncollected():
                 return self._run(self._made_ready(bound), bound)
 
     def _run(self, compiled: CompiledModel, given: Bound | tuple[Any, ...]) -> Any:

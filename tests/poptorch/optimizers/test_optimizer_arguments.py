@@ -1,6 +1,6 @@
 """Every argument of every optimizer's constructor does what it says, or is refused.
 
-The tables here and in ``abele.step.optimizer_arguments`` are checked against the constructors, so
+The tables here and in ``abele.step.optimizers`` are checked against the constructors, so
 an argument that torch gains fails until somebody decides what becomes of it.
 """
 
@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import poptorch
-from abele.step.optimizer_arguments import ARGUMENTS, Treatment
-from abele.step.optimizer_classes import KINDS
+from abele.step.optimizers import ARGUMENTS, KINDS, Treatment
 from helpers.wrapping import Calls, rows, scorer, trainer, weights
 from poptorch import optim
 from poptorch._optimizers.reading import host_step, to_update_rule
@@ -113,7 +112,7 @@ def rule(make):
 @pytest.mark.parametrize("name", TORCHS)
 def test_every_argument_of_torch_has_a_row(name):
     names = set(arguments(getattr(torch.optim, name)))
-    assert names <= set(ARGUMENTS), "decide what becomes of it in abele.step.optimizer_arguments"
+    assert names <= set(ARGUMENTS), "decide what becomes of it in abele.step.optimizers"
     assert name not in NAMES or names <= set(arguments(getattr(optim, name)))
 
 

@@ -448,7 +448,7 @@ def test_code_of_another_compiler_has_another_key_but_runs_here(program, monkeyp
 NEUTRAL = {
     "abele",
     "abele.errors",
-    "abele.garbage",
+    "abele.cpython",
     "abele.libraries",  # which frames are the user's
     "abele.locks",
     "abele.step",

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from abele import garbage
+from abele import cpython
 
 
 @pytest.fixture
@@ -18,9 +18,9 @@ def _as_it_was():
 @pytest.mark.parametrize("on", [True, False])
 def test_the_collector_is_left_as_it_was_found(on):
     (gc.enable if on else gc.disable)()
-    with garbage.uncollected(), garbage.uncollected():
+    with cpython.uncollected(), cpython.uncollected():
         assert not gc.isenabled()
     assert gc.isenabled() == on
-    with pytest.raises(ValueError, match="stopped"), garbage.uncollected():
+    with pytest.raises(ValueError, match="stopped"), cpython.uncollected():
         raise ValueError("stopped")
     assert gc.isenabled() == on

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from abele import fit
-from abele.capture.sectioning import BACKWARD, UPDATE
-from abele.capture.sections import STEP, Sectioned
+from abele.capture.sections import BACKWARD, STEP, UPDATE, Sectioned
 from abele.compile.build import choose_target
 from abele.errors import LimitError
 from abele.fit import Answer, Calls, asking, process

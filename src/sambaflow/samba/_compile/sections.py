@@ -9,8 +9,7 @@ import torch
 
 import sambaflow
 from abele.capture import Captured, capture
-from abele.capture.sectioning import sections
-from abele.capture.sections import Output, Sectioned, capture_from_outputs
+from abele.capture.sections import Output, Sectioned, capture_from_outputs, sections
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
 from abele.trace.module_state import ModuleState, plain

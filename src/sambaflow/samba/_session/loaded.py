@@ -8,13 +8,20 @@ from typing import Any
 
 import torch
 
-from abele.capture.sectioning import BACKWARD, FORWARD, UPDATE
-from abele.capture.sections import STEP, Sectioned, gradient_of, gradient_of_output
+from abele.capture.sections import (
+    BACKWARD,
+    FORWARD,
+    STEP,
+    UPDATE,
+    Sectioned,
+    gradient_of,
+    gradient_of_output,
+)
 from abele.compile.build import BuildRecord
 from abele.compile.executable import Executable
 from abele.runtime.device_registry import Attachment
 from abele.runtime.sections import SectionSession
-from abele.step import optimizer_objects
+from abele.step import optimizers
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
 from abele.trace.module_state import ModuleState, parameter_names, plain
@@ -98,7 +105,7 @@ class LoadedGraph:
         """
         for each in self.optimizers:
             assert self.rule is not None  # it comes from them
-            problem = optimizer_objects.problem(each, self.rule, self.names)
+            problem = optimizers.problem(each, self.rule, self.names)
             if problem is not None:
                 raise UsageError(
                     f"The state of optimizer {type(each).__name__} cannot be taken over: {problem}."
@@ -107,7 +114,7 @@ class LoadedGraph:
         state, session = ModuleState.of(self.module), self.session
         session.write_params(_among(session.params, state.params))
         session.write_buffers(_among(session.buffers[0], state.buffers))
-        host = optimizer_objects.host_state(self.optimizers, self.names)
+        host = optimizers.host_state(self.optimizers, self.names)
         session.write_optimizer_state(_among(session.optimizer_state, host))
 
     def to_cpu(
@@ -128,7 +135,7 @@ class LoadedGraph:
                 value.copy_(state[name])
         if optimizers:
             names = self.names if module is None else parameter_names(module)
-            optimizer_objects.to_host(optimizers, names, self.session.read_updated_state())
+            optimizers.to_host(optimizers, names, self.session.read_updated_state())
 
     def parameter(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return the device's values of a parameter of the module."""

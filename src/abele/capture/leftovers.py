@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 
 from abele import _torch
-from abele.capture.user_objects import reachable
+from abele.capture import reachable
 from abele.containers import is_dict, items_of
 from abele.program.printing import is_library
 

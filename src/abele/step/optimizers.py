@@ -1,0 +1,295 @@
+"""Optimizers of ``torch.optim`` as update rules: classes, constructor arguments, state on the host.
+
+An argument is part of the computation, or it only changes the speed of torch's own loop, or setting
+it is refused. A test reads torch's constructors and fails at an argument that has no row here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from abele.step.update_rules import RULES, SCALARS, Group, UpdateRule
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """How a class, and what derives from it, maps to an update rule.
+
+    Attributes:
+        base: the class.
+        rule: a key of ``update_rules.RULES``.
+        numbers: arguments that are numbers, or pairs of numbers.
+    """
+
+    base: type
+    rule: str
+    numbers: tuple[str, ...]
+
+
+_ADAM = ("lr", "betas", "eps", "weight_decay")
+KINDS = (
+    Kind(torch.optim.SGD, "sgd", ("lr", "momentum", "dampening", "weight_decay")),
+    # AdamW before Adam: torch derives one from the other.
+    Kind(torch.optim.AdamW, "adam", _ADAM),
+    Kind(torch.optim.Adam, "adam", _ADAM),
+    Kind(torch.optim.RMSprop, "rmsprop", ("lr", "alpha", "eps", "weight_decay", "momentum")),
+    Kind(torch.optim.Adadelta, "adadelta", ("lr", "rho", "eps", "weight_decay")),
+    Kind(
+        torch.optim.Adagrad,
+        "adagrad",
+        ("lr", "lr_decay", "eps", "weight_decay", "initial_accumulator_value"),
+    ),
+    Kind(torch.optim.Adamax, "adamax", _ADAM),
+    Kind(torch.optim.NAdam, "nadam", (*_ADAM, "momentum_decay")),
+    Kind(torch.optim.RAdam, "radam", _ADAM),
+    Kind(torch.optim.ASGD, "asgd", ("lr", "lambd", "alpha", "t0", "weight_decay")),
+    Kind(torch.optim.Rprop, "rprop", ("lr", "etas", "step_sizes")),
+)
+#: Names in an update rule of arguments that are pairs.
+PAIRS: Mapping[str, tuple[str, str]] = {
+    "betas": ("beta1", "beta2"),
+    "etas": ("etaminus", "etaplus"),
+    "step_sizes": ("step_size_min", "step_size_max"),
+}
+#: Why no update rule can be what a class does.
+REFUSED: Mapping[type, str] = {
+    torch.optim.LBFGS: "its step calls a closure for loss and gradients as often as their values "
+    "ask for, and a program computes them once per update",
+    torch.optim.SparseAdam: "it updates the rows that a sparse gradient has, and the gradients of "
+    "a program are dense",
+}
+
+
+def names() -> str:
+    """The classes of ``torch.optim`` that are update rules, as words."""
+    *listed, last = (kind.base.__name__ for kind in KINDS)
+    return f"{', '.join(listed)} or {last}"
+
+
+def why_not(optimizer: object) -> str | None:
+    """Why no update rule can be what an optimizer does; None where nobody knows.
+
+    Args:
+        optimizer: of no class in ``KINDS``.
+    """
+    reasons = (reason for kind, reason in REFUSED.items() if isinstance(optimizer, kind))
+    return next(reasons, None)
+
+
+class Treatment(enum.Enum):
+    """What a program does with an argument."""
+
+    HONOURED = "computed with"
+    SPEED = "changes speed alone"
+    REFUSED = "refused"
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """One row.
+
+    Attributes:
+        treatment: what a program does with it.
+        reason: why, where it is not simply computed with.
+    """
+
+    treatment: Treatment
+    reason: str = ""
+
+
+_HONOURED = Argument(Treatment.HONOURED)
+_KERNELS = Argument(
+    Treatment.SPEED,
+    "It chooses the kernels of torch's own loop; a target chooses those of a program.",
+)
+
+#: By the name of the argument, of the classes in ``optimizers.KINDS``.
+ARGUMENTS: Mapping[str, Argument] = {
+    "params": _HONOURED,
+    "lr": _HONOURED,
+    "momentum": _HONOURED,
+    "dampening": _HONOURED,
+    "weight_decay": _HONOURED,
+    "nesterov": _HONOURED,
+    "maximize": _HONOURED,
+    "betas": _HONOURED,
+    "eps": _HONOURED,
+    "alpha": _HONOURED,
+    "centered": _HONOURED,
+    "decoupled_weight_decay": _HONOURED,
+    "rho": _HONOURED,
+    "lr_decay": _HONOURED,
+    "initial_accumulator_value": _HONOURED,
+    "momentum_decay": _HONOURED,
+    "lambd": _HONOURED,
+    "t0": _HONOURED,
+    "etas": _HONOURED,
+    "step_sizes": _HONOURED,
+    "foreach": _KERNELS,
+    "fused": _KERNELS,
+    "capturable": Argument(
+        Treatment.SPEED, "It lets CUDA graphs record torch's own loop; a program needs no leave."
+    ),
+    "amsgrad": Argument(Treatment.REFUSED, "No rule keeps the largest second moments."),
+    "differentiable": Argument(Treatment.REFUSED, "No gradient passes through an update."),
+}
+
+# Switches of an update by the rule that has them.
+_SWITCHES = {"sgd": ("nesterov",), "rmsprop": ("centered",)}
+
+
+def refused(group: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the first argument of a group that no program can follow, and why; else None."""
+    for name, row in ARGUMENTS.items():
+        if row.treatment is Treatment.REFUSED and group.get(name):
+            return name, row.reason
+    return None
+
+
+def switches(optimizer: Any, rule: str, group: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the arguments of a parameter group that are on or off, as values of an update rule.
+
+    Args:
+        optimizer: the group is one of its groups.
+        rule: a key of ``update_rules.RULES``.
+        group: a dictionary of ``param_groups``.
+    """
+    values = {name: bool(group.get(name)) for name in (*_SWITCHES.get(rule, ()), "maximize")}
+    if rule in ("adam", "nadam", "radam"):
+        default = isinstance(optimizer, torch.optim.AdamW)
+        values["decoupled"] = bool(group.get("decoupled_weight_decay", default))
+    return values
+
+
+# Entries that torch may keep for a parameter and the settings do not use, such as the buffer of a
+# momentum that has become zero. They are not read, in torch as here.
+_UNUSED = {
+    "sgd": {"momentum_buffer"},
+    "rmsprop": {"momentum_buffer", "grad_avg"},
+    "adam": {"max_exp_avg_sq"},
+}
+# torch starts these anew where they are missing.
+_MAY_BE_MISSING = frozenset({"momentum_buffer"})
+
+
+def host_state(
+    optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
+) -> dict[str, torch.Tensor]:
+    """Return the state that optimizers have on the host, by slot; empty before their first step.
+
+    Args:
+        optimizers: of ``torch.optim``, or derived from its classes.
+        names: of the model's parameters, by ``id``.
+    """
+    return {
+        f"{name}.{key}": torch.as_tensor(value)
+        for name, _, state in _states(optimizers, names)
+        for key, value in state.items()
+        if value is not None
+    }
+
+
+def has_stepped(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer has state of steps on the host, or that was loaded."""
+    states = [state for state in optimizer.state.values() if state]
+    # Adagrad has its sums from the constructor on.
+    made = isinstance(optimizer, torch.optim.Adagrad) and not any(s["step"] for s in states)
+    return bool(states) and not made
+
+
+def initial_values(rule: UpdateRule, slots: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return what state begins with.
+
+    Args:
+        rule: whose state it is.
+        slots: tensors of the same shapes and element types, by slot.
+    """
+    begin = {
+        f"{name}.{key}": value.item()
+        for group in rule.groups
+        for key, value in _initial(rule, group).items()
+        for name in group.params
+    }
+    return {slot: torch.full_like(value, begin[slot]) for slot, value in slots.items()}
+
+
+def to_host(
+    optimizers: Sequence[torch.optim.Optimizer],
+    names: Mapping[int, str],
+    values: Mapping[str, torch.Tensor],
+) -> None:
+    """Write a program's optimizer state into the objects, in the form that torch keeps it.
+
+    Args:
+        optimizers: as for ``host_state``.
+        names: likewise.
+        values: by slot; parameters without any are left alone.
+    """
+    by_parameter: dict[str, dict[str, torch.Tensor]] = {}
+    for slot, value in values.items():
+        name, _, key = slot.rpartition(".")
+        by_parameter.setdefault(name, {})[key] = value
+    for optimizer in optimizers:
+        for name, param in _parameters(optimizer, names):
+            for key, value in by_parameter.get(name, {}).items():
+                dtype = torch.float32 if key in SCALARS else param.dtype
+                optimizer.state[param][key] = value.detach().to("cpu", dtype, copy=True)
+
+
+def problem(
+    optimizer: torch.optim.Optimizer, rule: UpdateRule, names: Mapping[int, str]
+) -> str | None:
+    """Return why a program cannot continue from an optimizer's state on the host; else None.
+
+    Args:
+        optimizer: with or without state.
+        rule: what it has become.
+        names: as for ``host_state``.
+    """
+    groups = {name: group for group in rule.groups for name in group.params}
+    for name, param, state in _states([optimizer], names):
+        keys = {key for key, value in state.items() if value is not None}
+        required = set(_initial(rule, groups[name]))
+        known = required | _UNUSED.get(rule.kind, set())
+        shapes = {key: list(torch.as_tensor(state[key]).shape) for key in keys & known}
+        param_shape = list(param.shape)
+        unlike = sorted(k for k, s in shapes.items() if s != ([] if k in SCALARS else param_shape))
+        if unknown := sorted(keys - known):
+            return f"{name} has {', '.join(unknown)}, which this optimizer does not use"
+        if missing := sorted(required - keys - _MAY_BE_MISSING):
+            return f"{name} lacks {', '.join(missing)}"
+        if unlike:
+            return (
+                f"{unlike[0]} of {name} has shape {shapes[unlike[0]]}, the parameter {param_shape}"
+            )
+    return None
+
+
+def _initial(rule: UpdateRule, group: Group) -> dict[str, torch.Tensor]:
+    """The state of a parameter with one element: every rule begins with one number in a tensor."""
+    return RULES[rule.kind].initial(torch.zeros(()), group.values)
+
+
+def _parameters(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if id(param) in names:
+                yield names[id(param)], param
+
+
+def _states(
+    optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
+) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
+    """Yield name, parameter and state of everything that has some."""
+    for optimizer in optimizers:
+        for name, param in _parameters(optimizer, names):
+            state = optimizer.state.get(param)
+            if state:
+                yield name, param, state
