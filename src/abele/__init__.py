@@ -76,5 +76,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """The names, also of what has not been imported yet."""
+    """Return the names, also of what has not been imported yet."""
     return sorted({*globals(), *__all__})

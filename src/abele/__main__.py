@@ -158,7 +158,7 @@ def _with_values(words: Sequence[str]) -> list[str]:
 
 
 def _parser(first: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser, with the arguments of the command that comes first: most need torch imported."""
+    """Build the parser, with the arguments of the first command only: most import torch."""
     parser = argparse.ArgumentParser(
         prog="abele",
         description="Ports programs, and looks at them and at their runs.",

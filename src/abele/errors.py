@@ -92,7 +92,7 @@ class CollectiveError(AbeleError):
 
 
 class PlaceError(CollectiveError):
-    """This process does not know where the others are, or which of them it is."""
+    """The addresses of the processes, or the rank of this one, are unknown."""
 
 
 class MeetingPointError(PlaceError):
@@ -108,7 +108,7 @@ class MeetingPointError(PlaceError):
 
 
 class ForeignNoteError(PlaceError):
-    """What this process has read of another was written by somebody outside of the run."""
+    """A message between processes was written by a process outside of the run."""
 
 
 class RankLostError(CollectiveError):
@@ -135,7 +135,7 @@ class ReportError(AbeleError):
 
 
 class SerializationError(AbeleError):
-    """Something cannot be written to a file, or what was read does not mean anything."""
+    """An object cannot be written to a file, or the content of a file means nothing."""
 
 
 class TargetError(AbeleError):

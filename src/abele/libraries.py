@@ -15,7 +15,7 @@ _folders = tuple(f"{Path(module).parent}{os.sep}" for module in (torch.__file__,
 
 
 def register(name: str, folder: Path) -> None:
-    """Counts a package as a library from now on.
+    """Count a package as a library from now on.
 
     Args:
         name: of the package.
@@ -28,10 +28,10 @@ def register(name: str, folder: Path) -> None:
 
 
 def has_file(file: str) -> bool:
-    """Whether a source file belongs to a library."""
+    """Return whether a source file belongs to a library."""
     return file.startswith(_folders)
 
 
 def has_module(name: str) -> bool:
-    """Whether a module, by its dotted name, belongs to a library."""
+    """Return whether a module, by its dotted name, belongs to a library."""
     return name.partition(".")[0] in _names

@@ -165,7 +165,7 @@ def _path(device: torch.device) -> Path:
 
 
 def _name(device: torch.device) -> str:
-    """The processor's name, or the GPU's."""
+    """Return the name of the processor or GPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return processor.name()

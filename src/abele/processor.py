@@ -51,7 +51,7 @@ def has(instruction: str) -> bool:
 
 @functools.cache
 def _described() -> Mapping[str, str]:
-    """The first processor's fields; empty where the system is not Linux."""
+    """Read the first processor's fields; empty where the system is not Linux."""
     try:
         first = _DESCRIPTION.read_text(encoding="utf-8").partition("\n\n")[0]
     except OSError:

@@ -33,7 +33,7 @@ from abele.trace.tracer import Values
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Captured:
-    """What capture found.
+    """The result of a capture.
 
     Attributes:
         programs: ``forward``; or ``step``; or ``accumulate`` and ``apply``; or those of
@@ -127,7 +127,7 @@ _Traced = tuple[tuple[Program, ...], "_Result"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Result:
-    """What tracing a micro-batch gives beside its program."""
+    """Results of tracing a micro-batch, besides its program."""
 
     constants: Mapping[int, torch.Tensor]
     updated: tuple[str, ...] = ()

@@ -235,7 +235,7 @@ class _NoPrinting(TorchFunctionMode):
 
 @contextlib.contextmanager
 def explained(*, shows: bool = False) -> Generator[None]:
-    """Translates what torch says of a forward that cannot be captured.
+    """Translate torch's errors for a forward that cannot be captured.
 
     Every other exception of the user's forward passes unchanged.
 
@@ -296,7 +296,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _on_shapes(error: Exception) -> str:
-    """What is said before all else of an operator whose result has no static shape."""
+    """Explain an operator whose result has no static shape; empty for other errors."""
     if not isinstance(error, _torch.DynamicOutputShapeException):
         return ""
     operator = str(error).removeprefix("aten.").partition(".")[0]

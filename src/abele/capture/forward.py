@@ -42,13 +42,13 @@ class References(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Calls the function with the other tensors."""
+        """Call the function with traced tensors."""
         named: dict[str, Any] = kwargs or {}
         named = {name: self.resolved(value) for name, value in named.items()}
         return func(*map(self.resolved, args), **named)
 
     def resolved(self, value: Any) -> Any:
-        """The same value with the other tensors in it."""
+        """Return the value with traced tensors in it."""
         if isinstance(value, torch.Tensor):
             return self._instead.get(id(value), value)
         if type(value) in (list, tuple):
@@ -58,7 +58,7 @@ class References(TorchFunctionMode):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Forward:
-    """What forward returned.
+    """The tensors that forward returned.
 
     Attributes:
         returned: its tensors as it made them, with their history.

@@ -50,7 +50,7 @@ Marks = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class ForwardGraph:
-    """What was recorded.
+    """A recorded forward.
 
     Attributes:
         graph: takes parameters, buffers and inputs, in this order, and returns forward's tensors.
@@ -71,7 +71,7 @@ def record(
     *,
     hidden_paths: Sequence[str] = (),
 ) -> ForwardGraph:
-    """Runs forward once, on tensors without data, and keeps the operators that it calls.
+    """Run forward once, on tensors without data, and record the operators that it calls.
 
     Args:
         call: runs forward on flat inputs and returns its flat tensor outputs.
@@ -99,7 +99,7 @@ def record(
 
 
 def _called(recipe: Recipe, values: Values) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Runs forward in the trace under way; its outputs, and the losses in it, which are marked."""
+    """Run forward in the trace under way; return its outputs and its losses, and mark these."""
     place, finder = state_in_place(recipe, values), LossFinder()
     with place as references, finder, explained(shows=True):
         outputs = called(recipe, values, references)
@@ -112,7 +112,7 @@ def _called(recipe: Recipe, values: Values) -> tuple[list[torch.Tensor], list[to
 
 @contextlib.contextmanager
 def _untouched(module: torch.nn.Module) -> Generator[None]:
-    """Puts back, on leaving, what forward set on modules: counters and caches."""
+    """Restore, on leaving, attributes that forward set on modules, such as counters and caches."""
     spaces = [child.__dict__ for child in module.modules()]
     before = [dict(space) for space in spaces]
     kinds = (dict, list, set)
@@ -136,7 +136,7 @@ def _untouched(module: torch.nn.Module) -> Generator[None]:
 
 @contextlib.contextmanager
 def _plain_tensors_kept(recipe: Recipe) -> Generator[None]:
-    """Puts back, on leaving, what forward wrote into plain tensors.
+    """Restore, on leaving, plain tensors that forward wrote into.
 
     A trace above autograd records such a write and also does it.
     """
@@ -267,7 +267,7 @@ def run(
     tensors: Sequence[torch.Tensor],
     marks_of: Callable[[Marks], Marks] = dict,
 ) -> list[torch.Tensor]:
-    """Calls the operators of a graph, on real tensors or inside a trace.
+    """Call the operators of a graph, on real tensors or inside a trace.
 
     Args:
         forward: what ``record`` or a file gave.

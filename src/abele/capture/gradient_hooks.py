@@ -26,7 +26,7 @@ _Function = TypeVar("_Function", bound=Hook)
 
 
 def internal(hook: _Function) -> _Function:
-    """Marks a hook as this project's own, which only watches what happens on the host."""
+    """Mark a hook as this project's own, which only observes the host."""
     hook._is_internal = True  # type: ignore[reportFunctionMemberAccess]
     return hook
 
@@ -58,7 +58,7 @@ def check(module: torch.nn.Module, params: Mapping[str, torch.Tensor]) -> None:
 
 
 def refused_around_step(optimizer: torch.optim.Optimizer) -> str | None:
-    """A sentence about a hook around an optimizer's steps, which no program makes; else None."""
+    """Explain why a hook around an optimizer's steps is refused; None if there is none."""
     for hook in filter(_is_users, _torch_hooks.around_step(optimizer)):
         return (
             f"{described(hook)} waits for a step of optimizer {type(optimizer).__name__}. The "
@@ -76,7 +76,7 @@ def _is_users(hook: Hook) -> bool:
 def register(
     leaf: torch.Tensor, original: torch.Tensor, name: str, scale: float | torch.Tensor
 ) -> None:
-    """Gives a parameter's stand-in the hooks of the parameter.
+    """Register the hooks of a parameter on its traced tensor.
 
     Args:
         leaf: what the trace takes the gradient of.
@@ -90,7 +90,7 @@ def register(
 
 
 def on_parameters(params: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """Describes the user's hooks on gradients of parameters, one after another.
+    """Yield a description of each hook of the user's on a parameter's gradient.
 
     Args:
         params: the user's own parameters by name.
@@ -121,7 +121,7 @@ def checked_modules(modules: Mapping[str, torch.nn.Module]) -> Generator[None]:
 
 
 def described(hook: Hook) -> str:
-    """``Hook clip (trainer.py:12)``."""
+    """Describe a hook, as in ``Hook clip (trainer.py:12)``."""
     function = inspect.unwrap(getattr(hook, "__func__", hook))
     code = getattr(function, "__code__", None)
     name = getattr(function, "__qualname__", type(hook).__name__)

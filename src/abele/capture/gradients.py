@@ -34,7 +34,7 @@ _CHANGES_TRAINING = (_Tensor.requires_grad_, _Tensor.requires_grad.__set__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """One micro-batch, traced.
+    """A traced micro-batch.
 
     Attributes:
         forward: what forward returned.
@@ -157,12 +157,12 @@ def micro_batch(recipe: Recipe, values: Values) -> MicroBatch:
 
 
 def readers_of(recipe: Recipe, values: Values) -> Readers:
-    """Who reads each parameter in a forward that was traced, if origins are wanted."""
+    """Return the first reader of each parameter in a traced forward, if origins are wanted."""
     return readers(values.of(Role.PARAMETER)) if recipe.origins else {}
 
 
 def _returned_at(loss: torch.Tensor, result: Forward) -> int | None:
-    """The position of a tensor among the outputs that the program computes."""
+    """Return the position of a tensor among the outputs that the program computes."""
     computed = [each for i, each in enumerate(result.returned) if i not in result.constants]
     return next((i for i, each in enumerate(computed) if each is loss), None)
 
@@ -212,7 +212,7 @@ def refuse_reentrant_checkpoints(heads: Sequence[torch.Tensor]) -> None:
 
 
 def _place() -> str:
-    """The line that calls the first such checkpoint of the trace, to be put into a sentence."""
+    """Format the line that calls the first reentrant checkpoint of the trace; empty if unknown."""
     for node in _torch.traced_nodes():
         trace = node.meta.get("stack_trace") or ""
         inside = _INSIDE.search(trace)

@@ -66,7 +66,7 @@ class Leftovers:
                     yield holder, name, old, now
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """The tensors that the objects held before forward ran, parameters and buffers too."""
+        """Yield the tensors that the objects held before forward ran, with the module's state."""
         for _, before in self._before.values():
             yield from (value for value in before.values() if isinstance(value, torch.Tensor))
 
@@ -100,7 +100,7 @@ class Leftovers:
                 _fill(holder, real)
 
     def _mend_one(self, holder: Any, real: _Real, unusable: set[int]) -> bool:
-        """Puts one object back as it was, if that is needed; whether it was."""
+        """Restore an object if it holds unusable tensors; return whether it did."""
         if not self._has_unusable(holder, real, unusable):
             return False
         if id(holder) in self._before:
@@ -140,7 +140,7 @@ class _Real:
         return value is _UNDER_FAKE or id(value) in unusable
 
     def instead_of(self, value: Any) -> Any:
-        """The value with real tensors in it; the same object where there is nothing to do."""
+        """Return the value with real tensors in it; the same object if it has no others."""
         if isinstance(value, _torch.FakeTensor):
             return self.of(value)
         if not isinstance(value, _FIXED):
@@ -166,7 +166,7 @@ class _Variables:
 
 
 class _Spaces:
-    """One object for the same variables, whenever they are asked for."""
+    """A table with one ``_Variables`` per namespace and set of names."""
 
     def __init__(self):
         self._known: dict[tuple[int, frozenset[str]], _Variables] = {}
@@ -178,7 +178,7 @@ class _Spaces:
 
 @functools.cache
 def _names(code: types.CodeType) -> frozenset[str]:
-    """The variables and attributes that code names, that of functions inside it included."""
+    """Return the names of variables and attributes in code, inner functions included."""
     inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
     return frozenset(code.co_names).union(*map(_names, inner))
 
@@ -237,7 +237,7 @@ def _contents(value: Any, spaces: _Spaces, state: bool) -> list[Any]:
 
 
 def _part_of(variables: _Variables, part: Any, spaces: _Spaces) -> Any:
-    """A variable's value; of a module of the user's, the variables that the same code names."""
+    """Return a variable's value; for a module of the user's, its variables that the code names."""
     if not isinstance(part, types.ModuleType):
         return part
     return spaces.of(vars(part), variables.names) if _is_users(part.__name__) else None
@@ -255,7 +255,7 @@ def _of_function(function: types.FunctionType, spaces: _Spaces) -> list[Any]:
 
 @functools.cache
 def _is_open(module: str) -> bool:
-    """Whether code of a module is neither torch's, nor this project's, nor Python's own."""
+    """Return whether code of a module is neither torch's, nor this project's, nor Python's own."""
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return module == "__main__" or module not in sys.modules
@@ -269,7 +269,7 @@ def _installed() -> tuple[Path, ...]:
 
 @functools.cache
 def _is_users(module: str) -> bool:
-    """Whether a module is part of the program rather than installed."""
+    """Return whether a module is part of the program rather than installed."""
     file = getattr(sys.modules.get(module), "__file__", None)
     installed = file is not None and any(map(Path(file).is_relative_to, _installed()))
     return _is_open(module) and not installed
@@ -280,7 +280,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _entries(holder: Any) -> dict[Any, Any]:
-    """What an object holds, by key."""
+    """Return the values that an object holds, by key."""
     if is_dict(holder):
         return {
             key: _UNDER_FAKE if isinstance(key, _torch.FakeTensor) else value
@@ -305,7 +305,7 @@ def _entries(holder: Any) -> dict[Any, Any]:
 
 
 def _fill(holder: Any, real: _Real) -> None:
-    """Gives a holder tensors with data for those without."""
+    """Replace tensors without data in a holder by those with data."""
     for key, value in _entries(holder).items():
         new = real.instead_of(value)
         if new is not value:
@@ -313,7 +313,7 @@ def _fill(holder: Any, real: _Real) -> None:
 
 
 def _put_back(holder: Any, before: dict[Any, Any], real: _Real, unusable: set[int]) -> None:
-    """Takes what has no data out of a holder, and everything back that it stood for.
+    """Remove values without data from a holder, and restore the values that they replaced.
 
     Objects and lists go back as a whole, because their parts belong together: a flag that says
     that a table was computed, and the table.
@@ -337,7 +337,7 @@ def _put_back(holder: Any, before: dict[Any, Any], real: _Real, unusable: set[in
 
 
 def _write(holder: Any, key: Any, new: Any, old: Any) -> None:
-    """Puts a value in the place of another; ``_ABSENT`` takes the place away."""
+    """Replace a value in a holder; ``_ABSENT`` deletes it."""
     if isinstance(holder, _Variables):
         holder = holder.space
     if isinstance(holder, _SETS):

@@ -68,7 +68,7 @@ def _is_made_of(
     trained: Set[torch.fx.Node],
     returned: Set[torch.fx.Node | None],
 ) -> bool:
-    """Whether a value is the loss with something done to it that its gradient would show."""
+    """Return whether a value is computed from the loss in a way that changes the gradient."""
     between = _made_of(loss) & {value, *_differentiable_ancestors(value)}
     if value not in between:
         return False
@@ -143,7 +143,7 @@ def warn_of_lost_state(reassigned: Iterable[tuple[Any, str, torch.Tensor, torch.
 
 
 def _reads(node: torch.fx.Node, tensor: torch.Tensor) -> bool:
-    """Whether a constant is among what a node is computed from."""
+    """Return whether a node is computed from a constant tensor."""
     mode: Any = _torch.get_proxy_mode()
     assert mode is not None, "no trace under way"
     with _torch.outside_the_trace(), _torch.without_torch_function_modes():

@@ -43,7 +43,7 @@ _active: contextvars.ContextVar[LossFinder | None] = contextvars.ContextVar("fin
 
 
 def mark_loss(tensor: torch.Tensor, name: str = MARKED) -> None:
-    """Declares ``tensor`` to be a loss of the model being captured; else does nothing."""
+    """Declare ``tensor`` a loss of the model being captured; do nothing outside of a capture."""
     finder = _active.get()
     if finder is not None:
         finder.losses.append((name, tensor))
@@ -64,7 +64,7 @@ def marking(call: str) -> Generator[None]:
 
 
 def marked(value: str) -> str:
-    """The call by which a program marks a value as the loss."""
+    """Format the call by which a program marks a value as the loss."""
     return _marking.get().format(value)
 
 
@@ -91,14 +91,14 @@ class LossFinder(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Calls the function and notes its result if it is a loss."""
+        """Call the function and note its result if it is a loss."""
         result = func(*args, **(kwargs or {}))
         if func in LOSS_FUNCTIONS:
             self.losses.append((LOSS_FUNCTIONS[func], result))
         return result
 
     def final(self) -> tuple[str, torch.Tensor]:
-        """The one loss that feeds no other loss, with the name of what made it.
+        """Return the one loss that feeds no other loss, with the name of its function.
 
         Raises:
             LossError: none or several remain.

@@ -1,4 +1,4 @@
-"""Which line of forward a node of the backward pass comes from.
+"""Origins of the nodes of backward and update: lines and modules of forward.
 
 Every function of autograd's graph is tied to the operation of forward that made it; while backward
 runs, the nodes traced under a function get that operation's line, module and marks, as the entries
@@ -37,7 +37,7 @@ def wanted() -> Generator[None]:
 
 
 def are_wanted() -> bool:
-    """Whether somebody outside wants them noted."""
+    """Return whether a caller of capture wants origins to be noted."""
     return _wanted.get()
 
 
@@ -114,7 +114,7 @@ class _Makers(TorchFunctionMode):
         return enter
 
     def _flush(self) -> None:
-        """Gives the nodes traced since the last call their origin."""
+        """Mark the nodes traced since the last call with their origin."""
         newest = None
         for node in reversed(_torch.traced_nodes()):
             newest = newest or node
@@ -126,7 +126,7 @@ class _Makers(TorchFunctionMode):
 
 
 def origin_of(node: torch.fx.Node) -> dict[str, Any]:
-    """What an operation that belongs to one of forward gets of its marks, and its line."""
+    """Return marks and line of an operation of forward, for those derived from it."""
     frame = user_line(node.meta.get("stack_trace"))
     custom: dict[str, Any] = node.meta.get("custom") or {}
     return {
@@ -143,7 +143,7 @@ _KEYS = ("of_line", "of_scope")
 
 
 def readers(params: Mapping[str, torch.Tensor]) -> Readers:
-    """Who reads each parameter first, in the forward that has just been traced."""
+    """Return the first reader of each parameter, in the forward that has just been traced."""
     listed: dict[str, Mapping[str, str]] = {}
     for name, param in params.items():
         node = _torch.traced_node(param)
@@ -202,7 +202,7 @@ def _mark(node: torch.fx.Node, origin: Mapping[str, str]) -> None:
 
 
 def _mark_before(nodes: Sequence[torch.fx.Node]) -> None:
-    """What is computed for all parameters in turn, before any is updated, such as a scaling."""
+    """Mark nodes computed for all parameters before any is updated, such as a scaling."""
     for node in nodes:
         marks = marks_of(node)
         if any(key in marks for key in _KEYS):

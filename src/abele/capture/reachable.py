@@ -1,4 +1,4 @@
-"""What Python values hold: the parts of containers, objects and functions, each with its name.
+"""The parts of Python containers, objects and functions, each with its name.
 
 Code that keeps tensors keeps them somewhere: an attribute, a list, a dictionary of results, a
 variable of an enclosing function. Whoever has to find them asks here what a value holds.
@@ -33,7 +33,7 @@ _SEQUENCES: Any = (list, tuple, collections.deque)  # of items of any type
 
 
 def parts(value: Any) -> Parts:
-    """What a value holds directly, with what is written behind its name to reach it.
+    """Yield the parts of a value, each with the text that follows the value's name to reach it.
 
     Modules hold their attributes, functions what they enclose and their defaults. Tensors, arrays
     of numbers, classes and modules of Python hold nothing.
@@ -64,7 +64,7 @@ def _items(value: Any) -> Parts:
 
 
 def attributes(value: object) -> Parts:
-    """The attributes of an object of a user's class, or of a module."""
+    """Yield the attributes of an object of a user's class, or of a module."""
     if not has_attributes(value):
         return
     yield from ((f".{name}", part) for name, part in list(attributes_of(value).items()))
@@ -80,7 +80,7 @@ def _is_opaque(module: str) -> bool:
 
 
 def has_attributes(value: object) -> bool:
-    """Whether an object is of a class whose attributes are looked at; it may have none yet."""
+    """Return whether an object's class has attributes that are looked at; it may have none yet."""
     kind = type(value)
     if _is_opaque(kind.__module__) and not isinstance(value, torch.nn.Module):
         return False
@@ -88,7 +88,7 @@ def has_attributes(value: object) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """The dictionary of an object's attributes; an empty one if it has none.
+    """Return the dictionary of an object's attributes; an empty one if it has none.
 
     Read past ``__getattribute__``, which classes override to do something at every reading.
     """
@@ -125,7 +125,7 @@ def _of_function(function: types.FunctionType) -> Parts:
 
 
 def walk(value: Any, name: str, enter: Callable[[Any], bool]) -> Parts:
-    """A value and all it holds, depth first, each object once, with the path to it.
+    """Yield a value and all it holds, depth first, each object once, with the path to it.
 
     Args:
         value: where to begin.

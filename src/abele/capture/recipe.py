@@ -32,7 +32,7 @@ Call = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What is to be captured.
+    """A forward to be captured, with the step around it.
 
     Attributes:
         call: runs forward on flat inputs and returns its flat tensor outputs.
@@ -64,7 +64,7 @@ class Recipe:
 
     @property
     def model_slots(self) -> list[Named]:
-        """What forward takes."""
+        """The slots that forward reads."""
         return [*self.params, *self.buffers, *self.inputs]
 
     @property
@@ -83,7 +83,7 @@ class Recipe:
 
     @property
     def counters(self) -> list[Named]:
-        """What programs count by themselves."""
+        """The slots of counters that programs update."""
         names = [reduction.COUNTED] if reduction.runs_as_mean(self.config) else []
         if self.rule.automatic_scaling is not None:
             names += loss_scaling.COUNTERS

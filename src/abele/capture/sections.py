@@ -45,7 +45,7 @@ STEP = "step"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Output:
-    """One tensor that forward returns.
+    """A tensor that forward returns.
 
     Attributes:
         shape: its shape.

@@ -1,4 +1,4 @@
-"""What follows backward in a trace: gradients are summed up, or change the parameters."""
+"""The part of a trace after backward: gradients are summed, or change the parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from abele.trace.tracer import Values
 
 @dataclasses.dataclass(frozen=True)
 class Scaled:
-    """What an automatic loss scale has to know of a micro-batch.
+    """Facts about a micro-batch for an automatic loss scale.
 
     Attributes:
         elements: of gradients that were looked at.

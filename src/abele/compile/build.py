@@ -52,7 +52,7 @@ class FallbackWarning(UserWarning):
 
 @dataclasses.dataclass(kw_only=True)
 class BuildRecord:
-    """What happened while an executable was made.
+    """The record of building an executable.
 
     Attributes:
         target: the target that runs.
@@ -89,7 +89,7 @@ class BuildRecord:
 
 
 def choose_target() -> tuple[Target, bool]:
-    """The target to try first, and whether the environment forces it.
+    """Return the target to try first, and whether the environment forces it.
 
     Raises:
         TargetError: ``ABELE_TARGET`` names a target that cannot be used here.
@@ -121,7 +121,7 @@ def build(
     announce: Announce = lambda text: None,
     gather: Gather | None = None,
 ) -> tuple[Executable, BuildRecord]:
-    """Makes programs runnable on the best target of this machine.
+    """Build an executable for the best target of this machine.
 
     Args:
         programs: as captured.
@@ -215,7 +215,7 @@ def _build_for(
 
 
 def _runs_uncompiled(lowered: Lowered) -> bool:
-    """Whether programs run although there is no compiler, which may be slower; warns then."""
+    """Return whether programs run without a compiler, by packaged kernels; warn if so."""
     reason = lowered.target.cannot_compile()
     if reason is None or lowered.target.cannot_compile(lowered.names) is not None:
         return False
@@ -266,13 +266,13 @@ def _compiled_once(
 
 
 def _common(program: Program, config: StepConfig) -> Program:
-    """The program after the passes that are the same whatever runs it."""
+    """Return the program after the passes that are common to all lowerings."""
     # Traps come before lowering: the user's operations are watched, not what replaces them.
     return passes.run(program, (trap_exceptions,) if config.trap_exceptions else ())
 
 
 class _Choice(NamedTuple):
-    """How a program may be lowered, and why not otherwise, by the names of lowerings."""
+    """The possible lowerings of a program, and why others were declined, by name."""
 
     ways: list[ChosenLowering]
     declined: dict[str, str]
@@ -287,7 +287,7 @@ def _choice_of(target: Target, program: Program, config: StepConfig) -> _Choice:
 
 
 def _choice(target: Target, programs: Sequence[Program], config: StepConfig) -> dict[str, Any]:
-    """How programs may be lowered and why, as parts of a key that follow from the others."""
+    """Return the possible lowerings of programs and the reasons, as derived parts of a key."""
     each = {program.name: _choice_of(target, program, config) for program in programs}
     names = {name: [way.name for way in choice.ways] for name, choice in each.items()}
     return {
@@ -362,7 +362,7 @@ def _log_of(error: TargetError) -> tuple[str, ...]:
 
 
 def _write_log(error: TargetError, folder: str | Path | None) -> str | None:
-    """Keeps the compiler's raw output in a file; it does not belong on the user's terminal."""
+    """Write the compiler's raw output to a file, and return its path."""
     if not isinstance(error, CompilerError) or not error.log:
         return None
     try:

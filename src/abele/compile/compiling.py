@@ -57,7 +57,7 @@ class Way:
 
 
 def seconds(compiled: Compiled, inputs: list[torch.Tensor]) -> float:
-    """The wall time of one run."""
+    """Return the wall time of one run, in seconds."""
     began = time.perf_counter()
     compiled.run(inputs)
     return time.perf_counter() - began
@@ -66,7 +66,7 @@ def seconds(compiled: Compiled, inputs: list[torch.Tensor]) -> float:
 def fastest(
     ways: Sequence[Way], compile_s: float, clocked: Clocked | None = None
 ) -> tuple[Way, str]:
-    """The way to take, and the times that speak for it, in words.
+    """Return the fastest lowering of a program, and its times in words.
 
     Args:
         ways: of the same program; the first is taken unless another is clearly faster.
@@ -103,7 +103,7 @@ def _in_short(problem: Exception) -> str:
 def _first_times(
     ways: Sequence[Way], inputs: list[torch.Tensor], budget_s: float, clocked: Clocked
 ) -> list[float]:
-    """The time of a first run of each way, in seconds, of as many as the budget allows."""
+    """Return the seconds of a first run of each lowering, of as many as the budget allows."""
     times: list[float] = []
     for way in ways:
         if sum(times) > budget_s:
@@ -119,7 +119,7 @@ def _times(
     clocked: Clocked,
     cold: Sequence[float],
 ) -> list[list[float]]:
-    """Times of each way after its first, in seconds, in turns, while the budget lasts; one each."""
+    """Return the seconds of further runs of each lowering, in turns, while the budget lasts."""
     times: list[list[float]] = [[] for _ in ways]
     are_long = sum(cold) > budget_s
     for _ in range(_MOST_RUNS):
@@ -141,7 +141,7 @@ def _times(
 
 
 def _chosen(ways: Sequence[Way], times: Sequence[list[float]], clocked: Clocked) -> tuple[Way, str]:
-    """The way to take, from the times of each, and what speaks for it."""
+    """Return the lowering with the least median time, and all medians in words."""
     medians = [statistics.median(each) for each in times]
     best = min(range(len(ways)), key=medians.__getitem__)
     once = min(len(times[0]), len(times[best])) == 1
@@ -167,7 +167,7 @@ def _ms(seconds: float) -> str:
 
 
 def return_memory() -> None:
-    """Gives freed memory back to the system, where the C library can do that.
+    """Return freed memory to the system, where the C library can do that.
 
     Else what was measured and thrown away would count as memory of the run that follows.
     """
@@ -178,7 +178,7 @@ def return_memory() -> None:
 
 
 def made_up(program: Program) -> list[torch.Tensor]:
-    """Inputs of the right shapes: small numbers, the first class or row, no empty variance."""
+    """Create inputs of the right shapes: small numbers, first class or row, no zero variance."""
     generator = torch.Generator().manual_seed(0)
     return [_made_up(slot, generator) for slot in program.inputs]
 
@@ -262,7 +262,7 @@ def compile_programs(
 def needed_once(
     target: Target, programs: Sequence[Program], parts: Mapping[str, Any]
 ) -> Collection[str] | None:
-    """What of what is made once per machine the programs need; nothing where all is there.
+    """Return the kernels that programs need and this machine has not compiled yet.
 
     Args:
         target: what they are for.
@@ -296,7 +296,7 @@ def _compiled(target: Target, program: Program, name: str) -> Way:
 
 
 def lowered_by(target: Target, program: Program, name: str) -> Program:
-    """The program after the passes of one of its lowerings.
+    """Return the program after the passes of one of its lowerings.
 
     Args:
         target: has the lowering.
@@ -317,7 +317,7 @@ def lowered_by(target: Target, program: Program, name: str) -> Program:
 
 
 def _ways(target: Target, program: Program, names: Sequence[str], ready: Ready) -> Generator[Way]:
-    """The program as each lowering compiles it; the first that can has to."""
+    """Yield the program as each lowering compiles it; later ones may fail."""
     some = False
     for name in names:
         with contextlib.suppress(CompilerError) if some else contextlib.nullcontext():
@@ -343,7 +343,7 @@ def _way(target: Target, program: Program, name: str, ready: Ready) -> Way:
 
 
 def _fastest(each: Iterable[Way], clocked: Clocked | None) -> tuple[Way, ChosenLowering]:
-    """The fastest of several lowerings, all of which are compiled."""
+    """Return the fastest of several lowerings, all of which are compiled."""
     began = time.perf_counter()
     ways = list(each)
     way, times = fastest(ways, time.perf_counter() - began, clocked)

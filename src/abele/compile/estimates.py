@@ -1,4 +1,10 @@
-"""How long compiling will take, from what earlier compiles took on this machine.
+"""Estimates of compile time from earlier compiles, and the share of time of a compiler.
+
+Threads that wait for each other all the time leave another process next to nothing, or are held up
+by it at each of their meetings. So steps pause for the compiler. A short run loses least where
+pauses are short, and a long one gains most from compiled programs; with these three times as fast,
+a run of twice the compile time is over sooner if nothing is interpreted, so pauses become long
+before that.
 
 Counted in processor time of the compiling process and the compilers that it starts: how much of a
 processor it gets depends on what else runs. Each compile is noted in one small file per kind of
@@ -30,7 +36,7 @@ _ALIKE = 1.2  # and by which factor they may differ, to say that this one takes 
 
 
 def nodes(program: Program) -> int:
-    """How many nodes the program has, bodies of loops included; one at least."""
+    """Return the number of nodes of a program, at least 1, bodies of loops included."""
     return max(1, sum(1 for _ in all_nodes(program.graph)))
 
 
@@ -65,12 +71,12 @@ def expected_s(
 
 
 def _is_alike(count: int, other: int) -> bool:
-    """Whether two programs have about as many nodes."""
+    """Return whether two programs have about as many nodes."""
     return max(count, other) <= _ALIKE * min(count, other)
 
 
 def _nearest(compiles: Sequence[tuple[int, float]], count: int) -> list[tuple[int, float]]:
-    """The latest compiles of programs with as many nodes, else those with the most similar."""
+    """Return the latest compiles of programs with as many nodes, else the most similar ones."""
     same = [each for each in compiles if each[0] == count]
     ordered = sorted(compiles, key=lambda each: abs(math.log(each[0] / count)))
     return same[-_NEAREST:] or ordered[:_NEAREST]
@@ -78,14 +84,14 @@ def _nearest(compiles: Sequence[tuple[int, float]], count: int) -> list[tuple[in
 
 @contextlib.contextmanager
 def noted(program: Program, lowering: str, machine: Mapping[str, Any]) -> Generator[None]:
-    """Notes what compiling a program inside takes; one that fails is not noted."""
+    """Record the processor time of compiling a program while open, unless it fails."""
     began = _cpu_s()
     yield
     note(program, lowering, machine, _cpu_s() - began)
 
 
 def note(program: Program, lowering: str, machine: Mapping[str, Any], took: float) -> None:
-    """Notes what compiling a program took.
+    """Record the processor time of compiling a program.
 
     Args:
         program: as it was compiled.
@@ -122,7 +128,7 @@ def _noted(file: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def about(seconds: float) -> str:
-    """A duration in words that do not pretend to be exact."""
+    """Format a duration in rounded words, such as ``about 20 s``."""
     if seconds < 10:
         return f"about {max(1, round(seconds))} s"
     if seconds < 90:
@@ -142,7 +148,7 @@ QUICK_S, QUICK_FROM, QUICK_UNTIL, NEARLY_ALL = 10.0, 0.25, 4.0, 0.95
 
 
 def share(passed_s: float, cpu_s: float | None, *, once: bool = False) -> float:
-    """Of the time in which steps compute, what is left to a compiler.
+    """Return the share of the steps' computing time that is left to a compiler.
 
     Args:
         passed_s: since it was started, in seconds.
@@ -157,14 +163,14 @@ def share(passed_s: float, cpu_s: float | None, *, once: bool = False) -> float:
 
 
 def long_s(cpu_s: float, *, once: bool = False) -> float:
-    """From when on pauses are long, in seconds after the compiler's start; see ``share``."""
+    """Return the seconds after the compiler's start from which pauses are long; see ``share``."""
     if _is_quick(cpu_s, once=once):
         return cpu_s * QUICK_FROM
     return cpu_s * (LONG_ONCE if once else LONG)
 
 
 def wall_s(cpu_s: float, *, once: bool = False) -> float:
-    """How long a compiler takes beside steps, in seconds; see ``share``."""
+    """Return the seconds that a compiler takes in parallel with steps; see ``share``."""
     first, long = _first(), long_s(cpu_s, once=once)
     if first * long >= cpu_s:
         return cpu_s / first

@@ -77,7 +77,7 @@ def chosen_data(chosen: Mapping[str, ChosenLowering]) -> dict[str, dict[str, str
 
 
 def chosen_from(data: Mapping[str, Mapping[str, str]]) -> dict[str, ChosenLowering]:
-    """The chosen lowerings that ``chosen_data`` wrote."""
+    """Return the chosen lowerings that ``chosen_data`` wrote."""
     return {
         name: ChosenLowering(name=str(each["name"]), reason=str(each["reason"]))
         for name, each in data.items()
@@ -176,7 +176,7 @@ class Code(NamedTuple):
 
     @classmethod
     def of(cls, file: Container, code: str, plan: str) -> Code:
-        """Those of a file.
+        """Read the code and the plan of a program from a file.
 
         Args:
             file: has them.
@@ -197,7 +197,7 @@ def restored(
     chosen: Mapping[str, ChosenLowering],
     verdict: Verdict | None = None,
 ) -> Executable:
-    """The executable with these key parts, each program loaded by the lowering that made its code.
+    """Load each program's code by its lowering, and return the executable with these key parts.
 
     Args:
         programs: see ``key_parts``.
@@ -251,7 +251,7 @@ def restored(
 
 
 def _said(parts: Mapping[str, Any], name: str) -> list[str]:
-    """The lowerings of a program, out of a file."""
+    """Return the lowerings of a program according to a file."""
     try:
         return lowerings_of(parts, name)
     except KeyError:

@@ -60,7 +60,7 @@ def key_parts(
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
-    """The name of the executable with these parts."""
+    """Return the hash of these parts, which names the executable."""
     return hashlib.sha256(json.dumps(_deciding(parts), sort_keys=True).encode()).hexdigest()
 
 
@@ -74,7 +74,7 @@ def following(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reasons_of(parts: Mapping[str, Any], name: str) -> ChosenLowering:
-    """The first lowering that the program of that name may have, and why."""
+    """Return the first of a program's possible lowerings, and why it was chosen."""
     reasons = parts.get("reasons", {})
     return ChosenLowering(name=lowerings_of(parts, name)[0], reason=str(reasons.get(name, "")))
 
@@ -94,7 +94,7 @@ def differences(
 
 
 def why_parts_differ(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """As ``differences``, without what follows from others: how programs are lowered, and why."""
+    """Return the differences without derived parts, unless only derived parts differ."""
     deciding = differences(_deciding(stored), _deciding(wanted))
     return deciding or differences(stored, wanted)
 

@@ -29,7 +29,7 @@ _SET_DEATH_SIGNAL = 1  # of prctl(2)
 
 
 def main(folder: str, parent: str) -> None:
-    """Runs the commands in ``folder`` for the process ``parent``, and writes what came of them.
+    """Run the commands in ``folder`` for the process ``parent``, and write their results.
 
     Each result has the command's exit status, its output and its processor time in seconds. Of what
     is made once per machine, only the first failure counts, and ends it all. The file appears
@@ -65,7 +65,7 @@ def step_back(runnable: int) -> None:
 
 
 def _runnable() -> int:
-    """How many threads of the machine compute now, as Linux counts them; elsewhere none."""
+    """Return the number of runnable threads of the machine; 0 where the system is not Linux."""
     try:
         return int(Path("/proc/loadavg").read_text(encoding="utf-8").split()[3].partition("/")[0])
     except (OSError, ValueError, IndexError):
@@ -75,7 +75,7 @@ def _runnable() -> int:
 def _made(
     stages: list[list[tuple[list[str], str]]], folder: Path, all_after_s: float = 0.0
 ) -> dict[str, Any] | None:
-    """Makes the files of each stage, several at once.
+    """Run the commands of each stage, several in parallel; return the first failure.
 
     Beside two compilers on two processors, steps take a quarter longer than beside one. So one
     processor is theirs until those that pause for the compiler pause for long.
@@ -110,14 +110,14 @@ def _made(
 
 
 def _processors() -> int:
-    """How many processors this process may use."""
+    """Return the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _made_one(command: list[str], path: str, folder: Path) -> dict[str, Any]:
-    """Makes a file, unless somebody has meanwhile; it appears complete or not at all."""
+    """Compile a file unless it exists by now; it appears complete or not at all."""
     if os.path.isfile(path):
         return {"code": 0}
     made = folder / os.path.basename(path)
@@ -152,7 +152,7 @@ def _children_s() -> float:
 
 
 def end_with(parent: int) -> None:
-    """Ends this process and the compilers it has started as soon as ``parent`` has ended.
+    """End this process and the compilers it has started as soon as ``parent`` has ended.
 
     The other end of standard input is closed then. A process that ``parent`` has forked may keep it
     open, so that Linux is asked for a signal too; it sends one also where only the thread has ended

@@ -38,7 +38,7 @@ class RecompiledWarning(UserWarning):
 
 
 def pack(captured: Captured, made: Executable) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a container needs to hold to restore an executable.
+    """Return the manifest and members from which a container restores an executable.
 
     Args:
         captured: the programs before any pass, and what capture found beside them.
@@ -75,7 +75,7 @@ def pack(captured: Captured, made: Executable) -> tuple[dict[str, Any], dict[str
 
 
 def captured_in(file: Container, content: Mapping[str, Any]) -> Captured:
-    """The programs of a container, as they were captured.
+    """Read the captured programs of a container.
 
     Raises:
         CorruptExecutable: a member is damaged, or a program is not the one that was stored.
@@ -97,13 +97,13 @@ def captured_in(file: Container, content: Mapping[str, Any]) -> Captured:
 
 
 def _plain_fields() -> list[str]:
-    """What capture found that is neither programs nor tensors."""
+    """Return the fields of ``Captured`` that are neither programs nor tensors."""
     names = [field.name for field in dataclasses.fields(Captured)]
     return [name for name in names if name not in ("programs", "constants")]
 
 
 def rule_data(rule: UpdateRule) -> dict[str, Any]:
-    """An update rule as JSON values."""
+    """Return an update rule as JSON values."""
 
     def part(value: Any) -> dict[str, Any]:
         for tag, kind in _PARTS.items():
@@ -120,7 +120,7 @@ def _fields(value: Any, other: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def rule_from(data: Mapping[str, Any]) -> UpdateRule:
-    """The update rule that ``rule_data`` wrote.
+    """Return the update rule that ``rule_data`` wrote.
 
     Raises:
         SerializationError: the data is not of a rule that exists.
@@ -148,7 +148,7 @@ def restore(
     progress: Progress = lambda stage, fraction: None,
     gather: Gather | None = None,
 ) -> tuple[Executable, BuildRecord]:
-    """Makes a container's programs runnable: by its code, or where that does not fit, compiled.
+    """Build an executable from a container's code, or from its programs if the code does not fit.
 
     Warns with RecompiledWarning, saying why, if the code of the file was not used.
 
@@ -244,7 +244,7 @@ class ContainerFirst:
     def only_one(
         self, key: str, waiting: Callable[[], None]
     ) -> contextlib.AbstractContextManager[bool]:
-        """As the other source does; without one nobody could use what another process makes."""
+        """Keep other processes from compiling it, if another source stores what they compile."""
         if self._behind is None:
             return contextlib.nullcontext(False)
         return self._behind.only_one(key, waiting)

@@ -36,7 +36,7 @@ _FUNCTIONS: dict[str, Any] = {
 
 
 def to_text(program: Program) -> tuple[str, dict[str, torch.Tensor]]:
-    """Writes a program down.
+    """Serialize a program.
 
     Returns:
         The text, and the program's constants by name.
@@ -56,7 +56,7 @@ def to_text(program: Program) -> tuple[str, dict[str, torch.Tensor]]:
 
 
 def from_text(text: str, constants: Mapping[str, torch.Tensor]) -> Program:
-    """The program that ``to_text`` wrote, verified.
+    """Read and verify the program that ``to_text`` wrote.
 
     Raises:
         SerializationError: the text is not of a program, or names an unknown operator.
@@ -75,7 +75,7 @@ def from_text(text: str, constants: Mapping[str, torch.Tensor]) -> Program:
 
 
 def graph_to_text(graph: torch.fx.GraphModule) -> tuple[str, dict[str, torch.Tensor]]:
-    """Writes down a graph that is no program.
+    """Serialize a graph that is no program.
 
     Returns:
         The text, and the graph's constants by name.
@@ -88,7 +88,7 @@ def graph_to_text(graph: torch.fx.GraphModule) -> tuple[str, dict[str, torch.Ten
 
 
 def graph_from_text(text: str, constants: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
-    """The graph that ``graph_to_text`` wrote.
+    """Read the graph that ``graph_to_text`` wrote.
 
     Raises:
         SerializationError: the text is not of a graph, or names an unknown operator.
@@ -98,7 +98,7 @@ def graph_from_text(text: str, constants: Mapping[str, torch.Tensor]) -> torch.f
 
 
 def _one_node_per_line(data: Mapping[str, Any]) -> str:
-    """A file that is looked at, or compared, should be readable."""
+    """Format JSON with one node per line, so that files can be read and compared."""
     return json.dumps(data, allow_nan=False).replace('{"node_name"', '\n{"node_name"')
 
 
@@ -192,7 +192,7 @@ def _target_name(node: torch.fx.Node) -> str:
 
 
 def _layout(value: Any) -> dict[str, Any]:
-    """A traced value: what a tensor is without its data."""
+    """Encode shape, strides, type and device of a traced tensor."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         raise SerializationError(f"A traced value of type {type(value).__name__} cannot be stored.")
     shape, stride = list(value.shape), list(value.stride())
@@ -289,7 +289,7 @@ def _identifier(name: Any) -> str:
 
 
 def first_difference(stored: Program, wanted: Program) -> str | None:
-    """Where two programs differ, in words, or None if they are the same."""
+    """Describe the first difference of two programs; None if they are equal."""
     if stored.fingerprint() == wanted.fingerprint():
         return None
     texts = (program_text(each, provenance=False, strides=True) for each in (stored, wanted))

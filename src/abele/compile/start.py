@@ -1,4 +1,4 @@
-"""How the first steps of a program run while nothing has been compiled for it yet.
+"""Modes in which the first steps of a program run while nothing has been compiled for it.
 
 ``tiered``     interpreted at once, while another process compiles; what it makes takes over
 ``wait``       compiled first, by this process
@@ -17,7 +17,7 @@ SWAP_AT = "ABELE_SWAP_AT"
 
 
 class Start(enum.StrEnum):
-    """What happens before the first step."""
+    """A mode of the first steps."""
 
     TIERED = "tiered"
     WAIT = "wait"
@@ -25,7 +25,7 @@ class Start(enum.StrEnum):
 
 
 def requested() -> Start | None:
-    """What the environment asks for, if anything.
+    """Return the mode that ``ABELE_START`` names; None if it is unset.
 
     Raises:
         TargetError: ``ABELE_START`` is none of the three.
@@ -57,7 +57,7 @@ def check() -> None:
 
 
 def swap_at() -> int | None:
-    """The update at which compiled programs have to take over, if the environment names one.
+    """Return the update at which compiled programs have to take over, or None.
 
     Raises:
         TargetError: ``ABELE_SWAP_AT`` is no number of updates.

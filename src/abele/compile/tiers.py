@@ -51,7 +51,7 @@ Gather = Callable[[str], Sequence[str]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """How the first steps are to run.
+    """A request for a mode of the first steps.
 
     Attributes:
         start: if the programs and the machine allow it.
@@ -68,7 +68,7 @@ class Wanted:
 
     @classmethod
     def of(cls, asked: Start, announce: Announce, gather: Gather | None = None) -> Wanted:
-        """What a caller asks for, unless the environment wants otherwise.
+        """Create the request of a caller, changed by the environment.
 
         A caller who waits has a reason, so the environment then changes it to ``interpret`` only.
 
@@ -140,7 +140,7 @@ class Lowered:
 
 
 def decided(wanted: Wanted, lowered: Lowered) -> Running:
-    """How the first steps of this process run, and why."""
+    """Decide how the first steps of this process run, and why."""
     manner, reason = _manner(lowered), _why_wait(wanted, lowered)
     if reason is not None:
         return Running(start=Start.WAIT, why=reason, manner=manner)
@@ -161,7 +161,7 @@ def decided(wanted: Wanted, lowered: Lowered) -> Running:
 
 
 def _manner(lowered: Lowered) -> str:
-    """How programs run that are not interpreted meanwhile."""
+    """Return the manner in which lowered programs run; see ``Lowering.manner``."""
     lowerings = [lowered.target.lowering(name) for name in lowered.names]
     if any(lowering.compiles or lowering.manner == COMPILED for lowering in lowerings):
         return COMPILED
@@ -199,7 +199,7 @@ def _is_ready(lowered: Lowered) -> bool:
 
 
 def _change_is_asked_for(target: Target) -> bool:
-    """Whether the environment names the update before which programs are interpreted."""
+    """Return whether the environment names the update at which compiled programs take over."""
     return start.swap_at() is not None and target.name != INTERPRETING
 
 
@@ -211,7 +211,7 @@ def _why_not_worth_it(lowered: Lowered) -> str | None:
 
 
 def exchanges(config: StepConfig) -> bool:
-    """Whether updates are shared with other processes."""
+    """Return whether updates are shared with other processes."""
     return config.training and config.processes > 1
 
 
@@ -249,7 +249,7 @@ def begun(lowered: Lowered, running: Running, announce: Announce) -> Executable 
 def agreed(
     made: Executable | None, lowered: Lowered, running: Running, gather: Gather
 ) -> Executable | None:
-    """What runs first, alike in all processes that train together.
+    """Return the programs that run first, alike in all processes that train together.
 
     Programs of one bit more or less in one process would make the weights differ from then on. So
     all wait if one has to, all interpret if one is asked to, and none runs what it has cached
@@ -280,7 +280,7 @@ def agreed(
 def _instead(
     made: Executable | None, lowered: Lowered, running: Running, kind: Start, why: str
 ) -> Executable | None:
-    """What runs first because the other processes start in this way."""
+    """Return the programs that run first because other processes start in this mode."""
     if made is not None and made.later is not None:
         made.later.close()
     running.start, running.why, running.interpreted = kind, why, kind is Start.INTERPRET

@@ -1,4 +1,4 @@
-"""How far compiled programs may be from interpreted ones; the second rung of the ladder.
+"""Tolerances of compiled programs, relative to interpreted ones: the second rung of the ladder.
 
 Interpreted programs give the bits of plain PyTorch. Compiled ones round in another order.
 """
@@ -14,5 +14,5 @@ HALF_TOLERANCE = 5e-3
 
 
 def compiled(dtype: torch.dtype) -> float:
-    """The tolerance for a tensor of this type, relative to its norm."""
+    """Return the tolerance for a tensor of this type, relative to its norm."""
     return HALF_TOLERANCE if dtype in (torch.float16, torch.bfloat16) else TOLERANCE

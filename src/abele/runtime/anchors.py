@@ -19,7 +19,7 @@ from abele.step.config import OutputMode, StepConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Anchor:
-    """One tensor that is kept.
+    """A tensor whose values are kept.
 
     Attributes:
         name: what it is fetched by.
@@ -67,7 +67,7 @@ class AnchorStore:
     def take(
         self, index: int, outputs: list[torch.Tensor], applied: list[torch.Tensor] | None
     ) -> list[torch.Tensor]:
-        """Keeps what is anchored and returns the outputs of the model alone.
+        """Store anchored tensors and return the outputs of the model alone.
 
         Args:
             index: which micro-step of the call.
@@ -84,7 +84,7 @@ class AnchorStore:
         return outputs[: self._outputs]
 
     def kept(self, name: str) -> tuple[list[torch.Tensor], StepConfig] | None:
-        """The values of the last call and how they combine; ``None`` if it did not end."""
+        """Return the values of the last call and how they combine; None if it did not end."""
         values = self._kept.get(name) if self._complete else None
         return (values, self._configs[name]) if values else None
 

@@ -23,7 +23,7 @@ class _DeviceMark:
 
 
 class CallRecord(NamedTuple):  # made at every call that is observed: a dataclass takes longer
-    """When the parts of one call happened.
+    """The times of the parts of one call.
 
     Attributes:
         began_ns: when it was made, on the clock of ``time.perf_counter_ns``.
@@ -53,12 +53,12 @@ def _mark_device() -> _DeviceMark:
 
 
 def clock(device: torch.device) -> Callable[[], Any]:
-    """What to call to mark a moment in the work of ``device``."""
+    """Return the function that marks a moment in the work of ``device``."""
     return _mark_device if device.type == "cuda" else time.perf_counter_ns
 
 
 def nanoseconds(marks: Sequence[Any]) -> list[int]:
-    """Marks on the host's ``time.perf_counter_ns``; waits for a GPU that has not come so far.
+    """Convert marks to the host's ``time.perf_counter_ns``; waits for a GPU that is behind.
 
     The first mark of a call meets an idle GPU, so the two clocks are laid over each other there.
     """

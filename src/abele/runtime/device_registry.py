@@ -1,4 +1,4 @@
-"""Which devices this process holds, told to other processes by one small file.
+"""The devices that this process holds, listed for other processes in one small file.
 
 Monitoring tools list the processes that hold a device, and must do so without torch and
 without asking those processes. So each process keeps a file in a folder of its user while it holds
@@ -42,7 +42,7 @@ _known: dict[str, Any] = {}
 
 
 class Attachment:
-    """One model's hold of its device; ends with ``end``, with its owner or with the process.
+    """A model's hold of its device; ends with ``end``, with its owner or with the process.
 
     Args:
         owner: the object without which the device is not held any more.
@@ -61,7 +61,7 @@ class Attachment:
         self._end = weakref.finalize(owner, _give_up, self._number)
 
     def end(self) -> None:
-        """Gives the device up; a second time, or in a fork of the process, does nothing."""
+        """Release the device; a second time, or in a fork of the process, do nothing."""
         self._end()
 
 
@@ -71,7 +71,7 @@ def _give_up(number: int) -> None:
 
 
 def _forget() -> None:
-    """A fork inherits the table, not the devices, and no thread that would open the lock."""
+    """Reset a forked child: it holds no devices, and no thread would release the lock."""
     global _lock, _writing
     _lock, _writing = threading.RLock(), False
     _entries.clear()
@@ -83,7 +83,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def folder() -> Path:
-    """Where this process keeps its file.
+    """Return the folder of this process's file.
 
     ``ABELE_RUNTIME_DIR`` if it is set; else the session's own folder, which the system empties;
     else one with the user's number among temporary files.
@@ -102,7 +102,7 @@ def _user() -> int:
 
 
 def _gpu(device: torch.device) -> dict[str, str]:
-    """What tells a GPU from the others of a machine, whatever CUDA_VISIBLE_DEVICES calls it."""
+    """Return the UUID of a GPU, which does not depend on CUDA_VISIBLE_DEVICES."""
     if device.type != "cuda":
         return {}
     cuda: Any = torch.cuda
@@ -111,7 +111,7 @@ def _gpu(device: torch.device) -> dict[str, str]:
 
 
 def _change(number: int, entry: dict[str, Any] | None) -> str | None:
-    """Adds or removes what is held and writes the file anew; returns why that failed."""
+    """Add or remove a held device and write the file; return why that failed, or None."""
     with _lock:
         _entries.pop(number, None)
         if entry is not None:
@@ -153,7 +153,7 @@ def _write(entries: list[dict[str, Any]]) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Deletes what killed processes of this user have left."""
+    """Delete files of killed processes of this user."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             name = _NAME.fullmatch(path.name)
@@ -163,7 +163,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _delete_if_left(path: Path, pid: int, started: int) -> None:
-    """Of another machine or container nothing is known; its file goes when it is a week old."""
+    """Delete a file if its process has ended; one of another machine if it is a week old."""
     status = path.lstat()
     if status.st_uid != _user() or status.st_size > _MOST_BYTES:
         return
@@ -178,7 +178,7 @@ def _delete_if_left(path: Path, pid: int, started: int) -> None:
 
 
 def _describe() -> dict[str, Any]:
-    """What stays the same while the process runs: its path and who it is."""
+    """Return the path of this process's file, and the constant part of its record."""
     pid, started = os.getpid(), temporary.started()
     record = {
         "format": FORMAT,

@@ -1,4 +1,4 @@
-"""What lives on the device between calls: a model's state, and the random numbers it draws."""
+"""A model's state on the device between calls, with its random streams."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class DeviceState:
         self._streams = self._first_streams()
 
     def write_params(self, params: Mapping[str, torch.Tensor]) -> None:
-        """Overwrites parameters; names that are missing keep their value.
+        """Overwrite parameters; names that are missing keep their value.
 
         With other processes, all have to do the same before the next update, which checks it.
         """
@@ -98,7 +98,7 @@ class DeviceState:
             self.params[name].copy_(value)
 
     def read_param(self, name: str, *, per_replica: bool = False) -> torch.Tensor:
-        """A parameter's present value.
+        """Return a parameter's present value.
 
         Args:
             name: as in the module.
@@ -118,13 +118,13 @@ class DeviceState:
         return replica_groups.joined_all(self.params, self._groups)
 
     def write_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
-        """Overwrites buffers in every replica."""
+        """Overwrite buffers in every replica."""
         for replica in self.buffers:
             for name, value in buffers.items():
                 replica[name].copy_(value)
 
     def write_optimizer_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Overwrites optimizer state by slot name; with groups it has a leading dimension."""
+        """Overwrite optimizer state by slot name; with groups it has a leading dimension."""
         if self.exchange is not None:
             self.exchange.note_written("optimizer state", state, self.optimizer_state)
         for name, value in replica_groups.split_state(state, self._groups).items():
@@ -143,7 +143,7 @@ class DeviceState:
         return {n: value for n, value in self.optimizer_state.items() if n in self._updated}
 
     def read_accumulators(self) -> dict[str, torch.Tensor]:
-        """Sums of gradients by parameter, likewise; zero between calls."""
+        """Return sums of gradients by parameter, like ``read_params``; zero between calls."""
         skip = len(replica_groups.ACCUMULATOR)
         sums = {
             # Programs leave the last update's there if the next one begins by replacing it.
@@ -153,18 +153,18 @@ class DeviceState:
         return replica_groups.joined_params(sums, self._groups)
 
     def write_accumulators(self, sums: Mapping[str, torch.Tensor]) -> None:
-        """Overwrites sums of gradients by parameter; with groups they have a leading dimension."""
+        """Overwrite sums of gradients by parameter; with groups they have a leading dimension."""
         for name, value in replica_groups.split(sums, self._groups).items():
             self.accumulators[f"{replica_groups.ACCUMULATOR}{name}"].copy_(value)
 
     def set_hyper(self, name: str, value: float) -> None:
-        """Changes a variable hyper-parameter; takes effect at the next update."""
+        """Change a variable hyper-parameter from the next update on."""
         if self.exchange is not None:
             self.exchange.note(name, repr(float(value)))
         self.hyper[name].fill_(value)
 
     def write_counters(self, counters: Mapping[str, torch.Tensor]) -> None:
-        """Overwrites what the program counts by itself, such as for an automatic loss scale."""
+        """Overwrite counters of the program, such as those of an automatic loss scale."""
         if self.exchange is not None:
             self.exchange.note_written("counters that were written", counters, self.counters)
         for name, value in counters.items():
@@ -175,7 +175,7 @@ class DeviceState:
 
     @property
     def random_state(self) -> list[torch.Tensor] | None:
-        """One generator state per replica, or ``None`` when torch's own stream is shared."""
+        """The generator state of each replica, or None if torch's own stream is shared."""
         return None if self._streams is None else [state.clone() for state in self._streams]
 
     @random_state.setter
@@ -241,7 +241,7 @@ class DeviceState:
     # -- for whoever runs programs ----------------------------------------------------------
 
     def arguments(self, program: Program, replica: int) -> list[torch.Tensor]:
-        """The argument list of a program in a replica; a call puts its batch in place of inputs."""
+        """Return the argument list of a program in a replica; calls replace the inputs."""
         stores: dict[Role, Mapping[str, torch.Tensor]] = {
             Role.PARAMETER: self.params,
             Role.BUFFER: self.buffers[replica],
@@ -277,7 +277,7 @@ class DeviceState:
         return self._drawing_from(self._streams, replica)
 
     def shared_stream(self) -> contextlib.AbstractContextManager[None]:
-        """Likewise those of the first replica; process 0 lends its stream to the others."""
+        """While open, draw from the first replica's stream of process 0, in all processes."""
         if self.exchange is None or self._streams is None:
             return self.stream(0)
         lent = self._streams[0].clone()

@@ -81,12 +81,12 @@ class Wire:
         }
 
     def widen(self) -> None:
-        """Puts the sums where they are exchanged."""
+        """Copy the sums to the buffer that is exchanged."""
         if self._narrow is not self._sums:
             self._sums.copy_(self._narrow)
 
     def narrow(self, share: float) -> None:
-        """Takes what was exchanged back, multiplied."""
+        """Copy the exchanged sums back, multiplied by ``share``."""
         if share != 1.0:
             self._sums.mul_(share)
         if self._narrow is not self._sums:
@@ -94,7 +94,7 @@ class Wire:
 
 
 class Votes:
-    """Whether all processes could run other programs; every update carries their votes.
+    """Votes of all processes for running other programs; every update carries them.
 
     All see the same sum, so all know the outcome after the same update.
 
@@ -112,19 +112,19 @@ class Votes:
         self.mine, self.against = self.UNDECIDED, size + 1
 
     def counted(self, total: float) -> None:
-        """Takes what an update has added up."""
+        """Record the sum of votes of an update."""
         self._sum = round(total)
 
     @property
     def outcome(self) -> bool | None:
-        """Whether all are for it; None while some are undecided and nobody is against it."""
+        """True if all processes are for it, False if one is against it, None while it is open."""
         if self._sum > self._size:
             return False
         return True if self._sum == self._size else None
 
 
 class Exchange:
-    """What a session does together with those of the other processes.
+    """The exchange of a session's gradients with the sessions of other processes.
 
     Args:
         collective: connects them.
@@ -173,7 +173,7 @@ class Exchange:
     # -- before the first update -----------------------------------------------------------
 
     def same_start(self, state: Mapping[str, torch.Tensor]) -> list[str]:
-        """Makes weights and optimizer state those of process 0 where they differ.
+        """Overwrite weights and optimizer state by those of process 0 where they differ.
 
         Args:
             state: by name; overwritten.
@@ -224,11 +224,11 @@ class Exchange:
     # -- each update -----------------------------------------------------------------------
 
     def begin(self) -> None:
-        """An update is under way: until ``reduce``, the others wait for this process."""
+        """Begin an update: until ``reduce``, the others wait for this process."""
         self._open = True
 
     def reduce(self, counters: Mapping[str, torch.Tensor]) -> None:
-        """Adds the sums of all processes, and sees that all made them alike.
+        """Add the sums of all processes, and check that all agree on what they have in common.
 
         Args:
             counters: those of an automatic loss scale are added too.
@@ -247,13 +247,13 @@ class Exchange:
         self.updates += 1
 
     def after_update(self, counters: Mapping[str, torch.Tensor]) -> None:
-        """Notes what the update left in the counters."""
+        """Record the counters after an update."""
         saturated = counters.get(loss_scaling.SATURATED)
         if saturated is not None:
             self._saturated = saturated.clone()
 
     def give_up(self, problem: BaseException) -> None:
-        """Takes part in the update that the others wait for, only to tell that there is none."""
+        """Cancel the update that the others wait for, in all processes."""
         if not self._open or isinstance(problem, CollectiveError):
             return
         self._open = False
@@ -268,7 +268,7 @@ class Exchange:
         self._crc = zlib.crc32(f"{self._topic}\n{text}".encode(errors="backslashreplace"))
 
     def _own_tail(self) -> list[int]:
-        """What this process expects all to have in common, this update included."""
+        """Return the numbers that this process sends with its sums: votes and a checksum."""
         crc = zlib.crc32(b"\n%d" % self.updates, self._crc)
         pieces = [crc >> shift & _MASK for shift in _SHIFTS]
         return [0, self.votes.mine, *pieces, *[piece * piece for piece in pieces]]
@@ -310,7 +310,7 @@ class Exchange:
         self.counts.seconds += self.collective.counts.seconds - seconds
 
     def _add_saturated(self, counters: Mapping[str, torch.Tensor]) -> None:
-        """The count runs over several updates; only what is new has not been added yet."""
+        """Add the new counts of all processes; earlier ones have been added."""
         saturated = counters.get(loss_scaling.SATURATED)
         if saturated is None:
             return
@@ -344,7 +344,7 @@ class Exchange:
 
 
 def digest(value: torch.Tensor, start: str = "") -> str:
-    """A hash of a tensor's bits."""
+    """Return a hash of a tensor's bits."""
     data = value.detach().reshape(-1).contiguous().cpu().view(torch.uint8).numpy()
     return hashlib.blake2b(data.tobytes(), digest_size=16, salt=_salt(start)).hexdigest()
 

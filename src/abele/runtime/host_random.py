@@ -15,7 +15,7 @@ import torch
 
 
 def read(generator: torch.Generator | None = None) -> dict[str, Any]:
-    """The present state of all generators.
+    """Return the present state of all generators.
 
     Args:
         generator: one more of torch's, such as a loader's own.

@@ -1,4 +1,4 @@
-"""How a session runs micro-steps: one after the other, or as another ``Plan`` says.
+"""Runners of micro-steps: one after the other, or as another ``Plan`` says.
 
 The session says which micro-steps there are and takes what they return; a runner knows the programs
 that compute them. It sees the state through ``DeviceState`` and ends updates through ``Update``.
@@ -53,7 +53,7 @@ class Runner(Protocol):
         ...
 
     def run(self, group: Sequence[Step], marks: list[Any], wanted: bool) -> Sequence[Returned]:
-        """Runs the micro-steps of one group and the update that the last one ends with.
+        """Run the micro-steps of one group and the update that the last one ends with.
 
         Args:
             group: one of ``groups``.
@@ -68,14 +68,14 @@ class Runner(Protocol):
         ...
 
     def alone(self) -> Alone | None:
-        """A shorter way through ``run`` for calls of one micro-step; None where there is none.
+        """Return a faster ``run`` for calls of one micro-step, or None.
 
         It gives the same results and marks, and follows changes of the runner.
         """
         ...
 
     def close(self) -> None:
-        """Ends what waits for further micro-steps, such as threads; they start again if needed."""
+        """Stop threads that wait for micro-steps; they start again if needed."""
         ...
 
 
@@ -100,11 +100,11 @@ class Update:
 
     @property
     def is_apart(self) -> bool:
-        """Whether there is a program for it, or something to exchange before it."""
+        """True if the update is a program of its own, or comes after an exchange."""
         return self._run is not None or self._state.exchange is not None
 
     def apply(self) -> list[torch.Tensor] | None:
-        """Updates the weights; None where the model's program has done so itself."""
+        """Update the weights; None where the model's program has done so itself."""
         if self._run is None:
             return None
         exchange, counters = self._state.exchange, self._state.counters
@@ -120,7 +120,7 @@ class Update:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Which programs run at each micro-step.
+    """The programs that run at each micro-step.
 
     Attributes:
         model: the whole of a micro-batch as one program: its slots say what goes in and out and
@@ -171,7 +171,7 @@ class Sequential:
         self._mark = clock(state.device)
 
     def groups(self, steps: Iterable[Step], watched: bool) -> Iterator[Sequence[Step]]:
-        """As many as take some milliseconds, where code runs several; else each by itself."""
+        """Divide micro-steps into groups of some milliseconds, or of one if code runs only one."""
         if self._repeated is None or watched:
             yield from ((step,) for step in steps)
             return
@@ -185,7 +185,7 @@ class Sequential:
             yield group
 
     def run(self, group: Sequence[Step], marks: list[Any], wanted: bool) -> Sequence[Returned]:
-        """Runs the micro-steps of a group; see ``Runner``."""
+        """Run the micro-steps of a group; see ``Runner``."""
         if self._repeated is None:
             return (self._run_one(group, marks),)
         if len(group) > 1 or self._waits:
@@ -197,7 +197,7 @@ class Sequential:
         return returned
 
     def _run_one(self, group: Sequence[Step], marks: list[Any]) -> Returned:
-        """One micro-step; the program returns its results, wanted or not."""
+        """Run one micro-step; the program returns its results, wanted or not."""
         ((step, rows),) = group
         arguments = self._arguments[step.replica].copy()
         for position, tensor in zip(self._inputs, rows, strict=True):
@@ -222,7 +222,7 @@ class Sequential:
         return [(each, None) for each in results[:-1]] + [(results[-1], applied)]
 
     def alone(self) -> Alone | None:
-        """Where one replica draws no random numbers and its program is the whole step."""
+        """Return a faster ``run`` if one replica draws nothing and runs one program."""
         if not self._is_single or self._update.is_apart:
             return None
         return self._run_alone if self._bound is None else self._run_bound
@@ -249,7 +249,7 @@ class Sequential:
         return outputs
 
     def close(self) -> None:
-        """Nothing waits here."""
+        """Do nothing: no threads wait."""
 
 
 class RolledBack:
@@ -267,11 +267,11 @@ class RolledBack:
         self._training = state.config.training
 
     def groups(self, steps: Iterable[Step], watched: bool) -> Iterable[Sequence[Step]]:
-        """Those of the other runner."""
+        """Return the groups of the other runner."""
         return self._runner.groups(steps, watched)
 
     def run(self, group: Sequence[Step], marks: list[Any], wanted: bool) -> Sequence[Returned]:
-        """Runs them there; where they are stopped, state is as after the last update."""
+        """Run them there; if they are stopped, restore the state of the last update."""
         complete = group[-1][0].updates or not self._training
         with self._rollback.around(complete=complete):
             return self._runner.run(group, marks, wanted)
@@ -281,7 +281,7 @@ class RolledBack:
         return None
 
     def close(self) -> None:
-        """Closes the other runner."""
+        """Close the other runner."""
         self._runner.close()
 
 
@@ -303,7 +303,7 @@ def trapping(program: Program, run: Run) -> Run:
 def first_failure(
     checks: Sequence[Check], magnitudes: Sequence[float]
 ) -> tuple[Check, float] | None:
-    """The first operation whose result is worse than all of its operands, and the result.
+    """Return the first operation whose result is worse than all of its operands, and the result.
 
     Args:
         checks: in the order in which the operations run.
@@ -345,7 +345,7 @@ def _sentence(check: Check, result: float) -> str:
 
 
 def _place(check: Check) -> str:
-    """Module and line; of an update, those of the parameter that it changes."""
+    """Format module and line; for an update, those of the parameter that it changes."""
     where = f"module {check.scope.replace('/', '.')!r}" if check.scope else "outside submodules"
     if check.phase == "update" and check.line:
         return f" of a parameter that forward reads at {check.line}, {where}"

@@ -152,7 +152,7 @@ class Session(DeviceState):
 
     @property
     def was_stopped(self) -> bool:
-        """Whether the latest call came to an error after its first micro-step had begun."""
+        """True if the latest call came to an error after its first micro-step had begun."""
         return bool(self.marks) and (self._last is None or self.marks is not self._last[1])
 
     # -- running ---------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class Session(DeviceState):
 
     @property
     def is_unproven(self) -> bool:
-        """Whether the first call, or ``prove``, compares programs before they run."""
+        """True if the first call, or ``prove``, compares programs before they run."""
         return isinstance(self._change, FirstUse)
 
     def _follow(self, change: Change, batch: Sequence[torch.Tensor]) -> int:

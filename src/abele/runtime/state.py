@@ -14,7 +14,7 @@ _OPTIMIZER, _HYPER, _COUNTER = "optimizer", "hyper", "counter"
 
 
 def tensors_of(session: Session) -> dict[str, torch.Tensor]:
-    """The session's state by ``kind/name``; buffers by ``buffers/R/name``.
+    """Return the session's state by ``kind/name``; buffers by ``buffers/R/name``.
 
     Parameters that have groups, and their optimizer state, have a leading dimension for them.
     Accumulators are not among them: between calls they are zero. Random streams are not either,
@@ -36,7 +36,7 @@ def tensors_of(session: Session) -> dict[str, torch.Tensor]:
 
 
 def put(session: Session, values: Mapping[str, torch.Tensor]) -> None:
-    """Overwrites all state of a session by what ``tensors_of`` returned.
+    """Overwrite all state of a session by the result of ``tensors_of``.
 
     With other processes, all have to do the same before the next update, which checks it.
 
@@ -62,7 +62,7 @@ def put(session: Session, values: Mapping[str, torch.Tensor]) -> None:
 
 
 def of_kind(values: Mapping[str, torch.Tensor], kind: str) -> dict[str, torch.Tensor]:
-    """The tensors of one kind by their own names."""
+    """Return the tensors of one kind by their own names."""
     prefix = f"{kind}/"
     return {
         name.removeprefix(prefix): value

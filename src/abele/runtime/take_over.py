@@ -1,4 +1,4 @@
-"""When compiled programs take over from interpreted ones: between two calls, after a comparison.
+"""The switch from interpreted to compiled programs, between two calls and after a comparison.
 
 All programs of a session change together, and none of its tensors moves. That something went wrong
 costs one warning; steps then stay interpreted, as they do where that is faster. Where compiled

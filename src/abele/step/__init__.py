@@ -1,1 +1,1 @@
-"""What one training step does: its numbers, its optimizer, how gradients become one update."""
+"""The definition of a step: batch arithmetic, optimizer, reduction of gradients."""

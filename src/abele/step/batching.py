@@ -17,7 +17,7 @@ from abele.step.config import OutputMode, StepConfig
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MicroStep:
-    """One forward (and backward) over one micro-batch.
+    """A forward (and backward) over a micro-batch.
 
     Attributes:
         index: position in the call, counting from 0 in the order ``[D, GA, R]``.

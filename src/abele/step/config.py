@@ -16,7 +16,7 @@ from abele.step.replica_groups import Grouping, GroupType
 
 
 class OutputMode(enum.StrEnum):
-    """Which micro-batches' results leave a call."""
+    """The choice of micro-batches whose results leave a call."""
 
     FINAL = "final"
     ALL = "all"
@@ -25,14 +25,14 @@ class OutputMode(enum.StrEnum):
 
 
 class Reduction(enum.StrEnum):
-    """How gradients of micro-batches and replicas combine into one update."""
+    """The combination of gradients of micro-batches and replicas."""
 
     MEAN = "mean"
     SUM = "sum"
 
 
 class MeanStrategy(enum.StrEnum):
-    """Where a mean reduction divides; equal in exact arithmetic, not when half values overflow."""
+    """The place of a mean's division; equal in exact arithmetic, not when half values overflow."""
 
     POST = "post"
     RUNNING = "running"
@@ -45,7 +45,7 @@ _RUN = {"when": "run"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """How one call consumes its batch; see ``batching`` for the arithmetic.
+    """The configuration of a step; ``batching`` has the arithmetic.
 
     Attributes:
         training: forward, loss, backward and update; otherwise forward alone.
@@ -89,7 +89,7 @@ class StepConfig:
 
     @property
     def input_groups(self) -> Grouping:
-        """How replicas share inputs."""
+        """The groups of replicas that share inputs."""
         return Grouping(self.replicas, self.input_group_size, self.input_group_type)
 
     @property
@@ -99,7 +99,7 @@ class StepConfig:
 
     @property
     def adds_here(self) -> bool:
-        """Whether this process has several gradients for an update; else there is only one."""
+        """True if this process has several gradients for an update."""
         return self.gradient_accumulation * self.replicas > 1
 
     def compile_fields(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ _SMALLEST = 2.0**-24
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AutomaticScaling:
-    """When the scale changes.
+    """Settings of an automatic loss scale.
 
     Attributes:
         bin_edge: share of the largest half above which an element counts as saturated.

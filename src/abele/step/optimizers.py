@@ -18,7 +18,7 @@ from abele.step.update_rules import RULES, SCALARS, Group, UpdateRule
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """How a class, and what derives from it, maps to an update rule.
+    """The update rule of a class and of what derives from it.
 
     Attributes:
         base: the class.
@@ -66,7 +66,7 @@ REFUSED: Mapping[type, str] = {
 
 
 def names() -> str:
-    """The classes of ``torch.optim`` that are update rules, as words."""
+    """List the classes of ``torch.optim`` that are update rules, as words."""
     *listed, last = (kind.base.__name__ for kind in KINDS)
     return f"{', '.join(listed)} or {last}"
 
@@ -82,7 +82,7 @@ def why_not(optimizer: object) -> str | None:
 
 
 class Treatment(enum.Enum):
-    """What a program does with an argument."""
+    """The effect of an argument on a program."""
 
     HONOURED = "computed with"
     SPEED = "changes speed alone"
@@ -91,7 +91,7 @@ class Treatment(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """One row.
+    """The treatment of one argument.
 
     Attributes:
         treatment: what a program does with it.
@@ -271,7 +271,7 @@ def problem(
 
 
 def _initial(rule: UpdateRule, group: Group) -> dict[str, torch.Tensor]:
-    """The state of a parameter with one element: every rule begins with one number in a tensor."""
+    """Return the initial state of a parameter with one element, which has its keys and values."""
     return RULES[rule.kind].initial(torch.zeros(()), group.values)
 
 

@@ -1,4 +1,4 @@
-"""How gradients of micro-batches and replicas become one.
+"""Reduction of the gradients of micro-batches and replicas to one.
 
     sum             acc += g                                   applied: acc
     mean, post      acc += g                                   applied: acc / N

@@ -22,7 +22,7 @@ ACCUMULATOR = "accumulator."  # what stands before a parameter's name in its acc
 
 
 class GroupType(enum.StrEnum):
-    """Which replicas are in one group, with ``c`` groups of ``k`` replicas."""
+    """Membership of replicas in ``c`` groups of ``k`` replicas."""
 
     CONSECUTIVE = "consecutive"  # {0 .. k-1}, {k .. 2k-1}, ...
     ORTHOGONAL = "orthogonal"  # {0, c, 2c ..}, {1, c+1, ..}, ...

@@ -53,7 +53,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UpdateRule:
-    """One optimizer, reduced to what a program needs of it.
+    """An optimizer as a program needs it.
 
     Attributes:
         kind: a key of ``RULES``.
@@ -132,7 +132,7 @@ def filled_where(mask: torch.Tensor, value: torch.Tensor, number: Number) -> tor
 
 
 def decayed(param: torch.Tensor, grad: torch.Tensor, h: Hyper) -> torch.Tensor:
-    """A gradient with that of weight decay added; where ``decoupled``, decays ``param`` instead."""
+    """Add the gradient of weight decay, or decay ``param`` if ``decoupled``."""
     decay = h["weight_decay"]
     if is_zero(decay):
         return grad
@@ -143,7 +143,7 @@ def decayed(param: torch.Tensor, grad: torch.Tensor, h: Hyper) -> torch.Tensor:
 
 
 def is_zero(value: Number) -> bool:
-    """Whether a number is a constant zero, whose operations can be left out."""
+    """Return whether a number is a constant zero, whose operations can be left out."""
     return not isinstance(value, torch.Tensor) and value == 0
 
 
@@ -160,12 +160,12 @@ def one_minus(value: Number) -> Number:
 
 
 def sqrt(value: Number) -> Number:
-    """The square root."""
+    """Return the square root."""
     return value.sqrt() if isinstance(value, torch.Tensor) else math.sqrt(value)
 
 
 def count(param: torch.Tensor) -> torch.Tensor:
-    """A fresh count of updates: 0-d, float64, zero."""
+    """Create a count of updates: 0-d, float64, zero."""
     # A program cannot read it, so it has to be a tensor.
     return torch.zeros((), dtype=torch.float64, device=param.device)
 
@@ -177,7 +177,7 @@ def counted(state: State) -> torch.Tensor:
 
 
 def moments_initial(param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
-    """The state that ``moments`` needs."""
+    """Create the state that ``moments`` needs."""
     return {
         "step": count(param),
         "exp_avg": torch.zeros_like(param),

@@ -1,4 +1,4 @@
-"""How far apart two traced integers are, where the operations that made them tell."""
+"""Differences of traced integers that follow from the operations that computed them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def difference(start: object, stop: object) -> int | None:
 
 
 def _split(node: torch.fx.Node) -> tuple[torch.fx.Node, int]:
-    """A node as another one plus a constant."""
+    """Return a node as another one plus a constant."""
     offset = 0
     while True:
         if node.target in _COPIES:
@@ -64,7 +64,7 @@ def _adds_int(node: torch.fx.Node, targets: tuple[_torch.OpOverload, ...]) -> bo
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two values of a trace are computed alike, from the same inputs."""
+    """Return whether two traced values are computed alike, from the same inputs."""
     if not isinstance(one, torch.fx.Node) or not isinstance(other, torch.fx.Node):
         if is_sequence(one) and is_sequence(other):
             return len(one) == len(other) and all(map(_same, one, other))

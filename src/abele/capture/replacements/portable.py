@@ -95,7 +95,7 @@ def _with_form(func: Function, *args: Any, **kwargs: Any) -> Any:
 def _has_library_layer(
     x: torch.Tensor, hx: Any, params: Any = (), *settings: Any, **others: Any
 ) -> bool:
-    """Whether an LSTM calls the operator of ``ops.lstm``, if the library is used at all.
+    """Return whether an LSTM calls the operator of ``ops.lstm``.
 
     One over packed sequences has their lengths as second argument, and stays in torch's own form.
     """
@@ -106,7 +106,7 @@ def _has_library_layer(
 
 @functools.cache
 def _is_made_of_others(func: Function) -> bool:
-    """Whether a function with ``out=`` calls others that may change the shape of what it gets."""
+    """Return whether a function with ``out=`` calls others that may resize its result."""
     packet = getattr(aten, getattr(func, "__name__", ""), None)
     return any(
         has_out(each) and len(_torch.schema_of(each).returns) == 1 and _torch.is_composite(each)

@@ -28,7 +28,7 @@ LEAST_STEPS = 8
 
 
 def is_layer(func: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> bool:
-    """Whether a call of torch is one that ``layers`` computes.
+    """Return whether ``layers`` computes a call of torch.
 
     Packed sequences have their lengths as second argument, and stay in torch's own form.
     """
@@ -98,7 +98,7 @@ def require_only_readers(graph: torch.fx.Graph) -> None:
 
 
 def _summed(layer: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """What a layer's gradient has several terms of: weight and bias of the state.
+    """Yield weight and bias of the state, whose gradients have several terms.
 
     So it has of the first state, but each layer is given a view of its own.
     """
