@@ -15,12 +15,7 @@ _folders = tuple(f"{Path(module).parent}{os.sep}" for module in (torch.__file__,
 
 
 def register(name: str, folder: Path) -> None:
-    """Count a package as a library from now on.
-
-    Args:
-        name: of the package.
-        folder: where its files are.
-    """
+    """Count a package as a library from now on."""
     global _folders
     if name not in _names:
         _names.add(name)

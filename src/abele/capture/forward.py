@@ -30,9 +30,6 @@ class References(TorchFunctionMode):
 
     While forward is captured its modules hold tensors of the trace. A list such as
     ``self.weights = [self.fc.weight]``, a dictionary or a closure still holds the user's own.
-
-    Args:
-        instead: what to pass, by the ``id`` of the object that is replaced.
     """
 
     def __init__(self, instead: Mapping[int, torch.Tensor]):

@@ -73,12 +73,6 @@ def record(
 ) -> ForwardGraph:
     """Run forward once, on tensors without data, and record the operators that it calls.
 
-    Args:
-        call: runs forward on flat inputs and returns its flat tensor outputs.
-        module: holds the parameters and buffers that ``call`` uses; keeps its own.
-        inputs: flat; only shapes and dtypes are used.
-        hidden_paths: fragments of paths of files that are never named as the user's line.
-
     Raises:
         CaptureError: forward does what a graph cannot hold.
         DataDependentError: forward reads a value.

@@ -34,10 +34,6 @@ def internal(hook: _Function) -> _Function:
 def check(module: torch.nn.Module, params: Mapping[str, torch.Tensor]) -> None:
     """Refuses the hooks of a model that is to be trained which no program can run.
 
-    Args:
-        module: the model.
-        params: its own parameters by name.
-
     Raises:
         CaptureError: names the hook and where it was written.
     """
@@ -90,11 +86,7 @@ def register(
 
 
 def on_parameters(params: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """Yield a description of each hook of the user's on a parameter's gradient.
-
-    Args:
-        params: the user's own parameters by name.
-    """
+    """Yield a description of each hook of the user's on a parameter's gradient."""
     for name, param in params.items():
         for hook in filter(_is_users, _torch_hooks.of_gradient(param)):
             yield f"{described(hook)} is on parameter {name}"

@@ -56,12 +56,6 @@ def gradients_of(
 ) -> dict[str, torch.Tensor]:
     """Compute gradients of some tensors by the trained parameters that they depend on.
 
-    Args:
-        recipe: what is captured.
-        heads: tensors that forward made.
-        seeds: a gradient of each.
-        values: the traced slots.
-
     Raises:
         CaptureError: backward leads through a reentrant checkpoint.
         CopiesNeeded: forward writes into a value that backward needs.
@@ -187,9 +181,6 @@ _INSIDE = re.compile(r'torch/utils/checkpoint\.py", line \d+, in forward\b')
 
 def refuse_reentrant_checkpoints(heads: Sequence[torch.Tensor]) -> None:
     """Look for reentrant checkpoints in what some tensors are computed from.
-
-    Args:
-        heads: traced, the tensors from which backward starts.
 
     Raises:
         CaptureError: there is one; names the line of forward that calls it.

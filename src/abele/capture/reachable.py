@@ -125,13 +125,7 @@ def _of_function(function: types.FunctionType) -> Parts:
 
 
 def walk(value: Any, name: str, enter: Callable[[Any], bool]) -> Parts:
-    """Yield a value and all it holds, depth first, each object once, with the path to it.
-
-    Args:
-        value: where to begin.
-        name: of the value; paths begin with it.
-        enter: whether the parts of a value are wanted.
-    """
+    """Yield a value and all it holds, depth first, each object once, with the path to it."""
     seen: set[int] = set()
     kept: list[Any] = []  # so that no identity is used twice meanwhile
     stack = [(name, value)]

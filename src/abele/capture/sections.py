@@ -211,9 +211,6 @@ def sections(sectioned: Sectioned) -> tuple[Program, ...]:
     What a section takes that is neither state nor given to the step, an earlier one returns under
     that name. The results of forward belong to the caller; ``update`` reads the gradients that
     ``backward`` returned.
-
-    Args:
-        sectioned: what ``capture_from_outputs`` returned.
     """
     (step,) = sectioned.captured.programs
     step = passes.run(step)  # without nodes that say nothing, less crosses the cuts

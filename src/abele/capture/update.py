@@ -48,14 +48,7 @@ def count_saturated(recipe: Recipe, values: Values, batch: MicroBatch) -> Scaled
 
 
 def accumulate(recipe: Recipe, values: Values, grads: Gradients, origins: Readers) -> None:
-    """Add the gradients of a micro-batch to their sums.
-
-    Args:
-        recipe: what is captured.
-        values: the traced slots.
-        grads: by name of the parameter.
-        origins: who reads each parameter; see ``update_origins``.
-    """
+    """Add the gradients of a micro-batch to their sums."""
     config, write = recipe.config, _writer(recipe)
     sums = values.of(Role.ACCUMULATOR)
     counted = values.of(Role.COUNTER).get(reduction.COUNTED)
@@ -77,15 +70,7 @@ def accumulate(recipe: Recipe, values: Values, grads: Gradients, origins: Reader
 def apply(
     recipe: Recipe, values: Values, updated: Sequence[str], scaled: Scaled, origins: Readers
 ) -> None:
-    """Update parameters from sums of gradients, and empty these.
-
-    Args:
-        recipe: what is captured.
-        values: the traced slots.
-        updated: parameters that have sums.
-        scaled: what is known of each micro-batch.
-        origins: who reads each parameter; see ``update_origins``.
-    """
+    """Update parameters from sums of gradients, and empty these."""
     sums = values.of(Role.ACCUMULATOR)
     grads: dict[str, torch.Tensor] = {}
     with update_origins(origins) as done:

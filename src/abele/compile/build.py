@@ -302,11 +302,6 @@ def lowered_for(
 ) -> dict[str, list[tuple[Program, ChosenLowering]]]:
     """Every program after all passes for a target, by name; nothing is compiled.
 
-    Args:
-        target: what is to run them.
-        programs: as captured.
-        config: the configuration they were captured with.
-
     Returns:
         The program as each way to run it takes it: several if only measuring tells the fastest.
     """

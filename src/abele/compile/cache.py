@@ -117,10 +117,6 @@ class ExecutableCache:
     def only_one(self, key: str, waiting: Callable[[], None]) -> Generator[bool]:
         """Let one process of this host and user at a time make the executable with this key.
 
-        Args:
-            key: of the executable.
-            waiting: called once if another process has the lock.
-
         Yields:
             Whether the executable may be there by now: this process had to wait, or there is a
             file, which another process stored after this one had looked.

@@ -70,12 +70,6 @@ class FromCompiler(Later):
     They are written after the first step, which does not wait for that, unless it is said when they
     have to be there. Where a process that steps with this one compiles them for the same cache,
     this one loads its executable instead.
-
-    Args:
-        job: what is compiled.
-        running: see ``Later``.
-        at: see ``Later``.
-        announce: see ``Later``.
     """
 
     def __init__(self, job: Job, running: Running, at: int | None, announce: Announce):
@@ -313,15 +307,7 @@ def _end(process: subprocess.Popen[bytes], folder: Path, owner: int) -> None:
 
 
 class _File:
-    """A program that one lowering has written.
-
-    Args:
-        folder: where the file goes.
-        number: of the file.
-        lowering: name of the lowering.
-        program: after the passes of that lowering.
-        written: its source and the commands for it.
-    """
+    """A program that one lowering has written."""
 
     def __init__(
         self, folder: Path, number: int, lowering: str, program: Program, written: Written

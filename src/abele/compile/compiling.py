@@ -66,13 +66,7 @@ def seconds(compiled: Compiled, inputs: list[torch.Tensor]) -> float:
 def fastest(
     ways: Sequence[Way], compile_s: float, clocked: Clocked | None = None
 ) -> tuple[Way, str]:
-    """Return the fastest lowering of a program, and its times in words.
-
-    Args:
-        ways: of the same program; the first is taken unless another is clearly faster.
-        compile_s: how long compiling took; what may be spent depends on it.
-        clocked: runs a program and says how long that took.
-    """
+    """Return the fastest lowering of a program, and its times in words."""
     first = ways[0]
     size = sum(math.prod(slot.shape) * slot.dtype.itemsize for slot in first.program.inputs)
     if size > _LARGEST_BYTES:
@@ -264,11 +258,6 @@ def needed_once(
 ) -> Collection[str] | None:
     """Return the kernels that programs need and this machine has not compiled yet.
 
-    Args:
-        target: what they are for.
-        programs: before the passes of lowerings.
-        parts: see ``keys.key_parts``.
-
     Returns:
         names that the target knows; None: all.
     """
@@ -297,11 +286,6 @@ def _compiled(target: Target, program: Program, name: str) -> Way:
 
 def lowered_by(target: Target, program: Program, name: str) -> Program:
     """Return the program after the passes of one of its lowerings.
-
-    Args:
-        target: has the lowering.
-        program: before the passes of lowerings.
-        name: of the lowering.
 
     Raises:
         ProgramError: it takes or gives something else then, so that it could not follow

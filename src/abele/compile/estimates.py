@@ -47,11 +47,6 @@ def expected_s(
 ) -> float | None:
     """Processor time that compiling will take, in seconds.
 
-    Args:
-        programs: after all passes.
-        lowerings: which ones compile each program, by its name.
-        machine: what ``Target.describe`` says.
-
     Returns:
         An estimate, often wrong by half; None where nothing like it was ever compiled.
     """
@@ -91,14 +86,7 @@ def noted(program: Program, lowering: str, machine: Mapping[str, Any]) -> Genera
 
 
 def note(program: Program, lowering: str, machine: Mapping[str, Any], took: float) -> None:
-    """Record the processor time of compiling a program.
-
-    Args:
-        program: as it was compiled.
-        lowering: name of the one that did.
-        machine: what ``Target.describe`` says.
-        took: processor time, in seconds.
-    """
+    """Record the processor time of compiling a program."""
     file = _file(machine)
     known = _noted(file)
     known[lowering] = [*known.get(lowering, []), (nodes(program), round(took, 3))][-_KEPT:]

@@ -130,13 +130,7 @@ class ExecutableSource(Protocol):
     def load(
         self, programs: Sequence[Program], parts: Mapping[str, Any], target: Target
     ) -> Executable | None:
-        """Return the executable with these key parts, or None if it is absent or unusable.
-
-        Args:
-            programs: before the passes of lowerings.
-            parts: see ``keys.key_parts``.
-            target: the target that is to run them.
-        """
+        """Return the executable with these key parts, or None if it is absent or unusable."""
         ...
 
     def why_missing(self, parts: Mapping[str, Any]) -> str:

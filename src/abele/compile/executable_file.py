@@ -178,11 +178,6 @@ class Code(NamedTuple):
     def of(cls, file: Container, code: str, plan: str) -> Code:
         """Read the code and the plan of a program from a file.
 
-        Args:
-            file: has them.
-            code: the name of the code in it.
-            plan: the name of the plan, which may be missing.
-
         Raises:
             CorruptExecutable: the code is missing, or one of both was altered.
         """

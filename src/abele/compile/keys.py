@@ -39,12 +39,6 @@ def key_parts(
 
     How programs are lowered follows from that. Which of several lowerings is the fastest does not:
     it is found when they are compiled, and is in the executable.
-
-    Args:
-        programs: after the common passes and before those of lowerings.
-        config: the configuration they were captured with.
-        target: what they run on.
-        lowerings: the name of each one's lowering, or several, by its own name; if that is known.
     """
     parts: dict[str, Any] = {
         "format": FORMAT,

@@ -40,10 +40,6 @@ class RecompiledWarning(UserWarning):
 def pack(captured: Captured, made: Executable) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the manifest and members from which a container restores an executable.
 
-    Args:
-        captured: the programs before any pass, and what capture found beside them.
-        made: the executable built from them.
-
     Returns:
         JSON values for its manifest, and its members.
 
@@ -151,17 +147,6 @@ def restore(
     """Build an executable from a container's code, or from its programs if the code does not fit.
 
     Warns with RecompiledWarning, saying why, if the code of the file was not used.
-
-    Args:
-        file: the container.
-        content: what ``pack`` returned for its manifest.
-        programs: those of ``captured_in``, or equal ones that were captured here.
-        config: the configuration they were captured with.
-        target: as for ``build``.
-        cache: as for ``build``; keeps what is compiled.
-        log_folder: as for ``build``.
-        progress: as for ``build``.
-        gather: as for ``build``.
 
     Raises:
         TargetError: nothing here can run or compile the programs.

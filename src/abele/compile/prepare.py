@@ -35,9 +35,6 @@ def add_parser(commands: Any, summary: str) -> None:
 def command(parsed: argparse.Namespace) -> int:
     """Prepare a target, and return the exit status.
 
-    Args:
-        parsed: what ``add_parser`` says.
-
     Raises:
         TargetError: there is no such target, or no compiler.
         CompilerError: the compiler does not accept the kernels.

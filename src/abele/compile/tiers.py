@@ -226,11 +226,6 @@ def _why_no_worker(lowered: Lowered) -> str | None:
 def begun(lowered: Lowered, running: Running, announce: Announce) -> Executable | None:
     """Programs that run at once, and the compiled ones that follow unless none are wanted.
 
-    Args:
-        lowered: what runs, and follows.
-        running: what ``decided`` returned; kept up to date by whoever runs the programs.
-        announce: see ``Wanted``.
-
     Returns:
         None if compiled programs have to run from the start after all; ``running`` says why.
 
@@ -254,12 +249,6 @@ def agreed(
     Programs of one bit more or less in one process would make the weights differ from then on. So
     all wait if one has to, all interpret if one is asked to, and none runs what it has cached
     before all can.
-
-    Args:
-        made: what would run first in this process; None if it has to compile.
-        lowered: what that is or is followed by.
-        running: kept up to date.
-        gather: connects the processes.
 
     Returns:
         As ``made``.
@@ -310,13 +299,7 @@ def _following(lowered: Lowered, running: Running, announce: Announce) -> Later 
 
 
 def interpreted(programs: Sequence[Program], config: StepConfig, later: Later | None) -> Executable:
-    """Programs that run at once.
-
-    Args:
-        programs: before the passes of lowerings, of which the target ``INTERPRETING`` has none.
-        config: the configuration they were captured with.
-        later: compiled programs that take over.
-    """
+    """Programs that run at once."""
     target = get_target(INTERPRETING)
     (lowering,) = target.lowerings
     parts = keys.key_parts(

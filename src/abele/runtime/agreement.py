@@ -159,12 +159,7 @@ class Trial:
         return self._expected[1:]
 
     def slower(self, interpreted: Executable, compiled: Executable) -> str | None:
-        """Return in words how much slower compiled programs are; None if they are not.
-
-        Args:
-            interpreted: what runs now.
-            compiled: what would take over; both have been compared.
-        """
+        """Return in words how much slower compiled programs are; None if they are not."""
         took, takes = self._compared_s
         if takes <= took:  # at their first run, where the others have run before
             return None
@@ -180,19 +175,11 @@ class Trial:
         return f"a micro-batch takes them {takes * 1e3:.3g} ms, interpreted {took * 1e3:.3g} ms"
 
     def run(self, executable: Executable, *, rounding: int | None = None) -> _Values:
-        """Return what the programs return and write, by name.
-
-        Args:
-            executable: the programs.
-            rounding: seed of another rounding of the weights, or None for the weights themselves.
-        """
+        """Return what the programs return and write, by name."""
         return self._run(executable, _Copies(rounding, vary=self._vary))[0]
 
     def exact(self, interpreted: Executable) -> _Values | None:
         """Return what programs return and write in float64, by name.
-
-        Args:
-            interpreted: the programs.
 
         Returns:
             None where that says nothing of rounding, or cannot be computed.

@@ -56,12 +56,7 @@ def check_config(config: StepConfig) -> None:
 
 
 class Wire:
-    """Accumulators of one type: a flat buffer, and what of it is exchanged.
-
-    Args:
-        slots: accumulators of one type by the name under which they are kept.
-        device: where they live.
-    """
+    """Accumulators of one type: a flat buffer, and what of it is exchanged."""
 
     def __init__(self, slots: Mapping[str, Slot], device: torch.device):
         dtype = next(iter(slots.values())).dtype
@@ -97,9 +92,6 @@ class Votes:
     """Votes of all processes for running other programs; every update carries them.
 
     All see the same sum, so all know the outcome after the same update.
-
-    Args:
-        size: how many processes there are.
 
     Attributes:
         mine: what this process votes in the updates to come.
@@ -174,9 +166,6 @@ class Exchange:
 
     def same_start(self, state: Mapping[str, torch.Tensor]) -> list[str]:
         """Overwrite weights and optimizer state by those of process 0 where they differ.
-
-        Args:
-            state: by name; overwritten.
 
         Returns:
             The names of tensors that differed, the same in all processes.

@@ -15,11 +15,7 @@ import torch
 
 
 def read(generator: torch.Generator | None = None) -> dict[str, Any]:
-    """Return the present state of all generators.
-
-    Args:
-        generator: one more of torch's, such as a loader's own.
-    """
+    """Return the present state of all generators."""
     numpys: Any = np.random.get_state(legacy=False)
     version, words, gauss = random.getstate()
     return {
@@ -33,12 +29,7 @@ def read(generator: torch.Generator | None = None) -> dict[str, Any]:
 
 
 def write(state: Mapping[str, Any], generator: torch.Generator | None = None) -> None:
-    """Goes on from a state that ``read`` returned.
-
-    Args:
-        state: what it returned.
-        generator: as there; left alone where it was not given there.
-    """
+    """Goes on from a state that ``read`` returned."""
     torch.set_rng_state(state["torch"])
     position, has_gauss, gauss = state["numpy_rest"]
     key = state["numpy"].numpy().astype(np.uint32)

@@ -80,12 +80,7 @@ class Runner(Protocol):
 
 
 class Update:
-    """Applies what was summed, where a program of its own does so.
-
-    Args:
-        executable: has a program ``apply`` then.
-        state: of the session.
-    """
+    """Applies what was summed, where a program of its own does so."""
 
     def __init__(self, executable: Executable, state: DeviceState):
         self._state = state
@@ -145,14 +140,7 @@ def sequential(executable: Executable) -> Plan:
 
 
 class Sequential:
-    """Runs micro-steps one after the other; a ``Runner``.
-
-    Args:
-        executable: has the program.
-        model: the program of a micro-batch.
-        state: of the session.
-        update: of the session.
-    """
+    """Runs micro-steps one after the other; a ``Runner``."""
 
     def __init__(self, executable: Executable, model: Program, state: DeviceState, update: Update):
         self._update, self._stream = update, state.stream
@@ -253,12 +241,7 @@ class Sequential:
 
 
 class RolledBack:
-    """Has another runner's groups undone where a trap stops them; a ``Runner``.
-
-    Args:
-        runner: runs them.
-        state: what is put back.
-    """
+    """Has another runner's groups undone where a trap stops them; a ``Runner``."""
 
     replays = False
 
@@ -303,12 +286,7 @@ def trapping(program: Program, run: Run) -> Run:
 def first_failure(
     checks: Sequence[Check], magnitudes: Sequence[float]
 ) -> tuple[Check, float] | None:
-    """Return the first operation whose result is worse than all of its operands, and the result.
-
-    Args:
-        checks: in the order in which the operations run.
-        magnitudes: largest magnitude of each tensor; NaN if it holds one.
-    """
+    """Return the first operation whose result is worse than all of its operands, and the result."""
     values = list(magnitudes)
     for check in checks:
         if check.is_comparison:
@@ -354,11 +332,7 @@ def _place(check: Check) -> str:
 
 
 class Rollback:
-    """Keeps state as it was after the last complete update.
-
-    Args:
-        tensors: everything that a step writes.
-    """
+    """Keeps state as it was after the last complete update."""
 
     def __init__(self, tensors: Callable[[], Iterable[torch.Tensor]]):
         self._tensors = tensors

@@ -34,18 +34,10 @@ class Observer:
         """
 
     def on_call_begin(self, began_ns: int) -> None:
-        """Note that a call begins; nothing of it has run.
-
-        Args:
-            began_ns: when its caller was called, on the clock of ``time.perf_counter_ns``.
-        """
+        """Note that a call begins; nothing of it has run."""
 
     def on_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Receive the inputs of a call; nothing of it has run.
-
-        Args:
-            inputs: one tensor per input slot, with the rows of the whole call.
-        """
+        """Receive the inputs of a call; nothing of it has run."""
 
     def on_micro_step(self, step: MicroStep, begin: Any, end: Any) -> None:
         """Note that a micro-step has run, or has been handed to a GPU.
@@ -62,11 +54,7 @@ class Observer:
         """
 
     def on_update(self, step: MicroStep) -> None:
-        """Note that the weights have changed; called before ``on_micro_step`` of that step.
-
-        Args:
-            step: the micro-step that ended with the update.
-        """
+        """Note that the weights have changed; called before ``on_micro_step`` of that step."""
 
     def on_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         """Receive the outputs of a call, which has run or has been handed to the device.

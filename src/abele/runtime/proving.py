@@ -66,13 +66,7 @@ class Change:
 
 
 class FirstUse(Change):
-    """The comparison of a session's compiled programs before the first call.
-
-    Args:
-        made: the programs.
-        proving: receivers of the verdict.
-        state: of the session.
-    """
+    """The comparison of a session's compiled programs before the first call."""
 
     def __init__(self, made: Executable, proving: Proving, state: DeviceState):
         self._made, self._proving, self._state = made, proving, state
@@ -139,12 +133,6 @@ def first_use(
     made: Executable, name: str, state: DeviceState, inputs: Mapping[str, torch.Tensor]
 ) -> Executable:
     """Return an executable of which the program of that name agrees with the interpreted one.
-
-    Args:
-        made: programs that a caller runs one by one.
-        name: of the program that is about to run for the first time.
-        state: of the session.
-        inputs: what the program takes, by the name of slots.
 
     Raises:
         CompilerError: the target was insisted on, and no compiled program agrees.

@@ -20,14 +20,6 @@ from abele.step.config import StepConfig
 class SectionSession(DeviceState):
     """Runs the programs of one executable in any order.
 
-    Args:
-        executable: compiled programs without accumulators, such as those of ``sections``.
-        config: what they were captured with; one replica.
-        params: initial parameters by name; copied to the device.
-        buffers: initial buffers by name, copied.
-        optimizer_state: initial state by slot name, copied.
-        hyper: initial values of variable hyper-parameters by slot name.
-
     Attributes:
         executable: as given.
         programs: by name.
@@ -59,10 +51,6 @@ class SectionSession(DeviceState):
 
     def run(self, name: str, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run a program.
-
-        Args:
-            name: of the program.
-            inputs: tensors by slot, at least those that it takes; moved to the device if need be.
 
         Returns:
             Its outputs by slot, fresh tensors on the device.

@@ -251,9 +251,6 @@ class Session(DeviceState):
     def prove(self, batch: Sequence[torch.Tensor]) -> None:
         """Compare compiled programs with interpreted ones now, if the first call would.
 
-        Args:
-            batch: as for ``step``; no state changes.
-
         Raises:
             CompilerError: the target was insisted on, and no compiled programs agree.
         """
@@ -416,12 +413,7 @@ def _shared_and_written(model: Program, config: StepConfig) -> list[int]:
 
 
 def assemble(kept: list[list[torch.Tensor]], config: StepConfig) -> list[torch.Tensor]:
-    """Join the outputs of micro-steps; a 0-d output becomes 1-d when there are several.
-
-    Args:
-        kept: the outputs of each micro-step that keeps them.
-        config: says how they combine.
-    """
+    """Join the outputs of micro-steps; a 0-d output becomes 1-d when there are several."""
     if config.output_mode is OutputMode.SUM:
         replicas = config.replicas
         kept = [

@@ -39,11 +39,6 @@ Outcome = Executable | Failure | Slower
 class TakeOver(Change):
     """A change from interpreted to compiled programs of one session.
 
-    Args:
-        interpreted: what runs now.
-        later: the compiled programs.
-        state: of the session.
-
     Attributes:
         updates: made by calls that have begun.
         news: the announcement to make.

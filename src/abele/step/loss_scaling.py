@@ -45,13 +45,7 @@ class AutomaticScaling:
 def count_saturated(
     grads: Iterable[torch.Tensor], saturated: torch.Tensor, settings: AutomaticScaling
 ) -> None:
-    """Add the saturated elements of the half gradients among ``grads`` to a counter.
-
-    Args:
-        grads: gradients of one micro-batch, scaled.
-        saturated: 0-d float64, written in place.
-        settings: the bin edge.
-    """
+    """Add the saturated elements of the half gradients among ``grads`` to a counter."""
     edge = settings.bin_edge * torch.finfo(torch.float16).max
     halves = [grad for grad in grads if grad.dtype is torch.float16]
     if halves:

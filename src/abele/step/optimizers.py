@@ -72,11 +72,7 @@ def names() -> str:
 
 
 def why_not(optimizer: object) -> str | None:
-    """Why no update rule can be what an optimizer does; None where nobody knows.
-
-    Args:
-        optimizer: of no class in ``KINDS``.
-    """
+    """Why no update rule can be what an optimizer does; None where nobody knows."""
     reasons = (reason for kind, reason in REFUSED.items() if isinstance(optimizer, kind))
     return next(reasons, None)
 
@@ -203,12 +199,7 @@ def has_stepped(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def initial_values(rule: UpdateRule, slots: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return what state begins with.
-
-    Args:
-        rule: whose state it is.
-        slots: tensors of the same shapes and element types, by slot.
-    """
+    """Return what state begins with."""
     begin = {
         f"{name}.{key}": value.item()
         for group in rule.groups
@@ -223,13 +214,7 @@ def to_host(
     names: Mapping[int, str],
     values: Mapping[str, torch.Tensor],
 ) -> None:
-    """Write a program's optimizer state into the objects, in the form that torch keeps it.
-
-    Args:
-        optimizers: as for ``host_state``.
-        names: likewise.
-        values: by slot; parameters without any are left alone.
-    """
+    """Write a program's optimizer state into the objects, in the form that torch keeps it."""
     by_parameter: dict[str, dict[str, torch.Tensor]] = {}
     for slot, value in values.items():
         name, _, key = slot.rpartition(".")

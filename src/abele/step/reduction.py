@@ -35,14 +35,7 @@ def loss_divisor(config: StepConfig) -> int:
 def accumulate(
     total: torch.Tensor, grad: torch.Tensor, counted: torch.Tensor | None, write: Write
 ) -> None:
-    """Add one micro-batch's gradient to its accumulator.
-
-    Args:
-        total: the accumulator, written in place.
-        grad: the gradient, of any floating type.
-        counted: how many gradients ``total`` is the mean of, 0-d; None if it is their sum.
-        write: rounds the new value into ``total``.
-    """
+    """Add one micro-batch's gradient to its accumulator."""
     if counted is None:
         if total.dtype is torch.float16:
             # Widened, so that the sum is rounded once and by ``write``.
@@ -56,13 +49,7 @@ def accumulate(
 
 
 def replace(total: torch.Tensor, grad: torch.Tensor, write: Write) -> None:
-    """Store a process's only gradient of an update in the accumulator.
-
-    Args:
-        total: the accumulator, written in place.
-        grad: the gradient, of any floating type.
-        write: rounds the new value into ``total``.
-    """
+    """Store a process's only gradient of an update in the accumulator."""
     if total.dtype is torch.float16:
         write(total, grad.float())
     else:

@@ -29,9 +29,6 @@ def stochastic_half(value: torch.Tensor) -> torch.Tensor:
     round to nearest; infinities and NaN pass. Draws one random number per element from the stream
     of the program.
 
-    Args:
-        value: float32, any shape.
-
     Returns:
         float16, same shape.
     """

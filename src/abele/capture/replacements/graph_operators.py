@@ -100,15 +100,7 @@ def scatter_mul(
     out: torch.Tensor | None = None,
     dim_size: int | None = None,
 ) -> torch.Tensor:
-    """Multiply the values of each group.
-
-    Args:
-        src: values, any shape.
-        index: their groups, 1-d along ``dim`` or of the first dimensions of ``src``.
-        dim: along which they are grouped.
-        out: factors of the groups, written to; without gradient.
-        dim_size: how many groups there are.
-    """
+    """Multiply the values of each group."""
     dim %= src.dim()
     if out is None:
         initial = src.new_ones(_shape_of_groups("scatter_mul", src, index, dim, dim_size))
@@ -223,14 +215,7 @@ def grid(
     start: torch.Tensor | None = None,
     end: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the number of the voxel of each point.
-
-    Args:
-        pos: points by dimensions.
-        size: of a voxel in each dimension.
-        start: where the grid begins; at the smallest coordinates if None.
-        end: where the grid ends; at the largest coordinates if None.
-    """
+    """Return the number of the voxel of each point."""
     pos = pos.reshape(pos.shape[0], -1)
     start = pos.amin(0) if start is None else start
     end = pos.amax(0) if end is None else end
@@ -285,14 +270,7 @@ def spline_basis(
 def spline_weighting(
     x: torch.Tensor, weight: torch.Tensor, basis: torch.Tensor, weight_index: torch.Tensor
 ) -> torch.Tensor:
-    """Multiply the features of each edge by its weights.
-
-    Args:
-        x: edges by features.
-        weight: weights by features by results.
-        basis: factors of ``spline_basis``.
-        weight_index: which weights they belong to.
-    """
+    """Multiply the features of each edge by its weights."""
     every = _any_torch.einsum("ei,kio->eko", x, weight)
     chosen = every.gather(1, weight_index.unsqueeze(-1).expand(-1, -1, weight.shape[2]))
     return (basis.unsqueeze(-1) * chosen).sum(1)
@@ -310,20 +288,7 @@ def spline_conv(
     root_weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute a graph convolution whose kernel is a spline of the edges' attributes.
-
-    Args:
-        x: nodes by features.
-        edge_index: targets and sources of the edges.
-        pseudo: edges by dimensions, from 0 to 1.
-        weight: weights by features by results.
-        kernel_size: weights in each dimension.
-        is_open_spline: whether a dimension is open, not periodic.
-        degree: of the B-splines, 1 to 3.
-        norm: divide by the number of edges of each target.
-        root_weight: features of the target by results.
-        bias: added to the results.
-    """
+    """Compute a graph convolution whose kernel is a spline of the edges' attributes."""
     x = x.unsqueeze(-1) if x.dim() == 1 else x
     pseudo = pseudo.unsqueeze(-1) if pseudo.dim() == 1 else pseudo
     target, source = edge_index[0], edge_index[1]

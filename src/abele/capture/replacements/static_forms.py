@@ -27,11 +27,6 @@ def bincount(
 ) -> torch.Tensor:
     """Count the values 0 to ``minlength - 1``.
 
-    Args:
-        input: integers, 1-d.
-        weights: what each of them counts; one otherwise.
-        minlength: how long the result is; 0 leaves it to the values, which only constants allow.
-
     Returns:
         Counts of shape ``[minlength]``, where torch's own form would return a longer tensor for
         larger values. Those raise ValueCheckError when the program runs.
@@ -62,13 +57,7 @@ def bincount(
 
 
 def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """Compute ``torch.nn.functional.one_hot``; a class beyond the last stops the step.
-
-    Args:
-        tensor: integers, any shape.
-        num_classes: how many classes there are; -1 leaves it to the values, which only constants
-            allow.
-    """
+    """Compute ``torch.nn.functional.one_hot``; a class beyond the last stops the step."""
     result = F.one_hot(tensor, num_classes)
     if num_classes == -1:
         return result
@@ -88,12 +77,6 @@ def cov(
     aweights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Estimate the covariance matrix of the rows of ``input``, as ``torch.cov`` does.
-
-    Args:
-        input: variables by observations, or the observations of one variable.
-        correction: what is taken off the number of observations.
-        fweights: how often each observation counts; integers.
-        aweights: how much each observation weighs; floats.
 
     Raises:
         RuntimeError: the arguments do not have the shapes and types that torch asks for.
@@ -142,11 +125,7 @@ def _plain_cov(input: torch.Tensor, correction: int) -> torch.Tensor:
 
 
 def corrcoef(input: torch.Tensor) -> torch.Tensor:
-    """Estimate the correlation matrix of the rows of ``input``, as ``torch.corrcoef`` does.
-
-    Args:
-        input: variables by observations, or the observations of one variable.
-    """
+    """Estimate the correlation matrix of the rows of ``input``, as ``torch.corrcoef`` does."""
     if input.dim() > 2:
         return torch.corrcoef(input)
     matrix = cov(input)
@@ -169,15 +148,6 @@ def gaussian_nll_loss(
     reduction: str = "mean",
 ) -> torch.Tensor:
     """Compute ``torch.nn.functional.gaussian_nll_loss``; a negative variance stops the step.
-
-    Args:
-        input: expected values of normal distributions.
-        target: samples of them.
-        var: variances of the shape of ``input``, without its last dimension, or with one dimension
-            of size 1; or one number.
-        full: include the constant term.
-        eps: variances are at least this much.
-        reduction: none, mean or sum.
 
     Raises:
         ValueError: the shape of ``var`` or the reduction is not one of these.
@@ -210,13 +180,7 @@ def _beside(input: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
 
 
 def istft(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Compute ``torch.istft``; windows that do not overlap stop the step.
-
-    Args:
-        input: a spectrum.
-        args: further arguments of torch's.
-        kwargs: likewise.
-    """
+    """Compute ``torch.istft``; windows that do not overlap stop the step."""
     with assumed_false() as asked:
         result = _any_torch.istft(input, *args, **kwargs)
     for wrong in asked:
@@ -226,14 +190,7 @@ def istft(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def narrow(input: torch.Tensor, dim: int, start: int | torch.Tensor, length: int) -> torch.Tensor:
-    """Compute ``torch.narrow``; a start that is a tensor is an index when the program runs.
-
-    Args:
-        input: any tensor.
-        dim: along which elements are taken.
-        start: of the first; a negative one counts from the end.
-        length: how many.
-    """
+    """Compute ``torch.narrow``; a start that is a tensor is an index when the program runs."""
     if not isinstance(start, torch.Tensor):
         return torch.narrow(input, dim, start, length)
     first = torch.where(start < 0, start + input.shape[dim], start)
@@ -244,11 +201,6 @@ def tensor_split(
     input: torch.Tensor, indices_or_sections: Any, dim: int = 0
 ) -> tuple[torch.Tensor, ...]:
     """Compute ``torch.tensor_split``, by a tensor if that is a constant.
-
-    Args:
-        input: any tensor.
-        indices_or_sections: positions, or how many parts.
-        dim: along which the tensor is split.
 
     Raises:
         DataDependentError: the positions are known only when the program runs.
@@ -271,14 +223,7 @@ def _has_gradient(value: Any) -> bool:
 def index_fill_(
     input: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor | float
 ) -> torch.Tensor:
-    """Compute ``Tensor.index_fill_``; the value's gradient is that of a mask.
-
-    Args:
-        input: what is written to.
-        dim: along which it is indexed.
-        index: of the slices that get the value.
-        value: a number or a 0-d tensor.
-    """
+    """Compute ``Tensor.index_fill_``; the value's gradient is that of a mask."""
     if not _has_gradient(value) or input.dim() == 0 or constant_value(index) is not None:
         return input.index_fill_(dim, index, value)
     chosen = torch.zeros(input.shape[dim], dtype=torch.bool, device=input.device)
@@ -298,14 +243,7 @@ def index_fill(
 def index_put_(
     input: torch.Tensor, indices: Any, values: torch.Tensor, accumulate: bool = False
 ) -> torch.Tensor:
-    """Compute ``Tensor.index_put_``; one value with a gradient fills where a mask is true.
-
-    Args:
-        input: what is written to.
-        indices: masks and indices.
-        values: what is written.
-        accumulate: add to what is there.
-    """
+    """Compute ``Tensor.index_put_``; one value with a gradient fills where a mask is true."""
     mask = indices[0] if len(indices) == 1 else None
     fills = isinstance(mask, torch.Tensor) and mask.dtype is torch.bool and values.numel() == 1
     if not fills or accumulate or not _has_gradient(values) or values.dim() > 1:
@@ -334,22 +272,12 @@ def assign(input: torch.Tensor, index: Any, value: Any) -> None:
 
 
 def ldexp_(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Compute ``Tensor.ldexp_``, which functionalisation has no other form of.
-
-    Args:
-        input: mantissas; written to.
-        other: exponents.
-    """
+    """Compute ``Tensor.ldexp_``, which functionalisation has no other form of."""
     return input.copy_(torch.ldexp(input, other))
 
 
 def polygamma_(input: torch.Tensor, n: int) -> torch.Tensor:
-    """Compute ``Tensor.polygamma_``, which functionalisation has no other form of.
-
-    Args:
-        input: written to.
-        n: order of the derivative.
-    """
+    """Compute ``Tensor.polygamma_``, which functionalisation has no other form of."""
     return input.copy_(torch.polygamma(n, input))
 
 
