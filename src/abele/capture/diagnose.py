@@ -171,7 +171,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _NoPrinting(TorchFunctionMode):
-    """Refuses what torch would answer with a tensor's shape alone, as if that were its value.
+    """A mode that refuses to print tensors, of which torch would show the shape alone.
 
     What reads memory gets the value that a tensor has in the trace, if that is known. An array of
     it has memory of its own.
@@ -184,7 +184,7 @@ class _NoPrinting(TorchFunctionMode):
         self._views = _ReshapedViews()
 
     def check_writes(self) -> None:
-        """Refuses writes that the program does not see as plain PyTorch does.
+        """Refuse writes that the program does not see as plain PyTorch does.
 
         Raises:
             CaptureError: into an array whose tensor forward computed with afterwards, or into a

@@ -193,7 +193,7 @@ def _kept_target(node: torch.fx.Node) -> Any:
 
 
 class _Watch(TorchFunctionMode):
-    """Sees what operators do not show: ``.data``, and hooks on gradients."""
+    """A mode that handles what operators do not show: ``.data``, and hooks on gradients."""
 
     def __init__(self, reasons: list[str]):
         super().__init__()

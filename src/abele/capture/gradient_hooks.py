@@ -32,7 +32,7 @@ def internal(hook: _Function) -> _Function:
 
 
 def check(module: torch.nn.Module, params: Mapping[str, torch.Tensor]) -> None:
-    """Refuses the hooks of a model that is to be trained which no program can run.
+    """Refuse hooks of a model to be trained that no program can run.
 
     Raises:
         CaptureError: names the hook and where it was written.

@@ -94,7 +94,7 @@ def differentiable(recipe: Recipe, values: Values) -> Generator[References]:
 
 
 class _FrozenParameters(TorchFunctionMode):
-    """Refuses to make a parameter trainable in forward that was frozen when it was captured."""
+    """A mode that refuses to make a parameter trainable that was frozen at the capture."""
 
     def __init__(self, recipe: Recipe, values: Values):
         super().__init__()

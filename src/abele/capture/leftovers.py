@@ -79,7 +79,7 @@ class Leftovers:
             self.mend(lambda tensor: None)
 
     def mend(self, value_of: ValueOf, *, state: bool = True) -> None:
-        """Leaves no tensor without data in any of the objects.
+        """Replace or remove all tensors without data in the objects.
 
         Args:
             value_of: the value of a tensor that follows from constants, else None.

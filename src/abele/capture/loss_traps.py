@@ -25,7 +25,7 @@ _COPIES = (aten.clone.default, aten.alias.default, aten._to_copy.default)
 def warn_of_other_losses(
     name: str, loss: torch.Tensor, outputs: Sequence[torch.Tensor], trained: Set[torch.fx.Node]
 ) -> None:
-    """Warns once if forward returns a number that training could follow and does not."""
+    """Warn once if forward returns a number that training could follow and does not."""
     node = _torch.traced_node(loss)
     if name == MARKED or node is None:
         return
@@ -99,7 +99,7 @@ def _differentiable_ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
 
 
 def warn_of_no_gradient(name: str, loss: torch.Tensor, trained: Set[torch.fx.Node]) -> None:
-    """Warns that no gradient reaches any parameter, if the loss is computed from one."""
+    """Warn that no gradient reaches any parameter, if the loss is computed from one."""
     node = _torch.traced_node(loss)
     if node is None or not ancestors(node) & trained:
         return
@@ -111,7 +111,7 @@ def warn_of_no_gradient(name: str, loss: torch.Tensor, trained: Set[torch.fx.Nod
 
 
 def warn_of_lost_state(reassigned: Iterable[tuple[Any, str, torch.Tensor, torch.Tensor]]) -> None:
-    """Warns of attributes from which forward computes their next value."""
+    """Warn of attributes from which forward computes their next value."""
     for owner, name, before, after in reassigned:
         node = _torch.traced_node(after)
         if node is None or not _reads(node, before):

@@ -116,7 +116,7 @@ def _opened(path: Path) -> Generator[Container]:
 def load(
     path: Path, programs: Sequence[Program], parts: Mapping[str, Any], target: Target
 ) -> Executable:
-    """Restores the executable of ``programs`` from a file.
+    """Restore the executable of ``programs`` from a file.
 
     Raises:
         CorruptExecutable: the file is damaged.

@@ -49,7 +49,7 @@ def main(folder: str, parent: str) -> None:
 
 
 def step_back(runnable: int) -> None:
-    """Leaves processors to whoever else wants them.
+    """Lower this process's priority, so that other processes get processors first.
 
     Threads that wait for each other lose most where one of them cannot go on at once. Linux lets
     them if the compiler is idle work, and hardly if it only has the lowest priority. Where others

@@ -42,7 +42,7 @@ def requested() -> Start | None:
 
 
 def check() -> None:
-    """Refuses an environment that contradicts itself.
+    """Refuse an environment that contradicts itself.
 
     Raises:
         TargetError: it names an update at which compiled programs take over, and wants none to.

@@ -35,7 +35,7 @@ class Anchor:
 
 
 class AnchorStore:
-    """Takes the anchored values out of what programs return.
+    """The anchored tensors among the results of programs.
 
     Args:
         anchors: what to keep.
@@ -60,7 +60,7 @@ class AnchorStore:
         self._last, self._complete = max(step.index for step in batching.schedule(config)), False
 
     def begin(self) -> None:
-        """Forgets the call before."""
+        """Drop the values of the call before."""
         self._complete = False
         self._kept = {name: [] for name in self._configs}
 

@@ -265,7 +265,7 @@ class DeviceState:
         return [tensor for store in stores for tensor in store.values()]
 
     def drop_unfinished_sums(self) -> None:
-        """Forgets what was summed since the last update, so that a call may begin anew."""
+        """Zero the sums since the last update, so that a call may begin anew."""
         counted = self.counters.get(reduction.COUNTED)
         for total in (*self.accumulators.values(), *([] if counted is None else [counted])):
             total.zero_()

@@ -35,7 +35,7 @@ _numbers = itertools.count(1)
 
 
 def check_config(config: StepConfig) -> None:
-    """Refuses what cannot be right over several processes.
+    """Refuse what cannot be right over several processes.
 
     Raises:
         CaptureError: says what to do instead.
@@ -194,7 +194,7 @@ class Exchange:
     # -- other programs --------------------------------------------------------------------
 
     def vote(self, problem: str | None) -> None:
-        """Votes for running other programs, in all updates to come.
+        """Vote for running other programs, in all updates to come.
 
         Args:
             problem: why this process cannot; None if it can.
@@ -251,7 +251,7 @@ class Exchange:
         self._send([1, *self._own_tail()[1:]])
 
     def note(self, name: str, value: str) -> None:
-        """Remembers a fact that must be the same in all processes from the next update on."""
+        """Record a fact that must be the same in all processes from the next update on."""
         self._facts[name] = value
         text = "\n".join(f"{n}={v}" for n, v in sorted(self._facts.items()))
         self._crc = zlib.crc32(f"{self._topic}\n{text}".encode(errors="backslashreplace"))
@@ -265,7 +265,7 @@ class Exchange:
     def note_written(
         self, kind: str, new: Mapping[str, torch.Tensor], old: Mapping[str, torch.Tensor]
     ) -> None:
-        """Remembers what is about to be written over, unless it is the same."""
+        """Record that tensors are overwritten, unless their values stay."""
         before = self._facts.get(kind, "")
         for name, value in new.items():
             if name in old and not _same(value, old[name]):
@@ -274,7 +274,7 @@ class Exchange:
             self.note(kind, before[:12])
 
     def close(self) -> None:
-        """Tells the others not to wait for this process in any further update."""
+        """Tell the others not to wait for this process in any further update."""
         self.collective.leave(self._topic, f"has given up its model after {self.updates} updates")
 
     def _send(self, tail: list[int]) -> None:

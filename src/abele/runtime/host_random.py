@@ -29,7 +29,7 @@ def read(generator: torch.Generator | None = None) -> dict[str, Any]:
 
 
 def write(state: Mapping[str, Any], generator: torch.Generator | None = None) -> None:
-    """Goes on from a state that ``read`` returned."""
+    """Restore the state that ``read`` returned, with its additional generator if there is one."""
     torch.set_rng_state(state["torch"])
     position, has_gauss, gauss = state["numpy_rest"]
     key = state["numpy"].numpy().astype(np.uint32)

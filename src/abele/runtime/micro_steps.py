@@ -44,7 +44,7 @@ class Runner(Protocol):
     replays: bool
 
     def groups(self, steps: Iterable[Step], watched: bool) -> Iterable[Sequence[Step]]:
-        """Divides the micro-steps of a call into those that run together, in their order.
+        """Divide the micro-steps of a call into groups that run together, in their order.
 
         Args:
             steps: of the call.
@@ -241,7 +241,7 @@ class Sequential:
 
 
 class RolledBack:
-    """Has another runner's groups undone where a trap stops them; a ``Runner``."""
+    """A ``Runner`` that undoes another runner's groups if a trap stops them."""
 
     replays = False
 
@@ -332,7 +332,7 @@ def _place(check: Check) -> str:
 
 
 class Rollback:
-    """Keeps state as it was after the last complete update."""
+    """A copy of the state after the last complete update."""
 
     def __init__(self, tensors: Callable[[], Iterable[torch.Tensor]]):
         self._tensors = tensors
@@ -340,7 +340,7 @@ class Rollback:
 
     @contextlib.contextmanager
     def around(self, *, complete: bool) -> Generator[None]:
-        """Undoes everything since the last update where the micro-step inside is stopped.
+        """Undo everything since the last update if the micro-step inside is stopped.
 
         Args:
             complete: it ends with an update, so what comes after starts from its state.
