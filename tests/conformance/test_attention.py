@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own convention
 
 from abele.kernels import binding
-from helpers.kernel_library import NEEDS_COMPILER, kernels
+from helpers.kernel_library import NEEDS_COMPILER
 
 pytestmark = NEEDS_COMPILER
 
@@ -24,11 +24,6 @@ SIZES = [
     (130, 70, 33, 16, True),
     (20, 90, 64, 7, True),
 ]
-
-
-@pytest.fixture(scope="module")
-def library():
-    return kernels()
 
 
 def inputs(sizes):

@@ -14,7 +14,7 @@ from abele.errors import CorruptExecutable
 from abele.kernels import binding, build, sources
 from abele.kernels.binding import Conv
 from abele.targets.cpu.op_by_op import convolutions
-from helpers.kernel_library import COMPILER, NEEDS_COMPILER, kernels
+from helpers.kernel_library import COMPILER, NEEDS_COMPILER, error
 
 aten = torch.ops.aten
 pytestmark = NEEDS_COMPILER
@@ -41,11 +41,6 @@ CASES = [
     (1, 6, 8, 5, 5, 22),
 ]
 CANARY, WORDS = 12345.0, 64
-
-
-@pytest.fixture(scope="module")
-def own():
-    return kernels()
 
 
 def described(case, slope=1.0):
@@ -120,10 +115,6 @@ def exactly(case, x, weight, bias, grad, slope):
     rest = None, [1, 1], half, [1, 1], False, [0, 0], 1, [True, True, False]
     of_x, of_weight, _ = aten.convolution_backward(grad, x, weight, *rest)
     return y, of_x, of_weight, grad.sum((0, 2, 3))
-
-
-def error(actual, exact):
-    return ((actual.double() - exact).norm() / exact.norm()).item()
 
 
 def check(own, case):
@@ -225,11 +216,6 @@ def node(case=(2, 8, 8, 3, 6, 40), *, stride=1, padding=None, dilation=1, groups
     half = kernel // 2 if padding is None else padding
     settings = [stride] * 2, [half] * 2, [dilation] * 2, False, [0, 0], groups
     return graph.call_function(aten.convolution.default, (x, weight, None, *settings))
-
-
-@pytest.fixture
-def capable(monkeypatch):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case[5] >= 16], ids=str)

@@ -10,7 +10,7 @@ import torch
 
 from abele.errors import CorruptExecutable
 from abele.kernels import binding
-from helpers.kernel_library import NEEDS_COMPILER, kernels
+from helpers.kernel_library import NEEDS_COMPILER
 
 pytestmark = NEEDS_COMPILER
 
@@ -18,11 +18,6 @@ aten = torch.ops.aten
 # Images, channels, height and width.
 SHAPES = [(2, 3, 9, 11), (1, 5, 33, 48), (3, 2, 7, 7), (2, 4, 17, 65), (4, 1, 2, 1), (1, 2, 1, 40)]
 KERNELS = [(3, 1, 1), (3, 2, 1), (3, 1, 0), (3, 2, 2), (5, 1, 2), (5, 2, 3), (7, 1, 3), (7, 2, 6)]
-
-
-@pytest.fixture(scope="module")
-def library():
-    return kernels()
 
 
 def numbers(*shape, seed):

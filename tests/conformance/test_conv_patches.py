@@ -13,10 +13,10 @@ from abele.kernels import binding, patches
 from abele.kernels.convolution import convolution_of
 from abele.kernels.ways import Way, way_of
 from abele.targets.cpu.op_by_op.convolutions import own_convolution
-from helpers.kernel_library import NEEDS_COMPILER, kernels
+from helpers.kernel_library import NEEDS_COMPILER, error
 
 aten = torch.ops.aten
-pytestmark = NEEDS_COMPILER
+pytestmark = [*NEEDS_COMPILER, pytest.mark.usefixtures("capable")]
 
 # images, small and large channels, height and width of the small images, and of the kernel: tiles
 # that are full or not, several panels and runs of a sum, parts of one row and of several
@@ -32,16 +32,6 @@ CASES = [
 LAST = {"memory_format": torch.channels_last}
 
 
-@pytest.fixture(scope="module")
-def own():
-    return kernels()
-
-
-@pytest.fixture(autouse=True)
-def capable(monkeypatch):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-
-
 def tensors(case):
     """Small and large images, the weight."""
     images, small, large, height, width, high, wide = case
@@ -49,10 +39,6 @@ def tensors(case):
     x = torch.randn(images, small, height, width).contiguous(**LAST)
     y = torch.randn(images, large, height * high, width * wide).contiguous(**LAST)
     return x, y, torch.randn(small, large, high, wide)
-
-
-def error(value, exact):
-    return ((value.double() - exact).norm() / exact.norm()).item()
 
 
 def settings_of(case, *, transposed):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from abele.kernels import on_tensors
-from helpers.kernel_library import NEEDS_COMPILER, kernels
+from helpers.kernel_library import NEEDS_COMPILER, error
 
 aten = torch.ops.aten
 pytestmark = NEEDS_COMPILER
@@ -30,15 +30,6 @@ CASES = [
     (3, 4, (4, 1), (1, 3), (2, 2), (5, 6)),
     (2, 7, (3, 3), (1, 1), (2, 1), (130, 70)),
 ]
-
-
-@pytest.fixture(scope="module")
-def own():
-    return kernels()
-
-
-def error(actual: torch.Tensor, exact: torch.Tensor) -> float:
-    return ((actual.double() - exact).norm() / exact.norm().clamp_min(1e-30)).item()
 
 
 def assert_as_exact_as_torch(actual, plain, exact):

@@ -12,9 +12,9 @@ from abele.kernels import pointwise, prepared
 from abele.kernels.convolution import convolution_of
 from abele.kernels.ways import Way, way_of
 from abele.targets.cpu.op_by_op.convolutions import own_convolution
-from helpers.kernel_library import NEEDS_COMPILER, kernels
+from helpers.kernel_library import NEEDS_COMPILER
 
-pytestmark = NEEDS_COMPILER
+pytestmark = [*NEEDS_COMPILER, pytest.mark.usefixtures("capable")]
 
 aten = torch.ops.aten
 LAST = torch.channels_last
@@ -26,16 +26,6 @@ CASES = [
     (2, 256, 32, 5, 16, 1, 3),
     (40, 128, 64, 1, 1, 1, 1),
 ]
-
-
-@pytest.fixture(scope="module")
-def library():
-    return kernels()
-
-
-@pytest.fixture(autouse=True)
-def capable(monkeypatch):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
 
 
 def operands(case):

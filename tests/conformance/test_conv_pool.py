@@ -10,7 +10,7 @@ import torch
 
 from abele.errors import CorruptExecutable
 from abele.kernels import on_tensors, prepared
-from helpers.kernel_library import NEEDS_COMPILER, kernels
+from helpers.kernel_library import NEEDS_COMPILER
 
 aten = torch.ops.aten
 pytestmark = NEEDS_COMPILER
@@ -27,11 +27,6 @@ CASES = [
     (2, 4, (3, 3), (1, 1), (1, 1), (41, 37)),
     (2, 3, (3, 3), (1, 1), (0, 0), (4, 6)),
 ]
-
-
-@pytest.fixture(scope="module")
-def own():
-    return kernels()
 
 
 def tensors(batch, case):

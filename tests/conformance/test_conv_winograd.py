@@ -17,7 +17,7 @@ from abele.errors import CorruptExecutable
 from abele.kernels import binding, build, sources
 from abele.kernels.binding import Conv
 from helpers import winograd_memory
-from helpers.kernel_library import COMPILER, NEEDS_COMPILER, kernels
+from helpers.kernel_library import COMPILER, NEEDS_COMPILER, error
 from helpers.warm_python import python
 
 aten = torch.ops.aten
@@ -48,11 +48,6 @@ CASES = [
 ]
 CANARY, WORDS = 12345.0, 64
 LAST = {"memory_format": torch.channels_last}
-
-
-@pytest.fixture(scope="module")
-def own():
-    return kernels()
 
 
 def described(case, slope=1.0):
@@ -118,10 +113,6 @@ def exactly(case, x, weight, bias, grad, slope=1.0, dtype=torch.float64):
     y = aten.conv2d(x, weight, None if bias is None else bias.to(dtype), [1, 1], padding)
     rest = [case[2]], [1, 1], padding, [1, 1], False, [0, 0], 1, [True, True, True]
     return torch.where(y > 0, y, y * slope), *aten.convolution_backward(grad, x, weight, *rest)
-
-
-def error(actual, exact):
-    return ((actual.double() - exact).norm() / exact.norm()).item()
 
 
 def check(own, case):

@@ -11,18 +11,13 @@ import torch
 from abele.errors import CorruptExecutable
 from abele.kernels import on_tensors
 from abele.targets.cpu.op_by_op import pools
-from helpers.kernel_library import NEEDS_COMPILER, kernels
+from helpers.kernel_library import NEEDS_COMPILER
 
 aten = torch.ops.aten
 pytestmark = NEEDS_COMPILER
 
 SETTINGS = [2, 2], [2, 2], [0, 0], [1, 1], False
 SHAPES = [(1, 8, 2, 2), (2, 8, 6, 10), (3, 5, 4, 8), (2, 21, 8, 4), (1, 1, 6, 6), (2, 24, 200, 100)]
-
-
-@pytest.fixture(scope="module")
-def own():
-    return kernels()
 
 
 def images(shape, kind="random", layout=torch.channels_last):

@@ -10,7 +10,7 @@ from abele.errors import CorruptExecutable
 from abele.kernels import binding
 from abele.ops import adam, norm_activation, sgd
 from abele.targets.cpu.op_by_op import calls, updates
-from helpers.kernel_library import NEEDS_COMPILER, kernels
+from helpers.kernel_library import NEEDS_COMPILER
 
 pytestmark = NEEDS_COMPILER
 
@@ -21,11 +21,6 @@ SHAPES = [(2, 8, 33, 17), (3, 5, 7, 9), (2, 24, 40, 61), (1, 300, 3, 5), (2, 1, 
 @pytest.fixture(autouse=True)
 def same_numbers():
     torch.manual_seed(7)
-
-
-@pytest.fixture(scope="module")
-def own():
-    return kernels()
 
 
 def inputs(shape, *, scale=1.0, offset=0.0):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from abele.kernels import binding
-from helpers.kernel_library import NEEDS_COMPILER, kernels
+from helpers.kernel_library import NEEDS_COMPILER
 
 pytestmark = NEEDS_COMPILER
 
@@ -36,11 +36,6 @@ SIZES = [
     (7, 5, 1035),
     (1, 3, 1024),
 ]
-
-
-@pytest.fixture(scope="module")
-def library():
-    return kernels()
 
 
 def factor(count, rows, columns, *, turned, step, seed):

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from abele.kernels import binding
-from helpers.kernel_library import NEEDS_COMPILER, kernels
+from helpers.kernel_library import NEEDS_COMPILER
 
 pytestmark = NEEDS_COMPILER
 
@@ -18,11 +18,6 @@ THREADS = (1, 2, 3)
 ROWS = [(1, 1), (3, 5), (7, 64), (5, 130), (33, 257), (2, 1000)]
 AROUND = [(5, 7, 1), (4, 33, 1), (3, 10, 5), (2, 6, 130)]  # outer, size, inner
 EPS = 1e-5
-
-
-@pytest.fixture(scope="module")
-def library():
-    return kernels()
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import functools
 import shutil
 
 import pytest
+import torch
 
 from abele.kernels import binding, build
 from abele.targets.cpu.compiler import instruction_set
@@ -24,3 +25,8 @@ def kernels() -> ctypes.CDLL:
     """The library that programs use, loaded."""
     assert COMPILER is not None
     return binding.load(build.shared_library(COMPILER, instruction_set()))
+
+
+def error(actual: torch.Tensor, exact: torch.Tensor) -> float:
+    """Return the distance of a result from that of float64, relative to the norm of the latter."""
+    return ((actual.double() - exact).norm() / exact.norm().clamp_min(1e-30)).item()
