@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,6 +86,14 @@ class BuildRecord:
     seconds: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     log: str | None = None
     running: Running = dataclasses.field(default_factory=Running)
+
+    @contextlib.contextmanager
+    def timed(self, part: str) -> Generator[None]:
+        """Add the wall time of the block to a part."""
+        started = time.perf_counter()
+        yield
+        took = time.perf_counter() - started
+        self.seconds[part] = self.seconds.get(part, 0.0) + took
 
 
 def choose_target() -> tuple[Target, bool]:
@@ -176,42 +184,41 @@ def _build_for(
 ) -> Executable:
     record.target = target.name
     progress("passes", 0.1)
-    started = time.perf_counter()
-    common = [_common(each, config) for each in programs]
-    parts = keys.key_parts(common, config, target)
-    record.executable = keys.key_of(parts)
-    record.seconds["passes"] = time.perf_counter() - started
-    cache = cache if target.cacheable else None
-    stored = None if cache is None else _load(cache, target, common, parts, record)
+    with record.timed("passes"):
+        common = [_common(each, config) for each in programs]
+        parts = keys.key_parts(common, config, target)
+        record.executable = keys.key_of(parts)
+    lowered = Lowered(
+        programs=common,
+        parts=parts,
+        target=target,
+        config=config,
+        cache=cache if target.cacheable else None,
+        stored=None,
+    )
+    stored = _load(lowered, record)
     if stored is None:
-        started = time.perf_counter()
-        parts = {**parts, **_choice(target, common, config)}
-        record.seconds["passes"] += time.perf_counter() - started
+        with record.timed("passes"):
+            parts = {**parts, **_choice(target, common, config)}
     else:
         parts, record.executable = dict(stored.key_parts), stored.key
+    lowered = dataclasses.replace(lowered, parts=parts, stored=stored)
     record.lowerings = {each.name: keys.reasons_of(parts, each.name) for each in common}
     record.declined = {name: dict(each) for name, each in parts.get("declined", {}).items()}
-    after = Lowered(
-        programs=common, parts=parts, target=target, config=config, cache=cache, stored=stored
-    )
-    if stored is None and _runs_uncompiled(after):
-        # Whoever has a compiler later shall not find this.
-        cache, after = None, dataclasses.replace(after, cache=None)
-    record.running = tiers.decided(wanted, after)
-    record.running.required = target.name if record.forced else None
-    record.running.lowerings = record.lowerings
-    made = _begun(after, record, wanted) if record.running.interpreted else stored
+    if stored is None and _runs_uncompiled(lowered):
+        # A process that has a compiler later shall not find this.
+        lowered = dataclasses.replace(lowered, cache=None)
+    running = record.running = tiers.decided(wanted, lowered)
+    running.required = target.name if record.forced else None
+    running.lowerings = record.lowerings
+    made = _begun(lowered, record, wanted) if running.interpreted else stored
     if wanted.gather is not None and tiers.exchanges(config):
-        made = tiers.agreed(made, after, record.running, wanted.gather)
-    if made is None:
-        if cache is None:
-            made = _compile(target, common, parts, record, progress)
-        else:
-            made = _compiled_once(cache, target, common, parts, record, progress)
+        made = tiers.agreed(made, lowered, running, wanted.gather)
+    made = made or _compiled_once(lowered, record, progress)
     record.lowerings.update(made.chosen)
     if made.is_proven() and made.verdict is not None:
-        record.running.check = made.verdict.sentence()
-    return dataclasses.replace(made, proving=Proving(running=record.running, source=cache))
+        running.check = made.verdict.sentence()
+    return dataclasses.replace(made, proving=Proving(running=running, source=lowered.cache))
 
 
 def _runs_uncompiled(lowered: Lowered) -> bool:
@@ -227,22 +234,18 @@ def _runs_uncompiled(lowered: Lowered) -> bool:
 
 
 def _begun(lowered: Lowered, record: BuildRecord, wanted: Wanted) -> Executable | None:
-    """Interpreted programs, which compiled ones may follow; see ``tiers.begun``."""
+    """Return interpreted programs, which compiled ones may follow; see ``tiers.begun``."""
     made = tiers.begun(lowered, record.running, wanted.announce)
     if made is not None and lowered.cache is not None and lowered.stored is None:
         record.cache, record.why = "miss", lowered.cache.why_missing(lowered.parts)
     return made
 
 
-def _compiled_once(
-    cache: ExecutableSource,
-    target: Target,
-    lowered: list[Program],
-    parts: dict[str, Any],
-    record: BuildRecord,
-    progress: Progress,
-) -> Executable:
-    """Compiles, or waits for another process that does."""
+def _compiled_once(lowered: Lowered, record: BuildRecord, progress: Progress) -> Executable:
+    """Compile, or wait for another process that compiles for the same cache."""
+    cache = lowered.cache
+    if cache is None:
+        return _compile(lowered, record, progress)
     started: float | None = None
 
     def waiting() -> None:
@@ -253,15 +256,13 @@ def _compiled_once(
     with cache.only_one(record.executable, waiting) as may_be_there:
         if started is not None:
             record.seconds["wait"] = time.perf_counter() - started
-        if may_be_there:
-            stored = _load(cache, target, lowered, parts, record)
-            if stored is not None:
-                return stored
-        record.cache, record.why = "miss", cache.why_missing(parts)
-        made = _compile(target, lowered, parts, record, progress)
-        started = time.perf_counter()
-        cache.store(made)
-        record.seconds["store"] = time.perf_counter() - started
+        stored = _load(lowered, record) if may_be_there else None
+        if stored is not None:
+            return stored
+        record.cache, record.why = "miss", cache.why_missing(lowered.parts)
+        made = _compile(lowered, record, progress)
+        with record.timed("store"):
+            cache.store(made)
     return made
 
 
@@ -300,7 +301,7 @@ def _choice(target: Target, programs: Sequence[Program], config: StepConfig) -> 
 def lowered_for(
     target: Target, programs: Sequence[Program], config: StepConfig
 ) -> dict[str, list[tuple[Program, ChosenLowering]]]:
-    """Every program after all passes for a target, by name; nothing is compiled.
+    """Return every program after all passes for a target, by name; nothing is compiled.
 
     Returns:
         The program as each way to run it takes it: several if only measuring tells the fastest.
@@ -313,28 +314,19 @@ def lowered_for(
     return result
 
 
-def _load(
-    cache: ExecutableSource,
-    target: Target,
-    programs: list[Program],
-    parts: dict[str, Any],
-    record: BuildRecord,
-) -> Executable | None:
+def _load(lowered: Lowered, record: BuildRecord) -> Executable | None:
     started = time.perf_counter()
-    stored = cache.load(programs, parts, target)
+    if lowered.cache is None:
+        return None
+    stored = lowered.cache.load(lowered.programs, lowered.parts, lowered.target)
     if stored is not None:
         record.cache = "hit"
         record.seconds["load"] = time.perf_counter() - started
     return stored
 
 
-def _compile(
-    target: Target,
-    programs: list[Program],
-    parts: dict[str, Any],
-    record: BuildRecord,
-    progress: Progress,
-) -> Executable:
+def _compile(lowered: Lowered, record: BuildRecord, progress: Progress) -> Executable:
+    target, programs, parts = lowered.target, lowered.programs, lowered.parts
     started = time.perf_counter()
     needed = needed_once(target, programs, parts)
     if target.unprepared_s(needed) and target.cannot_compile() is None:
