@@ -1,37 +1,5 @@
 """The exceptions of the engine, and the one shape their messages have.
 
-    AbeleError
-    |- CaptureError          the model cannot become one static program
-    |  |- DataDependentError     it reads a value that exists only while the program runs
-    |  |- LossError              no loss, or several, were found
-    |  `- ReassignedError        forward replaces or removes a parameter or buffer
-    |- BatchError            the rows of a batch do not divide as the configuration asks
-    |- ValueCheckError       an operation cannot take a value that a tensor holds
-    |  `- IndexCheckError    an index lies outside; also an IndexError, as in plain PyTorch
-    |- TrappedError          an operation made an infinity or NaN, and exceptions are trapped
-    |- ProgramError          a program breaks its own rules (our bug, or a pass's)
-    |- CollectiveError       processes that train together cannot go on
-    |  |- PlaceError              the addresses of the processes, or this one's rank, are unknown
-    |  |  |- MeetingPointError        the environment names no host and port to meet at
-    |  |  `- ForeignNoteError         somebody else has written where the processes meet
-    |  |- RankLostError           one has ended, died, or never came
-    |  |- DisagreementError       they were given different programs, options or values
-    |  `- StoppedError            one stopped this update and said why; all others drop it too
-    |- HostCallError         a program calls Python code that is missing or changed its results
-    |- FitError               it cannot be said whether a program fits into a memory
-    |  `- LimitError             a limit that means nothing, or a device that is not there
-    |- StageError            a model cannot be divided into the stages that were asked for
-    |- CheckError            a port cannot be compared with its original
-    |- DifferenceError       two ways to run a program cannot be compared
-    |- ReportError           the record of a run cannot be read
-    |- SerializationError    something cannot be stored, or what was read means nothing
-    |- TargetError           the requested target cannot be used here
-    |  `- CompilerError          the target's compiler failed
-    `- ExecutableError       an executable file cannot be used
-       |- CorruptExecutable      it is damaged or not one of ours
-       `- ForeignExecutable      it was made for another machine, torch or program
-    TorchVersionError (an ImportError): torch is of a version abele was not tested with
-
 A message says what was asked, what was found and what to do, in that order.
 Front-ends translate these into the exception classes their users expect.
 """

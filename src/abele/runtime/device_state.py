@@ -115,7 +115,7 @@ class DeviceState:
 
     def read_params(self) -> dict[str, torch.Tensor]:
         """All parameters by name, with a leading dimension where there are groups."""
-        return replica_groups.joined_all(self.params, self._groups)
+        return replica_groups.joined_params(self.params, self._groups)
 
     def write_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """Overwrite buffers in every replica."""

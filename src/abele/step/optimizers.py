@@ -104,28 +104,14 @@ _KERNELS = Argument(
     "It chooses the kernels of torch's own loop; a target chooses those of a program.",
 )
 
+_COMPUTED_WITH = (
+    *("params", "lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "betas"),
+    *("eps", "alpha", "centered", "decoupled_weight_decay", "rho", "lr_decay", "momentum_decay"),
+    *("initial_accumulator_value", "lambd", "t0", "etas", "step_sizes"),
+)
 #: By the name of the argument, of the classes in ``optimizers.KINDS``.
 ARGUMENTS: Mapping[str, Argument] = {
-    "params": _HONOURED,
-    "lr": _HONOURED,
-    "momentum": _HONOURED,
-    "dampening": _HONOURED,
-    "weight_decay": _HONOURED,
-    "nesterov": _HONOURED,
-    "maximize": _HONOURED,
-    "betas": _HONOURED,
-    "eps": _HONOURED,
-    "alpha": _HONOURED,
-    "centered": _HONOURED,
-    "decoupled_weight_decay": _HONOURED,
-    "rho": _HONOURED,
-    "lr_decay": _HONOURED,
-    "initial_accumulator_value": _HONOURED,
-    "momentum_decay": _HONOURED,
-    "lambd": _HONOURED,
-    "t0": _HONOURED,
-    "etas": _HONOURED,
-    "step_sizes": _HONOURED,
+    **dict.fromkeys(_COMPUTED_WITH, _HONOURED),
     "foreach": _KERNELS,
     "fused": _KERNELS,
     "capturable": Argument(

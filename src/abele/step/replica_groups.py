@@ -149,13 +149,6 @@ def joined(
     return torch.stack([stored[name_in(name, group)] for group in chosen])
 
 
-def joined_all(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
-    """Return the inverse of ``split``: parameters by name, ``[groups, ...]`` where grouped."""
-    inside = set(names_in(list(groups), groups))
-    params = {name: value for name, value in stored.items() if name not in inside}
-    return params | {name: joined(stored, name, groups[name]) for name in groups}
-
-
 def joined_state(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
     """Return the inverse of ``split_state``: one tensor ``[groups, ...]`` per slot name."""
     grouped: set[str] = set()

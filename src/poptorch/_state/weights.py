@@ -173,7 +173,7 @@ class Weights:
         # The device is taken again at the next call, and then gets what the host has changed.
         groups = session.config.replica_groups
         host = replica_groups.split(ModuleState.of(model.module).params, groups)
-        for name, value in replica_groups.joined_all(host, groups).items():
+        for name, value in replica_groups.joined_params(host, groups).items():
             present[f"{state.PARAMS}/{name}"] = value
         for name, value in per_replica.changed_buffers(session, model.module).items():
             for replica in range(len(session.buffers)):
