@@ -1,11 +1,14 @@
-"""Convolutions of channels-last images with few channels, against torch in double precision."""
+"""Convolutions of channels-last images, direct and by Winograd's way, against torch in double."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import os
 import platform
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,13 +17,15 @@ from abele.errors import CorruptExecutable
 from abele.kernels import binding, build, sources
 from abele.kernels.binding import Conv
 from abele.targets.cpu.op_by_op import convolutions
+from helpers import winograd_memory
 from helpers.kernel_library import COMPILER, NEEDS_COMPILER, error
+from helpers.warm_python import python
 
 aten = torch.ops.aten
 pytestmark = NEEDS_COMPILER
 
 # images, in, out, kernel, height, width; the kernels take 16 pixels of a row at once, or 8
-CASES = [
+DIRECT = [
     (1, 1, 8, 5, 9, 16),
     (2, 1, 16, 3, 5, 17),
     (1, 8, 8, 3, 33, 31),
@@ -40,167 +45,256 @@ CASES = [
     (1, 16, 40, 3, 5, 29),
     (1, 6, 8, 5, 5, 22),
 ]
+# images, in, out, height, width, padding: whole tiles and cut ones, blocks that are not full, and
+# channels that fill registers and panels of two or do not
+WINOGRAD = [
+    (2, 16, 32, 8, 8, 1),
+    (1, 64, 64, 5, 7, 1),
+    (3, 48, 16, 4, 6, 0),
+    (1, 5, 7, 3, 3, 0),
+    (2, 33, 40, 9, 6, 1),
+    (1, 1, 1, 1, 1, 1),
+    (2, 20, 17, 2, 3, 2),
+    (1, 16, 16, 1, 1, 2),
+    (1, 150, 24, 6, 5, 1),
+    (5, 8, 130, 11, 13, 1),
+    (4, 16, 16, 17, 32, 1),
+    (3, 20, 40, 31, 45, 1),  # parts of several chunks
+    # registers of eight; rows of tiles inside of their image, at its border and beyond
+    (4, 8, 8, 17, 34, 1),
+    (2, 24, 24, 20, 33, 1),
+    (1, 24, 8, 6, 50, 0),
+    (3, 40, 24, 5, 7, 1),
+    (2, 8, 16, 12, 18, 2),
+    (1, 24, 24, 2, 2, 1),
+]
 CANARY, WORDS = 12345.0, 64
+LAST = {"memory_format": torch.channels_last}
 
 
-def described(case, slope=1.0):
-    images, inputs, out, kernel, height, width = case
-    half = kernel // 2
-    sizes = images, inputs, height, width, out, kernel, kernel
-    return Conv(*sizes, 1, 1, half, half, 1, slope)
+class Case:
+    """A convolution, with its operands, by one of our kernels and by torch."""
+
+    def __init__(self, kind, sizes):
+        self.kind, self.sizes = kind, sizes
+        if kind == "direct":
+            images, inputs, out, kernel, height, width = sizes
+            padding = kernel // 2
+        else:
+            images, inputs, out, height, width, padding = sizes
+            kernel = 3
+        self.kernel, self.padding = kernel, padding
+        grown = 2 * padding + 1 - kernel
+        y = images, out, height + grown, width + grown
+        self.shapes = (images, inputs, height, width), (out, inputs, kernel, kernel), (out,), y
+        torch.manual_seed(7)
+        x, self.weight, self.bias, grad = (torch.randn(shape) for shape in self.shapes)
+        self.x, self.grad = x.contiguous(**LAST), grad.contiguous(**LAST)
+
+    def __str__(self):
+        return f"{self.kind}-{self.sizes}"
+
+    def described(self, slope=1.0):
+        (images, inputs, height, width), (out, *_), *_ = self.shapes
+        sizes = images, inputs, height, width, out, self.kernel, self.kernel
+        return Conv(*sizes, 1, 1, self.padding, self.padding, 1, slope)
+
+    def functions(self, own):
+        name = {"direct": "conv", "winograd": "winograd"}[self.kind]
+        return getattr(own, f"abele_{name}_forward"), getattr(own, f"abele_{name}_backward")
+
+    def forward(self, own, *, bias=True, slope=1.0, threads=1):
+        memory, y = guarded(self.shapes[3], image=True)
+        start = self.bias.data_ptr() if bias else None
+        pointers = self.x.data_ptr(), self.weight.data_ptr(), start, y.data_ptr()
+        self.functions(own)[0](self.described(slope), *pointers, threads)
+        assert whole(memory)
+        return y
+
+    def wanted(self):
+        """The gradients that there is code for: of x, weight and bias."""
+        (_, inputs, *_), (out, *_), *_ = self.shapes
+        if self.kind == "winograd":
+            return True, True, True
+        if out % 8 == 0:
+            return True, inputs == 1 or inputs % 8 == 0, True
+        return True, self.kernel == 1 and inputs % 8 == 0, True
+
+    def backward(self, own, *, wanted=None, threads=1):
+        """The wanted gradients of x, weight and bias; each by itself from the direct kernel."""
+        wanted = self.wanted() if wanted is None else wanted
+        results = [None, None, None]
+        apart = [[which] for which in range(3)] if self.kind == "direct" else [range(3)]
+        for group in apart:
+            given, pointers = {}, [None, None, None]
+            for which in (each for each in group if wanted[each]):
+                given[which], results[which] = guarded(self.shapes[which], image=which == 0)
+                pointers[which] = results[which].data_ptr()
+            if given:
+                operands = self.grad.data_ptr(), self.x.data_ptr(), self.weight.data_ptr()
+                self.functions(own)[1](self.described(), *operands, *pointers, threads)
+            assert all(map(whole, given.values()))
+        return results
+
+    def exactly(self, *, bias=True, slope=1.0, dtype=torch.float64):
+        """Result and gradients by torch, in the default order of memory."""
+        padding = [self.padding] * 2
+        x, weight, grad = (e.to(dtype).contiguous() for e in (self.x, self.weight, self.grad))
+        y = aten.conv2d(x, weight, self.bias.to(dtype) if bias else None, [1, 1], padding)
+        rest = [len(self.bias)], [1, 1], padding, [1, 1], False, [0, 0], 1, [True] * 3
+        return torch.where(y > 0, y, y * slope), *aten.convolution_backward(grad, x, weight, *rest)
 
 
-def tensors(case):
-    torch.manual_seed(7)
-    images, inputs, out, kernel, height, width = case
-    last = {"memory_format": torch.channels_last}
-    x = torch.randn(images, inputs, height, width).contiguous(**last)
-    grad = torch.randn(images, out, height, width).contiguous(**last)
-    return x, torch.randn(out, inputs, kernel, kernel), torch.randn(out), grad
-
-
-def guarded(shape):
-    """Memory between canaries, and the channels-last image or the weight in it."""
+def guarded(shape, *, image):
+    """Memory between canaries, and the tensor in it, which is NaN until it is written."""
     memory = torch.full((math.prod(shape) + 2 * WORDS,), CANARY)
-    inner = memory[WORDS:-WORDS]
-    inner.fill_(math.nan)  # shows what was not written
-    return memory, inner
-
-
-def taken_out(memory, shape, *, image):
-    """The result, after a look at the canaries."""
-    assert (memory[:WORDS] == CANARY).all()
-    assert (memory[-WORDS:] == CANARY).all()
-    inner = memory[WORDS:-WORDS]
+    inner = memory[WORDS:-WORDS].fill_(math.nan)
     if not image:
-        return inner.view(shape)
+        return memory, inner.view(shape)
     images, channels, height, width = shape
-    return inner.view(images, height, width, channels).permute(0, 3, 1, 2)
+    return memory, inner.view(images, height, width, channels).permute(0, 3, 1, 2)
 
 
-def convolved(own, case, x, weight, bias=None, *, slope=1.0, threads=1):
-    images, _, out, _, height, width = case
-    shape = (images, out, height, width)
-    memory, inner = guarded(shape)
-    start = None if bias is None else bias.data_ptr()
-    pointers = x.data_ptr(), weight.data_ptr(), start, inner.data_ptr()
-    own.abele_conv_forward(described(case, slope), *pointers, threads)
-    return taken_out(memory, shape, image=True)
-
-
-def gradient(own, case, which, x, weight, grad, *, threads=1):
-    """That of x, weight or bias: 0, 1 or 2."""
-    images, inputs, out, kernel, height, width = case
-    shapes = (images, inputs, height, width), (out, inputs, kernel, kernel), (out,)
-    memory, inner = guarded(shapes[which])
-    results = [None, None, None]
-    results[which] = inner.data_ptr()
-    pointers = grad.data_ptr(), x.data_ptr(), weight.data_ptr(), *results
-    own.abele_conv_backward(described(case), *pointers, threads)
-    return taken_out(memory, shapes[which], image=which == 0)
-
-
-def has_weight_gradient(case):
-    _, inputs, out, kernel, *_ = case
-    if out % 8 == 0:
-        return inputs == 1 or inputs % 8 == 0
-    return kernel == 1 and inputs % 8 == 0
-
-
-def exactly(case, x, weight, bias, grad, slope):
-    half = [case[3] // 2] * 2
-    x, weight, grad = x.double(), weight.double(), grad.double()
-    y = aten.conv2d(x, weight, None if bias is None else bias.double(), [1, 1], half)
-    y = torch.where(y > 0, y, y * slope)
-    rest = None, [1, 1], half, [1, 1], False, [0, 0], 1, [True, True, False]
-    of_x, of_weight, _ = aten.convolution_backward(grad, x, weight, *rest)
-    return y, of_x, of_weight, grad.sum((0, 2, 3))
+def whole(memory):
+    return bool((memory[:WORDS] == CANARY).all() and (memory[-WORDS:] == CANARY).all())
 
 
 def check(own, case):
-    x, weight, bias, grad = tensors(case)
-    for slope, start in itertools.product((1.0, 0.01, 0.0), (bias, None)):
-        y, *gradients = exactly(case, x, weight, start, grad, slope)
-        assert error(convolved(own, case, x, weight, start, slope=slope), y) < 5e-7
-    for which, exact in enumerate(gradients):
-        if which != 1 or has_weight_gradient(case):
-            assert error(gradient(own, case, which, x, weight, grad), exact) < 5e-7
+    for slope, bias in itertools.product((1.0, 0.01, 0.0), (True, False)):
+        y, *exact = case.exactly(bias=bias, slope=slope)
+        assert error(case.forward(own, bias=bias, slope=slope), y) < 5e-7
+    results = case.backward(own)
+    assert [each is not None for each in results] == list(case.wanted())
+    for result, value in zip(results, exact, strict=True):
+        assert result is None or error(result, value) < 5e-7
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_numbers_are_right_and_nothing_else_is_written(own, case):
-    check(own, case)
+def cases(direct, winograd):
+    chosen = [("direct", sizes) for sizes in direct] + [("winograd", sizes) for sizes in winograd]
+    return pytest.mark.parametrize(("kind", "sizes"), chosen, ids=str)
 
 
-@pytest.mark.parametrize("case", [*CASES[:4], CASES[8], *CASES[12:15]], ids=str)
-def test_threads_do_not_change_a_bit(own, case):
-    x, weight, bias, grad = tensors(case)
-
-    def results(threads):
-        settings = {"threads": threads}
-        yield convolved(own, case, x, weight, bias, **settings)
-        for which in range(3):
-            yield gradient(own, case, which, x, weight, grad, **settings)
-
-    alone = list(results(1))
-    for threads in (2, 5):
-        assert all(torch.equal(a, b) for a, b in zip(alone, results(threads), strict=True))
+@cases(DIRECT, WINOGRAD)
+def test_numbers_are_right_and_nothing_else_is_written(own, kind, sizes):
+    check(own, Case(kind, sizes))
 
 
-def test_weight_gradients_of_a_large_image_keep_their_digits(own):
+@cases([*DIRECT[:4], DIRECT[8], *DIRECT[12:15]], [*WINOGRAD[:3], WINOGRAD[4], *WINOGRAD[11:14]])
+def test_threads_do_not_change_a_bit(own, kind, sizes):
+    case = Case(kind, sizes)
+
+    def by(threads):
+        values = [case.forward(own, threads=threads), *case.backward(own, threads=threads)]
+        return [each for each in values if each is not None]
+
+    alone = by(1)
+    for threads in (2, 3, 5, 7):
+        assert all(map(torch.equal, alone, by(threads)))
+
+
+@cases([(1, 8, 8, 3, 320, 512)], [(2, 16, 16, 320, 256, 1)])
+def test_weight_gradients_of_a_large_image_keep_their_digits(own, kind, sizes):
     """One sum over all pixels in float32 would lose three; the mean of the image makes it worse."""
-    case = (1, 8, 8, 3, 320, 512)
-    x, weight, _, grad = tensors(case)
-    x += 3
-    _, _, *exact = exactly(case, x, weight, None, grad, 1.0)
-    for which in (1, 2):
-        gradients = gradient(own, case, which, x, weight, grad, threads=2)
-        assert error(gradients, exact[which - 1]) < 2e-6
+    case = Case(kind, sizes)
+    case.x += 3
+    _, _, *exact = case.exactly(bias=False)
+    for value, right in zip(case.backward(own, threads=2)[1:], exact, strict=True):
+        assert error(value, right) < 2e-6
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_reaches_its_neighbours_and_nobody_else(own, bad):
-    case = (1, 8, 8, 3, 9, 33)
-    x, weight, bias, grad = tensors(case)
-    x[0, 3, 4, 32] = bad
-    result = convolved(own, case, x, weight, bias).isfinite()
-    assert torch.equal(result, aten.conv2d(x, weight, bias, [1, 1], [1, 1]).isfinite())
-    assert result.logical_not().sum() == 8 * 3 * 2
-    of_weight = gradient(own, case, 1, x, weight, grad)
-    assert of_weight[:, 2].isfinite().all()
-    assert not of_weight[:, 3].isfinite().any()
+@cases([(1, 8, 8, 3, 9, 33)], [(2, 16, 16, 8, 8, 1)])
+def test_what_is_not_finite_reaches_its_neighbours_and_nobody_else(own, kind, sizes, bad):
+    case = Case(kind, sizes)
+    column, reached = (32, 2) if kind == "direct" else (4, 3)  # at the border, and inside
+    case.x[0, 3, 4, column] = bad
+    result = case.forward(own).isfinite()
+    exact = aten.conv2d(case.x, case.weight, case.bias, [1, 1], [1, 1])
+    assert torch.equal(result, exact.isfinite())
+    assert result.logical_not().sum() == len(case.bias) * 3 * reached
+    of_weight = case.backward(own)[1].isfinite()
+    assert of_weight[:, 4].all()
+    assert not of_weight[:, 3].any()
 
 
 @pytest.mark.parametrize(
-    "case", [(1, 8, 8, 7, 9, 32), (1, 8, 8, 2, 9, 32), (1, 8, 8, 3, 9, 5)], ids=str
+    ("kind", "sizes", "field", "value"),
+    [
+        *(("direct", sizes, None, 0) for sizes in [(1, 8, 8, 7, 9, 32), (1, 8, 8, 3, 9, 5)]),
+        *(
+            ("direct", DIRECT[3], field, 2)
+            for field in ("stride_width", "pad_height", "kernel_height")
+        ),
+        ("winograd", WINOGRAD[0], "stride_width", 2),
+        ("winograd", WINOGRAD[0], "pad_height", 0),
+        ("winograd", WINOGRAD[0], "kernel_height", 5),
+        ("winograd", WINOGRAD[0], "channels_last", 0),
+    ],
+    ids=str,
 )
-def test_what_has_no_code_is_refused_and_not_computed(own, case):
-    x, weight, bias, _ = tensors(case)
-    y = torch.full_like(x, CANARY)
-    pointers = x.data_ptr(), weight.data_ptr(), bias.data_ptr(), y.data_ptr()
-    with pytest.raises(CorruptExecutable, match="abele_conv_forward has no code for these sizes"):
-        own.abele_conv_forward(described(case), *pointers, 1)
-    assert (y == CANARY).all()
-
-
-@pytest.mark.parametrize("field", ["stride_width", "pad_height", "kernel_height"])
-def test_a_description_that_is_not_plain_has_no_code(own, field):
-    case = CASES[3]
-    x, weight, bias, _ = tensors(case)
-    description = described(case)
-    setattr(description, field, 2)
-    y = torch.full_like(x, CANARY)
-    pointers = x.data_ptr(), weight.data_ptr(), bias.data_ptr(), y.data_ptr()
-    with pytest.raises(CorruptExecutable, match="has no code"):
-        own.abele_conv_forward(description, *pointers, 1)
+def test_what_has_no_code_is_refused_and_not_computed(own, kind, sizes, field, value):
+    case = Case(kind, sizes)
+    description = case.described()
+    if field is not None:
+        setattr(description, field, value)
+    y = torch.full(case.shapes[3], CANARY)
+    x, weight, end = case.x.data_ptr(), case.weight.data_ptr(), y.data_ptr()
+    with pytest.raises(CorruptExecutable, match="_forward has no code for these sizes"):
+        case.functions(own)[0](description, x, weight, None, end, 1)
+    if kind == "winograd":
+        with pytest.raises(CorruptExecutable, match="_backward has no code for these sizes"):
+            case.functions(own)[1](description, x, weight, None, None, end, None, 1)
     assert (y == CANARY).all()
 
 
 def test_a_weight_gradient_without_code_is_refused(own):
-    case = (1, 5, 7, 3, 6, 19)
-    x, weight, _, grad = tensors(case)
     with pytest.raises(CorruptExecutable, match="abele_conv_backward has no code"):
-        gradient(own, case, 1, x, weight, grad)
+        Case("direct", (1, 5, 7, 3, 6, 19)).backward(own, wanted=(False, True, False))
+
+
+# -- by Winograd's way -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", list(itertools.product([False, True], repeat=3)), ids=str)
+def test_only_the_gradients_that_are_wanted_are_written(own, wanted):
+    case = Case("winograd", WINOGRAD[0])
+    results = zip(case.backward(own, wanted=wanted), case.backward(own), strict=True)
+    assert all(one is None or torch.equal(one, of_all) for one, of_all in results)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2, 64, 64, 32, 32, 1), (2, 512, 64, 4, 4, 1), (1, 256, 64, 16, 16, 1)], ids=str
+)
+def test_errors_are_those_of_eager_torch_or_smaller(own, sizes):
+    """Short sums of torch's have less than the transforms alone, which round about twice."""
+    case = Case("winograd", sizes)
+    case.x = case.x.relu()
+    exact, eager = (case.exactly(bias=False, dtype=d) for d in (torch.float64, torch.float32))
+    ours = case.forward(own, bias=False), *case.backward(own)
+    for a, b, value in zip(ours, eager, exact, strict=True):
+        assert error(a, value) < max(2e-7, error(b, value))
+
+
+def test_no_images_have_no_weight_gradient(own):
+    case = Case("winograd", (0, 16, 16, 8, 8, 1))
+    case.forward(own)
+    of_x, *others = case.backward(own)
+    assert of_x.numel() == 0
+    assert all(torch.equal(each, torch.zeros_like(each)) for each in others)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks need Linux")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_both_gradients_take_the_memory_of_one(threads):
+    program = str(Path(winograd_memory.__file__))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [python(), "-W", "ignore", program, "512", "4", str(threads)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    taken, planned = map(int, done.stdout.split())
+    weights = 16 * 512 * 512 * 4  # transformed, or the sums of their gradients
+    assert weights < planned < 1.6 * weights
+    assert 0.9 * planned < taken < 1.2 * planned
 
 
 # -- which convolutions are given to the kernels ---------------------------------------------------
@@ -218,7 +312,7 @@ def node(case=(2, 8, 8, 3, 6, 40), *, stride=1, padding=None, dilation=1, groups
     return graph.call_function(aten.convolution.default, (x, weight, None, *settings))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case[5] >= 16], ids=str)
+@pytest.mark.parametrize("case", [case for case in DIRECT if case[5] >= 16], ids=str)
 def test_convolutions_that_gain_are_ours(own, capable, case):
     assert convolutions.own_convolution(node(case), own) is not None
 
@@ -250,7 +344,8 @@ def test_processors_without_wide_registers_keep_the_library(own, monkeypatch):
 @pytest.mark.parametrize("mask", list(itertools.product([False, True], repeat=3))[1:], ids=str)
 def test_backward_gives_what_was_asked_for(own, capable, case, mask):
     """Whatever part the kernels do not have comes from the library."""
-    x, weight, _, grad = tensors(case)
+    made = Case("direct", case)
+    x, weight, grad = made.x, made.weight, made.grad
     half = [case[3] // 2] * 2
     settings = [case[2]], [1, 1], half, [1, 1], False, [0, 0], 1, list(mask)
     forward = node(case)
@@ -265,7 +360,8 @@ def test_backward_gives_what_was_asked_for(own, capable, case, mask):
 
 def test_a_bias_may_be_a_column(own, capable):
     case = (2, 8, 8, 3, 6, 40)
-    x, weight, bias, _ = tensors(case)
+    made = Case("direct", case)
+    x, weight, bias = made.x, made.weight, made.bias
     column = torch.stack([torch.full_like(bias, CANARY), bias], 1)[:, 1]
     run = convolutions.own_convolution(node(case), own)
     assert torch.equal(run(x, weight, column), run(x, weight, bias))
@@ -294,7 +390,8 @@ x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="
 @pytest.mark.parametrize("flag", ["-march=native", "-march=haswell", "-march=x86-64"])
 def test_processors_with_narrower_registers_compute_the_same(tmp_path, flag):
     narrow = library_for(tmp_path, flag)
-    for case in CASES:
-        check(narrow, case)
+    chosen = [("direct", sizes) for sizes in DIRECT] + [("winograd", sizes) for sizes in WINOGRAD]
     if flag != "-march=native":
-        check(narrow, (2, 8, 8, 3, 4, 9))  # rows of less than sixteen pixels
+        chosen.append(("direct", (2, 8, 8, 3, 4, 9)))  # rows of less than sixteen pixels
+    for kind, sizes in chosen:
+        check(narrow, Case(kind, sizes))
