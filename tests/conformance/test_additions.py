@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from abele.compile.tolerances import TOLERANCE
+from abele.compile.verdict import TOLERANCE
 from helpers.models import MODELS
 from helpers.runs import assert_close_by_norm, captured, flat, rule_for, run, started
 

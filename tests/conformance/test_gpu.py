@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 import poptorch
-from abele.compile.tolerances import TOLERANCE
+from abele.compile.verdict import TOLERANCE
 from abele.targets.candidates import ENVIRONMENT as LOWERING
 from abele.targets.cuda.emitted import blas
 from abele.targets.cuda.emitted import lowering as of_programs

@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 from abele import StepConfig
-from abele.compile.tolerances import HALF_TOLERANCE
+from abele.compile.verdict import HALF_TOLERANCE
 from abele.step.loss_scaling import AutomaticScaling
 from helpers.runs import (
     Trained,

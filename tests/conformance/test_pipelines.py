@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 from abele import build
-from abele.compile.tolerances import TOLERANCE
+from abele.compile.verdict import TOLERANCE
 from abele.ops.host_call import HostCalls, host_call
 from abele.pipeline import Uncuttable, pipelined
 from abele.pipeline.schedule import Task

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from abele import Program, Role, passes
-from abele.compile import tolerances
+from abele.compile import verdict
 from abele.program import has_effect, is_view, subgraphs
 from abele.step.config import MeanStrategy, OutputMode, Reduction, StepConfig
 from abele.step.update_rules import Group, UpdateRule
@@ -112,7 +112,7 @@ def distance(expected: torch.Tensor, actual: torch.Tensor) -> tuple[float, float
     usual = a.isfinite()
     off = float((a[usual] - b[usual]).norm())
     exact = not expected.dtype.is_floating_point
-    relative = tolerances.compiled(expected.dtype)
+    relative = verdict.tolerance(expected.dtype)
     return off, 0.0 if exact else relative * float(a[usual].norm()) + _NOISE
 
 

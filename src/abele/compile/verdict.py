@@ -16,10 +16,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from abele.kernels.build import cache_folder
 from abele.storage import atomic
 
+#: Largest difference of compiled from interpreted programs, relative to the norm of each tensor:
+#: float32 and wider types.
+TOLERANCE = 1e-5
+#: The same where a program computes in float16 or bfloat16.
+HALF_TOLERANCE = 5e-3
+
 _MOST_RECORDED = 1000  # a file has some 300 bytes
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Return the tolerance for a tensor of this type, relative to its norm."""
+    return HALF_TOLERANCE if dtype in (torch.float16, torch.bfloat16) else TOLERANCE
 
 
 class ComparisonWarning(UserWarning):

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from abele.compile import tolerances
+from abele.compile import verdict
 from abele.errors import DifferenceError
 from abele.targets import NAMES, Lowering, Target, get_target
 from abele.targets.interpretation import Types
@@ -39,7 +39,7 @@ class Setting(Types):
     @property
     def tolerance(self) -> float:
         """How far a tensor may be off, relative to its norm."""
-        return tolerances.compiled(self.dtype or torch.float32)
+        return verdict.tolerance(self.dtype or torch.float32)
 
 
 TRUTH = Setting(name="float64", dtype=torch.float64)

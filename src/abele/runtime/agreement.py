@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from abele.compile import tolerances
+from abele.compile import verdict
 from abele.compile.executable import Executable
 from abele.ops.silence import silenced
 from abele.program import Program, Role, Slot, all_nodes, node_argument, returned_nodes, writes
@@ -372,7 +372,7 @@ def _difference(
         return f"is {list(computed.shape)} {computed.dtype}", math.inf
     if torch.equal(expected, computed):
         return None, 0.0
-    tolerance = tolerances.compiled(expected.dtype)
+    tolerance = verdict.tolerance(expected.dtype)
     if expected.dtype is torch.float32:  # most tensors agree; no copy in float64 is needed for that
         norm, far = _norm(expected, torch.float64), _norm(computed - expected, torch.float64)
         if far <= tolerance * norm < math.inf:

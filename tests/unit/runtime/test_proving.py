@@ -12,7 +12,7 @@ from abele.errors import CompilerError
 from abele.ops.host_call import HostCalls, host_call
 from abele.program import Role
 from abele.runtime.agreement import varied
-from abele.runtime.sections import SectionSession
+from abele.runtime.session import SectionSession
 from abele.step.config import StepConfig
 from helpers.fakes import prefer
 from helpers.models import MODELS

@@ -20,7 +20,7 @@ from abele.capture.sections import (
 from abele.compile.build import BuildRecord
 from abele.compile.executable import Executable
 from abele.runtime.device_registry import Attachment
-from abele.runtime.sections import SectionSession
+from abele.runtime.session import SectionSession
 from abele.step import optimizers
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
