@@ -81,5 +81,5 @@ def test_random_programs_agree_with_plain_pytorch(seed, length, training):
 
 
 def test_most_random_programs_mean_something():
-    result = [outcome(program(seed, 12), training=bool(seed % 2)) for seed in range(12)]
-    assert result.count("same") >= 4, result
+    result = [outcome(program(seed, 12), training=bool(seed % 2)) for seed in range(6)]
+    assert result.count("same") >= 2, result

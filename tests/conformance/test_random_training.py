@@ -228,5 +228,5 @@ def test_random_trainings_agree_with_plain_pytorch(seed):
 
 
 def test_most_random_trainings_mean_something():
-    outcomes = [trial(seed) for seed in range(8)]
-    assert outcomes.count("same") >= 2, outcomes
+    outcomes = [trial(seed) for seed in range(4)]
+    assert outcomes.count("same") >= 1, outcomes

@@ -83,14 +83,14 @@ def test_a_truncated_file_is_corrupt(file, made, part):
         reload(file, made)
 
 
-@pytest.mark.parametrize("bit", [0, 3, 7])
-def test_every_flipped_bit_is_noticed_or_harmless(file, made, bit):
+def test_a_flipped_bit_of_any_byte_is_noticed_or_harmless(file, made):
     data = bytearray(file.read_bytes())
     noticed = 0
     for position in range(len(data)):
-        data[position] ^= 1 << bit
+        bit = 1 << position % 8
+        data[position] ^= bit
         file.write_bytes(data)
-        data[position] ^= 1 << bit
+        data[position] ^= bit
         try:
             loaded = reload(file, made)
         except (CorruptExecutable, ForeignExecutable):
