@@ -21,6 +21,14 @@ def library():
 
 
 @pytest.fixture
+def threads():
+    """A function that sets the number of torch's threads for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def capable(monkeypatch):
     """A processor with registers of 256 bits, whatever this one is."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")

@@ -6,10 +6,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - torch's own convention
 
 from abele import passes
-from abele.program import Role
 from abele.targets.cpu.emitted import lowering, regions
 from abele.targets.reference import Interpreter
-from helpers.emitted_library import together
+from helpers.emitted_library import together, trained
 from helpers.runs import captured, rule_for
 
 pytestmark = pytest.mark.compiler
@@ -78,14 +77,6 @@ CASES = {
 }
 
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def both():
     """The program of each case, planned with and without regions, in one library."""
@@ -107,43 +98,20 @@ def both():
     return {name: pair for name, *pair in zip(names, programs, runs, strict=True)}
 
 
-def inputs_of(program):
-    generator = torch.Generator().manual_seed(1)
-    given = {Role.HYPER: lambda shape: torch.full(shape, 0.05)}
-    return [
-        given.get(slot.role, lambda shape: torch.rand(shape, generator=generator) / 4)(
-            slot.shape
-        ).to(slot.dtype)
-        for slot in program.inputs
-    ]
-
-
-def trained(program, run):
-    """Everything that a program returns and writes, after two calls."""
-    inputs, results = inputs_of(program), []
-    for _ in range(2):
-        results += [each.clone() for each in run(list(inputs))]
-    return results + inputs
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_one_thread_has_the_bits_of_a_program_without_regions(both, name, one_thread):
-    for ours, wanted in zip(trained(*both[name, True]), trained(*both[name, False]), strict=True):
-        torch.testing.assert_close(ours, wanted, rtol=0, atol=0)
+def test_one_thread_has_the_bits_of_a_program_without_regions(both, name, threads):
+    threads(1)
+    ours, wanted = (trained(*both[name, regions], 0.25) for regions in (True, False))
+    torch.testing.assert_close(ours, wanted, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("name", CASES)
-def test_values_are_those_that_are_interpreted(both, name, threads):
+def test_values_are_those_that_are_interpreted(both, name, count, threads):
     program, run = both[name, True]
-    expected = trained(program, Interpreter().compile(program).run)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        for ours, wanted in zip(trained(program, run), expected, strict=True):
-            torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-6)
-    finally:
-        torch.set_num_threads(before)
+    expected = trained(program, Interpreter().compile(program).run, 0.25)
+    threads(count)
+    torch.testing.assert_close(trained(program, run, 0.25), expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,10 +6,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - torch's own convention
 
 from abele import passes
-from abele.program import Role
 from abele.targets.cpu.emitted import lowering
 from abele.targets.cpu.emitted.calls import products
-from helpers.emitted_library import together
+from helpers.emitted_library import together, trained
 from helpers.runs import captured, rule_for
 
 pytestmark = pytest.mark.compiler
@@ -80,33 +79,12 @@ def both():
     }
 
 
-def trained(program, run):
-    """What a program returns and writes, after two calls with each number of threads."""
-    results = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            generator = torch.Generator().manual_seed(1)
-            inputs = [
-                torch.full(slot.shape, 0.05)
-                if slot.role is Role.HYPER
-                else torch.rand(slot.shape, generator=generator).to(slot.dtype)
-                for slot in program.inputs
-            ]
-            for _ in range(2):
-                results += [each.clone() for each in run(list(inputs))]
-            results += inputs
-    finally:
-        torch.set_num_threads(before)
-    return results
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_bits_do_not_depend_on_how_far_rows_are_apart(both, name):
+def test_bits_do_not_depend_on_how_far_rows_are_apart(both, name, threads):
     (program, apart, run), (_, follow, plain) = both[name]
     assert f", {WIDE + 16}, " in apart.source.text
     assert f", {WIDE + 16}, " not in follow.source.text
     assert apart.size > follow.size
-    pairs = zip(trained(program, run), trained(program, plain), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
+    for count in (1, 2, 3):
+        threads(count)
+        assert all(map(torch.equal, trained(program, run), trained(program, plain)))

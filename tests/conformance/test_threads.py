@@ -1,7 +1,6 @@
 """Code that a process with one thread has compiled runs in one with more."""
 
 import pytest
-import torch
 
 from abele import ExecutableCache, StepConfig
 from conftest import usable
@@ -9,14 +8,6 @@ from helpers.models import MODELS
 from helpers.runs import rule_for, run, started
 
 DENSE = MODELS["dense"]
-
-
-@pytest.fixture
-def threads():
-    """Sets the number of torch's threads for a test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 @pytest.mark.compiler

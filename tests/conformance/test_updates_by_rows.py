@@ -6,12 +6,11 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - torch's own convention
 
 from abele import StepConfig, passes
-from abele.program import Role
 from abele.targets.cpu.emitted import lowering
 from abele.targets.cpu.emitted.by_rows import ByRows
 from abele.targets.cpu.emitted.calls import products
 from abele.targets.translation.places import Kind
-from helpers.emitted_library import together
+from helpers.emitted_library import together, trained
 from helpers.runs import captured, rule_for
 
 pytestmark = pytest.mark.compiler
@@ -103,40 +102,16 @@ def both():
     return lambda name, least: [(programs[i], runs[i]) for i in of_case[name, least]]
 
 
-def inputs_of(program):
-    generator = torch.Generator().manual_seed(1)
-    given = {Role.HYPER: lambda shape: torch.full(shape, 0.05)}
-    return [
-        given.get(slot.role, lambda shape: torch.rand(shape, generator=generator))(slot.shape).to(
-            slot.dtype
-        )
-        for slot in program.inputs
-    ]
-
-
-def trained(programs):
-    """Everything that all programs return and write, after two calls."""
-    results = []
-    for program, run in programs:
-        inputs = inputs_of(program)
-        for _ in range(2):
-            results += [each.clone() for each in run(list(inputs))]
-        results += inputs
-    return results
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_bits_are_those_of_a_loop_after_the_product(both, name):
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        expected = trained(both(name, 1 << 60))
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            for ours, wanted in zip(trained(both(name, 0)), expected, strict=True):
-                torch.testing.assert_close(ours, wanted, rtol=0, atol=0, equal_nan=True)
-    finally:
-        torch.set_num_threads(before)
+def test_bits_are_those_of_a_loop_after_the_product(both, name, threads):
+    def results(least):
+        return [each for pair in both(name, least) for each in trained(*pair)]
+
+    threads(1)
+    expected = results(1 << 60)
+    for count in (1, 2, 3):
+        threads(count)
+        torch.testing.assert_close(results(0), expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
-from abele.program import Program
+import torch
+
+from abele.program import Program, Role
 from abele.targets.base import Run
 from abele.targets.cpu.emitted import build, lowering
 from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
@@ -52,6 +54,25 @@ def together(
         _call(program, _calling(program, plan, number), _Renamed(library, number))
         for number, (program, plan) in enumerate(zip(programs, plans, strict=True))
     ]
+
+
+def inputs_of(program: Program, scale: float = 1.0) -> list[torch.Tensor]:
+    """Return random inputs of a program, the same ones each time."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        torch.full(slot.shape, 0.05, dtype=slot.dtype)
+        if slot.role is Role.HYPER
+        else (torch.rand(slot.shape, generator=generator) * scale).to(slot.dtype)
+        for slot in program.inputs
+    ]
+
+
+def trained(program: Program, run: Run, scale: float = 1.0) -> list[torch.Tensor]:
+    """Return all that a program returns in two calls, and then its inputs, which it writes."""
+    inputs, results = inputs_of(program, scale), []
+    for _ in range(2):
+        results += [each.clone() for each in run(list(inputs))]
+    return results + inputs
 
 
 def _in_namespace(number: int, body: str) -> str:
