@@ -271,38 +271,32 @@ def assign(input: torch.Tensor, index: Any, value: Any) -> None:
         input[index] = value
 
 
-def ldexp_(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Compute ``Tensor.ldexp_``, which functionalisation has no other form of."""
-    return input.copy_(torch.ldexp(input, other))
+def _by_copy(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return an in-place form, of which functionalisation has none of its own."""
+
+    def in_place(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return input.copy_(function(input, *args, **kwargs))
+
+    return in_place
 
 
-def polygamma_(input: torch.Tensor, n: int) -> torch.Tensor:
-    """Compute ``Tensor.polygamma_``, which functionalisation has no other form of."""
-    return input.copy_(torch.polygamma(n, input))
-
-
+_NAMED: dict[str, Callable[..., Any]] = {
+    "bincount": bincount,
+    "cov": cov,
+    "corrcoef": corrcoef,
+    "istft": istft,
+    "narrow": narrow,
+    "tensor_split": tensor_split,
+    "index_fill": index_fill,
+    "index_put": index_put,
+}
 FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.bincount: bincount,
-    torch.Tensor.bincount: bincount,
-    torch.cov: cov,
-    torch.Tensor.cov: cov,
-    torch.corrcoef: corrcoef,
-    torch.Tensor.corrcoef: corrcoef,
-    _any_torch.istft: istft,
-    torch.Tensor.istft: istft,
-    torch.narrow: narrow,
-    torch.Tensor.narrow: narrow,
-    torch.tensor_split: tensor_split,
-    torch.Tensor.tensor_split: tensor_split,
-    torch.index_fill: index_fill,
-    torch.Tensor.index_fill: index_fill,
+    **{getattr(owner, name): form for name, form in _NAMED.items() for owner in (torch, _Tensor)},
     torch.Tensor.index_fill_: index_fill_,
-    torch.index_put: index_put,
-    torch.Tensor.index_put: index_put,
     torch.Tensor.index_put_: index_put_,
     torch.Tensor.__setitem__: assign,
-    torch.Tensor.ldexp_: ldexp_,
-    torch.Tensor.polygamma_: polygamma_,
+    torch.Tensor.ldexp_: _by_copy(_Tensor.ldexp),
+    torch.Tensor.polygamma_: _by_copy(_Tensor.polygamma),
     F.gaussian_nll_loss: gaussian_nll_loss,
     F.one_hot: one_hot,
 }
