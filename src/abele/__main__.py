@@ -146,7 +146,7 @@ def _run(words: list[str]) -> int:
 
 
 def _with_values(words: Sequence[str]) -> list[str]:
-    """Words, with a number below zero joined to its option: it is no option of its own."""
+    """Join numbers below zero to their options, so that they are no options of their own."""
     result: list[str] = []
     for word in words:
         before = result[-1] if result else ""

@@ -305,7 +305,7 @@ def _on_shapes(error: Exception) -> str:
 
 
 def user_frame(error: BaseException) -> tuple[str, int, str]:
-    """File, line and source text of the innermost frame outside torch and this project."""
+    """Return file, line and text of the innermost frame outside torch and this project."""
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
         if not is_library(frame.filename):

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from abele import _torch
 from abele._torch.dynamo import compiled_functions_run_plainly
 from abele._torch.parameters import counted_as_parameters
-from abele.capture import loss_traps
+from abele.capture import losses
 from abele.capture.diagnose import explained
 from abele.capture.recipe import Recipe
 from abele.capture.replacements.portable import portable_functions
@@ -100,7 +100,7 @@ def run(recipe: Recipe, values: Values, references: References) -> Forward:
     """Run forward in the trace under way, with the state in place."""
     with explained():
         returned = called(recipe, values, references)
-    loss_traps.warn_of_lost_state(recipe.leftovers.reassigned())
+    losses.warn_of_lost_state(recipe.leftovers.reassigned())
     recipe.leftovers.mend(constant_value, state=False)
     constants: dict[int, torch.Tensor] = {}
     outputs: list[torch.Tensor] = []

@@ -172,7 +172,7 @@ def _traced(
 
 
 def _use_fresh_constants(graph: torch.fx.Graph) -> None:
-    """``torch.tensor`` detaches its copy in place, which a trace that repeats it refuses."""
+    """Remove in-place detaches of ``torch.tensor``, which a trace of the graph refuses."""
     for node in graph.nodes:
         if node.target is aten.detach_.default:
             copied = node.args[0]
@@ -212,7 +212,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _own_gradients(values: Sequence[torch.Tensor]) -> Iterator[str]:
-    """Functions with a backward in Python, of which a graph has the operators of forward only."""
+    """Yield functions with a backward in Python, of which a graph has only forward's operators."""
     stack = [value.grad_fn for value in values if value.grad_fn is not None]
     seen = set(stack)
     while stack:

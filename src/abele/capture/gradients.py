@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
-from abele.capture import forward, gradient_hooks, loss_traps, saved_values
+from abele.capture import forward, gradient_hooks, losses, saved_values
 from abele.capture.diagnose import explained
 from abele.capture.forward import Forward, References, state_in_place
 from abele.capture.losses import LossFinder
@@ -129,7 +129,7 @@ def micro_batch(recipe: Recipe, values: Values) -> MicroBatch:
         name, loss = finder.final()
         _torch.mark_traced("forward")
         trained = _trained_nodes(recipe, values)
-        loss_traps.warn_of_other_losses(name, loss, result.returned, trained)
+        losses.warn_of_other_losses(name, loss, result.returned, trained)
         gradients, largest_scale = {}, 1.0
         if loss.requires_grad and recipe.trained:
             # A loss without reduction means the sum of its elements: a seed of ones.
@@ -138,7 +138,7 @@ def micro_batch(recipe: Recipe, values: Values) -> MicroBatch:
             with following(loss):
                 gradients = gradients_of(recipe, [loss], [seed], values)
         if not gradients:
-            loss_traps.warn_of_no_gradient(name, loss, trained)
+            losses.warn_of_no_gradient(name, loss, trained)
     _torch.mark_traced("backward")
     at = _returned_at(loss, result)
     return MicroBatch(

@@ -55,7 +55,7 @@ class Leftovers:
             self._before[id(holder)] = (holder, _entries(holder))
 
     def reassigned(self) -> Iterator[tuple[Any, str, torch.Tensor, torch.Tensor]]:
-        """Attributes that held a tensor and hold one without data: owner, name, both tensors."""
+        """Yield attributes whose tensor became one without data: owner, name, both tensors."""
         for holder, before in self._before.values():
             if isinstance(holder, (dict, set, type, types.CellType, _CACHE, *_LISTS)):
                 continue
@@ -184,7 +184,7 @@ def _names(code: types.CodeType) -> frozenset[str]:
 
 
 def _holders(roots: tuple[Any, ...], spaces: _Spaces, state: bool = True) -> Iterator[Any]:
-    """Every object below ``roots`` that can hold something, each once, before what it holds."""
+    """Yield every object below ``roots`` that can hold something, once, before what it holds."""
     seen: set[int] = set()
     kept: list[Any] = []
     stack: list[Any] = list(reversed(roots))

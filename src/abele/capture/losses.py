@@ -1,7 +1,9 @@
-"""Finding the loss: nobody passes one, it is recognised by its operator.
+"""The loss of a forward: recognised by its operator, with warnings of what is not trained.
 
 While forward runs, every call of a known loss function is noted with the tensor it returned. A loss
-that feeds another loss is an ordinary reduction; exactly one must remain.
+that feeds another loss is an ordinary reduction; exactly one must remain. A value that forward
+computes from the loss, or next to it, has no part in training unless it is marked; warnings name
+such values, and state that forward does not keep.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence, Set
 from typing import Any
 
 import torch
@@ -18,11 +20,13 @@ from torch.overrides import TorchFunctionMode
 
 from abele import _torch
 from abele.errors import LossError
-from abele.program import ancestors
+from abele.program import ancestors, is_getitem, is_view
+from abele.program.printing import user_line
+from abele.warn import warn_user
 
 
 def _loss_functions() -> dict[Callable[..., Any], str]:
-    """Every loss of torch with its name: what ``torch.nn.functional`` lets reduce its result."""
+    """List the losses of ``torch.nn.functional``: functions with an argument ``reduction``."""
     functions: dict[Callable[..., Any], str] = {}
     for name, function in inspect.getmembers(F, inspect.isfunction):
         if not name.startswith("_") and "reduction" in inspect.signature(function).parameters:
@@ -123,3 +127,130 @@ class LossFinder(TorchFunctionMode):
                 f"Found {len(remaining)}: {names}."
             )
         return remaining[0]
+
+
+aten = torch.ops.aten
+# The same value in another tensor.
+_COPIES = (aten.clone.default, aten.alias.default, aten._to_copy.default)
+
+
+def warn_of_other_losses(
+    name: str, loss: torch.Tensor, outputs: Sequence[torch.Tensor], trained: Set[torch.fx.Node]
+) -> None:
+    """Warn once if forward returns a number that training could follow and does not."""
+    node = _torch.traced_node(loss)
+    if name == MARKED or node is None:
+        return
+    for output in outputs:
+        other = _torch.traced_node(output)
+        if other is None or other is node or not output.requires_grad or output.numel() != 1:
+            continue
+        advice = (
+            f"Wrap the value to train in {marked('value')}, or return a detach() of what is only "
+            "to be looked at."
+        )
+        beginning = f"Training follows {name} at {line_of(node)}"
+        if _is_made_of(other, node, trained, returned={_torch.traced_node(o) for o in outputs}):
+            warn_user(
+                f"{beginning} alone, and not the value that forward makes of it at "
+                f"{line_of(other)} and returns. {advice}",
+                UserWarning,
+            )
+            return
+        above = ancestors(other)
+        if node not in above and other not in ancestors(node) and above & trained:
+            warn_user(
+                f"{beginning} alone, and not the value that forward computes beside it at "
+                f"{line_of(other)} and returns. {advice}",
+                UserWarning,
+            )
+            return
+
+
+def _is_made_of(
+    value: torch.fx.Node,
+    loss: torch.fx.Node,
+    trained: Set[torch.fx.Node],
+    returned: Set[torch.fx.Node | None],
+) -> bool:
+    """Return whether a value is computed from the loss in a way that changes the gradient."""
+    between = _made_of(loss) & {value, *_differentiable_ancestors(value)}
+    if value not in between:
+        return False
+    if all(is_view(node) or is_getitem(node) or node.target in _COPIES for node in between):
+        return False
+    others = {i for node in between for i in node.all_input_nodes} - between - {loss}
+    if any({other, *_differentiable_ancestors(other)} & trained for other in others):
+        return True
+    # A function of the loss alone, as its exponential, may be for people to read beside it.
+    return loss not in returned
+
+
+def _made_of(node: torch.fx.Node) -> set[torch.fx.Node]:
+    seen: set[torch.fx.Node] = set()
+    stack = [node]
+    while stack:
+        for user in stack.pop().users:
+            if user not in seen and user.target is not aten.detach.default:
+                seen.add(user)
+                stack.append(user)
+    return seen
+
+
+def _differentiable_ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
+    seen: set[torch.fx.Node] = set()
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current.target is aten.detach.default:
+            continue
+        new = [each for each in current.all_input_nodes if each not in seen]
+        seen.update(new)
+        stack += new
+    return seen
+
+
+def warn_of_no_gradient(name: str, loss: torch.Tensor, trained: Set[torch.fx.Node]) -> None:
+    """Warn that no gradient reaches any parameter, if the loss is computed from one."""
+    node = _torch.traced_node(loss)
+    if node is None or not ancestors(node) & trained:
+        return
+    warn_user(
+        f"Training changes nothing: no gradient flows from {name} at {line_of(node)} to the "
+        "parameters that it is computed from. Look for detach() and torch.no_grad() on the way.",
+        UserWarning,
+    )
+
+
+def warn_of_lost_state(reassigned: Iterable[tuple[Any, str, torch.Tensor, torch.Tensor]]) -> None:
+    """Warn of attributes from which forward computes their next value."""
+    for owner, name, before, after in reassigned:
+        node = _torch.traced_node(after)
+        if node is None or not _reads(node, before):
+            continue
+        warn_user(
+            f"forward computes a new value of {type(owner).__name__}.{name} from the old one at "
+            f"{line_of(node)}. It is neither a parameter nor a buffer, so that every call of the "
+            f'program starts from the value it has now. Use register_buffer("{name}", ...) in '
+            f"__init__ and self.{name}.copy_(...) in forward.",
+            UserWarning,
+        )
+
+
+def _reads(node: torch.fx.Node, tensor: torch.Tensor) -> bool:
+    """Return whether a node is computed from a constant tensor."""
+    mode: Any = _torch.get_proxy_mode()
+    assert mode is not None, "no trace under way"
+    with _torch.outside_the_trace(), _torch.without_torch_function_modes():
+        memory = _torch.memory_of(tensor)
+        for each in ancestors(node):
+            value = getattr(mode.tracer.root, str(each.target)) if each.op == "get_attr" else None
+            if isinstance(value, torch.Tensor) and _torch.memory_of(value) == memory:
+                return True
+    return False
+
+
+def line_of(node: torch.fx.Node) -> str:
+    """Format the user's line that made a node as ``FILE:LINE``."""
+    frame = user_line(node.meta.get("stack_trace"))
+    return f"{frame[0]}:{frame[1]}" if frame else "a line unknown"

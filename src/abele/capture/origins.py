@@ -92,7 +92,7 @@ class _Makers(TorchFunctionMode):
             handle.remove()
 
     def _all_makers(self, loss: torch.Tensor) -> Iterator[tuple[Node, torch.fx.Node | None]]:
-        """All functions below the loss; one made inside an operation has the maker of its user."""
+        """Yield all functions below the loss with their makers, which inner functions inherit."""
         waiting: list[tuple[Node, torch.fx.Node | None]] = []
         if loss.grad_fn is not None:
             waiting.append((loss.grad_fn, None))
@@ -187,7 +187,7 @@ def _newest() -> torch.fx.Node | None:
 
 
 def _since(last: torch.fx.Node | None) -> Sequence[torch.fx.Node]:
-    """Nodes traced after ``last``, the newest first."""
+    """List the nodes traced after ``last``, the newest first."""
     nodes: list[torch.fx.Node] = []
     for node in reversed(_torch.traced_nodes()):
         if node is last:

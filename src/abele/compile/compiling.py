@@ -210,7 +210,7 @@ def compile_programs(
     clocked: Clocked | None = None,
     ready: Ready | None = None,
 ) -> Executable:
-    """Compiles programs after all passes.
+    """Compile programs by their lowerings, and keep the fastest of several.
 
     Args:
         target: what they are for.

@@ -45,7 +45,7 @@ def expected_s(
     lowerings: Mapping[str, Sequence[str]],
     machine: Mapping[str, Any],
 ) -> float | None:
-    """Processor time that compiling will take, in seconds.
+    """Estimate the processor time that compiling will take, in seconds.
 
     Returns:
         An estimate, often wrong by half; None where nothing like it was ever compiled.

@@ -72,7 +72,7 @@ def _members(made: Executable) -> dict[str, bytes]:
 
 
 def chosen_data(chosen: Mapping[str, ChosenLowering]) -> dict[str, dict[str, str]]:
-    """Chosen lowerings as JSON values."""
+    """Return chosen lowerings as JSON values."""
     return {name: dataclasses.asdict(each) for name, each in chosen.items()}
 
 

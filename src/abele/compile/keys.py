@@ -76,7 +76,7 @@ def reasons_of(parts: Mapping[str, Any], name: str) -> ChosenLowering:
 def differences(
     stored: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = ""
 ) -> list[str]:
-    """Names and values of the key parts in which two executables differ."""
+    """List names and values of the key parts in which two executables differ."""
     lines: list[str] = []
     for name in sorted({*stored, *wanted}):
         old, new = stored.get(name), wanted.get(name)
@@ -94,7 +94,7 @@ def why_parts_differ(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> li
 
 
 def why_other(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Why an executable with the parts ``stored`` is not the wanted one; empty if it is."""
+    """Explain why an executable with the parts ``stored`` is not the wanted one; empty if it is."""
     if stored.get("format") != wanted["format"]:  # what else differs follows from that
         return (
             f"executables of layout {stored.get('format')} are not read any more, "

@@ -282,7 +282,7 @@ def _operator(name: str) -> Any:
 
 
 def _identifier(name: Any) -> str:
-    """``name``, which becomes part of generated source, if it is an identifier."""
+    """Return a name that becomes part of generated source, if it is an identifier."""
     if not (isinstance(name, str) and _IDENTIFIER.fullmatch(name)) or keyword.iskeyword(name):
         raise SerializationError(f"{name!r} in the text of a program is not an identifier.")
     return name

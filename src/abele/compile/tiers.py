@@ -224,7 +224,7 @@ def _why_no_worker(lowered: Lowered) -> str | None:
 
 
 def begun(lowered: Lowered, running: Running, announce: Announce) -> Executable | None:
-    """Programs that run at once, and the compiled ones that follow unless none are wanted.
+    """Return programs that run at once, and the compiled ones that follow unless none are wanted.
 
     Returns:
         None if compiled programs have to run from the start after all; ``running`` says why.
@@ -299,7 +299,7 @@ def _following(lowered: Lowered, running: Running, announce: Announce) -> Later 
 
 
 def interpreted(programs: Sequence[Program], config: StepConfig, later: Later | None) -> Executable:
-    """Programs that run at once."""
+    """Return programs as interpreted ones, which run at once."""
     target = get_target(INTERPRETING)
     (lowering,) = target.lowerings
     parts = keys.key_parts(

@@ -41,7 +41,7 @@ class CallRecord(NamedTuple):  # made at every call that is observed: a dataclas
     following_ns: int = 0
 
     def micro_steps(self) -> list[tuple[int, int]]:
-        """Beginning and end of each micro-step that has ended, in ns; waits for a GPU."""
+        """Return beginning and end of each micro-step that has ended, in ns; waits for a GPU."""
         marks = nanoseconds(self.marks)
         return list(zip(marks[::2], marks[1::2], strict=False))
 

@@ -114,7 +114,7 @@ class DeviceState:
         return replica_groups.joined(self.params, name, grouping, per_replica=per_replica)
 
     def read_params(self) -> dict[str, torch.Tensor]:
-        """All parameters by name, with a leading dimension where there are groups."""
+        """Return all parameters by name, with a leading dimension where there are groups."""
         return replica_groups.joined_params(self.params, self._groups)
 
     def write_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
@@ -131,11 +131,11 @@ class DeviceState:
             self.optimizer_state[name].copy_(value)
 
     def read_optimizer_state(self) -> dict[str, torch.Tensor]:
-        """Optimizer state by slot name, with a leading dimension where there are groups."""
+        """Return optimizer state by slot name, with a leading dimension where there are groups."""
         return replica_groups.joined_state(self.optimizer_state, self._groups)
 
     def read_updated_state(self) -> dict[str, torch.Tensor]:
-        """Optimizer state of parameters that get gradients, by slot name.
+        """Return optimizer state of parameters that get gradients, by slot name.
 
         Torch's optimizers keep nothing for the others. Those of ``config.replica_groups`` are left
         out, which have a value for each group.
@@ -210,7 +210,7 @@ class DeviceState:
         }
 
     def _same_start(self) -> list[str]:
-        """Buffers stay: statistics of batches belong to each replica."""
+        """Start from the state of process 0; buffers stay, which belong to each replica."""
         if self.exchange is None:
             return []
         state = {**self.params, **{f"state of {n}": v for n, v in self.optimizer_state.items()}}
@@ -259,7 +259,7 @@ class DeviceState:
         ]
 
     def written(self) -> list[torch.Tensor]:
-        """All tensors that a step may write."""
+        """Return all tensors that a step may write."""
         stores = (self.params, *self.buffers, self.optimizer_state, self.hyper)
         stores += (self.accumulators, self.counters)
         return [tensor for store in stores for tensor in store.values()]

@@ -206,7 +206,7 @@ class Exchange:
         self.votes.mine = self.votes.against
 
     def objections(self) -> str:
-        """Why processes voted against it, in words."""
+        """Explain in words why processes voted against it."""
         notes = self.collective.notes(f"{self._topic} keeps its programs")
         return "; ".join(f"process {rank}: {text.rstrip('.')}" for rank, text in notes.items())
 

@@ -128,7 +128,7 @@ class Plan:
 
 
 def sequential(executable: Executable) -> Plan:
-    """Each micro-step is one run of the program that is the whole of it."""
+    """Return the plan in which each micro-step is one run of one program."""
     programs = {program.name: program for program in executable.programs}
     model = programs.get("forward") or programs.get("step") or programs["accumulate"]
 
@@ -260,7 +260,7 @@ class RolledBack:
             return self._runner.run(group, marks, wanted)
 
     def alone(self) -> Alone | None:
-        """None: what is rolled back goes through ``run``."""
+        """Return None: a step that may be undone goes through ``run``."""
         return None
 
     def close(self) -> None:
@@ -269,7 +269,7 @@ class RolledBack:
 
 
 def trapping(program: Program, run: Run) -> Run:
-    """``run``, but raising TrappedError where a check fails, and without the magnitudes."""
+    """Wrap a call so that it raises TrappedError if a check fails, and drops the magnitudes."""
     if not program.checks:
         return run
 

@@ -32,20 +32,14 @@ _Result = TypeVar("_Result")
 class Session(DeviceState):
     """A model's state on its device, and the executable that changes it.
 
+    The other arguments are those of ``DeviceState``.
+
     Args:
         executable: programs: ``forward``, ``step``, or ``accumulate`` and ``apply``; or
             those that ``plan`` runs.
-        config: how one call consumes its batch.
-        params: initial parameters by name; copied to the device. Those of
-            ``config.replica_groups`` have a leading dimension for groups, also their state.
-        buffers: initial buffers by name; copied once per replica.
-        optimizer_state: initial state by slot name; taken over where it is on the device already.
-        hyper: initial values of variable hyper-parameters by slot name.
         anchors: tensors to keep; the programs were captured with their names.
-        collective: the processes that share each update, ``config.processes`` of them. Weights and
-            optimizer state become those of process 0 where they differ, with a warning.
         plan: how micro-steps run; one after the other by default.
-        observers: who is told of calls; see ``add_observer``.
+        observers: observers of its calls; see ``add_observer``.
         loss: which output is the loss that is trained; None if none is.
 
     Attributes:

@@ -72,7 +72,7 @@ def names() -> str:
 
 
 def why_not(optimizer: object) -> str | None:
-    """Why no update rule can be what an optimizer does; None where nobody knows."""
+    """Explain why no update rule can be what an optimizer does; None for unknown classes."""
     reasons = (reason for kind, reason in REFUSED.items() if isinstance(optimizer, kind))
     return next(reasons, None)
 

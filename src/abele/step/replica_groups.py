@@ -126,7 +126,7 @@ def joined_params(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict
 
 
 def split_state(state: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
-    """``split`` for optimizer state by slot name; a count of steps is the same in each group."""
+    """Split optimizer state by slot name; a count of steps is the same in each group."""
     if not groups:
         return dict(state)
     slots: dict[str, torch.Tensor] = {}

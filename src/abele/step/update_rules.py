@@ -106,26 +106,26 @@ class UpdateRule:
 
 
 def axpy(y: torch.Tensor, x: torch.Tensor, a: Number, sign: int = 1) -> torch.Tensor:
-    """``y + sign*a*x`` rounded once, like ``torch.add(y, x, alpha=...)``, for both kinds of a."""
+    """Compute ``y + sign*a*x``, rounded once like ``torch.add(y, x, alpha=...)``."""
     if isinstance(a, torch.Tensor):
         return torch.addcmul(y, x, a.to(y.dtype), value=sign)
     return torch.add(y, x, alpha=sign * a)
 
 
 def lerp(start: torch.Tensor, end: torch.Tensor, weight: Number) -> torch.Tensor:
-    """``start + weight * (end - start)`` as ``torch.lerp`` computes it."""
+    """Compute ``start + weight * (end - start)`` as ``torch.lerp`` does."""
     if isinstance(weight, torch.Tensor):
         weight = weight.to(start.dtype)
     return torch.lerp(start, end, weight)
 
 
 def mean_of_squares(mean: torch.Tensor, value: torch.Tensor, decay: Number) -> torch.Tensor:
-    """``decay * mean + (1 - decay) * value**2``."""
+    """Compute ``decay * mean + (1 - decay) * value**2``."""
     return (mean * decay).addcmul(value * one_minus(decay), value)
 
 
 def filled_where(mask: torch.Tensor, value: torch.Tensor, number: Number) -> torch.Tensor:
-    """``value``, but ``number`` where ``mask`` is true."""
+    """Replace elements by ``number`` where ``mask`` is true."""
     if isinstance(number, torch.Tensor):
         return torch.where(mask, number.to(value.dtype), value)
     return value.masked_fill(mask, number)
@@ -148,14 +148,14 @@ def is_zero(value: Number) -> bool:
 
 
 def quotient(value: Number, divisor: Number) -> Number:
-    """``value / divisor``; 0 where that is 0 / 0."""
+    """Compute ``value / divisor``; 0 where that is 0 / 0."""
     if isinstance(divisor, torch.Tensor):
         return value / torch.where(divisor == 0, 1.0, divisor)
     return value / divisor if divisor else value
 
 
 def one_minus(value: Number) -> Number:
-    """``1 - value``."""
+    """Compute ``1 - value``."""
     return 1 - value
 
 

@@ -16,7 +16,7 @@ _COPIES = (aten.clone.default, aten.alias.default, aten.detach.default)
 
 
 def difference(start: object, stop: object) -> int | None:
-    """``stop - start`` if it is the same at every run, else None."""
+    """Return ``stop - start`` if it is the same at every run, else None."""
     if not isinstance(start, torch.Tensor) or not isinstance(stop, torch.Tensor):
         return None
     begin, end = _torch.traced_node(start), _torch.traced_node(stop)

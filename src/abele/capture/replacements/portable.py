@@ -42,7 +42,7 @@ _OF_CLASSES = (F.nll_loss, F.cross_entropy)
 def _with_wide_classes(
     func: Function, scores: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """Results of wrapped models are int32, and are targets of others."""
+    """Widen classes of int32: results of wrapped models are targets of others."""
     return func(scores, target.long() if target.dtype == torch.int32 else target, *args, **kwargs)
 
 

@@ -1,5 +1,6 @@
-"""Room for frames: no depth at which calls take memory from the system and give it back."""
+"""Settings of CPython: room for frames, so that calls take no memory, and no search for garbage."""
 
+import gc
 import resource
 
 import pytest
@@ -44,3 +45,22 @@ def test_arguments_results_and_names_pass():
     larger = cpython.with_room(double)
     assert (larger(2), larger(2, more=1)) == (4, 5)
     assert (larger.__name__, larger.__doc__) == ("double", "Twice.")
+
+
+@pytest.fixture
+def _as_it_was():
+    was_on = gc.isenabled()
+    yield
+    (gc.enable if was_on else gc.disable)()
+
+
+@pytest.mark.usefixtures("_as_it_was")
+@pytest.mark.parametrize("on", [True, False])
+def test_the_collector_is_left_as_it_was_found(on):
+    (gc.enable if on else gc.disable)()
+    with cpython.uncollected(), cpython.uncollected():
+        assert not gc.isenabled()
+    assert gc.isenabled() == on
+    with pytest.raises(ValueError, match="stopped"), cpython.uncollected():
+        raise ValueError("stopped")
+    assert gc.isenabled() == on
