@@ -20,11 +20,11 @@ CONFIG = StepConfig(training=False)
 
 
 def killed(programs, folder: Path) -> None:
-    """Kills 20 writers at random moments; prints how many, and how many files load."""
+    """Kill 10 writers at random moments; print how many, and how many files load."""
     target = Keeping(padding=8_000_000)
     made, _ = build(programs, CONFIG, target=target)
     dice = random.Random(0)
-    for number in range(20):
+    for number in range(10):
         child = os.fork()
         if child == 0:
             while True:

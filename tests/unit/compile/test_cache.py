@@ -255,7 +255,7 @@ def writers(job, folder):
 
 def test_a_process_killed_while_writing_leaves_nothing_that_is_loaded(tmp_path):
     killed, whole = map(int, writers("killed", tmp_path))
-    assert killed == 20
+    assert killed == 10
     partial = list(tmp_path.glob("*.partial"))
     assert partial, "no process was killed in the middle: the test shows nothing"
     assert whole == len(list(tmp_path.glob("*.abele")))
