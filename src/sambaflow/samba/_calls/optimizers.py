@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from abele.capture import gradient_hooks
-from abele.step import optimizers
+from abele.step import optimizers as torch_optimizers
 from abele.step.optimizers import KINDS, PAIRS, Kind
 from abele.step.update_rules import Group, UpdateRule
 from sambaflow.errors import UsageError
@@ -75,18 +75,18 @@ def _kind(optimizer: torch.optim.Optimizer) -> Kind:
     for kind in KINDS:
         if isinstance(optimizer, kind.base):
             return kind
-    reason = optimizers.why_not(optimizer)
+    reason = torch_optimizers.why_not(optimizer)
     because = f": {reason}" if reason else ""
     raise UsageError(
         f"Optimizer {type(optimizer).__name__} cannot be compiled{because}. Use SGD, Adam or AdamW "
-        f"of samba.optim, or torch's {optimizers.names()}."
+        f"of samba.optim, or torch's {torch_optimizers.names()}."
     )
 
 
 def _group(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any], kind: Kind, names: Mapping[int, str]
 ) -> Group:
-    refused = optimizers.refused(group)
+    refused = torch_optimizers.refused(group)
     if group.get("dampening"):
         refused = "dampening", "A program dampens the first step too, and torch does not."
     if refused is not None:
@@ -98,7 +98,7 @@ def _group(
             values |= zip(PAIRS[name], map(float, group[name]), strict=True)
         else:
             values[name] = float(group[name])
-    values |= optimizers.switches(optimizer, kind.rule, group)
+    values |= torch_optimizers.switches(optimizer, kind.rule, group)
     variable = {name for name in RUNTIME if name in values}
     if values.get("momentum") == 0:
         # Without momentum there is no buffer, and a buffer cannot appear later.

@@ -21,7 +21,7 @@ from abele.compile.build import BuildRecord
 from abele.compile.executable import Executable
 from abele.runtime.device_registry import Attachment
 from abele.runtime.session import SectionSession
-from abele.step import optimizers
+from abele.step import optimizers as torch_optimizers
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
 from abele.trace.module_state import ModuleState, parameter_names, plain
@@ -105,7 +105,7 @@ class LoadedGraph:
         """
         for each in self.optimizers:
             assert self.rule is not None  # it comes from them
-            problem = optimizers.problem(each, self.rule, self.names)
+            problem = torch_optimizers.problem(each, self.rule, self.names)
             if problem is not None:
                 raise UsageError(
                     f"The state of optimizer {type(each).__name__} cannot be taken over: {problem}."
@@ -114,7 +114,7 @@ class LoadedGraph:
         state, session = ModuleState.of(self.module), self.session
         session.write_params(_among(session.params, state.params))
         session.write_buffers(_among(session.buffers[0], state.buffers))
-        host = optimizers.host_state(self.optimizers, self.names)
+        host = torch_optimizers.host_state(self.optimizers, self.names)
         session.write_optimizer_state(_among(session.optimizer_state, host))
 
     def to_cpu(
@@ -135,7 +135,7 @@ class LoadedGraph:
                 value.copy_(state[name])
         if optimizers:
             names = self.names if module is None else parameter_names(module)
-            optimizers.to_host(optimizers, names, self.session.read_updated_state())
+            torch_optimizers.to_host(optimizers, names, self.session.read_updated_state())
 
     def parameter(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return the device's values of a parameter of the module."""
