@@ -1,21 +1,19 @@
-"""Where two ways to run a program part: the first operation, the user's line, and what is to blame.
+"""Comparison of two settings of a program, to find the first operation that diverges.
 
-One training step of a program is captured with its inputs. It is computed in both ways and, as a
-yardstick, in float64; all from the same inputs and random numbers. Two runs that were recorded are
-compared by what their records say; nothing is run for that.
+One training step is captured with its inputs and computed in both settings and in float64, from
+the same inputs and random numbers. ``abele.report.comparison`` compares recorded runs.
 """
 
 from abele.differences.answer import Answer, Blamed, Result, Worst
 from abele.differences.finding import why_different
-from abele.differences.runs import RunsAnswer, why_runs_differ
-from abele.differences.settings import Setting, setting
-from abele.differences.subject import Subject, of_script
+from abele.differences.subject import Setting, Subject, of_script, setting
+from abele.report.comparison import Comparison, why_runs_differ
 
 __all__ = [
     "Answer",
     "Blamed",
+    "Comparison",
     "Result",
-    "RunsAnswer",
     "Setting",
     "Subject",
     "Worst",

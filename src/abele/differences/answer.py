@@ -1,30 +1,131 @@
-"""What comparing two ways to run a program gives."""
+"""Errors of two settings against float64, the answer built from them, and its text."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from abele.differences.spread import Spread
 from abele.program import is_getitem, node_argument
 from abele.program.printing import node_phase, type_text
 from abele.report.facts import line_of
 from abele.report.operators import module_of
 
 EQUAL, DIFFERENT = 0, 1
+_RESULTS = 12  # rows of the text
+_MARGIN = 10.0
+_NOTHING_ELSE = 0.1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Norms of the errors of two results of one operation.
+
+    Attributes:
+        scale: norm of float64's result.
+        first: norm of the first result's error.
+        second: norm of the second result's error.
+        apart: norm of the difference between the two; infinite if they are not finite in the same
+            elements.
+        seen: norm of the rounding error of the interpreter in float32.
+        elements: number of elements that differ, and of all elements.
+    """
+
+    scale: float
+    first: float
+    second: float
+    apart: float
+    seen: float
+    elements: tuple[int, int]
+
+    def parted(self, tolerance: float) -> bool:
+        """Return whether the two differ by more than rounding.
+
+        Ten times the rounding error of float32 is allowed in addition to ``tolerance``, which is
+        relative to the tensor's norm. A tensor that consists of rounding errors in float32, such as
+        a gradient that is zero in exact arithmetic, never counts.
+        """
+        if math.isinf(self.apart):
+            return True
+        return not self.only_rounding and self.apart > tolerance * self.scale + _MARGIN * self.seen
+
+    @property
+    def only_rounding(self) -> bool:
+        """True if even float32's result consists of rounding errors."""
+        return self.seen > _NOTHING_ELSE * self.scale
+
+    def relative(self, norm: float) -> float:
+        """Return a norm relative to the scale."""
+        return norm / self.scale if self.scale else (0.0 if not norm else math.inf)
+
+
+def spread(
+    truth: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    plain: torch.Tensor | None = None,
+) -> Spread:
+    """Compare two results with float64's and with each other.
+
+    Args:
+        truth: the result in float64.
+        first: the first setting's result.
+        second: the second setting's result.
+        plain: the interpreter's result in float32; by default ``first``.
+    """
+    seen = _error(_plain(truth), _plain(first if plain is None else plain))
+    wanted, one, two = _plain(truth), _plain(first), _plain(second)
+    differ = int(((one != two) & ~(one.isnan() & two.isnan())).sum())
+    finite = wanted.isfinite() & one.isfinite() & two.isfinite()
+    alike = bool((one.isfinite() == two.isfinite()).all())
+    return Spread(
+        scale=_norm(wanted[wanted.isfinite()]),
+        first=_error(wanted, one),
+        second=_error(wanted, two),
+        apart=_norm((one - two)[finite]) if alike else math.inf,
+        seen=seen,
+        elements=(differ, finite.numel()),
+    )
+
+
+def error(truth: torch.Tensor, value: torch.Tensor) -> float:
+    """Return the relative norm of an error; infinite if only one result is finite."""
+    wanted = _plain(truth)
+    far, scale = _error(wanted, _plain(value)), _norm(wanted[wanted.isfinite()])
+    return far / scale if scale else (0.0 if not far else math.inf)
+
+
+def _error(wanted: torch.Tensor, value: torch.Tensor) -> float:
+    """Return the norm of an error; infinite if the two are not finite in the same elements."""
+    finite = wanted.isfinite()
+    if not bool((finite == value.isfinite()).all()):
+        return math.inf
+    return _norm((value - wanted)[finite])
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    untyped: Any = tensor
+    return untyped.norm().item()
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all numbers of a tensor in float64."""
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return tensor.detach().double().flatten()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """A result of the program, or state that it writes.
+    """Errors of a program's result, or of state that it writes.
 
     Attributes:
-        name: of its slot, with its role.
-        errors: of both ways against float64, norms relative to float64's.
-        parted: they differ by more than rounding.
-        only_rounding: even float32's result is nothing but rounding, so its error means nothing.
+        name: role and name of the slot.
+        errors: relative errors of both settings against float64.
+        parted: the settings differ by more than rounding.
+        only_rounding: even float32's result consists of rounding errors.
     """
 
     name: str
@@ -35,18 +136,17 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Worst:
-    """An operation, as it is shown.
+    """An operation with its errors.
 
     Attributes:
-        node: its name in the program.
+        node: name of the node.
         operator: ``aten.mm.default``.
-        type: of its result, with the shape.
+        type: dtype and shape of the result.
         phase: ``forward``, ``backward`` or ``update``.
         module: path of the user's module, empty if unknown.
         line: the user's line, ``FILE:LINE in FUNCTION``; empty if unknown.
-        errors: of both ways, as for ``Result``.
-        alone: of both, where the operation is given float64's operands; None where it cannot be
-            seen by itself.
+        errors: relative errors of both settings against float64.
+        alone: errors of both settings from float64's operands; None if not computed.
     """
 
     node: str
@@ -61,13 +161,13 @@ class Worst:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Blamed:
-    """The first operation at which the two part.
+    """The first operation at which two settings diverge.
 
     Attributes:
-        operation: which one.
-        by: what makes the difference: a pass, the code of a lowering, or a type.
-        why: what is known of it, in words.
-        elements: how many elements differ, of how many.
+        operation: the operation.
+        by: cause of the difference: a pass, the code of a lowering, or a type.
+        why: explanation in a sentence.
+        elements: number of elements that differ, and of all elements.
     """
 
     operation: Worst
@@ -78,14 +178,14 @@ class Blamed:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Two ways to run a program.
+    """The comparison of two settings.
 
     Attributes:
-        names: of the two.
-        results: of the program.
-        blamed: where they part; None if they do not, or if only the whole program shows it.
+        names: names of the settings.
+        results: errors of the program's results.
+        blamed: first operation that diverges; None if none does, or only the whole program.
         worst: operations with the largest errors.
-        notes: what else to know, in words.
+        notes: further sentences.
     """
 
     names: tuple[str, str]
@@ -96,26 +196,24 @@ class Answer:
 
     @property
     def parted(self) -> bool:
-        """Whether they differ by more than rounding."""
+        """True if the settings differ by more than rounding."""
         return self.blamed is not None or any(each.parted for each in self.results)
 
     @property
     def status(self) -> int:
-        """Exit status of a command: 0 equal but for rounding, 1 different."""
+        """Exit status of ``abele diff``: 0 if equal but for rounding, else 1."""
         return DIFFERENT if self.parted else EQUAL
 
     def data(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Return all fields as JSON values."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        from abele.differences.text import text
-
-        return text(self)
+        return _text(self)
 
 
 def result(name: str, spread: Spread, tolerance: float) -> Result:
-    """A result as it is shown."""
+    """Return the errors of a result from its spread."""
     return Result(
         name=name,
         errors=(spread.relative(spread.first), spread.relative(spread.second)),
@@ -129,7 +227,7 @@ def operation(
     errors: tuple[float, float],
     alone: tuple[float, float] | None = None,
 ) -> Worst:
-    """A node as it is shown."""
+    """Return a node as an operation with its errors."""
     source = node_argument(node, 0) if is_getitem(node) else node
     return Worst(
         node=node.name,
@@ -141,3 +239,87 @@ def operation(
         errors=errors,
         alone=alone,
     )
+
+
+def _text(answer: Answer) -> str:
+    parts = [_sentence(answer), _results(answer)]
+    if answer.worst:
+        parts += ["", "Operations by themselves, given float64's operands:", _worst(answer)]
+    parts += [f"Note: {note}." for note in answer.notes]
+    return "\n".join(parts)
+
+
+def _sentence(answer: Answer) -> str:
+    first, second = answer.names
+    if not answer.parted:
+        return f"{first} and {second} are equal but for rounding."
+    if answer.blamed is None:
+        return f"{first} and {second} part."
+    return "\n".join(
+        [f"{first} and {second} part at {place(answer.blamed.operation)}", _facts(answer)]
+    )
+
+
+def place(made: Worst) -> str:
+    """Format an operation as operator, type, phase, module and line."""
+    where = [made.phase and f"in {made.phase}", made.module and f"module {made.module}", made.line]
+    return ", ".join([f"{made.operator} ({made.node}) {made.type}", *filter(None, where)])
+
+
+def _facts(answer: Answer) -> str:
+    assert answer.blamed is not None
+    blamed, (first, second) = answer.blamed, answer.names
+    one, two = blamed.operation.errors
+    differ, count = blamed.elements
+    return (
+        f"  because of: {blamed.by}. {blamed.why}\n"
+        f"  error against float64: {first} {_format_error(one)}, {second} {_format_error(two)}; "
+        f"{differ} of {count} elements differ"
+    )
+
+
+def _results(answer: Answer) -> str:
+    """Format a table of the results with the largest errors."""
+    rows: list[tuple[str, ...]] = [("result", *answer.names, "")]
+    ranked = sorted(answer.results, key=_rank)
+    for each in ranked[:_RESULTS]:
+        rows.append((each.name, *map(_format_error, each.errors), _remark(each)))
+    lines = _aligned(rows)
+    if len(ranked) > _RESULTS:
+        lines.append(f"... and {len(ranked) - _RESULTS} with smaller errors")
+    return "\n".join(lines)
+
+
+def _rank(each: Result) -> tuple[bool, bool, float]:
+    return not each.parted, each.only_rounding, -max(each.errors)
+
+
+def _remark(each: Result) -> str:
+    if each.parted:
+        return "parts"
+    return "only rounding" if each.only_rounding else ""
+
+
+def _worst(answer: Answer) -> str:
+    rows: list[tuple[str, ...]] = [("operation", "type", *answer.names, "line")]
+    rows += [_row(each) for each in answer.worst]
+    return "\n".join(_aligned(rows))
+
+
+def _row(made: Worst) -> tuple[str, ...]:
+    alone = made.alone or made.errors
+    return (made.operator, made.type, *map(_format_error, alone), made.line or made.module)
+
+
+def _format_error(value: float) -> str:
+    if math.isinf(value):
+        return "not finite"
+    return f"{value:.1e}" if value else "0"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -1,7 +1,4 @@
-"""``abele diff SCRIPT A B``: where two ways to run a program part.
-
-``abele diff RUN RUN2``: how two recorded runs differ.
-"""
+"""``abele diff SCRIPT A B`` compares two settings; ``abele diff RUN RUN2`` two recorded runs."""
 
 from __future__ import annotations
 
@@ -12,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from abele.differences.finding import why_different
-from abele.differences.runs import why_runs_differ
-from abele.differences.settings import setting
-from abele.differences.subject import of_script
+from abele.differences.subject import of_script, setting
 from abele.errors import DifferenceError
+from abele.report.comparison import why_runs_differ
 from abele.report.record import FILE
 
 
@@ -42,17 +38,17 @@ def add_parser(commands: Any, summary: str) -> None:
 
 
 def command(parsed: argparse.Namespace) -> int:
-    """Answer and return the exit status.
+    """Print the comparison, and return the exit status.
 
     Args:
-        parsed: what ``add_parser`` says, and in ``rest`` the arguments of the script.
+        parsed: the arguments of ``add_parser``, and in ``rest`` the arguments of the script.
 
     Raises:
-        DifferenceError: there is no such setting, it cannot run the program, or the arguments are
+        DifferenceError: a setting is unknown or cannot run the program, or the arguments are
             neither a script with two settings nor two runs.
         FitError: there is no such script.
         ReportError: there is no such run, or its record cannot be read.
-        Exception: of the script.
+        Exception: the script raised it.
     """
     _check(parsed)
     if parsed.second is None:

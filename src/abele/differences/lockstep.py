@@ -1,4 +1,4 @@
-"""Two interpreted settings and float64, operation by operation at the same time."""
+"""Lockstep run of two interpreted settings and float64, operation by operation."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from typing import Any
 
 import torch
 
-from abele.differences.answer import Blamed, Result, Worst, operation, result
-from abele.differences.settings import PLAIN, TRUTH, Setting
-from abele.differences.spread import Spread, error, spread
-from abele.differences.subject import Subject
+from abele.differences.answer import (
+    Blamed,
+    Result,
+    Spread,
+    Worst,
+    error,
+    operation,
+    result,
+    spread,
+)
+from abele.differences.subject import PLAIN, TRUTH, Setting, Subject
 from abele.program import Program, is_view, node_argument, returned_nodes, writes
 from abele.program.cut import draws
 from abele.targets import interpretation
@@ -23,19 +30,19 @@ _MOVES = (aten._to_copy.default, aten.copy.default, aten.clone.default, operator
 
 
 class Lockstep:
-    """Runs a program in two settings.
+    """Runs a program in two interpreted settings and in float64.
 
     Args:
-        program: is run; computes what the subject's program does.
-        subject: has the inputs.
-        settings: interpreted ones.
+        program: the subject's program or one that computes the same.
+        subject: inputs of the program.
+        settings: the two settings.
 
     Attributes:
-        first: the first node at which they part; None if there is none.
-        spreads: of results and written state, by node.
-        worst: operations by themselves, the largest errors first.
+        first: the first node at which the settings diverge, or None.
+        spreads: spreads of results and written state, by node.
+        worst: operations by descending error from float64's operands.
         rounded: operators computed in other types than a setting's.
-        not_finite: the first operation that is not finite where float64's is, by setting.
+        not_finite: first operation of a setting that is not finite although float64's is.
     """
 
     def __init__(self, program: Program, subject: Subject, settings: tuple[Setting, Setting]):
@@ -72,7 +79,7 @@ class Lockstep:
                         run.values.pop(value, None)
 
     def _compute(self, node: Node) -> tuple[float, float] | None:
-        """Compute a node in all settings; return the errors that it makes by itself, if any."""
+        """Compute a node in all settings, and return its errors from float64's operands, if any."""
         alone = self._alone(node)
         before = torch.get_rng_state() if draws(node) else None
         for run in self._runs:
@@ -87,7 +94,7 @@ class Lockstep:
         return errors
 
     def _alone(self, node: Node) -> list[Any]:
-        """What both settings make of float64's operands; nothing of what only moves or rounds."""
+        """Return both settings' results from float64's operands; none for copies and views."""
         moves = is_view(node) or node.target in _MOVES or not node.all_input_nodes
         if not interpretation.measured(node) or moves or draws(node):
             return []
@@ -95,7 +102,7 @@ class Lockstep:
         return [run.computed(node, values) for run in self._runs[1:3]]
 
     def _rank(self, node: Node, alone: tuple[float, float]) -> None:
-        """Keep the worst operations, of those alike the worst one."""
+        """Keep the operations with the largest errors, one per operator and line."""
         truth = self._runs[0].values[node]
         first, second = (error(truth, run.values[node]) for run in self._runs[1:3])
         made = operation(node, (first, second), alone)
@@ -123,14 +130,14 @@ class Lockstep:
     def _note_not_finite(
         self, node: Node, truth: torch.Tensor, values: Sequence[torch.Tensor]
     ) -> None:
-        """Note the first operation of a setting that overflows, or divides by what underflowed."""
+        """Record the first operation of a setting that is not finite although float64's is."""
         for setting, value in zip(self._settings, values, strict=True):
             known = setting.name in self.not_finite or bool(value.isfinite().all())
             if not known and bool(truth.isfinite().all()):
                 self.not_finite[setting.name] = operation(node, (0.0, 0.0))
 
     def _conditioning(self, node: Node) -> float:
-        """The error of a result in float64 whose operands were rounded to the coarser type."""
+        """Return the error of a float64 result from operands rounded to the coarser type."""
         setting = max(self._settings, key=lambda each: each.tolerance)
         truth = self._runs[0]
         if draws(node):
@@ -142,7 +149,7 @@ class Lockstep:
         return error(truth.values[node], truth.computed(node, rounded))
 
     def results(self) -> tuple[Result, ...]:
-        """Results and written state."""
+        """Return the errors of results and written state."""
         named = results_of(self._program).items()
         return tuple(
             result(name, self.spreads[node], self.tolerance)
@@ -151,7 +158,7 @@ class Lockstep:
         )
 
     def blamed(self, by: str) -> Blamed | None:
-        """The first operation at which they part."""
+        """Return the first operation at which the settings diverge, or None."""
         if self.first is None or self.first_spread is None:
             return None
         measured = self.first_spread
@@ -189,7 +196,7 @@ def _alone_error(made: Worst) -> float:
 
 
 def results_of(program: Program) -> Mapping[str, Node]:
-    """The nodes of results and of written state, by role and name."""
+    """Return the nodes of results and of written state, by role and name."""
     nodes: dict[str, Node] = {}
     for slot, node in zip(program.outputs, returned_nodes(program.graph), strict=True):
         nodes[f"{slot.role.value.replace('_', ' ')} {slot.name!r}"] = node

@@ -1,4 +1,4 @@
-"""A program and the inputs of one run of it: the first training step of a script."""
+"""Subject of a comparison: the first training step of a script, and the settings it runs in."""
 
 from __future__ import annotations
 
@@ -11,23 +11,97 @@ import torch
 
 from abele import passes
 from abele.capture import origins
+from abele.compile import verdict
 from abele.errors import DifferenceError
 from abele.fit.command import running
 from abele.program import Program, Role
 from abele.runtime.observers import Observer
 from abele.runtime.session import Session, of_new_sessions
 from abele.step import batching
-from abele.targets import ENVIRONMENT
+from abele.targets import ENVIRONMENT, NAMES, Lowering, Target, get_target
+from abele.targets.interpretation import Types
+
+_TYPES = {
+    "float32": None,  # as it was captured
+    "reference": None,
+    "half": torch.float16,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting(Types):
+    """A target, lowering or type in which a program runs.
+
+    Attributes:
+        name: name on the command line.
+        dtype: type that replaces float32 in an interpreted program; None to keep float32.
+        target: target that compiles the program; None if it is interpreted.
+        lowering: lowering of the target; None for its choice.
+    """
+
+    name: str
+    target: Target | None = None
+    lowering: Lowering | None = None
+
+    @property
+    def tolerance(self) -> float:
+        """Allowed error of a tensor, relative to its norm."""
+        return verdict.tolerance(self.dtype or torch.float32)
+
+
+TRUTH = Setting(name="float64", dtype=torch.float64)
+PLAIN = Setting(name="reference")
+
+
+def setting(name: str) -> Setting:
+    """Return the setting called ``name``.
+
+    Args:
+        name: ``reference`` (synonym: ``float32``), ``cpu`` or ``cuda``, a lowering such as
+            ``cpu:emitted``, or a type: ``half``, ``bfloat16``, ``float64``.
+
+    Raises:
+        DifferenceError: the name is unknown, or the target cannot compile here.
+    """
+    if name in _TYPES:
+        return Setting(name=name, dtype=_TYPES[name])
+    target_name, _, lowering_name = name.partition(":")
+    compiled = [each for each in NAMES if each not in ("reference", "null")]
+    if target_name not in compiled:
+        ways = ", ".join((*_TYPES, *compiled))
+        raise DifferenceError(
+            f"{name!r} is no way to run a program. Choose two of {ways}, or a lowering such as "
+            "cpu:emitted."
+        )
+    target = get_target(target_name)
+    problem = target.cannot_compile()
+    if problem is not None:
+        raise DifferenceError(f"{name!r} cannot be used here: {problem}")
+    lowering = None
+    if lowering_name:
+        known = {each.name: each for each in target.lowerings}
+        if lowering_name not in known:
+            raise DifferenceError(
+                f"Target {target_name!r} has no lowering {lowering_name!r}, but {', '.join(known)}."
+            )
+        lowering = known[lowering_name]
+    return Setting(name=name, target=target, lowering=lowering)
+
+
+# -- script ----------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is run in two ways.
+    """A captured program and the inputs of one run of it.
 
     Attributes:
-        program: as it was captured.
-        arguments: one tensor per input slot; copies of them are used.
-        random_state: of torch's generator.
+        program: the program before all passes.
+        arguments: one tensor per input slot; runs use copies.
+        random_state: state of torch's generator.
     """
 
     program: Program
@@ -35,28 +109,28 @@ class Subject:
     random_state: torch.Tensor
 
     def fresh(self) -> list[torch.Tensor]:
-        """Copies of the arguments."""
+        """Return copies of the arguments."""
         return [each.clone() for each in self.arguments]
 
 
 class _Taken(BaseException):
-    """The first training step is about to run; no ``except Exception`` of a script catches it."""
+    """Ends a script before its first training step; not caught by ``except Exception``."""
 
 
 def of_script(script: Path, arguments: Sequence[str] = ()) -> Subject:
-    """Run a script up to its first training step, which is not run.
+    """Run a script up to, but not including, its first training step.
 
     Args:
-        script: runs as ``__main__``, on the host.
-        arguments: of the script.
+        script: path of the script; runs as ``__main__``.
+        arguments: arguments of the script.
 
     Returns:
-        The first micro-batch of that step; of a script that does not train, of its first call.
+        The program and its first micro-batch. A script that does not train gives its first call.
 
     Raises:
         DifferenceError: the script runs no model.
         FitError: there is no such script.
-        BaseException: of the script.
+        BaseException: the script raised it.
     """
     taker = _Taker()
     before = os.environ.get(ENVIRONMENT)
@@ -85,7 +159,7 @@ class _Taker:
         self._captured: dict[str, Program] = {}
 
     def note(self, program: Program) -> None:
-        """Note a program before its passes: nobody else has so few stamps."""
+        """Record the version of a program with the fewest passes."""
         known = self._captured.get(program.name)
         if known is None or len(program.history) <= len(known.history):
             self._captured[program.name] = program

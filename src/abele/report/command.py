@@ -8,6 +8,7 @@ from typing import Any
 
 from abele.errors import ReportError
 from abele.report import comparison, files, only_run, read_journal, read_run
+from abele.report.comparison import folder_of
 from abele.report.files import PAGE
 from abele.report.instances import runs
 from abele.report.journal import Journal
@@ -66,9 +67,9 @@ def _report(path: Path, other: Path | None, output: Path | None, *, measure: boo
     """Write the page, and return its path."""
     if other is None and output is None:
         run, journal = _read(path, measure=measure)
-        files.write(_folder(path), run, journal, alive=runs(run.process))
-        return _folder(path) / PAGE
-    output = output or _folder(path) / "comparison.html"
+        files.write(folder_of(path), run, journal, alive=runs(run.process))
+        return folder_of(path) / PAGE
+    output = output or folder_of(path) / "comparison.html"
     write_text(output, _page(path, other, output.parent, measure=measure))
     return output
 
@@ -77,12 +78,13 @@ def _page(path: Path, other: Path | None, at: Path | None, *, measure: bool) -> 
     """Return the page as HTML, with links from the folder ``at``."""
     run, journal = _read(path, measure=measure)
     if other is None:
-        return files.page_in(_folder(path), run, journal, alive=runs(run.process), at=at)
-    return comparison.page((run, journal), _read(other, measure=measure))
+        return files.page_in(folder_of(path), run, journal, alive=runs(run.process), at=at)
+    folders = folder_of(path), folder_of(other)
+    return comparison.page((run, journal), _read(other, measure=measure), folders)
 
 
 def _read(path: Path, *, measure: bool) -> tuple[Run, Journal]:
-    run, folder = read_run(path), _folder(path)
+    run, folder = read_run(path), folder_of(path)
     journal = read_journal(folder)
     if measure:
         over = journal.end is not None  # its process may go on with something else
@@ -94,7 +96,3 @@ def _read(path: Path, *, measure: bool) -> tuple[Run, Journal]:
         )
         run.write(folder)
     return run, journal
-
-
-def _folder(path: Path) -> Path:
-    return path if path.is_dir() else path.parent

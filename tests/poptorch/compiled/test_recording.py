@@ -14,7 +14,7 @@ import torch
 import poptorch
 from abele.__main__ import main
 from abele.report import read_journal, read_run
-from abele.report.comparison import differences
+from abele.report.run_differences import differences
 from helpers.reported import PROGRAM
 from helpers.warm_python import python
 from helpers.wrapping import inference, options, rows, scorer, trainer

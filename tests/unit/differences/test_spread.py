@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from abele.differences.spread import error, spread
+from abele.differences.answer import error, spread
 
 TRUTH = torch.tensor([1.0, 2.0, -3.0], dtype=torch.float64)
 

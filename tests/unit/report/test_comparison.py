@@ -3,17 +3,23 @@
 import dataclasses
 import random
 import re
+from pathlib import Path
 
 import pytest
 
-from abele.report.comparison import differences, page
+from abele.report import comparison
 from abele.report.journal import Journal, window_of
+from abele.report.run_differences import differences
 from helpers.reported import journal_of, run_of
 
 
 @pytest.fixture(scope="module")
 def run():
     return run_of("introduction")
+
+
+def page(first, second):
+    return comparison.page(first, second, (Path("first"), Path("second")))
 
 
 def timed(seed, middle=0.02, spread=0.1, waited=0.001):
@@ -94,7 +100,7 @@ def test_options_programs_kernels_and_memory_are_named_largest_change_first(run)
     changed = dataclasses.replace(program, lowering="emitted", operators=fewer, memory=memory)
     other = dataclasses.replace(option, programs=(changed,))
     changes = differences((run, Journal()), (other, Journal()))
-    assert [each.kind for each in changes] == ["memory", "kernels", "kernels", "options"]
+    assert [each.kind for each in changes] == ["memory", "operators", "kernels", "options"]
     assert changes[0].change == 2
     assert (changes[1].what, changes[1].change) == ("aten.relu.default in step", -1)
     assert (changes[2].first, changes[2].second) == ("interpreter", "emitted")

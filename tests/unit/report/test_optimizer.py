@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 import math
 
 import pytest
@@ -10,9 +11,9 @@ from abele.report import comparison, read_run, words
 from abele.report import optimizer as optimizers
 from abele.report.journal import Journal
 from abele.report.optimizer import Change, Optimizer, ParameterGroup, changed, optimizer_of
-from abele.report.optimizer_differences import of_optimizers
 from abele.report.page import page
 from abele.report.record import FILE
+from abele.report.run_differences import of_optimizers
 from abele.step.update_rules import Group, UpdateRule
 from helpers.reported import journal_of, run_before
 
@@ -148,10 +149,10 @@ def test_what_was_left_out_is_not_compared(monkeypatch):
 
 def test_the_page_of_two_runs_begins_with_a_changed_rate():
     files = [(run_with(of(rate)), Journal()) for rate in (0.1, 0.2)]
-    text = comparison.page(*files)
+    text = comparison.page(*files, (Path("first"), Path("second")))
     assert "1 difference. Of the optimizer, lr: 0.1 and 0.2." in text
     more = dataclasses.replace(files[1][0], configuration={"replicas": 4}), Journal()
-    text = comparison.page(files[0], more)
+    text = comparison.page(files[0], more, (Path("first"), Path("second")))
     assert text.index("<h3>Optimizer</h3>") < text.index("<h3>Options</h3>")
     assert "+100.0%" in text
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from abele.differences import losses
+from abele.report import loss_differences as losses
 from abele.report.journal import Journal, JournalWriter, joined, read_journal, window_of
 from helpers.reported import run_before
 

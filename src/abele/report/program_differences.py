@@ -1,7 +1,7 @@
-"""Where the programs of two runs part, read off the texts that their records keep.
+"""Differences between the programs of two runs, from executables and the texts in records.
 
-A text numbers its values, so the first operation that differs is the first line that does; comments
-with lines of the user's source tell where it is, and do not count.
+A text numbers its values, so the first operation that differs is on the first line that differs.
+Comments give the line of the user's source and do not count.
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
+from pathlib import Path
 
-from abele.report.record import Change, Program
+from abele.errors import CorruptExecutable
+from abele.report import executable_file
+from abele.report.record import Change, Program, Run
+from abele.report.run_differences import programs_of_both
+from abele.storage.container import Container
 
 _CUT = "# cut off here"
 _BODY = "):"  # the line before a program's operations
@@ -21,7 +26,7 @@ _SLOT = re.compile(r" {4}(?P<name>\w+),  # (?P<kind>.*)")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operation:
-    """An operation of a program's text.
+    """An operation in the text of a program.
 
     Attributes:
         text: ``v2 = aten.relu.default(v1)  # f32[4, 4]``.
@@ -35,18 +40,18 @@ class Operation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Parted:
-    """A program of two runs that is not the same in both.
+class ProgramDifference:
+    """The difference between two programs of one name.
 
     Attributes:
-        name: of the program.
-        slots: inputs and state of which type, shape or role differ: name, first, second; empty
-            where a program has none of that name.
-        operations: the first that differs, of each; None of one that has ended there. Both are
-            None where the texts are the same.
-        by: what made them differ: ``capture``, or the first pass; empty if unknown.
-        constants: names of those whose values differ.
-        fingerprints: of both; empty where a record lost its executable.
+        name: name of the program.
+        slots: inputs and state whose type, shape or role differs, as (name, first, second); an
+            empty string means that a program has none of that name.
+        operations: the first operation of each that differs; None if a program ends before it.
+            Both are None if the texts are equal.
+        by: ``capture`` or the first pass that made them differ; empty if unknown.
+        constants: names of constants whose values differ.
+        fingerprints: fingerprints of both; empty if an executable is missing.
     """
 
     name: str
@@ -57,21 +62,13 @@ class Parted:
     fingerprints: tuple[str, str] = ("", "")
 
 
-def parted(first: Program, second: Program) -> Parted:
-    """Where two programs of one name part, by their texts.
-
-    Args:
-        first: as it is recorded.
-        second: likewise.
-
-    Returns:
-        Without slots and operations if the texts say the same, as far as they were kept.
-    """
+def _compare_texts(first: Program, second: Program) -> ProgramDifference:
+    """Compare the texts of two programs as far as the records keep them."""
     before, after = slots(first), slots(second)
     names = dict.fromkeys([*before, *after])
     if not all(_BODY in _lines(each) for each in (first, second)):  # cut off among its inputs
         names = {name: None for name in names if name in before and name in after}
-    return Parted(
+    return ProgramDifference(
         name=first.name,
         slots=tuple(
             (name, before.get(name, ""), after.get(name, ""))
@@ -84,7 +81,7 @@ def parted(first: Program, second: Program) -> Parted:
 
 
 def slots(program: Program) -> dict[str, str]:
-    """Type, shape and role of a program's inputs and state, by their names in its text."""
+    """Return type, shape and role of a program's inputs and state, by name in its text."""
     lines = itertools.takewhile(lambda line: line != _BODY, _lines(program))
     matches = (_SLOT.fullmatch(line) for line in lines)
     return {match["name"]: match["kind"] for match in matches if match is not None}
@@ -100,7 +97,7 @@ def _first_other(first: Program, second: Program) -> tuple[Operation | None, Ope
 
 
 def _operations(program: Program) -> Iterator[Operation]:
-    """The operations of a text in their order, without one that is cut off."""
+    """Yield the operations of a text in order, without one that is cut off."""
     phase = line = ""
     lines = itertools.dropwhile(lambda line: line != _BODY, _lines(program))
     for each in map(str.strip, lines):
@@ -113,7 +110,7 @@ def _operations(program: Program) -> Iterator[Operation]:
 
 
 def _lines(program: Program) -> list[str]:
-    """The lines of a text that are whole."""
+    """Return the lines of a text without one that is cut off."""
     lines = program.text.splitlines()
     return lines[:-2] if _is_cut(program) else lines
 
@@ -123,7 +120,7 @@ def _is_cut(program: Program) -> bool:
 
 
 def _maker(first: Sequence[Change], second: Sequence[Change]) -> str:
-    """What first made the programs differ; empty where nobody watched, or texts were cut off."""
+    """Return ``capture`` or the first pass that made the programs differ; empty if unknown."""
     before, after = _texts(first), _texts(second)
     if not before or not after or any(_CUT in each for each in (*before.values(), *after.values())):
         return ""
@@ -139,6 +136,41 @@ def _maker(first: Sequence[Change], second: Sequence[Change]) -> str:
 
 
 def _texts(changes: Sequence[Change]) -> Mapping[str, str]:
-    """The program after capture and after each pass that changed it."""
+    """Return the text after capture and after each pass that changed the program."""
     texts = {each.by: each.after for each in changes if each.after}
     return texts if "capture" in texts else {}
+
+
+def of_runs(runs: tuple[Run, Run], folders: tuple[Path, Path]) -> Iterator[ProgramDifference]:
+    """Yield the differing programs, by fingerprint if both runs have executables, else by text."""
+    known = fingerprints(folders[0]), fingerprints(folders[1])
+    for name, (one, other) in programs_of_both(*runs).items():
+        prints = known[0].get(name, ""), known[1].get(name, "")
+        each = _compare_texts(one, other)
+        by_text = bool(each.slots or any(each.operations))
+        if prints[0] != prints[1] if all(prints) else by_text:
+            constants = tuple(_constants(folders, name)) if all(prints) else ()
+            yield dataclasses.replace(each, fingerprints=prints, constants=constants)
+
+
+def fingerprints(folder: Path) -> dict[str, str]:
+    """Return the fingerprints of programs by name; empty if the executable is unreadable."""
+    try:
+        with Container(folder / executable_file.FILE, executable_file.KIND) as file:
+            return dict(file.content["programs"])
+    except (OSError, CorruptExecutable, KeyError):
+        return {}
+
+
+def _constants(folders: tuple[Path, Path], program: str) -> Iterator[str]:
+    """Yield the names of constants whose values differ."""
+    prefix = f"constants/{program}/"
+    kind = executable_file.KIND
+    with (
+        Container(folders[0] / executable_file.FILE, kind) as first,
+        Container(folders[1] / executable_file.FILE, kind) as second,
+    ):
+        for name in first.names:
+            shared = name.startswith(prefix) and name in second.names
+            if shared and first.read(name) != second.read(name):
+                yield name.removeprefix(prefix)

@@ -1,0 +1,353 @@
+"""Differences between the records of two runs: optimizer, options, machine, time, memory, kernels.
+
+Times differ if their quartiles do not overlap and their medians differ by more than ``LEAST``.
+Two runs of one program therefore show no difference, unless something slowed one of them down.
+
+Times of operators come from timed runs. An operator differs if its medians also differ by more
+than ``LEAST_OF_OPERATOR`` and by more than ``PART`` of the program's time. With fewer than ``MANY``
+timed runs the whole range takes the place of the quartiles, which would often be disjoint by
+chance; fewer than ``ENOUGH`` are not compared. A machine that was slower for one run slows all
+operators down: that is one difference, and each operator is compared after scaling by it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from abele.report import record, words
+from abele.report.journal import Journal
+from abele.report.kernel_times import Timing
+from abele.report.optimizer import Optimizer
+from abele.report.record import Run
+from abele.report.shares import Entry, by_operator
+from abele.report.status import Steady, steady
+
+LEAST = 0.03
+LEAST_OF_OPERATOR, PART = 0.1, 0.01
+ENOUGH, MANY = 8, 16
+_LEAST_OPERATORS = 3  # to estimate how much slower the machine was
+
+#: The record and the journal of a run.
+Files = tuple[Run, Journal]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A value that differs between two runs.
+
+    Attributes:
+        kind: name of a field of ``Comparison``.
+        what: name of the value.
+        first: value in the first run, formatted.
+        second: value in the second run, formatted.
+        change: relative increase in the second run; None if the value is no quantity.
+        weight: sort key; the difference relative to the whole, or to the value itself.
+    """
+
+    kind: str
+    what: str
+    first: str
+    second: str
+    change: float | None = None
+    weight: float = 0.0
+
+
+def _numbers(
+    kind: str, what: str, values: tuple[float, float], say: Callable[[float], str], whole: float = 0
+) -> Difference:
+    """Return the difference of two numbers, with a weight relative to ``whole`` if given."""
+    first, second = values
+    change = (second - first) / first if first else None
+    weight = abs(second - first) / (whole or abs(first) or abs(second) or 1.0)
+    return Difference(
+        kind=kind, what=what, first=say(first), second=say(second), change=change, weight=weight
+    )
+
+
+def differences(first: Files, second: Files) -> list[Difference]:
+    """Return all differences: the optimizer's, then others by descending weight."""
+    (a, calls_a), (b, calls_b) = first, second
+    differing = [
+        *_time(steady(calls_a), steady(calls_b)),
+        *_memory(a, b),
+        *_kernels(a, b),
+        *_machine(a, b),
+        *_options(a, b),
+    ]
+    return [*of_optimizers(first, second), *sorted(differing, key=lambda each: -each.weight)]
+
+
+def _disjoint(first: Sequence[float], second: Sequence[float]) -> bool:
+    """Return whether two ranges (low, median, high) do not overlap."""
+    return first[2] < second[0] or second[2] < first[0]
+
+
+def _time(a: Steady | None, b: Steady | None) -> Iterator[Difference]:
+    if a is None or b is None:
+        return
+    middles = a.quarters[2], b.quarters[2]
+    distance = abs(middles[1] - middles[0])
+    if _disjoint(a.quarters[1:4], b.quarters[1:4]) and distance > LEAST * middles[0]:
+        yield _numbers("time", "a call (median)", middles, words.seconds)
+    # Waiting before a call counts if it is a large part of the time from call to call.
+    waits = [("before a call, such as for data (median)", a.waits, b.waits)]
+    if a.loading and b.loading:
+        waits.append(("waiting for a batch, before a call (median)", a.loads, b.loads))
+    whole = max(a.whole, b.whole)
+    for what, one, other in waits:
+        if _disjoint(one, other) and abs(other[1] - one[1]) > LEAST * whole:
+            yield _numbers("time", what, (one[1], other[1]), words.seconds, whole)
+
+
+def _memory(a: Run, b: Run) -> Iterator[Difference]:
+    sizes = [
+        (role.replace("_", " "), a.state[role], b.state[role])
+        for role in a.state
+        if role in b.state
+    ]
+    for name, (one, other) in programs_of_both(a, b).items():
+        sizes.append((f"peak of {name}", one.memory.peak, other.memory.peak))
+    for what, first, second in sizes:
+        if first != second:
+            yield _numbers("memory", what, (first, second), words.size)
+
+
+def _machine(a: Run, b: Run) -> Iterator[Difference]:
+    names = [", ".join(each.name for each in run.programs) or "none" for run in (a, b)]
+    if names[0] != names[1]:
+        yield Difference(kind="only", what="names", first=names[0], second=names[1])
+    for what, one, other in (
+        ("target", a.build and a.build.target, b.build and b.build.target),
+        ("what runs", a.build and a.build.running, b.build and b.build.running),
+        ("fallback", a.build and a.build.fallback, b.build and b.build.fallback),
+        ("threads", a.machine.threads, b.machine.threads),
+        ("processor", a.machine.processor, b.machine.processor),
+        ("torch", a.machine.torch, b.machine.torch),
+        ("abele", a.abele, b.abele),
+        ("python", a.machine.python, b.machine.python),
+        ("system", a.machine.system, b.machine.system),
+    ):
+        if one != other:
+            yield Difference(kind="machine", what=what, first=_say(one), second=_say(other))
+
+
+def _options(a: Run, b: Run) -> Iterator[Difference]:
+    if a.training != b.training:
+        said = ["trains" if each.training else "does not train" for each in (a, b)]
+        yield Difference(kind="options", what="training", first=said[0], second=said[1])
+    first, second = (
+        {each.name: each.value for each in run.options}
+        | {key: str(value) for key, value in run.configuration.items()}
+        for run in (a, b)
+    )
+    for name in {**first, **second}:
+        values = first.get(name), second.get(name)
+        pairs = zip(values, (a, b), strict=True)
+        is_name = all(value in (repr(run.name), None) for value, run in pairs)
+        if values[0] != values[1] and not is_name:
+            said = [_say(value) for value in values]
+            yield Difference(kind="options", what=name, first=said[0], second=said[1])
+
+
+def _say(value: object) -> str:
+    return "not set" if value is None else str(value)
+
+
+# -- optimizer --------------------------------------------------------------------------------
+
+
+def of_optimizers(first: Files, second: Files) -> list[Difference]:
+    """Return the differences of class, groups and values; learning rates come first.
+
+    Values are compared up to the last update of the shorter run. The list is empty if a record has
+    no values of the optimizer.
+    """
+    one, other = first[0].optimizer, second[0].optimizer
+    if one is None or other is None:
+        return []
+    differing = [*_of_classes(one, other)]
+    if len(one.groups) != len(other.groups):
+        counts = (str(len(each.groups)) for each in (one, other))
+        return [*differing, _of_optimizer("groups of parameters", *counts)]
+    updates = [_Updates(*files) for files in (first, second)]
+    names = {**one.begins_with(), **one.latest(), **other.begins_with(), **other.latest()}
+    for name in sorted(names, key=lambda each: not each.endswith(".lr")):
+        differing += _of_value(_value_name(name, one), updates[0], updates[1], name)
+    return differing
+
+
+def _of_classes(one: Optimizer, other: Optimizer) -> Iterator[Difference]:
+    if one.name != other.name:
+        yield _of_optimizer("class", one.name, other.name)
+    for index, (a, b) in enumerate(zip(one.groups, other.groups, strict=False)):
+        if a.parameters != b.parameters:
+            name = _value_name(f"group{index}.tensors", one)
+            yield _of_optimizer(name, f"{a.parameters:,}", f"{b.parameters:,}")
+
+
+def _of_optimizer(what: str, first: str, second: str) -> Difference:
+    return Difference(kind="optimizer", what=what, first=first, second=second)
+
+
+def _value_name(name: str, optimizer: Optimizer) -> str:
+    """Format a value's name as ``lr of group 1``, or ``lr`` if there is only one group."""
+    group, _, value = name.rpartition(".")
+    if len(optimizer.groups) < 2 or not group:
+        return value
+    return f"{value} of group {group.removeprefix('group')}"
+
+
+class _Updates:
+    """The optimizer's values of a run by update."""
+
+    def __init__(self, run: Run, journal: Journal):
+        self._optimizer, self._journal = run.optimizer, journal
+        self._a_call = run.configuration.get("device_iterations", 1)
+
+    def values(self, name: str) -> dict[int, float]:
+        """Return each value by the number of updates made before it was set."""
+        assert self._optimizer is not None
+        return {calls * self._a_call: value for calls, value in self._optimizer.history(name)}
+
+    def known(self) -> float:
+        """Return the number of updates of which all values are known."""
+        assert self._optimizer is not None
+        return min(self._journal.calls, self._optimizer.known_calls()) * self._a_call
+
+
+def _of_value(what: str, one: _Updates, other: _Updates, name: str) -> Iterator[Difference]:
+    """Yield the first difference of one value, if there is any."""
+    first, second = one.values(name), other.values(name)
+    if not (0 in first and 0 in second):
+        if first.get(0) != second.get(0):
+            yield _of_optimizer(what, *(str(each.get(0, "not there")) for each in (first, second)))
+        return
+    a = b = math.nan
+    for made in sorted(first.keys() | second.keys()):
+        a, b = first.get(made, a), second.get(made, b)
+        if made and made >= min(one.known(), other.known()):
+            return
+        if a != b:
+            since = f", from update {made + 1}" if made else ""
+            say = words.setting if words.setting(a) != words.setting(b) else repr
+            yield _numbers("optimizer", f"{what}{since}", (a, b), say)
+            return
+
+
+# -- kernels ----------------------------------------------------------------------------------
+
+
+def programs_of_both(first: Run, second: Run) -> dict[str, tuple[record.Program, record.Program]]:
+    """Return the programs that both runs have, by name."""
+    others = {each.name: each for each in second.programs}
+    return {each.name: (each, others[each.name]) for each in first.programs if each.name in others}
+
+
+def not_compared(first: Run, second: Run) -> list[str]:
+    """Return why times of kernels were not compared, a sentence per program."""
+    pairs = programs_of_both(first, second)
+    said: list[str] = []
+    for name, both in pairs.items():
+        if _comparable(*both) or not any(each.timing for each in both):
+            continue
+        why = "only one of the runs was timed"
+        if all(each.timing for each in both):
+            why = f"fewer than {ENOUGH} runs were timed"
+        said.append(f"Times of kernels of {name} are not compared: {why}.")
+    if pairs and not any(each.timing for both in pairs.values() for each in both):
+        said.append("Times of kernels are not compared: neither run was timed.")
+    return said
+
+
+def _kernels(first: Run, second: Run) -> Iterator[Difference]:
+    """Yield the lowerings, backends, counts and times that differ in programs of both runs."""
+    for name, (one, other) in programs_of_both(first, second).items():
+        if one.lowering == other.lowering:
+            yield from _backends(name, one, other)
+        else:
+            what = f"lowering of {name}"
+            yield Difference(kind="kernels", what=what, first=one.lowering, second=other.lowering)
+        before, after = _counts(one), _counts(other)
+        for operator in sorted(before.keys() | after.keys()):
+            if before[operator] != after[operator]:
+                counts = before[operator], after[operator]
+                yield _numbers("operators", f"{operator} in {name}", counts, str)
+        if _comparable(one, other):
+            assert one.timing is not None
+            assert other.timing is not None
+            yield from _kernel_times(name, one.timing, other.timing)
+
+
+def _backends(name: str, one: record.Program, other: record.Program) -> Iterator[Difference]:
+    """Yield operators that another kernel or library computes in the second run."""
+    backends: list[defaultdict[tuple[str, str], set[str]]] = []
+    for program in (one, other):
+        backends.append(defaultdict(set))
+        for each in program.choices:
+            backends[-1][each.operator, each.phase].add(each.by)
+    for operator, phase in sorted(backends[0].keys() & backends[1].keys()):
+        first, second = (", ".join(sorted(each[operator, phase])) for each in backends)
+        if first != second:
+            what = f"{operator} in {phase} of {name}"
+            yield Difference(kind="kernels", what=what, first=first, second=second)
+
+
+def _comparable(one: record.Program, other: record.Program) -> bool:
+    return all(each.timing and each.timing.all_runs >= ENOUGH for each in (one, other))
+
+
+def _counts(program: record.Program) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for each in program.operators:
+        counts[each.name] += each.count
+    return counts
+
+
+def _kernel_times(program: str, first: Timing, second: Timing) -> Iterator[Difference]:
+    before, after = dict(by_operator(first)), dict(by_operator(second))
+    whole = max(first.seconds, second.seconds)
+    few = min(first.all_runs, second.all_runs) < MANY
+    pace = _slowdown(before, after, PART * whole)
+    if _differ(_sum(before), _sum(after), whole, few=few):
+        totals = _sum(before).quarters[2], _sum(after).quarters[2]
+        yield _numbers("kernel_time", f"all kernels of {program}", totals, words.seconds)
+    for phase, operator in sorted(before.keys() | after.keys()):
+        one = before.get((phase, operator), Entry())
+        other = after.get((phase, operator), Entry())
+        scaled = Entry(quarters=[each / pace for each in other.quarters])
+        if _differ(one, other, whole, few=few) and _differ(one, scaled, whole, few=few):
+            medians = one.quarters[2], other.quarters[2]
+            what = f"{operator} of {phase} in {program}"
+            yield _numbers("kernel_time", what, medians, words.seconds, whole)
+
+
+def _sum(entries: Mapping[tuple[str, str], Entry]) -> Entry:
+    """Add the quartiles of all operators, as if they varied together."""
+    columns = zip(*(each.quarters for each in entries.values()), strict=True)
+    return Entry(quarters=[sum(column) for column in columns] or [0.0] * 5)
+
+
+def _slowdown(
+    before: Mapping[tuple[str, str], Entry], after: Mapping[tuple[str, str], Entry], least: float
+) -> float:
+    """Return the median ratio of operators' times above ``least``; 1 if there are too few."""
+    ratios = [
+        after[key].quarters[2] / entry.quarters[2]
+        for key, entry in before.items()
+        if key in after and min(entry.quarters[2], after[key].quarters[2]) > least
+    ]
+    return statistics.median(ratios) if len(ratios) >= _LEAST_OPERATORS else 1.0
+
+
+def _differ(one: Entry, other: Entry, whole: float, *, few: bool) -> bool:
+    spreads = [
+        (each.quarters[0], each.quarters[2], each.quarters[4]) if few else each.quarters[1:4]
+        for each in (one, other)
+    ]
+    distance = abs(other.quarters[2] - one.quarters[2])
+    least = max(LEAST_OF_OPERATOR * min(one.quarters[2], other.quarters[2]), PART * whole)
+    return _disjoint(*spreads) and distance > least
