@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any
 
 from abele.errors import FitError
-from abele.fit import asking, limits
-from abele.fit.answers import Answered, Refused, Report
+from abele.fit import limits, questions
+from abele.fit.questions import Answered, Question, Refused, Report
 
 _ANSWERED_FOR = "Answers are for models that a wrapper compiles."
 _LONG_S = 30.0
@@ -81,7 +81,9 @@ def command(parsed: argparse.Namespace) -> int:
     """
     if parsed.limit is not None:
         limits.of_machine(parsed.limit)  # before the script does anything
-    report = answer_of(parsed.script, parsed.limit, parsed.rest)
+    question = Question(command="fit", wanted=parsed.limit)
+    report = ask(question, parsed.script, parsed.rest, f"fit {parsed.script}")
+    assert report is not None
     show(report, as_json=parsed.json, command="fit")
     return STATUS[report.data()["verdict"]]
 
@@ -107,47 +109,45 @@ def show(report: Report, *, as_json: bool, command: str) -> None:
         raise KeyboardInterrupt("after the answer, while changes were tried") from None
 
 
-def answer_of(script: Path, limit: str | None, arguments: list[str]) -> Report:
-    """Run a script up to its first compile.
+def ask(question: Question, script: Path, arguments: list[str], called: str) -> Report | None:
+    """Run a script up to its first compile, and return the answer.
 
     Args:
-        script: runs as ``__main__``.
-        limit: as for ``limits.of_machine``.
-        arguments: of the script.
+        question: the question; if it ``goes_on``, the script runs to its end.
+        script: path of the script; runs as ``__main__``.
+        arguments: arguments of the script.
+        called: the command line without the arguments of the script.
+
+    Returns:
+        The answer; None if the program went on with it.
 
     Raises:
         FitError: there is no such script, or it fails or compiles nothing, or nothing for which
             there is an answer.
     """
-    problem = ""
+    how = "without compiling a model"
     try:
-        with asking.instead_of_compiling(limit) as sought:
+        with questions.asked(question) as asked:
             try:
-                running(script, arguments, quiet=True, is_sought=sought.is_taken)
-            finally:
-                problem = sought.kept.problem
+                quiet = not question.goes_on
+                running(script, arguments, quiet=quiet, is_sought=asked.is_taken)
+            except SystemExit as ended:  # its status is no answer: 3 would say that it does not fit
+                if asked.is_taken() and question.goes_on:
+                    raise
+                how = f"with status {ended.code!r} before it compiled a model"
+            if asked.is_taken() and question.goes_on:
+                return None
     except Answered as answered:
         return answered.report
     except Refused as refused:
         raise FitError(str(refused)) from refused
-    except SystemExit as ended:  # its status is no answer: 3 would say that it does not fit
-        how = f"with status {ended.code!r} before it compiled a model"
-    else:
-        how = "without compiling a model"
-    if problem:
-        raise FitError(f"{script} caught an error of its first call. {problem}")
-    raise FitError(
-        f"{script} ended {how}, so there is nothing to say. {hints(script, f'fit {script}')}"
-    )
+    if asked.problem:
+        raise FitError(f"{script} caught an error of its first call. {asked.problem}")
+    raise FitError(f"{script} ended {how}, so there is nothing to say. {_hints(script, called)}")
 
 
-def hints(script: Path, command: str) -> str:
-    """What to do about a script that compiles nothing.
-
-    Args:
-        script: the program.
-        command: as it was called, without the arguments of the program.
-    """
+def _hints(script: Path, command: str) -> str:
+    """Return what to do about a script that compiles nothing."""
     return (
         f"Give it the arguments with which it does, behind --: abele {command} -- ARG ... "
         f"{_ANSWERED_FOR} A plain PyTorch program has to be ported first: "

@@ -8,10 +8,8 @@ from typing import Any
 
 from abele.errors import LimitError, StageError
 from abele.fit import limits
-from abele.fit.answers import Answered, Refused, Report
-from abele.fit.command import STATUS, hints, of_script, running, show
-from abele.stage import asking
-from abele.stage.asking import Request
+from abele.fit.command import STATUS, ask, of_script, show
+from abele.fit.questions import Question, Report
 
 
 def add_parser(commands: Any, summary: str) -> None:
@@ -52,36 +50,19 @@ def command(parsed: argparse.Namespace) -> int:
     if parsed.ipus < 1:
         raise StageError(f"--ipus {parsed.ipus} leaves nothing to run on. Give 1 or more.")
     of_device(parsed.limit)  # before the script does anything
-    request = Request(
-        devices=parsed.ipus, limit=parsed.limit, run=parsed.run, measure=parsed.measure,
-        json=parsed.json,
-    )  # fmt: skip
-    how = "without compiling a model"
-    try:
-        with asking.before_compiling(request) as of_others:
-            try:
-                running(
-                    parsed.script,
-                    parsed.rest,
-                    quiet=not parsed.run,
-                    is_sought=of_others.is_claimed,
-                )
-            except SystemExit as ended:
-                if of_others.is_claimed() and parsed.run:
-                    raise
-                how = f"with status {ended.code!r} before it compiled a model"
-            if of_others.is_claimed() and parsed.run:
-                return 0
-    except Answered as answered:
-        show(answered.report, as_json=parsed.json, command="stage")
-        return STATUS[answered.report.data()["verdict"]]
-    except Refused as refused:
-        raise StageError(str(refused)) from refused
+    wanted = {
+        "devices": parsed.ipus,
+        "limit": parsed.limit,
+        "measure": parsed.measure,
+        "json": parsed.json,
+    }
+    question = Question(command="stage", wanted=wanted, goes_on=parsed.run)
     called = f"stage {parsed.script} --ipus {parsed.ipus}"
-    raise StageError(
-        f"{parsed.script} ended {how}, so there is nothing to divide. "
-        f"{hints(parsed.script, called)}"
-    )
+    report = ask(question, parsed.script, parsed.rest, called)
+    if report is None:
+        return 0
+    show(report, as_json=parsed.json, command="stage")
+    return STATUS[report.data()["verdict"]]
 
 
 def shown(report: Report, *, json: bool) -> str:

@@ -17,7 +17,7 @@ from abele.compile.executable import Announce, Executable
 from abele.compile.start import Start
 from abele.step.config import StepConfig
 from abele.storage.atomic import write_text
-from poptorch import profiling
+from poptorch import _stage, profiling
 from poptorch._compiled import progress
 from poptorch._compiled.compilation import Origin
 from poptorch._compiled.model import CompiledModel
@@ -25,12 +25,11 @@ from poptorch._compiled.wrapped import WrappedModel
 from poptorch._data import waiting
 from poptorch._error import error
 from poptorch._files.resuming import Resuming
-from poptorch._fit.trial import Trial
+from poptorch._fit import Trial
 from poptorch._forward import tracing
 from poptorch._logging import logger
 from poptorch._optimizers.in_use import OptimizerInUse
 from poptorch._report.recording import Recording
-from poptorch._stage import blocks
 from poptorch._state import module_weights, per_replica
 from poptorch._state.weights import Weights
 from poptorch._values.arguments import Bound
@@ -236,7 +235,7 @@ class Compiling:
         start = Start(options._start_mode)
         if start is Start.TIERED and not for_a_call:
             start = Start.WAIT
-        with blocks.applied(model.stages, model.module):
+        with _stage.applied(model.stages, model.module):
             model.compiled = CompiledModel(
                 model.module,
                 bound,

@@ -37,7 +37,6 @@ from poptorch._wrapper.fitting import Fitting
 from poptorch._wrapper.members import locked, of_part
 from poptorch._wrapper.observing import Observing
 from poptorch._wrapper.published_names import CompiledInputs, compiled_inputs
-from poptorch._wrapper.staging import Staging
 from poptorch.enums import ConnectionType
 from poptorch.options import Options
 
@@ -70,8 +69,7 @@ class PoplarExecutor:
         self._resuming = Resuming(*parts)
         self._compiling = Compiling(*parts, self._resuming, self._translated)
         estimated = (self._wrapped, self._compiling, self._translated)
-        self._staging = Staging(*estimated)
-        self._fitting = Fitting(*estimated, self._staging)
+        self._fitting = Fitting(*estimated)
         self._files = ModelFiles(*parts, self._compiling.run, self._translated)
         self._observing = Observing(self._wrapped)
         self._lock: Any = module_weights.lock_of(module)
@@ -413,7 +411,7 @@ class PoplarExecutor:
     # -- looking into it -------------------------------------------------------------------
 
     fit = locked(of_part("_fitting", Fitting.fit))
-    planStages = locked(of_part("_staging", Staging.planStages))
+    planStages = locked(of_part("_fitting", Fitting.planStages))
     program_text = of_part("_observing", Observing.program_text)
     getTensorNames = of_part("_observing", Observing.getTensorNames)
     getAnchoredTensor = of_part("_observing", Observing.getAnchoredTensor)

@@ -1,72 +1,147 @@
-"""Whether a wrapped model fits into a memory."""
+"""Memory estimates and stages of a wrapped model, and answers to ``abele fit`` and ``stage``."""
 
 import os
+import sys
 from typing import Any
 
-from abele.fit import asking
-from abele.fit.limits import of_machine
+from abele.fit import questions
+from abele.fit.limits import Limit, of_machine
+from abele.fit.questions import Say, Taken, silent
+from abele.stage.command import of_device, shown
+from poptorch import _stage
 from poptorch._compiled.wrapped import WrappedModel
-from poptorch._fit.check import FitReport, check
-from poptorch._stage.report import PlacedReport
+from poptorch._error import Error
+from poptorch._fit import FitReport, Search, check
+from poptorch._stage import OfStages, Placed, PlacedReport, StageReport
 from poptorch._values.arguments import Bound
 from poptorch._wrapper.compiling import Compiling
 from poptorch._wrapper.errors_of_engine import Translated
-from poptorch._wrapper.staging import Staging
 
 
 class Fitting:
-    """Estimates the memory of a wrapped model; compiles and runs nothing.
+    """Estimates the memory of a wrapped model, and divides it into stages.
 
     Args:
         model: the wrapped model.
-        compiling: says what would be compiled.
-        translated: raises the engine's errors as programs catch them.
-        staging: answers for stages of a pipeline.
+        compiling: returns what would be compiled.
+        translated: raises the engine's errors as PopTorch's.
     """
 
-    def __init__(
-        self,
-        model: WrappedModel,
-        compiling: Compiling,
-        translated: Translated,
-        staging: Staging,
-    ):
-        self._model, self._staging = model, staging
-        self._compiling, self._translated = compiling, translated
+    def __init__(self, model: WrappedModel, compiling: Compiling, translated: Translated):
+        self._model, self._compiling, self._translated = model, compiling, translated
 
     def fit(
         self, *args: Any, limit: str | os.PathLike[str] | None = None, **kwargs: Any
     ) -> FitReport | PlacedReport:
-        """Says whether the model fits into a memory, before anything is compiled or run.
+        """Estimates whether the model fits into a memory, before anything is compiled or run.
 
         An addition of this project. Takes seconds; weights and random numbers do not change.
 
         Args:
-            args: as for the model's forward; every tensor brings the rows of a whole call.
+            args: arguments of the model's forward, with the batch of a full call.
             limit: ``cpu``, ``cuda:0`` or a size such as ``8GiB``; ``mk2`` for IPUs, each with a
-                stage that the model's blocks make, or ``mk2x4`` for four with the stages that
-                fit them best. By default the memory of the device that would run it.
-            kwargs: likewise arguments of forward.
+                stage of the model's blocks, or ``mk2x4`` for four with the stages that fit them
+                best. By default the memory of the device that would run it.
+            kwargs: keyword arguments of forward.
 
         Returns:
-            The verdict, the peak by role and by line of the program; ``print`` it.
+            The verdict, and the peak by role and by line of the program; ``print`` it.
 
         Raises:
-            AssertionError: the rows do not divide, or arguments do not fit forward.
+            AssertionError: the batch does not divide, or arguments do not fit forward.
             poptorch.Error: the model cannot be captured, or there is no such limit.
         """
-        return self.of(self._model.binder.bind(args, kwargs), None if limit is None else str(limit))
+        return self._fit(
+            self._model.binder.bind(args, kwargs), None if limit is None else str(limit)
+        )
 
-    def of(self, bound: Bound, limit: str | None) -> FitReport | PlacedReport:
-        """The same for bound arguments."""
+    def _fit(self, bound: Bound, limit: str | None) -> FitReport | PlacedReport:
         with self._translated:
-            ipus = None if limit is None else of_machine(limit)
-        if ipus is not None and ipus.ipus is not None:
-            return self._staging.as_placed(bound, ipus)
-        with self._translated:
+            known = None if limit is None else of_machine(limit)
+            if known is not None and known.ipus is not None:
+                return self._placed(bound, known)
             return check(self._compiling.trial(bound), limit)
 
+    def _placed(self, bound: Bound, limit: Limit) -> PlacedReport:
+        """Plan the stages of the model's blocks, or the best ones for the limit's IPUs."""
+        trial = self._compiling.trial(bound)
+        plan = _stage.planned(trial, limit)
+        search = Search(trial, Placed(plan=plan), OfStages(limit, plan))
+        if limit.ipus:
+            return StageReport(plan=plan, model=self._model.user_module, _search=search)
+        return PlacedReport(plan=plan, _search=search)
+
+    def planStages(
+        self,
+        ipus: int,
+        *args: Any,
+        limit: str | os.PathLike[str] = "mk2",
+        measure: bool = False,
+        **kwargs: Any,
+    ) -> StageReport:
+        """Divides the model into stages that take equally long and fit into memory.
+
+        An addition of this project. Nothing changes before ``apply`` of the result is called.
+
+        Args:
+            ipus: number of stages that run at the same time.
+            args: arguments of the model's forward, with the batch of a full call.
+            limit: memory of each IPU: ``mk2``, or a size such as ``8GiB``.
+            measure: compile the stages, run them on copies of the weights, and divide by their
+                times.
+            kwargs: keyword arguments of forward.
+
+        Returns:
+            The stages with time, memory, and lines to paste; ``print`` it.
+
+        Raises:
+            AssertionError: the batch does not divide, or arguments do not fit forward.
+            poptorch.Error: the model cannot be captured or divided, or there is no such limit.
+        """
+        bound = self._model.binder.bind(args, kwargs)
+        with self._translated:
+            return self._divided(bound, ipus, of_device(str(limit)), measure=measure)
+
+    def _divided(
+        self, bound: Bound, ipus: int, limit: Limit, *, measure: bool, say: Say = silent
+    ) -> StageReport:
+        trial = self._compiling.trial(bound)
+        plan = _stage.plan_of(trial, ipus, limit, say)
+        if measure:
+            _stage.refuse_if_not_applicable(plan, self._model.options)
+            plan = _stage.balanced(plan, trial, say)
+        return StageReport(plan=plan, model=self._model.user_module)
+
     def answer_if_asked(self, bound: Bound) -> None:
-        """Where a command has asked, answers it instead of compiling; see ``asking``."""
-        self._staging.answer_if_asked(bound)
-        asking.answer(lambda limit: self.of(bound, limit))
+        """Answer the question of a command, if any, instead of compiling."""
+        taken = questions.taken()
+        if taken is None:
+            return
+        if taken.question.command == "fit":
+            taken.answer_with(lambda: self._fit(bound, taken.question.wanted))
+        self._answer_with_stages(bound, taken)
+
+    def _answer_with_stages(self, bound: Bound, taken: Taken) -> None:
+        """Answer with stages, or apply them if the program goes on."""
+        wanted, goes_on = taken.question.wanted, taken.question.goes_on
+        try:
+            with self._translated:
+                report = self._divided(
+                    bound,
+                    wanted["devices"],
+                    of_device(wanted["limit"]),
+                    measure=wanted["measure"],
+                    say=_say,
+                )
+                if goes_on:
+                    _stage.refuse_if_not_applicable(report.plan, self._model.options)
+        except Error as problem:
+            taken.refuse(problem.message)
+        if not goes_on:
+            taken.answer(report)
+        print(shown(report, json=wanted["json"]), file=sys.stderr)
+        self._model.stages = report.plan
+
+
+def _say(text: str) -> None:
+    print(f"abele stage: {text}", file=sys.stderr, flush=True)

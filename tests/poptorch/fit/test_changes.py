@@ -10,10 +10,9 @@ from torch import nn
 import poptorch
 from abele import arena
 from abele.fit import Verdict, process
+from abele.fit.ladder import Rung, not_worth_it
 from abele.fit.run import STATE
-from poptorch._fit import changes
-from poptorch._fit.ladder import not_worth_it
-from poptorch._fit.rungs import Rung
+from poptorch import _fit as changes
 
 
 class Layers(nn.Module):

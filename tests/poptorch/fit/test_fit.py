@@ -208,7 +208,8 @@ def test_the_program_itself_answers_where_it_compiles_first(script, monkeypatch,
 
 
 def test_a_process_runs_no_step_when_nobody_asks_any_more(script, tmp_path):
-    asked = {"command": "fit", "wanted": "1TiB", "folder": str(tmp_path / "gone")}
+    question = {"command": "fit", "wanted": "1TiB"}
+    asked = {"question": question, "path": str(tmp_path / "gone")}
     request = json.dumps(asked)
     environment = {**os.environ, "ABELE_TARGET": "reference", "ABELE_REQUEST": request}
     command = [python(), str(script)]
@@ -267,7 +268,7 @@ def test_a_model_that_takes_long_to_look_at_is_there(script, monkeypatch, capsys
         raise poptorch.Error("it was looked at")
 
     monkeypatch.setattr("poptorch._wrapper.fitting.check", slow)
-    monkeypatch.setattr("poptorch._stage.reading.plan_of", slow)
+    monkeypatch.setattr("poptorch._stage.plan_of", slow)
     ipus = ["--ipus", "1"] if command == "stage" else []
     assert command_line.main([command, *ipus, str(script)]) == 1
     err = capsys.readouterr().err
@@ -312,7 +313,7 @@ def test_ctrl_c_while_changes_are_tried_leaves_the_answer(script, monkeypatch, c
         raise KeyboardInterrupt
 
     monkeypatch.setenv("ABELE_TARGET", "reference")
-    monkeypatch.setattr("poptorch._fit.ladder.Search.ladder", interrupted)
+    monkeypatch.setattr("abele.fit.ladder.Search.ladder", interrupted)
     assert command_line.main(["fit", str(script), "--limit", "1KiB"]) == 130
     out, err = capsys.readouterr()
     assert out.startswith("It does not fit into 1KiB")

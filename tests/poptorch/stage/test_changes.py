@@ -6,7 +6,7 @@ from torch import nn
 
 import poptorch
 from abele.fit import Limit, Verdict
-from poptorch._stage import changes
+from poptorch import _stage as changes
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +89,7 @@ def test_where_rows_and_values_are_few_state_is_made_smaller(small):
 
 
 def test_stages_are_lines_that_make_it_fit(small, monkeypatch):
-    monkeypatch.setattr(changes.changes, "halved", lambda trial: iter(()))
+    monkeypatch.setattr(changes, "halved", lambda trial: iter(()))
     monkeypatch.setattr(changes, "optimizer_elsewhere", lambda trial: iter(()))
     model, rows = wrapped(Layers(width=256)), torch.randn(1, 256)
     size = int(0.7 * expected(model, rows, small))

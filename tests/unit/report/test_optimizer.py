@@ -2,8 +2,8 @@
 
 import dataclasses
 import json
-from pathlib import Path
 import math
+from pathlib import Path
 
 import pytest
 

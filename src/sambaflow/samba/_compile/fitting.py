@@ -12,12 +12,11 @@ from abele import fit
 from abele.capture.sections import BACKWARD, STEP, UPDATE, Sectioned
 from abele.compile.build import choose_target
 from abele.errors import LimitError
-from abele.fit import Answer, Calls, asking, process
-from abele.fit.answers import Say, silent
+from abele.fit import Answer, Calls, process, questions
 from abele.fit.limits import of_machine
+from abele.fit.questions import Say, silent
 from abele.fit.text import table
 from abele.program import Program, Slot
-from abele.stage import asking as asking_for_stages
 from abele.step.config import StepConfig
 from abele.trace.module_state import ModuleState
 
@@ -26,22 +25,22 @@ _SECTIONS = "\n\nForward, backward and update run one by one: no output of forwa
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitReport:
-    """Whether a program fits into a memory; ``print`` it.
+    """The answer whether a program fits into a memory; ``print`` it.
 
     Attributes:
-        answer: the verdict and what it rests on.
-        in_sections: forward, backward and update are runs of their own.
+        answer: verdict and estimate.
+        in_sections: forward, backward and update run separately.
     """
 
     answer: Answer
     in_sections: bool
 
     def data(self) -> dict[str, Any]:
-        """Everything as JSON values; bytes."""
+        """Return all fields as JSON values; sizes are in bytes."""
         return {**self.answer.data(), "in_sections": self.in_sections}
 
     def pieces(self, say: Say = silent) -> Iterator[str]:
-        """The text, all of which is known."""
+        """Yield the text in one piece."""
         del say
         yield str(self)
 
@@ -52,24 +51,25 @@ class FitReport:
 def answer_if_asked(
     traced: Sectioned, model: torch.nn.Module, inputs: Mapping[str, torch.Tensor]
 ) -> None:
-    """Where a command has asked, answers it instead of compiling.
+    """Answer the question of a command, if any, instead of compiling.
 
     Args:
-        traced: what would be compiled.
-        model: what it was captured of.
-        inputs: of one run.
+        traced: the program that would be compiled.
+        model: the captured model.
+        inputs: inputs of one run.
 
     Raises:
-        Answered, Refused: this process asked; ends the program.
-        SystemExit: another process did, and has the answer now.
+        Answered, Refused, SystemExit: there was a question; ends the program.
     """
-    taken = asking_for_stages.taken()
-    if taken is not None:
-        taken.refuse(
-            "Stages are those of a PopTorch program. A SambaFlow program has sections instead, "
-            "forward, backward and update, which run on one device. Use abele fit SCRIPT."
-        )
-    asking.answer(lambda limit: report(traced, model, inputs, limit))
+    taken = questions.taken()
+    if taken is None:
+        return
+    if taken.question.command == "fit":
+        taken.answer_with(lambda: report(traced, model, inputs, taken.question.wanted))
+    taken.refuse(
+        "Stages are those of a PopTorch program. A SambaFlow program has sections instead, "
+        "forward, backward and update, which run on one device. Use abele fit SCRIPT."
+    )
 
 
 def report(
@@ -81,9 +81,9 @@ def report(
     """Estimate what a program needs and compare it with a limit.
 
     Args:
-        traced: the program. Where it has the whole step, that is what runs.
-        model: what it was captured of.
-        inputs: of one run.
+        traced: the program; a full step in it is what runs.
+        model: the captured model.
+        inputs: inputs of one run.
         limit: ``cpu``, ``cuda:0`` or a size; None for the device that would be used.
 
     Raises:
@@ -113,7 +113,7 @@ def report(
 
 
 def _handed(programs: Sequence[Program]) -> dict[str, int]:
-    """Bytes of what earlier sections have left for backward and update, while these run."""
+    """Return the bytes of earlier sections' results during backward and update."""
     given = {slot.name for program in programs for slot in program.outputs}
     return {
         program.name: sum(_bytes(slot) for slot in program.inputs if slot.name in given)
