@@ -33,7 +33,7 @@ class gcipuinfo:
         self._updates = mode
 
     def updateData(self) -> None:
-        """Query the devices again, in about 0.1 s."""
+        """Read the devices anew; takes about a tenth of a second."""
         # Programs look for themselves in "user process id", also where others share the device.
         self._devices = inventory(self._system, prefer=os.getpid())
 
@@ -48,7 +48,7 @@ class gcipuinfo:
         return json.dumps({"devices": self.getDevices()})
 
     def getNamedAttributeForDevice(self, device: int, name: str) -> str:
-        """Return an attribute of a device; ``N/A`` if it has none of that name.
+        """Return one attribute of one device; ``N/A`` if it has none of that name.
 
         Raises:
             IndexError: There is no such device.
@@ -59,5 +59,5 @@ class gcipuinfo:
         return devices[device].get(name, _UNKNOWN)
 
     def getNamedAttributeForAll(self, name: str) -> list[str]:
-        """Return an attribute of every device, in order; ``N/A`` where a device lacks it."""
+        """Return one attribute of every device, in order; ``N/A`` if there is none of that name."""
         return [device.get(name, _UNKNOWN) for device in self.getDevices()]

@@ -1,4 +1,4 @@
-"""What the commands share: version, notes, and pipes that nobody reads any more."""
+"""Shared parts of the commands: version, notes, and closed pipes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Version(argparse.Action):
 
 
 def version() -> str:
-    """The version of the distribution."""
+    """Return the version of the distribution."""
     # Imported here because only this needs them; commands have to answer at once.
     import importlib.util
     import runpy
@@ -35,7 +35,7 @@ def version() -> str:
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
-    """A parser with the options of every command."""
+    """Return a parser with the options of every command."""
     made = argparse.ArgumentParser(prog=name, description=description, allow_abbrev=False)
     made.add_argument("--version", action=_Version)
     made.add_argument(

@@ -15,13 +15,13 @@ _SAMPLED = 4  # processors whose clock is asked one by one; some kernels take mi
 
 
 class Counters(NamedTuple):
-    """What a socket has used so far.
+    """Counters of a socket.
 
     Attributes:
-        energy: microjoules; None without a counter, or without the right to read it.
-        wraps: microjoules at which the counter starts again.
-        busy: the kernel's units of time at work, all logical processors together.
-        total: units of time altogether.
+        energy: microjoules; None without a counter, or without permission to read it.
+        wraps: microjoules at which the counter wraps around.
+        busy: busy time of all logical processors, in the kernel's units.
+        total: total time in these units.
     """
 
     energy: float | None
@@ -31,7 +31,7 @@ class Counters(NamedTuple):
 
 
 def sockets(system: System) -> dict[int, frozenset[int]]:
-    """The logical processors of each socket by its number; empty where nothing tells."""
+    """Return the logical processors of each socket by its number; empty if unknown."""
     by_socket: dict[int, set[int]] = {}
     for path in _processors(system):
         package = system.number(path / "topology/physical_package_id")
@@ -70,7 +70,7 @@ def describe(system: System, number: int, all_sockets: dict[int, frozenset[int]]
 
 
 def counters(system: System, number: int, cpus: frozenset[int]) -> Counters:
-    """The counters of a socket, now."""
+    """Read the counters of a socket."""
     energy, wraps = None, 0.0
     for path in sorted((system.sys / "class/powercap").glob("intel-rapl:*")):
         if system.text(path / "name") == f"package-{number}":
@@ -116,7 +116,7 @@ def _allowed() -> frozenset[int]:
 
 
 def _cpuinfo(system: System) -> list[dict[str, str]]:
-    """One dictionary per logical processor."""
+    """Return one dictionary per logical processor."""
     entries = []
     for block in (system.text(system.proc / "cpuinfo") or "").split("\n\n"):
         pairs = (line.partition(":") for line in block.splitlines())
@@ -153,7 +153,7 @@ def _float(text: str | None) -> float | None:
 
 
 def _temperature(system: System, position: int, count: int) -> float | None:
-    """Of the socket at a position among ``count``: sensors number sockets in various ways."""
+    """Return the temperature of a socket among ``count``, which sensors number in various ways."""
     chips = []
     for chip in sorted((system.sys / "class/hwmon").glob("hwmon*"), key=_trailing):
         name = system.text(chip / "name")

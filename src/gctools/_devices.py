@@ -1,4 +1,4 @@
-"""What a device is to the tools, and the list of those of a machine."""
+"""Device as the tools see it, and the list of a machine's devices."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ class Device:
 
 
 def list_devices(system: System, *, utilisation: bool = False) -> list[Device]:
-    """The sockets of a machine, then its GPUs; an empty list where the system tells nothing.
+    """Return the sockets of a machine, then its GPUs; empty if the system tells nothing.
 
     Args:
         system: the machine.
-        utilisation: whether to watch sockets for a moment to tell how busy they are.
+        utilisation: whether to watch sockets for a moment to measure their load.
     """
     sockets = _cpus.sockets(system)
     before = {number: _cpus.counters(system, number, cpus) for number, cpus in sockets.items()}
@@ -99,5 +99,5 @@ def list_devices(system: System, *, utilisation: bool = False) -> list[Device]:
 
 
 def partition() -> str:
-    """What stands for the name of a partition: that of this machine."""
+    """Return the host name, which stands for the name of a partition."""
     return socket.gethostname() or "localhost"

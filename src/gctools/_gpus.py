@@ -27,7 +27,7 @@ def describe_all(system: System) -> list[dict[str, Any]]:
 
 
 def _ask(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the driver answers; None if this GPU, or this user, gets no answer."""
+    """Return the driver's answer; None if this GPU or this user gets none."""
     try:
         value = function(*arguments)
     except nvml.NVMLError:

@@ -30,7 +30,7 @@ def clean(text: str) -> str:
 
 
 def can_print(stream: TextIO, text: str) -> str:
-    """A text with question marks for what a stream's encoding does not have."""
+    """Replace characters that a stream's encoding lacks by question marks."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
 

@@ -44,7 +44,7 @@ class Hold:
 
 
 def list_holds(system: System, devices: list[Device]) -> list[Hold]:
-    """Who holds what, by first device and PID. Files that dead processes left are deleted."""
+    """Return holders by first device and PID; delete files of dead processes."""
     holds = [
         hold
         for folder in system.folders()
@@ -95,7 +95,7 @@ def _content(path: Path) -> tuple[int, str]:
 
 
 def _elsewhere(system: System, record: dict[str, Any]) -> str | None:
-    """Where a process is whose PID means nothing here; None if it is among ours."""
+    """Return the container or host of a process with a foreign PID; None for one of ours."""
     boot = system.text(system.proc / "sys/kernel/random/boot_id")
     same_kernel = record["boot"] == boot
     if same_kernel and record["namespace"] == _namespace(system):
@@ -117,7 +117,7 @@ def _host(system: System) -> str:
 
 
 def _is_alive(system: System, record: dict[str, Any], owner: int) -> bool:
-    """Whether the process that wrote a record still runs; another may have got its PID."""
+    """Return whether the process that wrote a record still runs, and not another with its PID."""
     pid, started = int(record["pid"]), record["started"]
     if record["boot"] != system.text(system.proc / "sys/kernel/random/boot_id"):
         return False
@@ -154,7 +154,7 @@ def _owner(folder: Path) -> int | None:
 def _holds(
     system: System, record: dict[str, Any], owner: int, elsewhere: str | None, devices: list[Device]
 ) -> Iterator[Hold]:
-    """One for each target of a process, however many models it runs there."""
+    """Return one hold for each target of a process, however many models run there."""
     pid = int(record["pid"])
     since: dict[tuple[str, str | None], float] = {}
     for entry in record["held"]:
@@ -202,7 +202,7 @@ def parse_list(text: str) -> frozenset[int]:
 
 
 def _command(system: System, record: dict[str, Any], elsewhere: str | None) -> str:
-    """What the kernel says if it does, since a process may change it; else what was written."""
+    """Return the command line from the kernel if it has one, since a process may change it."""
     if elsewhere is None:
         text = system.text(system.proc / str(record["pid"]) / "cmdline")
         if text:

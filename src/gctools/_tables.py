@@ -21,13 +21,13 @@ _NO_LIMIT = 10_000  # characters, where a file or pipe takes any width
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table.
+    """A column of a table.
 
     Attributes:
-        title: printed at its top.
+        title: heading.
         align: ``left`` or ``right``.
-        rank: when space is short columns go, that of the highest rank first; 0 always stays.
-        least: to how many characters its texts may be cut before columns go; 0 if they may not.
+        rank: columns with the highest rank are left out first if space is short; 0 always stays.
+        least: least width to which texts are cut before columns are left out; 0 for no cut.
     """
 
     title: str
@@ -42,13 +42,13 @@ Row = Sequence[str]
 def table(
     columns: Sequence[Column], groups: Sequence[Sequence[Row]], width: int | None, title: str = ""
 ) -> str:
-    """A table with a rule between groups of rows.
+    """Format a table with a rule between groups of rows.
 
     Args:
-        columns: what is in a row.
-        groups: rows of texts, each with one text per column.
-        width: characters at most; columns are left out and cut to fit. None for no limit.
-        title: printed above it.
+        columns: the columns.
+        groups: groups of rows, with one text per column.
+        width: largest width; columns are left out and cut to fit. None for no limit.
+        title: heading above the table.
     """
     texts = [[[clean(text) for text in row] for row in rows] for rows in groups]
     sizes = _fit(columns, [row for rows in texts for row in rows], width)
@@ -65,7 +65,7 @@ def table(
 
 
 def box(parts: Sequence[str], width: int) -> str:
-    """One line of text in a box of a given width; the last part takes what the others leave."""
+    """Format one line of text in a box of some width; the last part gets the remaining space."""
     made = Table(box=ASCII2, show_header=False, width=width)
     for part in parts[:-1]:
         made.add_column(justify="center", no_wrap=True, width=cell_len(part))
@@ -75,7 +75,7 @@ def box(parts: Sequence[str], width: int) -> str:
 
 
 def _fit(columns: Sequence[Column], rows: Sequence[Row], width: int | None) -> dict[int, int]:
-    """The numbers of the columns that stay, with their widths."""
+    """Return the numbers of the columns that stay, with their widths."""
     natural = {
         index: max(cell_len(text) for text in (column.title, *(row[index] for row in rows)))
         for index, column in enumerate(columns)
@@ -95,7 +95,7 @@ def _fit(columns: Sequence[Column], rows: Sequence[Row], width: int | None) -> d
 
 
 def _width(sizes: dict[int, int]) -> int:
-    """Of a table with columns of these widths."""
+    """Return the width of a table with columns of these widths."""
     return sum(sizes.values()) + 3 * len(sizes) + 1
 
 

@@ -6,12 +6,12 @@ UNKNOWN = "N/A"
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """A number with so many digits after the point."""
+    """Format a number with some digits after the point."""
     return UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
 def unit(value: float | None, suffix: str, digits: int = 0) -> str:
-    """A number directly followed by its unit: ``1850MHz``."""
+    """Format a number directly followed by its unit: ``1850MHz``."""
     return UNKNOWN if value is None else f"{value:.{digits}f}{suffix}"
 
 

@@ -23,7 +23,7 @@ _NOT_HERE = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command.
+    """Run the command.
 
     Args:
         arguments: instead of those of the process.
@@ -92,7 +92,7 @@ def _say(what: str, text: str | None) -> int:
 
 
 def _chosen(options: argparse.Namespace, devices: Sequence[Device]) -> Device:
-    """The device that was asked about; ends the command if there is none."""
+    """Return the chosen device; end the command if it does not exist."""
     wanted = options.device_id or 0
     for device in devices:
         if device.id == wanted:
@@ -108,7 +108,7 @@ def _chosen(options: argparse.Namespace, devices: Sequence[Device]) -> Device:
 
 
 def listing(devices: Sequence[Device]) -> str:
-    """One line for each device."""
+    """Return one line for each device."""
     lines = ["Device listing:", "", f"Partition: {partition()} [active]"]
     for device in devices:
         facts = [f"target: [{device.kind}]", f"host: [{partition()}]"]

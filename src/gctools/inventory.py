@@ -15,7 +15,7 @@ from gctools.system import System
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command.
+    """Run the command.
 
     Args:
         arguments: instead of those of the process.
@@ -43,11 +43,11 @@ def _print(*, as_json: bool, verbose: bool) -> int:
 
 
 def inventory(system: System, prefer: int | None = None) -> list[dict[str, str]]:
-    """The attributes of every device of a machine.
+    """Return the attributes of every device of a machine.
 
     Args:
         system: the machine.
-        prefer: the PID that is named for a device that several processes hold.
+        prefer: PID to name for a device that several processes hold.
     """
     devices = list_devices(system, utilisation=True)
     holds = list_holds(system, devices)

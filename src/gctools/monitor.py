@@ -41,7 +41,7 @@ _CLEAR_REST, _HOME, _CLEAR = "\033[K", "\033[H", "\033[J"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command.
+    """Run the command.
 
     Args:
         arguments: instead of those of the process.
@@ -95,7 +95,7 @@ def _once(options: argparse.Namespace) -> int:
 
 
 def _repeated(options: argparse.Namespace) -> int:
-    """Refreshes in place on a terminal; elsewhere prints one frame after the other."""
+    """Refresh in place on a terminal; elsewhere print one frame after the other."""
     system = System.here()
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     on_terminal = is_terminal and not (options.json or options.csv)
@@ -119,7 +119,7 @@ def _repeated(options: argparse.Namespace) -> int:
 
 
 def _fitting(frame: str, height: int) -> list[str]:
-    """The lines that a terminal has room for; a longer frame would scroll."""
+    """Return the lines for which a terminal has room; a longer frame would scroll."""
     lines = [f"{time.strftime('%H:%M:%S')}  Ctrl-C ends", *frame.splitlines()]
     room = max(height - 2, 1)
     if len(lines) <= room:
@@ -152,7 +152,7 @@ def _plain(device: Device) -> dict[str, Any]:
 
 
 def _csv(devices: Sequence[Device], holds: Sequence[Hold]) -> str:
-    """A line for each device, one for each of the processes on it; empty where not known."""
+    """Return a line for each device and process; unknown values are empty."""
     import csv
     import io
 
@@ -172,7 +172,7 @@ def _csv(devices: Sequence[Device], holds: Sequence[Hold]) -> str:
 
 
 def device_table(devices: Sequence[Device], width: int | None) -> str:
-    """A box that names the machine, and a line for each device; a rule between kinds."""
+    """Format the machine in a box, and a line for each device."""
     sockets = sum(device.kind == "CPU" for device in devices)
     gpus = len(devices) - sockets
     summary = (
@@ -218,7 +218,7 @@ def _device_row(device: Device) -> list[str]:
 def process_tables(
     devices: Sequence[Device], holds: Sequence[Hold], width: int | None
 ) -> list[str]:
-    """The processes of this machine, and those of other containers if there are any."""
+    """Format the processes of this machine, and those of other containers if any."""
     here = [hold for hold in holds if hold.elsewhere is None]
     away = [hold for hold in holds if hold.elsewhere is not None]
     if not here:
@@ -255,7 +255,7 @@ def _grouped(
     devices: Sequence[Device],
     width: int | None,
 ) -> str:
-    """Groups of rows by device; what is the whole board's stands only in the first row of each."""
+    """Group rows by device; values of the full board are only in the first row of each."""
     columns = (
         *columns,
         Column("Device", align="right"),

@@ -1,4 +1,4 @@
-"""Where the tools look: the kernel's files, the driver's library, and the folders of processes."""
+"""Sources of the tools: the kernel's files, the driver's library, and folders of processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class System:
 
     @classmethod
     def here(cls) -> System:
-        """This machine."""
+        """Return this machine."""
         system = cls()
         try:
             system.nvml = importlib.import_module("pynvml")
@@ -46,7 +46,7 @@ class System:
             self.notes.append(text)
 
     def text(self, path: Path) -> str | None:
-        """What a file of the kernel says; None if it is not there or not for us."""
+        """Return the content of a kernel file; None if it is missing or not readable."""
         try:
             return path.read_text(encoding="utf-8", errors="replace").strip()
         except PermissionError:
@@ -56,7 +56,7 @@ class System:
         return None
 
     def number(self, path: Path, scale: float = 1.0) -> float | None:
-        """The number in a file of the kernel, times ``scale``; None if there is none."""
+        """Return the number in a kernel file, times ``scale``; None if there is none."""
         text = self.text(path)
         try:
             return None if text is None else float(text) * scale
@@ -64,7 +64,7 @@ class System:
             return None
 
     def folders(self) -> Iterator[Path]:
-        """The folders in which processes of all users say what they hold, those there are."""
+        """Return the existing folders in which processes of all users record what they hold."""
         seen = set()
         for path in _usual() if self.registries is None else self.registries:
             if path not in seen and self._is_folder(path):

@@ -1,4 +1,4 @@
-"""Whether a program fits into a memory, said before it runs.
+"""Estimate of whether a program fits into a memory, before it runs.
 
 ``estimate`` adds up what lives all the time and what a program needs at each step, as its lowering
 plans it; ``decide`` compares that with a limit.

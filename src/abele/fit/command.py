@@ -226,7 +226,7 @@ def _waiting(script: Path, is_sought: Callable[[], bool]) -> Generator[None]:
 
 @contextlib.contextmanager
 def _on_stderr() -> Generator[None]:
-    """What is printed goes to stderr, also by processes that start meanwhile."""
+    """Redirect stdout to stderr while open, also for processes started meanwhile."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -246,7 +246,7 @@ def _while_running(script: Path, trace: TracebackType | None) -> str:
 
 
 def _of_script(trace: TracebackType | None, script: Path) -> TracebackType | None:
-    """A traceback from the script's own first frame on, as Python would print it."""
+    """Return a traceback from the script's own first frame on, as Python would print it."""
     while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
         trace = trace.tb_next
     return trace

@@ -1,4 +1,4 @@
-"""What an estimate of memory consists of: intervals, parts by role, moments of a run."""
+"""Estimates of memory: intervals, parts by role, moments of a run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Interval:
 
     @classmethod
     def exact(cls, value: float) -> Interval:
-        """A number that is known."""
+        """Return the interval of one known number."""
         return cls(value, value, value)
 
     @classmethod
     def sum(cls, intervals: Iterable[Interval]) -> Interval:
-        """The sum of several that do not know of each other."""
+        """Return the sum of independent intervals."""
         several = list(intervals)
         return cls(
             sum(each.low for each in several),
@@ -58,13 +58,13 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """One piece of memory at the peak.
+    """A buffer at the peak.
 
     Attributes:
-        name: of the operation that makes it.
-        role: as of its ``Part``.
+        name: name of the operation that computes it.
+        role: role of its ``Part``.
         size: bytes.
-        module: path of the module that made it; empty outside all.
+        module: path of the module that computes it; empty outside all.
         line: ``FILE:LINE in FUNCTION`` of the user's source, or empty.
     """
 
@@ -166,7 +166,7 @@ class Estimate:
         )
 
     def data(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return all fields as JSON values."""
         moments = [
             {
                 "name": moment.name,

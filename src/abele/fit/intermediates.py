@@ -1,4 +1,4 @@
-"""What a program needs of memory while it runs, by role and by the user's line."""
+"""Memory of a running program, by role and by the user's line."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _OF_PHASE = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Need:
-    """What a program needs at its peak.
+    """Memory of a program at its peak.
 
     Attributes:
-        operation: what runs then.
-        parts: by role.
-        tensors: the largest first.
+        operation: the operation at the peak.
+        parts: bytes by role.
+        tensors: buffers, the largest first.
         reserved: bytes of ``parts`` that the program keeps between calls.
-        shared: of these bytes, those that other programs use too.
+        shared: bytes of ``parts`` that other programs use, too.
     """
 
     operation: str
@@ -58,12 +58,12 @@ class Need:
 
 
 def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
-    """What ``program`` needs at the step at which most is expected to be in use.
+    """Return the memory of ``program`` at the step with the most expected bytes.
 
     Args:
         program: after the passes of its lowering.
-        use: as its lowering plans it.
-        allocation: how much of that becomes memory of the process.
+        use: memory plan of its lowering.
+        allocation: share of planned bytes that becomes memory of the process.
     """
     known = use.shared is not None or bool(
         use.bare
@@ -102,7 +102,7 @@ def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
 def _alive(
     use: MemoryUse, step: int, allocation: Allocation, *, known: bool
 ) -> tuple[list[Part], list[Tensor]]:
-    """What is in use at a step, by role with the largest first, and tensor by tensor."""
+    """Return the live bytes at a step by role, and the buffers; the largest first."""
     planned = use.shared is not None
     if known:
         allocation = SETTLED if planned else RESULTS
@@ -124,7 +124,7 @@ def _alive(
 
 
 def _gaps(use: MemoryUse) -> Interval:
-    """What the C library keeps beside the largest pieces that libraries take of it."""
+    """Return what the C library retains in addition to the largest buffers of libraries."""
     loose = tuple(each for each in use.pieces if each.inner)
     most = max(dataclasses.replace(use, pieces=loose, inside=()).alive(), default=0)
     return Interval(0, LOOSE.expected * most - most, LOOSE.most * most - most)
@@ -146,7 +146,7 @@ def _workspace(node: torch.fx.Node | None, *, known: bool) -> Interval:
 
 
 def _role(use: MemoryUse, piece: Piece) -> str:
-    """What a piece of memory is for: who makes it, and who reads it last."""
+    """Return the role of a buffer, from its producer and its last reader."""
     if piece.inner:
         return WORKSPACE
     made = None if piece.node is None else node_phase(piece.node)

@@ -76,7 +76,7 @@ class Outcome(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rung:
-    """One change on top of the preceding ones.
+    """A change on top of the preceding ones.
 
     Attributes:
         name: description.

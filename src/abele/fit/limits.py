@@ -39,15 +39,15 @@ _GROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limit:
-    """How much memory there is.
+    """A memory limit.
 
     Attributes:
-        name: as it was asked for.
+        name: name on the command line.
         size: bytes.
-        source: who says so, in words.
-        of_process: it holds the whole process, not only what the programs need.
-        ipus: how many devices of this memory there are, 0 for as many as the program asks for;
-            None if it is no memory of IPUs.
+        source: origin of the size, in words.
+        of_process: the limit is for the full process, not only for what programs need.
+        ipus: number of devices of this size, 0 for as many as the program uses; None if the limit
+            is not that of IPUs.
     """
 
     name: str
@@ -98,13 +98,12 @@ def shown(name: str, size: int) -> str:
 
 
 def of_machine(name: str) -> Limit:
-    """The limit called ``cpu``, ``cuda`` or ``cuda:1``, or one of so many bytes.
+    """Return the limit called ``cpu``, ``cuda`` or ``cuda:1``, or a size.
 
-    ``mk2`` is the memory of an IPU, of which the program has as many as it asks for; ``mk2x4`` are
-    four.
+    ``mk2`` is the memory of each IPU that the program uses; ``mk2x4`` that of four.
 
     Raises:
-        LimitError: it is neither, or the device is not there.
+        LimitError: the name is neither, or the device does not exist.
     """
     if name == "cpu":
         size, source = host_memory()
@@ -121,16 +120,16 @@ def of_machine(name: str) -> Limit:
 
 
 def of_size(name: str) -> Limit:
-    """A limit of so many bytes.
+    """Return the limit of a size such as ``8GiB``.
 
     Raises:
-        LimitError: it is no size.
+        LimitError: the text is not a size.
     """
     return Limit(name=name, size=parse_bytes(name), source="as asked")
 
 
 def of_ipus(count: int) -> Limit:
-    """The memory of each of so many IPUs; 0 for as many as the program asks for."""
+    """Return the memory of each of ``count`` IPUs; 0 for as many as the program uses."""
     return Limit(
         name=MK2,
         size=_TILES * _TILE_BYTES,

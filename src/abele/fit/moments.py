@@ -51,12 +51,12 @@ def of_program(
 
 
 def joining(always: Sequence[Part], kept: Interval, results: Results) -> list[Moment]:
-    """When results of micro-batches become those of the call; none where there is one of them.
+    """Return the moments at which results of micro-batches are concatenated; none for one of them.
 
     Args:
-        always: what lives for the whole run.
-        kept: by programs.
-        results: of calls.
+        always: parts that are always live.
+        kept: parts that programs keep.
+        results: results of calls.
     """
     if results.joining is None:
         return []

@@ -1,4 +1,4 @@
-"""What the process itself takes of the machine's memory, beside what an estimate counts."""
+"""Memory of the process itself, in addition to what an estimate counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_OPERATION = (0, 6 * 2**10, 24 * 2**10)
 
 
 def default_limit(target: Target) -> str:
-    """The memory of the device on which a target runs."""
+    """Return the name of the memory of a target's device."""
     return "cuda:0" if target.device().type == "cuda" else "cpu"
 
 

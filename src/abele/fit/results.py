@@ -1,4 +1,4 @@
-"""What the results of calls take: those of micro-batches until a call ends, and of the call before.
+"""Memory of the results of calls: of micro-batches until a call ends, and of the previous call.
 
 Those that the micro-batch that runs returns are part of what its program needs.
 """
@@ -43,12 +43,12 @@ def of_calls(
     on_host: bool,
     returned: Collection[str] | None = None,
 ) -> Results:
-    """What results of calls take.
+    """Return the memory of the results of calls.
 
     Args:
-        model: the program of a micro-batch.
-        config: how a call runs it.
-        on_host: the device is the host; elsewhere the caller has results in other memory.
+        model: program of a micro-batch.
+        config: partition of a call's batch.
+        on_host: the device is the host; otherwise the caller's results are in other memory.
         returned: outputs that the caller gets; None for all.
     """
     outputs = [
@@ -82,7 +82,7 @@ def _taken(sizes: list[int], on_host: bool) -> Interval:
 
 
 def _joined(sizes: list[int], kept: int, whole: Interval, config: StepConfig) -> Interval:
-    """What ``runtime.session.assemble`` makes of the results of micro-batches."""
+    """Return the bytes of what ``runtime.session.assemble`` makes of micro-batches' results."""
     if config.output_mode is not OutputMode.SUM:
         return whole
     # Each output is stacked before it is summed; sums of several replicas are joined then.

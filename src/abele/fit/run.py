@@ -31,13 +31,13 @@ STATE = ("parameters", "buffers", "optimizer state", _ON_HOST)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calls:
-    """What is known of the calls of a run beside the programs.
+    """Memory of calls in addition to the programs'.
 
     Attributes:
         module: bytes of the user's weights and buffers on the host.
         batch: bytes of the inputs of one call.
-        tiered: first steps are interpreted, and compiled programs take over.
-        handed: bytes that a program finds of earlier ones of the same call, by its name.
+        tiered: first steps are interpreted, before the switch to compiled code.
+        handed: bytes of earlier programs' results that a program finds, by its name.
         returned: outputs that callers get; None for all.
     """
 
@@ -126,15 +126,15 @@ def _moments(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Way:
-    """One way to run a program.
+    """A lowering of a program, with its memory.
 
     Attributes:
-        program: after all passes.
-        need: what it needs at its peak.
-        basis: where that comes from.
-        lowering: what it is called, and why it was chosen.
-        compiles: code is made for the program.
-        trusted: results are never compared with those of the interpreter.
+        program: the program after all passes.
+        need: its memory at the peak.
+        basis: source of the numbers.
+        lowering: name of the lowering, and why it was chosen.
+        compiles: code is compiled for the program.
+        trusted: results are never compared with the interpreter's.
     """
 
     program: Program
@@ -149,7 +149,7 @@ _Ways = dict[str, list[_Way]]
 
 
 def _ways(programs: Sequence[Program], config: StepConfig, target: Target) -> _Ways:
-    """The ways in which each program may run, by its name."""
+    """Return the lowerings in which each program may run, by its name."""
     allocation = PIECES if target.device().type == "cpu" else WHOLE
     result: _Ways = {}
     for name, lowered in lowered_for(target, programs, config).items():
@@ -169,13 +169,13 @@ def _ways(programs: Sequence[Program], config: StepConfig, target: Target) -> _W
 
 
 def _handed(calls: Calls, name: str) -> list[Part]:
-    """What earlier programs of a call have left for one."""
+    """Return the bytes of earlier programs' results that a program finds."""
     size = calls.handed.get(name, 0)
     return [Part(role="left by earlier sections", size=Interval.exact(size))] if size else []
 
 
 def _needs(ways: _Ways, which: Callable[..., Need] = max) -> list[Need]:
-    """Of each program, that of the way that keeps most, or least."""
+    """Return for each program the memory of the lowering that keeps most, or least."""
     return [which((way.need for way in each), key=_reserved) for each in ways.values()]
 
 

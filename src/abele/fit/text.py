@@ -11,7 +11,7 @@ _LINES = 8
 
 
 def table(answer: Answer) -> str:
-    """The answer in a sentence, what is alive at the peak, and the user's lines that take most."""
+    """Format the verdict, the live memory at the peak, and the user's lines with the most bytes."""
     peak, work = answer.estimate.peak, answer.estimate.work
     parts = _by_role([*answer.beside, *peak.parts])
     rows = [_row(part) for part in sorted(parts, key=_order) if part.size.high]
@@ -31,7 +31,7 @@ def table(answer: Answer) -> str:
 
 
 def _by_role(parts: list[Part]) -> list[Part]:
-    """One part for all of one role."""
+    """Join parts of equal role."""
     sizes: dict[tuple[str, bool], list[Interval]] = {}
     for part in parts:
         sizes.setdefault((part.role, part.always), []).append(part.size)

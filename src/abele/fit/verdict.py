@@ -1,4 +1,4 @@
-"""Whether an estimate fits into a limit."""
+"""Verdict on an estimate and a limit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Answer:
     estimate: Estimate
 
     def sentence(self) -> str:
-        """The answer in a sentence."""
+        """Return the verdict in a sentence."""
         limit = shown(self.limit.name, self.limit.size)
         needs = f"{bytes_text(self.size.low)} to {bytes_text(self.size.high)}"
         if bytes_text(self.size.low) == bytes_text(self.size.high):
@@ -51,7 +51,7 @@ class Answer:
         return f"It is uncertain whether it fits into {limit}: it needs {needs}."
 
     def data(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return all fields as JSON values."""
         return {
             "version": 1,
             "verdict": self.verdict.value,

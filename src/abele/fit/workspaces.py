@@ -1,4 +1,4 @@
-"""What runs inside an operator and takes memory that no graph shows: a stated band.
+"""Workspaces inside of operators, which no graph shows, as a stated band.
 
 Libraries pack matrices and keep sums per thread. How much that takes is theirs to decide, so it is
 a band: nothing at least, a share of what the operator reads and makes at most. What operators make
@@ -58,11 +58,11 @@ _MATRICES = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm
 
 @dataclasses.dataclass(frozen=True)
 class Allocation:
-    """How many bytes of a process one planned byte becomes.
+    """Bytes of a process per planned byte.
 
     Attributes:
-        expected: what processes took of the models of ``benchmarks/fit.py`` that were looked at.
-        most: at most.
+        expected: ratio observed for the models of ``benchmarks/fit.py``.
+        most: largest ratio.
     """
 
     expected: float
@@ -140,7 +140,7 @@ def _touched(node: torch.fx.Node) -> int:
 
 
 def _is_by_element(node: torch.fx.Node) -> bool:
-    """An operator on elements of one type: torch converts others in memory of their own."""
+    """Return whether an operator is pointwise on one dtype; torch converts others in a copy."""
     if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
         return False
     values = (each.meta.get("val") for each in (node, *node.all_input_nodes))
@@ -149,7 +149,7 @@ def _is_by_element(node: torch.fx.Node) -> bool:
 
 
 def _pools_dense(node: torch.fx.Node) -> bool:
-    """A max pool of an image between whose elements nothing lies: others are copied first."""
+    """Return whether a max pool reads dense activations; others are copied first."""
     if node.target is not aten.max_pool2d_with_indices.default:
         return False
     image = node.all_input_nodes[0].meta["val"]

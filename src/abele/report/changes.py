@@ -1,4 +1,4 @@
-"""What each pass did to a program, as lines of its text that went and came.
+"""Lines that each pass removed from and added to the text of a program.
 
 Names of nodes outlive a pass, so a line that is in both texts was not touched.
 """
@@ -56,7 +56,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _without(lines: list[str], others: list[str]) -> list[str]:
-    """The lines that the others do not have, or have less often."""
+    """Return the lines that the other text lacks, or has less often."""
     left = Counter(others)
     kept: list[str] = []
     for line in lines:

@@ -1,4 +1,4 @@
-"""How runs end: by themselves, with a status, by an error that nobody caught, or by a signal.
+"""Ends of runs: normal exit, exit status, uncaught error, or signal.
 
 Watched from the first run on that is recorded. What was there before stays: the hook of errors is
 called after ours, and a signal that somebody else handles is left to him. A process that is killed
@@ -23,14 +23,14 @@ from abele.report import exit_status
 
 
 class Ending(Protocol):
-    """What is told of an end."""
+    """Receiver of the end of the process."""
 
     def failed(self, where: str, error: BaseException) -> None:
-        """An error that nobody caught."""
+        """Record an uncaught error."""
         ...
 
     def ended(self, how: str) -> None:
-        """The end; told once more at exit."""
+        """Record the end; called again at exit."""
         ...
 
 
@@ -39,7 +39,7 @@ _pid = 0
 
 
 def text_of(error: BaseException) -> str:
-    """What an error says; a sentence also where it has no text."""
+    """Return the text of an error, or a sentence if it has none."""
     if text := str(error):
         return text
     if isinstance(error, KeyboardInterrupt):
@@ -48,7 +48,7 @@ def text_of(error: BaseException) -> str:
 
 
 def with_causes(error: BaseException) -> str:
-    """What an error and its causes say, each text once and each type by name."""
+    """Return the texts of an error and its causes, each once, and each type by name."""
     text, cause = text_of(error), error.__cause__
     seen = {id(error)}
     while cause is not None and id(cause) not in seen:
@@ -95,7 +95,7 @@ def _watch_signal(number: signal.Signals) -> None:
 
 
 def _here() -> list[Ending]:
-    """The runs of this process; a forked child has none."""
+    """Return the runs of this process; empty in a forked child."""
     return list(_watched) if os.getpid() == _pid else []
 
 
@@ -119,7 +119,7 @@ def _uncaught(
 
 
 def _line(trace: TracebackType | None) -> str:
-    """The innermost line that belongs to the program itself or to what it loaded data with."""
+    """Return the innermost line of the program or of its data loading."""
     if trace is None:
         return "the program"
     frames = [trace]

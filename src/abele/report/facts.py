@@ -1,4 +1,4 @@
-"""What can be read off a session: the content of ``run.json``."""
+"""Reads the content of ``run.json`` off a session."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KINDS = (record.ACTIVATIONS, "gradients", "new values", "while operators run")
 
 
 def process(began_ns: int) -> record.Process:
-    """This process, with a run that began at ``began_ns`` of ``time.perf_counter_ns``."""
+    """Return this process, with a run that began at ``began_ns`` of ``time.perf_counter_ns``."""
     now = time.perf_counter_ns()
     return record.Process(
         pid=os.getpid(),
@@ -44,7 +44,7 @@ def process(began_ns: int) -> record.Process:
 
 
 def machine() -> record.Machine:
-    """What this process runs on."""
+    """Return the machine that this process runs on."""
     return record.Machine(
         processor=processor.name(),
         cores=processor.cores(),
@@ -64,7 +64,7 @@ def _memory_bytes() -> int:
 
 
 def build(made: BuildRecord) -> record.Build:
-    """How an executable was made."""
+    """Return the build of an executable as recorded."""
     return record.Build(
         target=made.target,
         forced=made.forced,
@@ -86,12 +86,12 @@ def programs(
     made: BuildRecord,
     changes: Mapping[Stamp, record.Change] | None = None,
 ) -> tuple[record.Program, ...]:
-    """The programs that run, and what each needs.
+    """Return the programs of an executable as recorded.
 
     Args:
-        executable: has them.
-        made: how it was made.
-        changes: what passes did, if somebody watched them.
+        executable: the executable.
+        made: its build.
+        changes: changes by each pass, if observed.
     """
     known = changes or {}
     lowered = (executable.lowered(each.name) for each in executable.programs)
@@ -129,11 +129,11 @@ def _program(
 
 
 def pipeline(call: Measured, stages: Sequence[str]) -> record.Pipeline:
-    """The first passage of a call.
+    """Return the first passage of a call through a pipeline.
 
     Args:
-        call: what was measured.
-        stages: what each has, in words.
+        call: the measured call.
+        stages: descriptions of the stages.
     """
     times = call.times[0] if call.times else ()
     first = min((each.begin for each in times), default=0)
@@ -153,7 +153,7 @@ def pipeline(call: Measured, stages: Sequence[str]) -> record.Pipeline:
 
 
 def memory(use: MemoryUse) -> record.Memory:
-    """The memory of a program, without its graph."""
+    """Return the memory use of a program, without its graph."""
     alive, needed = use.alive(), use.needed()
     peak = max(needed)
     # Where memory is reserved, steps need about the same: the one that uses most of it says most.
@@ -174,7 +174,7 @@ def memory(use: MemoryUse) -> record.Memory:
 
 
 def _kinds(use: MemoryUse, points: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """What the bytes at some steps are for; those of a step add up to all that is in use there."""
+    """Return the bytes in use at some steps by kind; kinds add up to all bytes of a step."""
     begins = _phases(use.nodes)
     sums = [Counter[str]() for _ in points]
     for counted, step in zip(sums, points, strict=True):
@@ -184,7 +184,7 @@ def _kinds(use: MemoryUse, points: Sequence[int]) -> dict[str, tuple[int, ...]]:
 
 
 def _kind(piece: Piece, begins: Mapping[str, int]) -> str:
-    """What a piece is for, by who makes it and how long it stays."""
+    """Return the kind of a buffer, from its producer and its lifetime."""
     phase = None if piece.node is None or piece.inner else node_phase(piece.node)
     if phase == "forward" and piece.last >= begins.get("backward", piece.last + 1):
         return KINDS[0]
@@ -194,14 +194,14 @@ def _kind(piece: Piece, begins: Mapping[str, int]) -> str:
 
 
 def fullest(alive: Sequence[int]) -> list[int]:
-    """Steps in their order; of many the fullest of each group, so that no peak is lost."""
+    """Reduce steps to the fullest of each group, in order, so that no peak is lost."""
     group = -(-len(alive) // POINTS)
     steps = range(0, len(alive), group)
     return [max(range(i, min(i + group, len(alive))), key=alive.__getitem__) for i in steps]
 
 
 def _described(node: torch.fx.Node | None) -> str:
-    """What runs at a step: operator and the tensor that it makes, module, and the user's line."""
+    """Describe a step: operator and result, module, and the user's line."""
     if node is None or node.op != "call_function":
         return ""
     value = node.meta.get("val")
@@ -211,7 +211,7 @@ def _described(node: torch.fx.Node | None) -> str:
 
 
 def line_of(node: torch.fx.Node) -> str:
-    """The user's line of a node: ``FILE:LINE in FUNCTION``; empty if unknown."""
+    """Return the user's line of a node, ``FILE:LINE in FUNCTION``; empty if unknown."""
     frame = user_line(node.meta.get("stack_trace"))
     if frame is None:  # of backward, the line of forward that it belongs to
         return os.path.basename(str(marks_of(node).get("of_line") or ""))
@@ -257,6 +257,6 @@ def _tensor(piece: Piece) -> record.Tensor:
 
 
 def operator_of(node: torch.fx.Node) -> str:
-    """The operator that made the value of a node."""
+    """Return the operator that computes a node."""
     made_by = node.args[0] if is_getitem(node) else node
     return str(made_by.target if isinstance(made_by, torch.fx.Node) else node.target)

@@ -1,4 +1,4 @@
-"""How values of forward pass between modules: what is drawn as a graph for each of them.
+"""Flow of values between modules in forward, drawn as a graph per module.
 
 Forward is a row of passages: operations that follow each other in one module. Seen from a module,
 those that follow each other inside one of its parts are one step, so a graph never has a cycle,

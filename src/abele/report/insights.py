@@ -1,4 +1,4 @@
-"""What would make a run shorter or smaller: at most seven, each with what it would save.
+"""Advice to shorten a run or reduce its memory: at most seven items, each with its saving.
 
 Nothing is said without a number from the run itself. Savings are what is spent there now, so the
 most that can be won.
@@ -37,13 +37,13 @@ _ADVICE = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Insight:
-    """Something that costs, and what to do about it.
+    """A cost of a run, and advice to avoid it.
 
     Attributes:
-        what: what was seen, in words.
+        what: the observation.
         advice: the option or line that changes it.
-        seconds: that it would save at most in a run like this one; 0 if it saves memory.
-        bytes: likewise.
+        seconds: largest saving in a run like this one; 0 if it saves memory.
+        bytes: memory that it would save; 0 if it saves time.
     """
 
     what: str
@@ -53,13 +53,13 @@ class Insight:
 
     @property
     def saving(self) -> str:
-        """How much, in words."""
+        """Saving, formatted."""
         amount = words.seconds(self.seconds) if self.seconds else words.size(self.bytes)
         return f"up to {amount}"
 
 
 def insights(run: Run, journal: Journal) -> list[Insight]:
-    """What is worth saying of a run; what saves most time first, then what saves memory."""
+    """Return the advice for a run; savings of time come first, the largest before others."""
     later = steady(journal)
     insights: list[Insight] = [
         *_of_calls(run, later, journal.calls),
@@ -90,7 +90,7 @@ def _of_calls(run: Run, later: Steady | None, calls: int) -> Iterator[Insight]:
 
 
 def _before_calls(run: Run, later: Steady, calls: int) -> Iterator[Insight]:
-    """Loading apart from whatever else happens there, where somebody could tell."""
+    """Split the time before calls into loading and other work, if known."""
     least, share = _WAITING * later.whole, words.share
     if not later.loading:
         if later.waited > least:
@@ -140,7 +140,7 @@ def _of_building(run: Run) -> Iterator[Insight]:
 
 
 def _of_compiling_beside(run: Run, journal: Journal) -> Iterator[Insight]:
-    """What calls have left to another process, which need not compile with a cache."""
+    """Advise on compilation in another process, which a cache would avoid."""
     left = sum(each.compiling for each in journal.windows)
     in_calls = sum(each.in_calls for each in journal.windows)
     if run.build is not None and run.build.cache == "off" and left > _HANDLING * in_calls:
@@ -192,7 +192,7 @@ def _of_kernels(run: Run, later: Steady | None, calls: int) -> Iterator[Insight]
 
 
 def _where(run: Run, program: Program, phase: str, name: str, entry: Entry) -> str:
-    """What to do about an operator: what makes its kernels larger, or where the longest is."""
+    """Return the advice for an operator: larger kernels, or the line of the longest."""
     if entry.seconds < _SMALL_S * entry.count:
         return _advice(run, "operators")
     assert program.timing is not None

@@ -1,4 +1,4 @@
-"""What happened during a run, as lines that are added while it happens.
+"""Journal of a run: a file to which lines are appended while the run goes on.
 
 ``journal.jsonl`` has one JSON object per line. Its first key, ``e``, says what it is:
 
@@ -95,14 +95,14 @@ class Window:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Moment:
-    """Something that happened once.
+    """An event of a run.
 
     Attributes:
         at: seconds since the run began.
         kind: ``stage``, ``note``, ``error`` or ``end``.
-        what: in words.
-        type: of an error.
-        where: of an error: what was going on.
+        what: description.
+        type: type of an error.
+        where: activity during which an error occurred.
     """
 
     at: float
@@ -127,17 +127,17 @@ class Journal:
     modified: float = 0.0
 
     def of_kind(self, *kinds: str) -> list[Moment]:
-        """The moments of some kinds."""
+        """Return the moments of some kinds."""
         return [each for each in self.moments if each.kind in kinds]
 
     @property
     def calls(self) -> int:
-        """How many calls there were."""
+        """Number of calls."""
         return sum(each.count for each in self.windows)
 
     @property
     def end(self) -> Moment | None:
-        """How it ended; None if it did not say so."""
+        """Description of the end; None if the run has not recorded one."""
         return next(iter(self.of_kind("end")[-1:]), None)
 
 
@@ -364,7 +364,7 @@ class JournalWriter:
         self._problem(f"{self.path}: {text}. The run goes on; its report lacks what follows.")
 
     def _thin(self) -> None:
-        """Joins calls of neighbouring lines, so that half as many stay."""
+        """Join calls of adjacent lines, which halves the number of lines."""
         lines = self.path.read_bytes().splitlines()
         with replacing(self.path) as file:
             for line in _thinned(lines):
@@ -382,7 +382,7 @@ def window_of(
     loading: float = 0.0,
     compiling: float = 0.0,
 ) -> Window:
-    """One call; arguments are those of ``JournalWriter.call``, its number, and parts of those."""
+    """Return the window of one call; arguments are those of ``JournalWriter.call``."""
     took = sum(parts[1:])
     number, instead = (None, "") if loss is None else _of_loss(loss)
     names = ("waited", "inputs", "computed", "outputs")
@@ -402,7 +402,7 @@ def window_of(
 
 
 def _of_loss(loss: float) -> tuple[float | None, str]:
-    """A loss if it is a finite number, or what it is instead."""
+    """Return a finite loss, or None and ``nan``, ``inf`` or ``-inf``."""
     return (loss, "") if math.isfinite(loss) else (None, str(loss))
 
 

@@ -10,21 +10,20 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """What ran between two looks at the clock, in a run apart from those that are timed.
+    """Work between two readings of the clock, in a run of its own.
 
     Attributes:
-        what: who computes it: ``torch``, ``loop``, or the name of a function.
-        operators: of the program that it computes, each with the share of the time that counts as
-            its own: that of the bytes it moves.
+        what: backend: ``torch``, ``loop``, or the name of a kernel.
+        operators: operators it computes, each with its share of the time, in proportion to bytes.
         phase: ``forward``, ``backward`` or ``update``.
-        module: its path, names joined by ``/``; empty outside all.
+        module: path of the module, names joined by ``/``; empty outside all.
         line: ``FILE:LINE in FUNCTION`` of the user's source; empty if unknown.
         began: seconds since the program began.
-        seconds: how long it took, on average of the fastest quarter of the runs.
-        quarters: seconds in all runs: shortest, quartiles and longest; zeros in older files.
-        operations: floating-point operations of those that torch has a formula for.
-        bytes: that it reads and writes at least.
-        least: seconds that this machine needs for so many operations and bytes at least.
+        seconds: mean time in the fastest quarter of the runs.
+        quarters: seconds in all runs: minimum, quartiles and maximum; zeros in older files.
+        operations: FLOPs of the operators for which torch has a formula.
+        bytes: least bytes read and written.
+        least: least seconds of this machine for so many FLOPs and bytes.
     """
 
     what: str
@@ -75,12 +74,12 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What this machine does at most, measured with some number of threads.
+    """Peak rates of this machine, measured with some number of threads.
 
     Attributes:
-        threads: of torch.
-        operations: floating-point operations in a second, of a product of matrices.
-        bandwidths: bytes that an operation touches, and how many of them go through in a second.
+        threads: number of threads of torch.
+        operations: FLOPs per second of a GEMM.
+        bandwidths: pairs of bytes touched by an operator, and bytes per second.
     """
 
     threads: int

@@ -1,4 +1,4 @@
-"""Where the nodes of a graph without cycles are drawn: in layers, each below all that it reads.
+"""Layered drawing of acyclic graphs: each node is below all that it reads.
 
 The steps are those of Sugiyama, Tagawa and Toda (1981): layers by the longest way, points where an
 edge passes through layers, an order in each layer that has few crossings, and then the coordinates.
@@ -19,14 +19,14 @@ _GAP = 22.0
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where things are.
+    """Coordinates of a drawn graph.
 
     Attributes:
-        width: of everything.
-        layers: how many.
-        centers: of each node, from the left.
-        layer: of each node, from 0.
-        ways: of each edge, the centers at which it passes the layers between its ends.
+        width: width of the drawing.
+        layers: number of layers.
+        centers: center of each node, from the left.
+        layer: layer of each node, from 0.
+        ways: for each edge, its centers in the layers between its endpoints.
     """
 
     width: float
@@ -74,7 +74,7 @@ def layered(widths: Sequence[float], edges: Sequence[tuple[int, int]]) -> Layout
 
 
 def _neighbours(links: Sequence[tuple[int, int]]) -> tuple[dict[int, list[int]], ...]:
-    """Of each point those above and those below."""
+    """Return the neighbours of each point above and below."""
     above: dict[int, list[int]] = defaultdict(list)
     below: dict[int, list[int]] = defaultdict(list)
     for begin, end in links:

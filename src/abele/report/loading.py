@@ -1,4 +1,4 @@
-"""What bounds a loop over a loader: waiting for batches, or the work on them."""
+"""Bottleneck of a loop over a loader: waiting for batches, or computation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def _rate(value: float) -> str:
 
 @dataclasses.dataclass(slots=True)
 class Waits:
-    """What one thread has waited for its batches so far.
+    """Time that one thread has waited for its batches.
 
     Attributes:
-        ns: nanoseconds, growing.
+        ns: nanoseconds so far.
     """
 
     ns: int = 0
@@ -46,7 +46,7 @@ class Loop:
         return "input-bound" if self.waiting > 0.5 * self.seconds else "compute-bound"
 
     def sentence(self) -> str | None:
-        """What bounds the loop and what free input would give; None after too short a loop."""
+        """Return the bottleneck and the rate with free input; None after too short a loop."""
         working = self.seconds - self.waiting
         if self.batches < _LEAST_BATCHES or self.seconds < _LEAST_S or working <= 0:
             return None

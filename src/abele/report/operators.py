@@ -1,4 +1,4 @@
-"""What the operators of a program cost at least: operations and bytes, read off its graph."""
+"""Least cost of a program's operators: FLOPs and bytes, read off its graph."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REST = ([1, 1], False, [0, 0], 1)
 
 
 def of_program(program: Program) -> tuple[Operators, ...]:
-    """The operators of a program by phase, module and name, in the order of their first use."""
+    """Return the operators of a program by phase, module and name, in order of first use."""
     entries: dict[tuple[str, str, str], Operators] = {}
     for node in program.graph.graph.nodes:
         if node.op != "call_function" or is_getitem(node):
@@ -50,7 +50,7 @@ def of_program(program: Program) -> tuple[Operators, ...]:
 
 
 def choices(chosen: Mapping[torch.fx.Node, KernelChoice]) -> tuple[Choice, ...]:
-    """Who computes operators and why, those that are alike in one; the most frequent first."""
+    """Return the backends of operators with reasons, grouped; the most frequent first."""
     counts = Counter(
         (node_phase(node) or "program", str(node.target), each.by, each.why)
         for node, each in chosen.items()
@@ -62,7 +62,7 @@ def choices(chosen: Mapping[torch.fx.Node, KernelChoice]) -> tuple[Choice, ...]:
 
 
 def passages(program: Program) -> tuple[Passage, ...]:
-    """What forward does, module by module, and which values pass between them."""
+    """Return the work of forward module by module, and the values passed between modules."""
     inputs = dict(zip(program.placeholders(), program.inputs, strict=True))
     made_in = {node: OUTSIDE for node, slot in inputs.items() if slot.role is Role.INPUT}
     row: list[Passage] = []
@@ -93,7 +93,7 @@ def passages(program: Program) -> tuple[Passage, ...]:
 
 
 def _origin(node: torch.fx.Node) -> torch.fx.Node:
-    """The operation or input whose result a value is, or is a view of."""
+    """Return the operation or input that a value is, or is a view of."""
     while node.op == "call_function" and (is_getitem(node) or is_view(node)):
         node = node_argument(node, 0)
     return node
@@ -112,7 +112,7 @@ _LOOPS = {
 
 
 def module_of(node: torch.fx.Node) -> str:
-    """The module that a node belongs to; of backward, that of its operation of forward if known."""
+    """Return the module of a node; for backward, that of its forward operation if known."""
     marks = marks_of(node)
     return str(marks.get("of_scope") or marks.get("scope") or "")
 

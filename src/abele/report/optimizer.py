@@ -1,4 +1,4 @@
-"""What a training run updates its weights with: the optimizer's numbers, and when they change."""
+"""Values of a run's optimizer, and their changes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Optimizer:
         return self.changes[KEPT - 1].calls if self.left_out else math.inf
 
     def history(self, name: str) -> Iterator[tuple[int, float]]:
-        """The values of one name, each with the number of calls before it."""
+        """Return the values of one name, each with the number of calls before it."""
         begin = self.begins_with()
         if name in begin:
             yield 0, begin[name]
@@ -90,12 +90,12 @@ class Optimizer:
 
 
 def optimizer_of(rule: UpdateRule, name: str, restored: Mapping[str, float]) -> Optimizer:
-    """What is known of an optimizer before the first call.
+    """Return the record of an optimizer before the first call.
 
     Args:
-        rule: what it was reduced to.
-        name: of its class.
-        restored: values that a state was kept with, by the names that changes have; they win.
+        rule: its update rule.
+        name: name of its class.
+        restored: values from a saved state, which take precedence, by name.
     """
     groups = tuple(
         ParameterGroup(
@@ -120,12 +120,12 @@ def _of_all(rule: UpdateRule, restored: Mapping[str, float]) -> dict[str, float]
 
 
 def changed(before: Optimizer, now: Optimizer, calls: int) -> Optimizer:
-    """What is known after values were set.
+    """Return the record of an optimizer after values were set.
 
     Args:
-        before: what was known.
-        now: with the values that were set, as those that it begins with.
-        calls: how many calls there were.
+        before: the record before.
+        now: a record that begins with the new values.
+        calls: number of calls so far.
     """
     if not calls:
         return now

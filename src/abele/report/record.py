@@ -1,4 +1,4 @@
-"""What is known of a run, as typed values and as the file ``run.json``.
+"""Record of a run, as typed values and as the file ``run.json``.
 
 Numbers are bytes, seconds, or counts. A field that is added later gets a default, so older files
 stay readable; a change that breaks this raises ``SCHEMA``.
@@ -26,14 +26,14 @@ FILE = "run.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Process:
-    """Who runs, so that a reader can tell whether it still does.
+    """The process of a run, so that a reader can find out whether it is still alive.
 
     Attributes:
-        pid: the process.
-        since: when it started, in clock ticks since the machine did; 0 if unknown.
+        pid: process number.
+        since: start of the process in clock ticks since boot; 0 if unknown.
         machine: digest of the machine and its boot.
         began: seconds since 1970 when the run began.
-        clock_ns: ``time.perf_counter_ns`` at that moment; the journal counts from it.
+        clock_ns: ``time.perf_counter_ns`` at that moment; the origin of the journal's times.
     """
 
     pid: int
@@ -45,13 +45,13 @@ class Process:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What it ran on.
+    """The machine of a run.
 
     Attributes:
-        processor: its name.
-        cores: how many this process may use.
-        threads: of torch.
-        memory_bytes: of the machine; 0 if unknown.
+        processor: name of the processor.
+        cores: cores that this process may use.
+        threads: threads of torch.
+        memory_bytes: memory of the machine; 0 if unknown.
         system: operating system and architecture.
         python: version.
         torch: version.
@@ -68,12 +68,12 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Build:
-    """How the executable was made; see ``abele.compile.build.BuildRecord``.
+    """The build of an executable; see ``abele.compile.build.BuildRecord``.
 
     Attributes:
-        compiled: code was made for a program; else a cache saves no time.
-        check: agreement of compiled programs with interpreted ones on this machine, in words;
-            empty where nothing was compared.
+        compiled: code was compiled for a program; otherwise a cache saves no time.
+        check: agreement of compiled with interpreted programs on this machine, in words; empty if
+            nothing was compared.
     """
 
     target: str
@@ -92,7 +92,7 @@ class Build:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stamp:
-    """One pass: how long it took and how many nodes it left."""
+    """A pass: its time and the number of nodes after it."""
 
     by: str
     seconds: float
@@ -170,20 +170,19 @@ ACTIVATIONS = "activations for backward"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What a program needs beside its state and inputs.
+    """Memory of a program in addition to its state and inputs.
 
     Attributes:
-        basis: where the numbers come from, in words.
-        steps: how many steps it has.
+        basis: source of the numbers, in words.
+        steps: number of steps.
         reserved: bytes that it keeps between calls.
-        peak: most bytes that are taken at once.
-        peak_step: the first step with that many.
-        curve: step, bytes of values alive there, and what runs, in order of steps; where there
-            are many steps, the fullest of each group.
-        kinds: of the bytes of each entry of ``curve``, how many are of which kind.
+        peak: peak bytes.
+        peak_step: first step at the peak.
+        curve: step, live bytes and description, by step; of many steps the fullest of each group.
+        kinds: for each entry of ``curve``, its bytes by kind.
         phases: first step of each phase.
-        largest: at the peak, the largest first.
-        others: bytes of the pieces at the peak that are not in ``largest``.
+        largest: buffers at the peak, the largest first.
+        others: bytes of the other buffers at the peak.
     """
 
     basis: str
@@ -211,14 +210,14 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Change:
-    """What a pass did to a program's text.
+    """The change of a program's text by a pass.
 
     Attributes:
-        by: the pass.
-        removed: how many lines it took away.
-        added: how many lines it added.
-        text: these lines, ``-`` or ``+`` before each; cut off where they are many.
-        after: the lines of all operations after it; empty where it changed none.
+        by: name of the pass.
+        removed: number of lines it removed.
+        added: number of lines it added.
+        text: these lines, each after ``-`` or ``+``; long ones are cut off.
+        after: lines of all operations after it; empty if it changed none.
     """
 
     by: str
@@ -230,14 +229,14 @@ class Change:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a stage of a pipeline did for a micro-batch.
+    """Work of a pipeline stage on a micro-batch.
 
     Attributes:
-        stage: which one.
-        micro_batch: which one.
-        backward: its backward, not its forward.
+        stage: number of the stage.
+        micro_batch: number of the micro-batch.
+        backward: backward instead of forward.
         begin: seconds since the passage through the pipeline began.
-        end: likewise.
+        end: seconds since the passage through the pipeline began.
     """
 
     stage: int
@@ -266,23 +265,23 @@ class Pipeline:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """One program.
+    """A program of a run.
 
     Attributes:
         name: ``step``, ``accumulate``, ``apply``, ``forward``, or a part of a pipeline.
-        lowering: how it is lowered.
-        reason: why, in words.
+        lowering: name of its lowering.
+        reason: reason for the lowering, in words.
         given: bytes of its inputs by role.
-        history: what made and changed it.
-        operators: what it does.
-        memory: what it needs.
-        text: as Python; cut off where it is very long.
-        changes: what passes did to it, if somebody watched them.
-        timing: of its kernels; None if they were not timed.
-        untimed: why they were not, if somebody asked for that.
-        declined: why other lowerings do not take it that would come first, by their names.
-        choices: who computes its operators, and why; the most frequent first.
-        passages: what its forward does, module by module.
+        history: capture and passes.
+        operators: its operators.
+        memory: its memory.
+        text: its operations as Python; cut off if very long.
+        changes: changes by passes, if observed.
+        timing: times of its kernels; None if they were not timed.
+        untimed: reason why they were not timed, if timing was wanted.
+        declined: for each preferred lowering that declined it, the reason.
+        choices: backends of its operators with reasons; the most frequent first.
+        passages: work of its forward, module by module.
     """
 
     name: str
@@ -320,30 +319,29 @@ class Option:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run of one model.
+    """A run of a model.
 
     Attributes:
-        schema: of this file.
-        abele: the version that wrote it.
-        name: of the model.
+        schema: version of this file.
+        abele: version that wrote it.
+        name: name of the model.
         training: whether it trains.
-        process: who runs.
-        machine: on what.
-        configuration: how a call consumes its batch.
-        options: that somebody has set.
-        build: how the executable was made; None before there is one.
-        state: bytes of one copy of parameters, buffers and so on.
-        programs: what runs; empty before it was built.
+        process: the process.
+        machine: the machine.
+        configuration: partition of a call's batch.
+        options: options that were set.
+        build: build of the executable; None before.
+        state: bytes of one copy of parameters, buffers and so on, by role.
+        programs: its programs; empty before the build.
         exchanged: ``calls``, ``bytes`` and ``seconds`` of exchanges with other processes.
-        notes: what else is to be said, such as why there is no pipeline.
-        advice: how a program changes what insights are about, by topic; see ``insights``.
-        limits: of the machine, if kernels were timed.
-        pipeline: the latest passage through it; None without stages.
-        host_steps: training steps that went round the programs, on the host; None if nobody
-            counted them.
-        host_said: where these were.
-        loop: the longest loop over a loader in which it was called; None without one.
-        optimizer: what weights are updated with; None if it does not train, or is an older file.
+        notes: further sentences, such as why there is no pipeline.
+        advice: changes to a program by topic; see ``insights``.
+        limits: peak rates of the machine, if kernels were timed.
+        pipeline: latest passage through the pipeline; None without stages.
+        host_steps: training steps made on the host, outside of the programs; None if not counted.
+        host_said: lines of these steps.
+        loop: longest loop over a loader around the calls; None without one.
+        optimizer: the optimizer; None for inference and older files.
     """
 
     schema: int = SCHEMA
@@ -377,13 +375,13 @@ class Run:
 
 
 def only_run(path: Path) -> Path:
-    """The only run in a folder that has none itself, such as that of ``enableProfiling``.
+    """Return the only run inside of a folder that is none itself, such as ``enableProfiling``'s.
 
     Args:
-        path: as for ``read_run``.
+        path: folder or file, as for ``read_run``.
 
     Returns:
-        ``path`` where that is a run, or where there is none or more than one inside.
+        ``path`` if that is a run, or if there is none or more than one inside.
     """
     if not path.is_dir() or _is_record(path / FILE):
         return path
@@ -392,7 +390,7 @@ def only_run(path: Path) -> Path:
 
 
 def _is_record(file: Path) -> bool:
-    """Whether a file may be a record: other programs have files of this name, too."""
+    """Return whether a file may be a record; other programs have files of this name, too."""
     try:
         return "schema" in json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -447,7 +445,7 @@ def _hint(folder: Path) -> str:
 
 
 def _decoded(kind: Any, value: Any) -> Any:
-    """A JSON value as what a field's type says it is; keys that are not known are left out."""
+    """Convert a JSON value to the type of a field; unknown keys are left out."""
     if dataclasses.is_dataclass(kind):
         types_of = typing.get_type_hints(kind)
         known = [field.name for field in dataclasses.fields(kind) if field.name in value]

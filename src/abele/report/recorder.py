@@ -108,16 +108,16 @@ class Recorder(Observer):
     # -- what it is told -------------------------------------------------------------------
 
     def on_stage(self, stage: str, fraction: float) -> None:
-        """Notes when a part of building begins."""
+        """Record the begin of a part of building."""
         self._add("stage", self._now(), stage)
 
     def built(self, run: Run, loss: int | None, made: Executable) -> None:
-        """Writes what is known after building.
+        """Record the programs after building.
 
         Args:
-            run: replaces what was known before.
-            loss: which output of a call is the loss; None if none is.
-            made: what runs; kept in the folder.
+            run: the new record.
+            loss: number of the output that is the loss; None if none is.
+            made: the executable, a copy of which stays in the folder.
         """
         self.run, self._loss, self._number = run, loss, self._first_number
         self._add("stage", self._now(), "calls")
@@ -127,17 +127,17 @@ class Recorder(Observer):
         self._write()
 
     def changed(self, run: Run, what: str, made: Executable) -> None:
-        """Writes what is known after something has changed, such as the programs that run."""
+        """Record a change, such as that of the running programs."""
         self.run = run
         self._add("note", self._now(), what)
         self._keep(made)
         self._write()
 
     def optimizer(self, now: Optimizer) -> None:
-        """Notes values that the next calls update with.
+        """Record the optimizer's values for the next calls.
 
         Args:
-            now: with these as what it begins with.
+            now: a record that begins with these values.
         """
         if self._pid != os.getpid() or self.run.optimizer is None:
             return
@@ -156,7 +156,7 @@ class Recorder(Observer):
             self._changed_ns = began + took + max(int(CHANGED_S * 1e9), TIMES * took)
 
     def _keep(self, made: Executable) -> None:
-        """Keeps the programs, so that they can be timed when the run is over."""
+        """Save the programs, so that they can be timed when the run is over."""
 
         def write() -> None:
             try:
@@ -167,17 +167,17 @@ class Recorder(Observer):
         self._trying(write)
 
     def on_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Reads the loss: one number, or the mean of several."""
+        """Read the loss: one number, or the mean of several."""
         if self._loss is not None:
             self._value = self._number(outputs[self._loss])
 
     def _first_number(self, loss: torch.Tensor) -> float:
-        """Finds out once how the loss of every call is read."""
+        """Find out once how to read the loss of every call."""
         self._number = torch.Tensor.item if loss.dim() == 0 else _mean
         return self._number(loss)
 
     def on_call_end(self, call: CallRecord) -> None:
-        """Notes a call, or the error that it came to."""
+        """Record a call, or its error."""
         # At every call, so what can wait is done for many calls at once.
         self._pending.append((call, self._value, self._waits.ns))
         self._value = None
@@ -185,7 +185,7 @@ class Recorder(Observer):
             self._catch_up(call)
 
     def _catch_up(self, call: CallRecord) -> None:
-        """Gives calls to the journal, up to this one, and writes the page if it is time."""
+        """Write calls up to this one to the journal, and the page if it is time."""
         self._drain()
         self._waits = self._loading()  # another thread may make the calls by now
         if call.error is not None:
@@ -196,7 +196,7 @@ class Recorder(Observer):
             self._ended_ns = time.perf_counter_ns()  # no call waited for that
 
     def _drain(self) -> None:
-        """Gives calls to the journal; may be called by several threads."""
+        """Write calls to the journal; several threads may call this."""
         if self._pid != os.getpid():  # before the lock, which another thread may have had
             self._pending.clear()
             return
@@ -215,7 +215,7 @@ class Recorder(Observer):
             self._due_ns = time.perf_counter_ns() + int(SPAN_S * 1e9) if late else 0
 
     def _together(self, calls: Sequence[_Ended]) -> Calls:
-        """One line for calls; there may be thousands of them in a second."""
+        """Join calls in one line, since there may be thousands of them in a second."""
         start, before = self.run.process.clock_ns, self._ended_ns
         waited = inputs = computed = outputs = compiling = 0
         times: list[float] = []
@@ -248,11 +248,11 @@ class Recorder(Observer):
         )
 
     def failed(self, where: str, error: BaseException) -> None:
-        """Notes an error, and writes the page that says so.
+        """Record an error, and write the page.
 
         Args:
-            where: what was going on, in words.
-            error: what happened; its causes are noted as well.
+            where: activity, in words.
+            error: the error; its causes are recorded, too.
         """
         text = endings.with_causes(error)
         self._add("error", self._now(), text[:LONGEST], type=type(error).__name__, where=where)
@@ -261,7 +261,7 @@ class Recorder(Observer):
         self._trying(lambda: files.write_first(self.folder))
 
     def ended(self, how: str) -> None:
-        """Notes the end; nothing comes after it."""
+        """Record the end."""
         if self._over:
             return
         self._over = True
@@ -273,10 +273,10 @@ class Recorder(Observer):
         self._trying(lambda: files.write_first(self.folder))
 
     def looked(self, run: Run) -> None:
-        """Takes what somebody has found out between two calls, which counts for neither.
+        """Record facts found between two calls, without counting the time for either.
 
         Args:
-            run: replaces what was known.
+            run: the new record.
         """
         self.run = run
         self._drain()
@@ -307,13 +307,13 @@ class Recorder(Observer):
         self._again_ns = began + took + max(int(AGAIN_S * 1e9), TIMES * took)
 
     def read(self) -> Journal:
-        """What is known so far."""
+        """Return the journal so far."""
         self._drain()
         self._journal.flush()
         return read_journal(self.folder)
 
     def _trying(self, write: Callable[[], Any]) -> None:
-        """Writes a file, but not as a forked child, nor into a folder that was deleted."""
+        """Allow writing, except in a forked child or into a deleted folder."""
         with self._trouble:
             if self._pid == os.getpid() and self.folder.is_dir():
                 write()

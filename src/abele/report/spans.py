@@ -23,14 +23,14 @@ _PARTS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Span:
-    """Something that took time.
+    """A named interval of time.
 
     Attributes:
-        name: what.
+        name: name.
         kind: ``stage``, ``pass``, ``call``, ``load``, ``wait``, ``kernel`` or ``task``.
         begin: in seconds.
         end: in seconds.
-        details: what else is to be said.
+        details: further text.
     """
 
     name: str
@@ -91,7 +91,7 @@ def _building(run: Run, journal: Journal) -> Iterator[Span]:
 
 
 def _passes(run: Run, at: float, end: float) -> Iterator[Span]:
-    """One after the other from the beginning of their stage on, as long as each took."""
+    """Yield the passes one after the other, from the beginning of their stage."""
     for program in run.programs:
         for stamp in program.history:
             if stamp.by == "capture" or at + stamp.seconds > end:
@@ -107,7 +107,7 @@ def _passes(run: Run, at: float, end: float) -> Iterator[Span]:
 
 
 def _calls(journal: Journal) -> Iterator[Span]:
-    """Calls with their parts, and what passed before them."""
+    """Yield calls with their parts, and the time before them."""
     before = 0.0
     for window in journal.windows:
         if window.count == 1:
@@ -149,7 +149,7 @@ def _call(window: Window, before: float) -> Iterator[Span]:
 
 
 def _kernels(program: Program) -> Iterator[Span]:
-    """The program, and inside of it each kernel."""
+    """Yield the program, and inside of it each kernel."""
     timing = program.timing
     if timing is None:
         return
@@ -171,7 +171,7 @@ def _kernels(program: Program) -> Iterator[Span]:
 
 
 def title_of(kernel: Kernel) -> str:
-    """What a kernel computes, in a few words."""
+    """Describe the work of a kernel in a few words."""
     names = [name for name, _ in kernel.operators]
     return names[0] if len(names) == 1 else f"{kernel.what} of {', '.join(names[:4])}"
 

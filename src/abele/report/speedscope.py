@@ -29,7 +29,7 @@ class _Frames:
 
 
 def _frame(name: str, line: str) -> dict[str, Any]:
-    """A frame; ``line`` is ``FILE:LINE in FUNCTION``."""
+    """Return a frame; ``line`` is ``FILE:LINE in FUNCTION``."""
     file, _, number = line.partition(" in ")[0].rpartition(":")
     if not file or not number.isdigit():
         return {"name": name}
@@ -55,7 +55,7 @@ def _profile(line: Line, frames: _Frames) -> dict[str, Any]:
     open_: list[tuple[Span, list[int]]] = []
 
     def close(until: float | None) -> None:
-        """Ends what is over at a moment; all of it at the end."""
+        """Close the spans that are over at a moment; all of them at the end."""
         while open_ and (until is None or open_[-1][0].end <= until):
             span, numbers = open_.pop()
             events.extend(_events("C", reversed(numbers), span.end))

@@ -1,4 +1,4 @@
-"""How a run stands or ended, said from its two files alone."""
+"""State of a run, from its two files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from abele.report.journal import Journal, Moment, Window, joined
 
 
 class State(enum.StrEnum):
-    """How a run stands or ended."""
+    """State or end of a run."""
 
     RUNNING = "is running"
     FINISHED = "finished"
@@ -22,12 +22,12 @@ class State(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Status:
-    """How a run stands or ended.
+    """State or end of a run.
 
     Attributes:
-        state: in one word.
-        sentence: what happened, in words.
-        error: the last one, if it is why the run ended, or if it goes on after it.
+        state: the state.
+        sentence: description.
+        error: the last error, if it ended the run or the run goes on after it.
     """
 
     state: State
@@ -52,11 +52,11 @@ _FRAME = re.compile(r'^ *File "(?:.*[/\\])?([^"/\\]+)", line (\d+), in (\S+)', r
 
 
 def status_of(journal: Journal, alive: bool | None) -> Status:
-    """How a run stands.
+    """Return the state of a run.
 
     Args:
-        journal: what happened.
-        alive: its process still runs; None if nobody can say.
+        journal: its journal.
+        alive: its process is alive; None if unknown.
     """
     errors = journal.of_kind("error")
     last = errors[-1] if errors else None
@@ -86,7 +86,7 @@ def status_of(journal: Journal, alive: bool | None) -> Status:
 
 
 def about(error: Moment) -> str:
-    """What an error is about and where it came up, in a sentence."""
+    """Describe the subject and location of an error in a sentence."""
     text = f"{error.type}: {error.what}".lower()
     kinds = [words for words, signs in _KINDS if any(sign in text for sign in signs)]
     place = f" in {error.where}" if error.where else ""
@@ -103,7 +103,7 @@ def about(error: Moment) -> str:
 
 
 def _beginning(text: str) -> str:
-    """The first sentence of what an error says, without the number or name that it begins with."""
+    """Return the first sentence of an error's text without a leading number or name."""
     first = _PREFIX.sub("", text.strip()).partition("\n")[0].partition(". ")[0].removesuffix(".")
     return first if len(first) <= _LONGEST else f"{first[:_LONGEST]}…"
 
@@ -119,7 +119,7 @@ def _killed(journal: Journal, alive: bool | None) -> str:
 
 
 def _after(journal: Journal) -> str:
-    """When the journal was last written, in words."""
+    """Format the time of the last write to the journal."""
     moments = [each.at for each in journal.moments] + [each.until for each in journal.windows]
     return f", {max(moments):.1f} s after it began" if moments else ""
 
@@ -171,7 +171,7 @@ class Steady:
 
 
 def steady(journal: Journal) -> Steady | None:
-    """The later calls: without the first tenth, but for at most 32; None without calls."""
+    """Return the later calls, without the first tenth or at most 32; None without calls."""
     skip = min(32, max(1, journal.calls // 10)) if journal.calls > 1 else 0
     windows = [each for each in journal.windows if each.first >= skip]
     if not windows:

@@ -1,4 +1,4 @@
-"""How long each kernel of a session takes: its programs, run with clocks inside and without.
+"""Times of a session's kernels, from runs of its programs with and without clocks.
 
 Both run in turns on copies of the session's state and on inputs that are made up, so the session
 and the random numbers are afterwards as before, and none of these times is one of a call.
@@ -37,14 +37,13 @@ _MEMORY_SHARE = 0.25
 def timed(
     run: Run, executable: Executable, state: DeviceState | None, budget_s: float = BUDGET_S
 ) -> Run:
-    """A run's record with the times of its kernels, or why there are none.
+    """Return a run's record with the times of its kernels, or why there are none.
 
     Args:
-        run: what is known; its programs are those of the executable.
-        executable: what runs.
-        state: of the session; only copies of it are written. None if the session is gone: then
-            the state is made up as inputs are.
-        budget_s: how long each program is run; each of them runs twice at least.
+        run: the record; its programs are those of the executable.
+        executable: the executable.
+        state: state of the session, which is copied; None to make up a state like the inputs.
+        budget_s: time for each program, which runs at least twice.
     """
     device = executable.target.device().type
     known = _limits() if device == "cpu" else None
@@ -67,7 +66,7 @@ def timed(
 
 
 def _limits() -> Limits:
-    """Those of this machine with the present number of threads."""
+    """Return the peak rates of this machine with the present number of threads."""
     limits = machine_limits.of_device()
     return Limits(
         threads=limits.threads,
@@ -83,7 +82,7 @@ def _timed(
     known: Limits,
     budget_s: float,
 ) -> Timing | str:
-    """The times of a program, or why there are none."""
+    """Return the times of a program, or why there are none."""
     if any(has_effect(node) for node in all_nodes(program.graph)):
         return "it prints or calls the host, which it would do once more"
     arguments = compiling.made_up(program) if state is None else _arguments(program, state)
@@ -102,7 +101,7 @@ def _timed(
 
 
 def _arguments(program: Program, state: DeviceState) -> list[torch.Tensor]:
-    """The state as it is, and made-up inputs."""
+    """Return copies of the state, and made-up inputs."""
     arguments = state.arguments(program, 0)
     made_up = compiling.made_up(
         dataclasses.replace(
@@ -118,7 +117,7 @@ def _arguments(program: Program, state: DeviceState) -> list[torch.Tensor]:
 
 @dataclasses.dataclass
 class _Sums:
-    """Of runs with clocks: their times together and those of each kernel."""
+    """Sums of the times of runs with clocks, in total and per kernel."""
 
     took: list[float] = dataclasses.field(default_factory=list[float])
     kernels: list[list[tuple[float, float]]] = dataclasses.field(
@@ -134,7 +133,7 @@ def _both(
     known: Limits,
     budget_s: float,
 ) -> Timing:
-    """Runs both in turns; the fastest quarter of each counts, others were disturbed."""
+    """Run both in turn, and average the fastest quarter of each; others were disturbed."""
     fresh = _Copies(program, arguments)
     random_state = torch.get_rng_state()
     without: list[float] = []
@@ -183,7 +182,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _seconds(call: Call, arguments: list[torch.Tensor]) -> tuple[int, float]:
-    """When a run began, in ns, and what it took."""
+    """Return the start of a run in ns, and its duration."""
     began = time.perf_counter_ns()
     results = call(arguments)
     took = time.perf_counter_ns() - began
@@ -200,7 +199,7 @@ class _Copies:
         self._written = [index for index, slot in enumerate(program.inputs) if slot.mutated]
 
     def taken(self) -> list[torch.Tensor]:
-        """A new list of them."""
+        """Return a new list of buffers."""
         for index in self._written:
             self._copies[index].copy_(self._values[index])
         return list(self._copies)
@@ -212,7 +211,7 @@ def _described(
     chosen: Sequence[int],
     known: Limits,
 ) -> tuple[Kernel, ...]:
-    """What ran, with its mean times in the runs that are chosen, and the spread over all."""
+    """Describe each kernel, with mean times in the chosen runs and quartiles of all."""
     parts = _parts_of_nodes(kernels)
     described: list[Kernel] = []
     for index, kernel in enumerate(kernels):
@@ -240,9 +239,9 @@ def _described(
 
 
 def _parts_of_nodes(kernels: Sequence[clocked.Kernel]) -> dict[torch.fx.Node, int]:
-    """In how many kernels each node is computed: its operations are divided among them.
+    """Return the number of kernels that compute each node, which divide its FLOPs.
 
-    What is ``BESIDE`` others counts where nothing else computes a node.
+    Concurrent kernels count if nothing else computes a node.
     """
     counts: dict[torch.fx.Node, int] = {}
     for kernel in kernels:

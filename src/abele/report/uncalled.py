@@ -35,12 +35,12 @@ class Uncalled:
         endings.leave(self)
 
     def failed(self, where: str, error: BaseException) -> None:
-        """Notes an error that nobody caught."""
+        """Record an uncaught error."""
         text = endings.text_of(error)
         self._lines.append(self._line("error", text, type=type(error).__name__, where=where))
 
     def ended(self, how: str) -> None:
-        """Writes the page."""
+        """Write the page."""
         endings.leave(self)
         with Trouble():
             if not self._has_run():

@@ -18,7 +18,7 @@ def size(count: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration."""
+    """Format a duration."""
     if value >= 86400:
         return f"{value / 86400:.1f} d"
     if value >= 3600:
@@ -37,7 +37,7 @@ def _three_digits(value: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """A part in per cent."""
+    """Format a part in per cent."""
     return f"{100 * part / whole:.1f} %" if whole else "0.0 %"
 
 
@@ -50,12 +50,12 @@ def count(value: int, noun: str) -> str:
 
 
 def number(value: float) -> str:
-    """A loss or the like, with four digits."""
+    """Format a number such as a loss with four digits."""
     return f"{value:.4g}" if math.isfinite(value) else str(value)
 
 
 def setting(value: float) -> str:
-    """A number that somebody has set, with six digits."""
+    """Format a number that the user set with six digits."""
     return _written(value, _DIGITS)
 
 

@@ -17,15 +17,15 @@ BATCH = -1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unit:
-    """What cannot be divided between stages.
+    """A part of forward that stages cannot divide.
 
     Attributes:
         name: path of the module at whose call it begins; empty for the model itself.
-        until: the last unit that begins at a call of the same module, so that a stage that begins
-            here cannot end before.
-        forward: time of its forward for one micro-batch, in seconds or in units of its own.
-        backward: likewise of its backward.
-        inside: bytes that it needs while it runs, beside state and what is kept for backward.
+        until: last unit that begins at a call of the same module; a stage that begins here cannot
+            end before it.
+        forward: time of its forward for one micro-batch, in seconds or another unit.
+        backward: time of its backward.
+        inside: bytes while it runs, in addition to state and to values saved for backward.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Unit:
 
     @property
     def depth(self) -> int:
-        """How many modules its module is inside of."""
+        """Nesting depth of its module."""
         return self.name.count(".") + 1 if self.name else 0
 
 
@@ -103,11 +103,11 @@ class Chain:
         return sorted(uses)
 
     def scaled(self, ranges: Sequence[tuple[int, int]], times: Sequence[Times]) -> Chain:
-        """The chain whose ranges of units take these times, divided in each as before.
+        """Return the chain with other times for ranges of units, in proportion inside of each.
 
         Args:
-            ranges: begin and end; all units together.
-            times: of each range.
+            ranges: first and last unit of each range; they cover all units.
+            times: time of each range.
         """
         units: list[Unit] = []
         for (begin, end), time in zip(ranges, times, strict=True):

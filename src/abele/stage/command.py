@@ -66,15 +66,15 @@ def command(parsed: argparse.Namespace) -> int:
 
 
 def shown(report: Report, *, json: bool) -> str:
-    """A report as it is printed."""
+    """Format a report as text or JSON."""
     return dumps(report.data(), indent=1) if json else str(report)
 
 
 def of_device(name: str) -> limits.Limit:
-    """The memory of one device: that of an IPU, or so many bytes.
+    """Return the memory of one device: an IPU's, or a size.
 
     Raises:
-        LimitError: it is neither.
+        LimitError: the name is neither.
     """
     if name == limits.MK2:
         return limits.of_ipus(1)

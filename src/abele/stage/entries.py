@@ -1,4 +1,4 @@
-"""Which modules forward calls, and which operations follow each call.
+"""Calls of modules in forward, and the operations that follow each call.
 
 The beginning of a module's call is where a stage can begin. While a capture runs, each operation is
 marked with the number of the latest call.

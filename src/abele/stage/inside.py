@@ -1,4 +1,4 @@
-"""What units need while they run, beside state and what is kept for backward."""
+"""Memory of running units, in addition to state and to values saved for backward."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def of_units(
 
 
 def _last_uses(order: Sequence[Node]) -> dict[Node, int]:
-    """The position of the last operation that reads a value, or a view of it."""
+    """Return for each value the position of the last operation that reads it or a view of it."""
     last: dict[Node, int] = {}
     for position, node in enumerate(order):
         waiting = list(node.all_input_nodes)

@@ -1,4 +1,4 @@
-"""What each range of units needs of memory as a stage of a pipeline.
+"""Memory of each range of units as a stage of a pipeline.
 
 A stage holds its state, and for every micro-batch that waits for its backward the values that
 backward needs. If activations are computed again, these are what comes into the stage and what the
@@ -56,7 +56,7 @@ class Device:
 
 
 def waiting(stage: int, stages: int, micro_batches: int) -> Interval:
-    """How many micro-batches wait for their backward in a stage.
+    """Return the number of micro-batches that wait for their backward in a stage.
 
     One forward, one backward keeps the fewest. The original has every stage work on both in each
     turn, so that a micro-batch comes back after twice the stages that are left.
@@ -157,7 +157,7 @@ class Memory:
         return self._with_code(tensors - both, end)
 
     def _shared(self, size: Callable[[State], float]) -> ranges.Table:
-        """What the units before a row's and those from a column's on both use."""
+        """Return the bytes used both before a row's unit and from a column's on."""
         units = len(self.chain.units)
         edges = torch.zeros(units + 2, units + 2, dtype=torch.float64)
         for state in self.chain.states:
@@ -188,12 +188,12 @@ class Memory:
         return parts
 
     def parts(self, spans: Sequence[Span], stages: int, micro_batches: int) -> tuple[Part, ...]:
-        """What is in the memory of a device, by role.
+        """Return the memory of a device by role.
 
         Args:
-            spans: of the stages on it.
-            stages: of the pipeline.
-            micro_batches: that one update sees.
+            spans: stages on the device.
+            stages: number of stages of the pipeline.
+            micro_batches: micro-batches of one update.
         """
         sizes: dict[str, list[Interval]] = {}
         for span in spans:
@@ -227,7 +227,7 @@ class Memory:
 
 
 def _roles(device: Device) -> dict[str, Callable[[State], float]]:
-    """The size of each kind of state that is in the memory."""
+    """Return the bytes of each kind of state."""
     roles: dict[str, Callable[[State], float]] = {}
     if not device.weights_away:
         roles["weights and buffers"] = lambda state: state.weight

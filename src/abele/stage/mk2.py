@@ -1,4 +1,4 @@
-"""One IPU of the second generation: what it has, and what programs take of it beside tensors.
+"""Memory of a second-generation IPU, and what programs use in addition to tensors.
 
 A tile runs its part of a program from the memory in which its part of the tensors is, so code and
 exchange take from the same bytes. How much, only the vendor's compiler knows; here it is a band, an

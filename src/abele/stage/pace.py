@@ -1,4 +1,4 @@
-"""How long a pipeline takes, and how much of that its devices have nothing to do."""
+"""Time of a pipeline, and the idle share of its devices."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SHOWN = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pace:
-    """One update, or one call without training.
+    """The timing of one update, or of one call for inference.
 
     Attributes:
-        whole: from its beginning to its end, in the unit of the stages' times.
-        waits: for each device the share of that in which it has nothing to do, from 0 to 1.
-        picture: of the first micro-batches, in text.
+        whole: duration, in the unit of the stages' times.
+        waits: idle share of each device, from 0 to 1.
+        picture: the first micro-batches as text.
     """
 
     whole: float
@@ -38,13 +38,13 @@ class Pace:
 def pace(
     times: Sequence[Times], homes: Sequence[int], micro_batches: int, *, training: bool
 ) -> Pace:
-    """How stages of these times work together.
+    """Simulate a pipeline.
 
     Args:
-        times: of each stage, for one micro-batch.
-        homes: the device of each stage, which does one thing at a time.
-        micro_batches: that pass through.
-        training: they come back.
+        times: times of each stage for one micro-batch.
+        homes: device of each stage; a device does one task at a time.
+        micro_batches: number of micro-batches.
+        training: micro-batches have a backward.
     """
     few = min(micro_batches, 2 * len(times))
     shown = _simulated(times, homes, min(micro_batches, _SHOWN * len(times)), training)
@@ -61,7 +61,7 @@ def pace(
 def _simulated(
     times: Sequence[Times], homes: Sequence[int], micro_batches: int, training: bool
 ) -> dict[Task, tuple[float, float]]:
-    """When each task begins and ends; a device does the one first that can begin first."""
+    """Return begin and end of each task; a device first does the task that can begin first."""
     make = schedule.one_forward_one_backward if training else schedule.forward_only
     left = [list(reversed(tasks)) for tasks in make(len(times), micro_batches)]
     free = [0.0] * (max(homes) + 1)

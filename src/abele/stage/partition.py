@@ -130,11 +130,11 @@ class _Search:
         self._without: dict[int | None, frozenset[int]] = {}
 
     def most_devices(self) -> int:
-        """How many devices can get a part at all."""
+        """Return the largest number of devices that each get a part."""
         return len(self._places(len(self.chain.units), wraps_from=None)) + 1
 
     def best(self, depth: int) -> Partition | None:
-        """The best partition whose stages begin at modules inside at most so many others."""
+        """Return the best partition whose stages begin at modules of at most some depth."""
         for end, verdict in (*_VERDICTS, (None, Verdict.DOES_NOT_FIT)):
             straight = self._straight(depth, end)
             cost, cuts = straight or (float("inf"), [])
@@ -160,10 +160,10 @@ class _Search:
         return _divided([0, *places, units], tables, last=units)
 
     def _places(self, depth: int, wraps_from: int | None) -> list[int]:
-        """Where stages may begin, but for the first.
+        """Return the locations where stages other than the first may begin.
 
         Args:
-            depth: of the modules there, at most.
+            depth: largest depth of the modules there.
             wraps_from: states that are used before this unit may be on both sides.
         """
         closed = self._closed(wraps_from)
@@ -182,7 +182,7 @@ class _Search:
         return self._without[wraps_from]
 
     def _times(self, stage: int, stages: int, end: End | None) -> ranges.Table:
-        """The time of each range as this stage; infinite where it cannot be that."""
+        """Return the time of each range as some stage; infinite if that is not allowed."""
         key = stage, stages, end
         if key not in self._known:
             self._known[key] = self._timed(*key)
@@ -202,12 +202,12 @@ class _Search:
     # -- the last stage on the first device --------------------------------------------------
 
     def _ring(self, depth: int, end: End | None, below: float) -> tuple[float, list[int]] | None:
-        """The same with one stage more, where units at both ends have to be together.
+        """Divide into one more stage, with the units at both ends on one device.
 
         Args:
             depth: as for ``best``.
-            end: likewise.
-            below: a slower one is of no use.
+            end: as for ``best``.
+            below: slower partitions are of no use.
         """
         units, stages = len(self.chain.units), self.devices + 1
         if self.devices < 2 or not self.chain.ties:
@@ -237,10 +237,10 @@ class _Search:
         return best
 
     def _last_around(self, first: int) -> int | None:
-        """Where the last stage begins at the latest if the first one ends here.
+        """Return the latest start of the last stage if the first one ends here.
 
-        None if they share no state. Nothing between may share any with them: what the first stage
-        shares is used by the last one alone. What units behind it share is in ``_closed``.
+        None if they share no state. Nothing between may share any with them: only the last stage
+        uses what the first one shares. ``_closed`` handles what units after it share.
         """
         around = [uses for uses in self.chain.ties if uses[0] < first <= uses[-1]]
         return min((use for uses in around for use in uses if use >= first), default=None)
@@ -249,7 +249,7 @@ class _Search:
 def _divided(
     places: Sequence[int], tables: Sequence[ranges.Table], last: int
 ) -> tuple[float, list[int]] | None:
-    """The least largest time of ranges one after the other, and where the later ones begin."""
+    """Return the least largest time of consecutive ranges, and the starts of later ones."""
     return _ended(places[:-1], tables, [last], None)
 
 
@@ -259,17 +259,17 @@ def _ended(
     lasts: Sequence[int],
     beside: torch.Tensor | None,
 ) -> tuple[float, list[int]] | None:
-    """The best way from the first place to one of ``lasts``, a range per table.
+    """Find the best sequence of ranges from the first location to one of ``lasts``.
 
     Args:
-        places: where ranges may begin, ascending.
-        tables: the time of each range, for each of them.
-        lasts: where the last one may end.
-        beside: for each place the time of what is not in a range if the last one ends there.
+        places: locations where ranges may begin, ascending.
+        tables: for each range its times by begin and end.
+        lasts: locations where the last range may end.
+        beside: for each location the time of the remaining units if the last range ends there.
 
     Returns:
-        The time of the slowest, and where ranges but the first begin; with ``beside`` also where
-        the last one ends.
+        The time of the slowest range, and the starts of all but the first; with ``beside`` also the
+        end of the last.
     """
     grid = sorted({*places, *lasts})
     if not lasts:

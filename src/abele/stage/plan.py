@@ -17,14 +17,14 @@ from abele.stage.pace import Pace, pace
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Load:
-    """What one device has to do.
+    """The work and memory of one device.
 
     Attributes:
-        device: its number.
-        stages: that run on it.
-        parts: what is in its memory, by role.
-        verdict: whether that is enough.
-        time: of its stages for one micro-batch.
+        device: number of the device.
+        stages: stages on the device.
+        parts: bytes by role.
+        verdict: whether the memory suffices.
+        time: time of its stages for one micro-batch.
     """
 
     device: int
@@ -63,12 +63,12 @@ class Plan:
 
     @property
     def stages(self) -> int:
-        """How many stages there are."""
+        """Number of stages."""
         return len(self.spans)
 
     @property
     def needed_micro_batches(self) -> int:
-        """How many fill the pipeline."""
+        """Number of micro-batches that fill the pipeline."""
         return 2 * self.stages - 1 if self.chain.training else self.stages
 
     @property
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def times(self) -> tuple[Times, ...]:
-        """Of each stage, for one micro-batch."""
+        """Times of each stage for one micro-batch."""
         return tuple(
             Times(
                 sum(unit.forward for unit in self.chain.units[span.begin : span.end]),
@@ -89,7 +89,7 @@ class Plan:
 
     @functools.cached_property
     def loads(self) -> tuple[Load, ...]:
-        """Of each device."""
+        """Work and memory of each device."""
         memory = Memory(self.chain, self.device)
         return tuple(self._load(memory, device) for device in sorted(set(self.homes)))
 
@@ -107,7 +107,7 @@ class Plan:
 
     @property
     def verdict(self) -> Verdict:
-        """That of the device with the worst one."""
+        """Worst verdict of all devices."""
         return max((load.verdict for load in self.loads), key=list(Verdict).index)
 
     @property
@@ -123,9 +123,9 @@ class Plan:
 
     @property
     def update_time(self) -> float:
-        """Of one update, or one call without training, in the unit of the chain's times.
+        """Time of one update, or of one call for inference, in the unit of the chain's times.
 
-        Of a pipeline that is full; what is computed again is counted as another forward.
+        The pipeline is taken to be full; rematerialization counts as another forward.
         """
         one = self.pace.whole / self._filled * self.micro_batches
         forward = sum(time.forward for time in self.times)
@@ -139,7 +139,7 @@ class Plan:
 
     @functools.cached_property
     def pace(self) -> Pace:
-        """How the stages work together."""
+        """Timing of the pipeline."""
         homes = [sorted(set(self.homes)).index(home) for home in self.homes]
         return pace(self.times, homes, self._filled, training=self.chain.training)
 

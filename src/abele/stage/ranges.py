@@ -15,13 +15,13 @@ Table = torch.Tensor
 
 
 def total(each: Sequence[float]) -> Table:
-    """The sum of a number per unit; 0 where a range is empty."""
+    """Sum a number per unit over each range; 0 for an empty range."""
     before = torch.tensor([0.0, *each], dtype=torch.float64).cumsum(0)
     return (before[None, :] - before[:, None]).clamp(min=0)
 
 
 def largest(each: Sequence[float]) -> Table:
-    """The largest of a number per unit; 0 where a range is empty."""
+    """Return the maximum of a number per unit over each range; 0 for an empty range."""
     units = len(each)
     table = torch.zeros(units + 1, units + 1, dtype=torch.float64)
     values = torch.tensor(each, dtype=torch.float64)
@@ -33,13 +33,13 @@ def largest(each: Sequence[float]) -> Table:
 def counted_once(
     units: int, items: Iterable[tuple[float, Sequence[int]]], producers: Iterable[int | None]
 ) -> Table:
-    """The sizes of items that any unit of a range uses, each once.
+    """Sum the sizes of the items that units of each range use, each item once.
 
     Args:
-        units: how many there are.
+        units: number of units.
         items: a size, and the units that use it, ascending.
-        producers: for each item the unit that makes it, so that only ranges behind it count; None
-            where all do.
+        producers: for each item the unit that computes it, so that only ranges after it count; None
+            if all count.
     """
     # A use counts for ranges that begin behind the use before and hold it: a rectangle of ranges.
     edges = torch.zeros(units + 2, units + 2, dtype=torch.float64)

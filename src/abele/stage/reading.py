@@ -34,17 +34,17 @@ Node = torch.fx.Node
 
 @dataclasses.dataclass(frozen=True)
 class Begin:
-    """Where a unit begins: at a call of the module at ``name``; as for ``Unit``."""
+    """The begin of a unit at a call of the module at ``name``; see ``Unit``."""
 
     name: str
     until: int
 
 
 def divided(program: Program, entries: Entries) -> tuple[Begin, ...]:
-    """The units of a program whose operations are marked with calls; they get units as marks.
+    """Divide a program into units at marked calls, and mark its operations with units.
 
-    Calls that no operation follows before the next one are no unit of their own; of all calls at
-    which a unit could begin, the module that is called at the fewest other places is named.
+    Calls that no operation follows are no unit of their own. If a unit can begin at several calls,
+    it is named after the module that is called at the fewest other places.
     """
     nodes = [node for node in program.graph.graph.nodes if node.op == "call_function"]
     calls = sorted(
@@ -76,12 +76,12 @@ def divided(program: Program, entries: Entries) -> tuple[Begin, ...]:
 def read(
     programs: Sequence[Program], begins: Sequence[Begin], *, accumulates: bool, widest: int | None
 ) -> Chain:
-    """The chain of captured programs.
+    """Return the chain of captured programs.
 
     Args:
-        programs: the first has forward, with marks; the others what belongs to the state.
+        programs: the first has forward, with marks; others have what belongs to the state.
         begins: its units.
-        accumulates: gradients are summed up even if these programs do not.
+        accumulates: gradients are accumulated even if these programs do not.
         widest: as for ``bytes_of``.
     """
     whole, marked = kept_whole(programs[0])
@@ -110,7 +110,7 @@ def read(
 
 
 class _Reader:
-    """Who makes and who reads what in a program."""
+    """Producers and readers of values in a program."""
 
     def __init__(self, program: Program, units: int, marked: frozenset[str], widest: int | None):
         self.program, self.count = program, units
@@ -136,7 +136,7 @@ class _Reader:
 
     @property
     def kept(self) -> set[Node]:
-        """What forward makes and backward reads."""
+        """Values that forward computes and backward reads."""
         return {
             node
             for node, readers in self._readers.items()
@@ -144,7 +144,7 @@ class _Reader:
         }
 
     def values(self) -> Iterator[Value]:
-        """What forward makes, and what a batch brings."""
+        """Return the values of forward, and the inputs of the batch."""
         inputs = dict(zip(self.program.placeholders(), self.program.inputs, strict=True))
         for node, readers in self._readers.items():
             slot = inputs.get(node)
@@ -167,7 +167,7 @@ class _Reader:
         return tuple(sorted(several))
 
     def state_uses(self) -> dict[Node, tuple[int, ...]]:
-        """The units that use each input and constant of the program, but for the batch."""
+        """Return the units that use each input and constant, except for the batch."""
         uses: dict[Node, set[int]] = {}
         for node in self.order:
             if node_phase(node) in ("forward", "backward") or writes(node):
@@ -178,7 +178,7 @@ class _Reader:
 
 
 def sources(node: Node) -> Iterator[Node]:
-    """What an operation reads, through views of it."""
+    """Return what an operation reads, through views."""
     for each in node.all_input_nodes:
         while each.op == "call_function" and is_view(each):
             each = node_argument(each, 0)

@@ -1,4 +1,4 @@
-"""How many bytes values have on a device."""
+"""Bytes of values on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lives all the time, by the parameter that it belongs to."""
+"""State that is always live, by the parameter that it belongs to."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Slots:
         self._accumulates = accumulates
 
     def of(self, node: torch.fx.Node, uses: tuple[int, ...]) -> Iterator[State]:
-        """The state behind an input or constant of the first program; nothing for the others."""
+        """Return the state of an input or constant of the first program; None for others."""
         if node.op == "get_attr":
             size = bytes_of(node.meta["val"], self._widest)
             yield State(name=str(node.target), weight=size, uses=uses, together=False)

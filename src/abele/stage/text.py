@@ -14,7 +14,7 @@ _ANSWERS = {
 
 
 def sentence(plan: Plan) -> str:
-    """The answer in a sentence."""
+    """Return the verdict in a sentence."""
     count = len(plan.loads)
     memory = shown(plan.limit.name, plan.device.size)
     place = memory if count == 1 else f"{count} times {memory}"
@@ -42,7 +42,7 @@ def table(plan: Plan) -> str:
 
 
 def memory_table(plan: Plan) -> str:
-    """What is in the memory of the fullest device."""
+    """Format the memory of the fullest device."""
     fullest = plan.fullest
     rows: list[tuple[str, ...]] = [
         (f"device {fullest.device}", "at least", "expected", "at most", "")
@@ -54,7 +54,7 @@ def memory_table(plan: Plan) -> str:
 
 
 def bubbles(plan: Plan) -> str:
-    """How much devices wait, in a sentence, and a picture of the first micro-batches."""
+    """Describe the idle time of devices in a sentence, and draw the first micro-batches."""
     if plan.stages == 1:
         return "One stage: nothing waits."
     pace, needed = plan.pace, plan.needed_micro_batches

@@ -14,11 +14,11 @@ HEAD = ("stage", "blocks", "forward ms", "backward ms", "state KiB", "held KiB",
 
 @dataclasses.dataclass(frozen=True)
 class PipelineReport:
-    """How a compiled model's stages run, and what the latest call took; ``print`` it.
+    """The stages of a compiled model and the times of the latest call; ``print`` it.
 
     Attributes:
         pipelining: the stages, or why there are none.
-        threads: of torch, for each stage.
+        threads: threads of torch for each stage.
         measured: times and memory; None before the first call.
     """
 
@@ -27,7 +27,7 @@ class PipelineReport:
     measured: Measured | None = None
 
     def as_data(self) -> dict[str, Any]:
-        """The same as JSON values: seconds, bytes, shares from 0 to 1."""
+        """Return all fields as JSON values: seconds, bytes, shares from 0 to 1."""
         measured, cut = self.measured, self.pipelining.cut
         if cut is None:
             return {"stages": [], "sequential": self.pipelining.reason}
@@ -53,7 +53,7 @@ class PipelineReport:
         }
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A row per stage under ``HEAD``; times are ms per micro-batch."""
+        """Return a row per stage under ``HEAD``; times are ms per micro-batch."""
         measured, cut = self.measured, self.pipelining.cut
         if cut is None:
             return []
@@ -73,7 +73,7 @@ class PipelineReport:
         return lines
 
     def sentence(self) -> str:
-        """The bubble, measured and ideal; or why there is no pipeline."""
+        """Describe the measured and the ideal bubble, or why there is no pipeline."""
         measured = self.measured
         if self.pipelining.cut is None:
             return f"It runs as one program, because {self.pipelining.reason}."
@@ -87,7 +87,7 @@ class PipelineReport:
         )
 
     def timeline(self) -> str:
-        """The first update of the latest call as a picture in text."""
+        """Draw the first update of the latest call as text."""
         return "" if self.measured is None else timeline(self.measured)
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ class PipelineReport:
 
 
 def report_of(compiled: CompiledModel) -> PipelineReport:
-    """The report of a compiled model."""
+    """Return the pipeline report of a compiled model."""
     runner = compiled.session.runner
     if not isinstance(runner, PipelineRunner):
         return PipelineReport(compiled.pipelining)

@@ -1,4 +1,4 @@
-"""What a wrapper writes down of its run: record, journal and page of ``abele.report``."""
+"""Recording of a wrapper's run: record, journal and page of ``abele.report``."""
 
 import contextlib
 import dataclasses
@@ -73,7 +73,7 @@ class Recording:
         optimizer.changed = self._follower()
 
     def _follower(self) -> Callable[[], None]:
-        """Notes values that were set for the next calls, but does not keep this object alive."""
+        """Return a function that records new values; it does not keep this object alive."""
         method = weakref.WeakMethod(self._follow)
 
         def follow() -> None:
@@ -91,7 +91,7 @@ class Recording:
 
     @property
     def observers(self) -> Sequence[Observer]:
-        """Who is to observe building and calls."""
+        """Observers of building and of calls."""
         return () if self._recorder is None else (self._recorder,)
 
     @contextlib.contextmanager
@@ -124,7 +124,7 @@ class Recording:
         self._uncalled = None
 
     def compiled(self) -> None:
-        """Notes what was compiled."""
+        """Record the compiled programs."""
         made = self._model.get_compiled()
         if self._recorder is not None:
             with self._trouble:
@@ -132,7 +132,7 @@ class Recording:
                 self._recorder.built(run, made.captured.loss, made.session.executable)
 
     def changed(self, what: str) -> None:
-        """Notes that other programs run than before."""
+        """Record a change of the running programs."""
         if self._recorder is not None:
             made = self._model.get_compiled()
             with self._trouble:
@@ -140,7 +140,7 @@ class Recording:
                 self._recorder.changed(run, what, made.session.executable)
 
     def end(self, how: str) -> None:
-        """Ends the run."""
+        """End the run."""
         recorder, self._recorder = self._recorder, None
         uncalled, self._uncalled = self._uncalled, None
         if recorder is not None:
@@ -149,7 +149,7 @@ class Recording:
             uncalled.ended(how)
 
     def write(self, path: Path, *, measure: bool = False) -> None:
-        """Writes the page, or a folder with all files, as things stand; see ``executor.report``."""
+        """Write the page or a folder with all files of the run so far; see ``executor.report``."""
         made = self._model.get_compiled()
         run = self._run(self._before() if self._recorder is None else self._recorder.run, made)
         if measure:
@@ -167,7 +167,7 @@ class Recording:
             shutil.copyfile(self._recorder.folder / JOURNAL, path / JOURNAL)
 
     def _latest(self, made: CompiledModel) -> Journal:
-        """The latest call, where nobody has written down the others."""
+        """Return a journal of the latest call, if no call was recorded."""
         call = made.last_call
         if call is None:
             return Journal()
@@ -175,7 +175,7 @@ class Recording:
         return Journal(windows=(window_of(at, [each / 1e9 for each in (0, *parts_of(call))]),))
 
     def _latest_run(self) -> Latest:
-        """Gives what is known by now, but does not keep this object alive."""
+        """Return a function for the current record; it does not keep this object alive."""
         method = weakref.WeakMethod(self._now_known)
 
         def latest(run: Run, over: bool) -> Run:
@@ -185,10 +185,10 @@ class Recording:
         return latest
 
     def _now_known(self, run: Run, over: bool) -> Run:
-        """What has changed since the programs were made: exchanges, a pipeline's passage.
+        """Return the record with the current exchanges, passage and loop.
 
         Args:
-            run: what was known.
+            run: the record so far.
             over: the run has ended, so that its kernels can be timed.
         """
         made = self._model.compiled
@@ -211,7 +211,7 @@ class Recording:
         return wanted.folder / name_of(process) if process else wanted.folder
 
     def _before(self) -> Run:
-        """What is known before anything was compiled."""
+        """Return the record before anything was compiled."""
         return _before(self._model, self._optimizer, self._began_ns)
 
     def _run(self, before: Run, made: CompiledModel) -> Run:
@@ -255,7 +255,7 @@ def _before(model: WrappedModel, optimizer: OptimizerInUse, began_ns: int) -> Ru
 
 
 def _values(optimizer: OptimizerInUse) -> Optimizer | None:
-    """The numbers that the next update has; None where nothing trains."""
+    """Return the optimizer's values for the next update; None for inference."""
     rule = optimizer.rule
     if rule is None:
         return None
@@ -267,7 +267,7 @@ def _values(optimizer: OptimizerInUse) -> Optimizer | None:
 
 
 def _known_before(model: WrappedModel, optimizer: OptimizerInUse) -> Callable[[], Run]:
-    """Gives what is known of a run that never began, but does not keep the model alive."""
+    """Return a function for the record of a run that never began; it does not keep the model."""
     began_ns = time.perf_counter_ns()
     before = _before(model, optimizer, began_ns)
     shared = shared_by(model.user_module)
@@ -285,7 +285,7 @@ def _counted(watch: Any) -> dict[str, Any]:
 
 
 def _measured(made: CompiledModel) -> dict[str, Any]:
-    """What changes with every call: what was exchanged, and a pipeline's latest passage."""
+    """Return the parts of a record that change with calls: exchanges, a pipeline's passage."""
     exchange = made.session.exchange
     counts = Counts() if exchange is None else exchange.counts
     report = report_of(made)

@@ -85,7 +85,7 @@ def _band(
     above: Sequence[float],
     scale: float,
 ) -> str:
-    """The outline of what lies between two curves: along the upper one, and back."""
+    """Return the outline of the area between two curves."""
     path = [f"M{_n(points[0][0])},{_n(HEIGHT - below[0] * scale)}"]
     for end, height in zip(ends, above, strict=True):
         path.append(f"V{_n(HEIGHT - height * scale)}H{_n(end)}")

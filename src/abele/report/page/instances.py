@@ -17,7 +17,7 @@ _WAITED_FOR = 0.7
 
 
 def instances(all_of_them: Sequence[Instance]) -> Html | None:
-    """A table of all instances, the first one included; None for a run without others."""
+    """Return a table of all instances, including the first; None for a run without others."""
     run = all_of_them[0].run
     count = run.configuration.get("processes", 1)
     if count == 1:
@@ -44,7 +44,7 @@ def instances(all_of_them: Sequence[Instance]) -> Html | None:
 
 
 def troubled(others: Sequence[Instance]) -> Html | None:
-    """What went wrong in other instances, for the beginning of the page."""
+    """Return the trouble of other instances, for the head of the page."""
     parts: list[Content] = []
     for each in others:
         status = status_of(each.journal, each.alive)
@@ -76,13 +76,13 @@ def _row(each: Instance, whole: float) -> list[Content]:
 
 
 def _exchanging(each: Instance) -> float:
-    """The share of the time of calls that exchanges take."""
+    """Return the share of exchanges in the time of calls."""
     inside = sum(window.in_calls for window in each.journal.windows)
     return min(1.0, each.run.exchanged.get("seconds", 0.0) / inside) if inside else 0.0
 
 
 def _waiting(all_of_them: Sequence[Instance]) -> str:
-    """Who waits least in exchanges, if others clearly wait for it."""
+    """Return the instance that waits least in exchanges, if others clearly wait for it."""
     times = {each.number: _per_exchange(each.run) for each in all_of_them}
     if len(times) < 2 or not all(times.values()):
         return ""
@@ -102,7 +102,7 @@ def _per_exchange(run: Run) -> float:
 
 
 def _missing(all_of_them: Sequence[Instance], count: int) -> str:
-    """How many are not here: those of other hosts have their records there."""
+    """Return the number of instances on other hosts, whose records are there."""
     missing = count - len(all_of_them)
     if missing <= 0:
         return ""

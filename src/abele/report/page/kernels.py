@@ -1,4 +1,4 @@
-"""How long kernels take, beside what the machine needs for as much work at least."""
+"""Times of kernels, compared with the least times of the machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST, _MOST_KERNELS = 20, 60
 
 
 def kernels(run: record.Run, journal: Journal) -> Html | None:
-    """A table of each program's operators by time, and of its longest kernels."""
+    """Return a table of each program's operators by time, and one of its longest kernels."""
     parts: list[Content] = []
     times = slower(run, journal)
     if times >= DISTURBED:
@@ -102,7 +102,7 @@ def _operators(timing: Timing, whole: float) -> Html:
 
 
 def distance(seconds: float, least: float) -> str:
-    """How many times as long as the machine needs; empty where that means nothing."""
+    """Format the time as a multiple of the machine's least time; empty if that is unknown."""
     if not least or seconds / least >= 1000:
         return "" if not least else "> 1,000 x"
     return "at it" if seconds <= 1.05 * least else f"{seconds / least:.1f} x"

@@ -25,7 +25,7 @@ _KINDS = {
 
 
 def memory(run: record.Run) -> Html:
-    """A picture and a table for each program."""
+    """Return a chart and a table for each program."""
     parts = [
         (each.name, _short(each), each.memory.peak, _of_program(each)) for each in run.programs
     ]
@@ -103,7 +103,7 @@ def _picture(use: record.Memory, bands: list[tuple[str, str, float]], level: flo
 
 
 def _at(at: int, size: int, what: str, kinds: dict[str, tuple[int, ...]], index: int) -> str:
-    """What is said of a step: how much there is of what, and what runs."""
+    """Describe a step: bytes by kind, and the operator."""
     parts = [f"{words.size(sizes[index])} {name}" for name, sizes in kinds.items() if sizes[index]]
     several = f" ({', '.join(parts)})" if len(parts) > 1 else ""
     return f"step {at + 1}: {words.size(size)}{several}" + (f" · {what}" if what else "")

@@ -20,7 +20,7 @@ _MOST_VALUES = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Box:
-    """Something that is drawn: its name, what is below it, what is said of it, and a link."""
+    """A box of the drawing: name, line below it, tooltip, and link."""
 
     name: str
     below: str = ""
@@ -111,7 +111,7 @@ def _edges(steps: Sequence[Step], last: int) -> dict[tuple[int, int], list[Read]
 def _line(
     layout: Layout, edge: tuple[int, int], boxes: Sequence[_Box], values: Sequence[Read]
 ) -> Html:
-    """A curve from the lower edge of a box to the upper edge of another one."""
+    """Draw a curve from the lower edge of a box to the upper edge of another one."""
     begin, end = edge
     y, last = layout.layer[begin] * _LAYER + _HIGH, layout.layer[end] * _LAYER
     x = layout.centers[begin]

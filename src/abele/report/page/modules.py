@@ -36,7 +36,7 @@ class Part:
 
 
 def tree_of(programs: tuple[record.Program, ...]) -> Part:
-    """The modules of all programs, the outermost first."""
+    """Return the tree of the modules of all programs."""
     root = Part()
     for each in (operator for program in programs for operator in program.operators):
         path = _path(each.module)
@@ -91,7 +91,7 @@ def passages_of(programs: Sequence[record.Program]) -> tuple[list[Passage], str]
 
 
 def modules(run: record.Run) -> Html | None:
-    """The graph of the model, and its modules as a tree that opens on demand."""
+    """Return the graph of the model, and a tree of its modules."""
     root = tree_of(run.programs)
     if not root.parts.keys() - {_OUTSIDE}:
         return None
@@ -114,7 +114,7 @@ def modules(run: record.Run) -> Html | None:
 def _drawn(
     passages: Sequence[Passage], module: str, part: Part, root: Part, inputs: str = "inputs"
 ) -> Html | None:
-    """The graph of a module; what its parts cost stands in their boxes."""
+    """Draw the graph of a module, with costs in the boxes."""
     said = {name: _cost(below, root) for name, below in part.parts.items()}
     for name, below in part.parts.items():  # lists of modules have none of their own
         said |= {f"{name}/{each}": _cost(inner, root) for each, inner in below.parts.items()}

@@ -1,4 +1,4 @@
-"""What the programs do: operators by their cost."""
+"""Operators of programs by their cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST = 30
 
 
 def operators(run: record.Run, journal: Journal) -> Html:
-    """A table of each program's operators, those that move most bytes first."""
+    """Return a table of each program's operators by descending bytes."""
     parts: list[tuple[str, str, float, Content]] = []
     for program in run.programs:
         moved = sum(each.bytes for each in program.operators)
@@ -65,7 +65,7 @@ def _table(program: record.Program) -> Html:
 
 
 def _who(choices: list[record.Choice]) -> str:
-    """Who computes an operator, and how often where that differs."""
+    """Format the backend of an operator, with counts if it has several."""
     counts: Counter[str] = Counter()
     for each in choices:
         counts[each.by] += each.count

@@ -1,4 +1,4 @@
-"""What weights are updated with: the optimizer's class, the values of its groups, and changes."""
+"""Optimizer: its class, the values of its groups, and their changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Texts = dict[str, dict[int, str]]
 
 
 def optimizer(run: Run) -> Html | None:
-    """The section; nothing for a run that does not train, or of an older file."""
+    """Return the section; None for inference and older files."""
     if run.optimizer is None:
         return None
     known = run.optimizer
@@ -51,7 +51,7 @@ def _groups(known: Optimizer, texts: _Texts) -> Html:
 
 
 def _counted(known: Optimizer, texts: _Texts) -> str:
-    """How often values were set, and where that led to."""
+    """Return the number of changes, and the value after the last."""
     said = words.count(len(known.changes) + known.left_out, "change")
     last = known.changes[-1]
     latest = ", ".join(f"{name} {texts[name][last.calls]}" for name in last.values)

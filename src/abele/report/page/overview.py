@@ -21,7 +21,7 @@ _COLOURS = {State.FINISHED: "good", State.RUNNING: "good"}
 
 
 def verdict(run: Run, journal: Journal, status: Status) -> Html:
-    """How it went, in a sentence or two."""
+    """Describe the course of the run in a sentence or two."""
     kind = "Training" if run.training else "Inference"
     where = f" on {run.build.target}" if run.build is not None else ""
     colour = _COLOURS.get(status.state, "bad")
@@ -45,12 +45,12 @@ def verdict(run: Run, journal: Journal, status: Status) -> Html:
 
 
 def _fallback(build: Build) -> str:
-    """That it ran on another target than the fastest, and why; the proof has all of it."""
+    """Return why the run used another target than the fastest; empty if it did not."""
     return f"It ran on the slower target {build.target}: {build.fallback}".partition(". ")[0] + "."
 
 
 def _running(build: Build, journal: Journal) -> str:
-    """Which programs ran; what was to come does not come once the run has ended."""
+    """Return which programs ran, and which are still being compiled."""
     now, awaits, _ = build.running.partition(_AWAITED)
     if not awaits or journal.end is None:
         return build.running
@@ -58,7 +58,7 @@ def _running(build: Build, journal: Journal) -> str:
 
 
 def _bound(run: Run) -> str:
-    """What bounds the loop over a loader around the calls, as at the end of the process."""
+    """Return the bottleneck of the loop over a loader, as at the end of the process."""
     said = None if run.loop is None else run.loop.sentence()
     return f"The loop was {said}." if said else ""
 
@@ -124,7 +124,7 @@ def _error(group: list[Moment]) -> Html:
 
 
 def proof(run: Run, journal: Journal) -> Html:
-    """What ran where: target, lowering, executable, calls, and steps outside of them."""
+    """Return a section of target, lowering, executable, calls, and steps on the host."""
     build = run.build
     rows = [("calls", f"{journal.calls:,}")]
     if build is not None:
@@ -154,7 +154,7 @@ def proof(run: Run, journal: Journal) -> Html:
 
 
 def insights(run: Run, journal: Journal) -> Html | None:
-    """What would make it shorter or smaller."""
+    """Return a section of advice."""
     items = [
         tag("li", tag("b", each.saving), ": ", each.what, " ", tag("span", each.advice))
         for each in insights_of(run, journal)

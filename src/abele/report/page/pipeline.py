@@ -11,7 +11,7 @@ _ROOM, _WIDE_ROOM = 0.06, 0.02
 
 
 def pipeline(run: record.Run) -> Html | None:
-    """A row of tasks for each stage."""
+    """Draw a row of tasks for each stage."""
     shown = run.pipeline
     if shown is None or not shown.tasks:
         return None

@@ -1,4 +1,4 @@
-"""How each program is lowered and why, what each pass did, and its text."""
+"""Lowerings of programs with reasons, changes by passes, and program texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST = 30
 
 
 def lowerings(run: Run) -> Html:
-    """Which lowering each program got, and why; who computes its operators, and why."""
+    """Return a section of lowerings and backends, with reasons."""
     rows: list[list[Content]] = [
         [tag("code", each.name), each.lowering, _why(each)] for each in run.programs
     ]
@@ -89,7 +89,7 @@ def _of_abele(program: Program) -> str:
 
 
 def passes(run: Run) -> Html:
-    """The stamps of each program, and its text after each pass that changed it."""
+    """Return a section of passes, and of program texts after each pass."""
     parts: list[tuple[str, str, float, Content]] = []
     left = TEXTS
     for program in run.programs:
@@ -104,7 +104,7 @@ def passes(run: Run) -> Html:
 
 
 def _stamps(program: Program) -> Html | None:
-    """What each pass took and left."""
+    """Return a table of the time and nodes of each pass."""
     if not program.history:
         return None
     first, last = program.history[0], program.history[-1]
@@ -121,7 +121,7 @@ def _stamps(program: Program) -> Html | None:
 
 
 def _change(change: Change, *, shows: bool) -> Html | None:
-    """What a pass took away and added, and what was there then; nothing if it changed nothing."""
+    """Return the lines that a pass removed and added, and the text after it; None without any."""
     if not change.removed + change.added:
         return None
     said = f"{change.by}: {words.count(change.added, 'line')}"

@@ -32,7 +32,7 @@ _BEFORE_WITH_LOADER: Parts = (
 
 
 def timeline(run: Run, journal: Journal) -> Html:
-    """Building, and the parts of calls."""
+    """Return a section of the stages of building and the parts of calls."""
     content: list[Content] = [_building(run, journal)]
     if journal.windows:
         parts = parts_of(journal)
@@ -41,7 +41,7 @@ def timeline(run: Run, journal: Journal) -> Html:
 
 
 def parts_of(journal: Journal) -> Parts:
-    """Of what the time from call to call consists; loader and compiler where they took some."""
+    """Split the time from call to call; loader and compiler only if they took some."""
     has_loader = any(each.loading for each in journal.windows)
     compiles = any(each.compiling for each in journal.windows)
     before = _BEFORE_WITH_LOADER if has_loader else _BEFORE
@@ -149,7 +149,7 @@ def grouped(windows: Sequence[Window], points: int = _POINTS) -> list[Window]:
 
 
 def loss(journal: Journal) -> Html | None:
-    """The loss over the run."""
+    """Return a section of the loss over the run."""
     values = [
         (each.first + each.count, each.loss) for each in journal.windows if each.loss is not None
     ]
