@@ -313,7 +313,7 @@ class Recorder(Observer):
         return read_journal(self.folder)
 
     def _trying(self, write: Callable[[], Any]) -> None:
-        """Allow writing, except in a forked child or into a deleted folder."""
+        """Call ``write``, except in a forked child or for a deleted folder."""
         with self._trouble:
             if self._pid == os.getpid() and self.folder.is_dir():
                 write()
