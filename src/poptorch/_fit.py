@@ -18,12 +18,12 @@ from abele import fit
 from abele.capture import Captured
 from abele.compile import build
 from abele.compile.start import Start, requested
-from abele.fit import Answer, Calls, Estimate, Verdict, ladder, process
+from abele.fit import Answer, Calls, Estimate, Verdict, ladder
 from abele.fit.ladder import Change, Ladder, NotOffered, Search, Stays, Ways
 from abele.fit.limits import of_machine
 from abele.fit.questions import Say, silent
 from abele.fit.run import STATE
-from abele.fit.text import table
+from abele.fit.verdict import compare, default_limit, table
 from abele.step import batching
 from abele.step.config import OutputMode, Reduction, StepConfig
 from abele.step.update_rules import UpdateRule
@@ -346,10 +346,10 @@ def check(trial: Trial, limit: str | None) -> FitReport:
         CaptureError: forward cannot be captured.
     """
     target, _ = build.choose_target()
-    known = of_machine(limit or process.default_limit(target))  # before capture, which takes longer
+    known = of_machine(limit or default_limit(target))  # before capture, which takes longer
     estimated = estimate(trial, target)
     programs, counted = trial.captured.programs, trial.module_bytes + trial.batch_bytes
-    answer = process.compare(estimated, known, programs, target, counted=counted)
+    answer = compare(estimated, known, programs, target, counted=counted)
     search = Search(trial, answer, OfMemory(functools.partial(estimate, target=target)))
     return FitReport(answer=answer, placement=trial.placement, _search=search)
 

@@ -1,4 +1,4 @@
-"""The memory of a run on one device: what lives all the time, and its programs at their peaks."""
+"""Estimate of the memory of a run: programs, results of calls, and moments of the run."""
 
 from __future__ import annotations
 
@@ -9,19 +9,204 @@ import torch
 
 from abele import cpython
 from abele.compile.build import lowered_for
-from abele.fit import intermediates, moments
+from abele.fit import intermediates
 from abele.fit.estimate import Estimate, Interval, Moment, Part, Work
-from abele.fit.intermediates import Need
-from abele.fit.moments import together
-from abele.fit.results import of_calls
-from abele.fit.workspaces import PIECES, WHOLE
+from abele.fit.intermediates import PIECES, WHOLE, Need, returned
 from abele.program import Program, Role
 from abele.program.summary import state_bytes
 from abele.report.operators import moved_bytes, operations
 from abele.step import batching
-from abele.step.config import StepConfig
+from abele.step.config import OutputMode, StepConfig
 from abele.targets import Target, get_target
 from abele.targets.kernel_choice import operators_of
+
+_NOTHING = Interval.exact(0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Results:
+    """Bytes of results on the device, at different moments of a call.
+
+    Attributes:
+        earlier: of earlier micro-batches of the same call, at most, while the model's program runs.
+        at_update: of all micro-batches so far while a program of its own updates the weights.
+        joining: of all micro-batches, and what they are joined to; None where nothing is joined.
+        before: of the call before, which the caller may still have.
+    """
+
+    earlier: Interval
+    at_update: Interval
+    joining: Interval | None
+    before: Interval
+
+
+def of_calls(
+    model: Program,
+    config: StepConfig,
+    *,
+    on_host: bool,
+    returned: Collection[str] | None = None,
+) -> Results:
+    """Return the memory of the results of calls.
+
+    Args:
+        model: program of a micro-batch.
+        config: partition of a call's batch.
+        on_host: the device is the host; otherwise the caller's results are in other memory.
+        returned: outputs that the caller gets; None for all.
+    """
+    outputs = [
+        slot
+        for slot in model.outputs
+        if slot.role is not Role.MAGNITUDES and (returned is None or slot.name in returned)
+    ]
+    sizes = [torch.empty(s.shape, dtype=s.dtype, device="meta").nbytes for s in outputs]
+    one, steps = _taken(sizes, on_host), list(batching.schedule(config))
+    kept, earlier, at_update = 0, _NOTHING, _NOTHING
+    for index, step in enumerate(steps):
+        # What nobody keeps is there until the next micro-batch has returned, or shares its memory.
+        loose = index > 0 and not steps[index - 1].keeps
+        most = one.scaled(kept + loose)
+        now = Interval(kept * one.low, most.expected, most.high)
+        earlier = max(earlier, now, key=lambda each: each.high)
+        if step.updates:
+            at_update = Interval.sum((now, one))
+        kept += step.keeps
+    whole = _taken([size * batching.parts_out(config) for size in sizes], on_host)
+    joining = None
+    if len(steps) > 1 and (kept > 1 or config.output_mode is OutputMode.SUM):
+        joining = Interval.sum((one.scaled(kept), _joined(sizes, kept, whole, config)))
+    before = Interval(0, whole.expected, whole.high) if on_host else _NOTHING
+    return Results(earlier=earlier, at_update=at_update, joining=joining, before=before)
+
+
+def _taken(sizes: list[int], on_host: bool) -> Interval:
+    """Bytes of the process for tensors of these sizes."""
+    return Interval.sum(returned(size) if on_host else Interval.exact(size) for size in sizes)
+
+
+def _joined(sizes: list[int], kept: int, whole: Interval, config: StepConfig) -> Interval:
+    """Return the bytes of what ``runtime.session.assemble`` makes of micro-batches' results."""
+    if config.output_mode is not OutputMode.SUM:
+        return whole
+    # Each output is stacked before it is summed; sums of several replicas are joined then.
+    together = kept // config.replicas * max(sizes, default=0)
+    beside = max(together, whole.high if config.replicas > 1 else 0)
+    return Interval(whole.low, whole.expected + beside, whole.high + beside)
+
+
+#: Weights, optimizer state and inputs are copied for each of these runs while compiled programs
+#: are compared with interpreted ones: two at least, one more for each further trial, and two in
+#: float64.
+_COPIES = Interval(2, 2, 12)
+_COPIED = ("parameters", "buffers", "optimizer state", "gradient sums", "inputs of a call")
+
+
+def start(always: Sequence[Part], kept: Interval) -> Moment:
+    """Before the first call.
+
+    Args:
+        always: what lives for the whole run.
+        kept: by programs. What they share is in use then only where they were measured.
+    """
+    parts = (*always, *_part("kept by programs", kept, always=True))
+    return Moment(name="start", operation="the session takes its state", parts=parts)
+
+
+def of_program(
+    name: str, need: Need, always: Sequence[Part], beside: Interval, results: Results
+) -> Moment:
+    """While a program runs.
+
+    Args:
+        name: of the moment.
+        need: of the program.
+        always: what lives for the whole run.
+        beside: what programs keep beside that.
+        results: of calls.
+    """
+    applies = name.partition(",")[0] == "apply"
+    earlier = results.at_update if applies else results.earlier
+    parts = (
+        *always,
+        *_before(results),
+        *need.parts,
+        *_part("results of earlier micro-batches", earlier),
+        *_part("kept by programs", beside, always=True),
+    )
+    return Moment(name=name, operation=need.operation, parts=parts, tensors=need.tensors)
+
+
+def joining(always: Sequence[Part], kept: Interval, results: Results) -> list[Moment]:
+    """Return the moments at which results of micro-batches are concatenated; none for one of them.
+
+    Args:
+        always: parts that are always live.
+        kept: parts that programs keep.
+        results: results of calls.
+    """
+    if results.joining is None:
+        return []
+    parts = (
+        *always,
+        *_before(results),
+        *_part("results of micro-batches, and joined", results.joining),
+        *_part("kept by programs", kept, always=True),
+    )
+    operation = "results of micro-batches are joined"
+    return [Moment(name="the end of a call", operation=operation, parts=parts)]
+
+
+def comparison(
+    name: str,
+    first: Need,
+    then: Need,
+    always: Sequence[Part],
+    others: Iterable[Need],
+    results: Results,
+) -> Moment:
+    """Return the moment when one micro-batch runs through both kinds of programs, on copies.
+
+    Args:
+        name: of the program.
+        first: need of the program, interpreted.
+        then: need of the program, compiled.
+        always: what lives for the whole run.
+        others: needs of all other programs that are compiled.
+        results: of calls.
+    """
+    state = sum(part.size.high for part in always if part.role in _COPIED)
+    larger = max(first, then, key=lambda each: Interval.sum(p.size for p in each.parts).expected)
+    beside = together([first, then, *others]) - larger.reserved
+    parts = (
+        *always,
+        *_before(results),
+        *larger.parts,
+        *_part("kept by programs", Interval.exact(beside), always=True),
+        Part(role="copies to compare", size=_COPIES.scaled(state)),
+    )
+    return Moment(
+        name=f"{name}, compared before use",
+        operation="compiled programs are compared with interpreted ones",
+        parts=parts,
+        tensors=larger.tensors,
+    )
+
+
+def together(needs: Iterable[Need]) -> int:
+    """Bytes that programs keep between calls: the shared ones are those of the largest."""
+    several = list(needs)
+    alone = sum(each.reserved - each.shared for each in several)
+    return alone + max((each.shared for each in several), default=0)
+
+
+def _before(results: Results) -> list[Part]:
+    return _part("results of the call before", results.before, always=True)
+
+
+def _part(role: str, size: Interval, *, always: bool = False) -> list[Part]:
+    return [Part(role=role, size=size, always=always)] if size.high else []
+
 
 _INTERPRETING = "reference"
 _ON_HOST = "the module's own weights and buffers"
@@ -66,8 +251,8 @@ def estimate(
         ways = _ways(programs, config, target)
         return Estimate(
             target=target.name,
-            lowerings={name: _joined(way.lowering for way in each) for name, each in ways.items()},
-            basis={name: _joined(way.basis for way in each) for name, each in ways.items()},
+            lowerings={name: _listed(way.lowering for way in each) for name, each in ways.items()},
+            basis={name: _listed(way.basis for way in each) for name, each in ways.items()},
             moments=tuple(_moments(programs, config, target, calls, ways)),
             work=_work([way.program for way, *_ in ways.values()], config),
         )
@@ -95,9 +280,9 @@ def _moments(
     needs = _needs(ways)
     most = together(needs)
     alone = sum(each.reserved - each.shared for each in needs)
-    made = [moments.start(always, Interval(alone, alone, most))]
+    made = [start(always, Interval(alone, alone, most))]
     made += [
-        moments.of_program(
+        of_program(
             name,
             way.need,
             (*always, *_handed(calls, name)),
@@ -108,7 +293,7 @@ def _moments(
         for way in each
     ]
     least = together(_needs(ways, min))
-    made += moments.joining(always, Interval(least, most, most), results)
+    made += joining(always, Interval(least, most, most), results)
     if all(way.trusted for each in ways.values() for way in each):
         return made
     tiered = calls.tiered and any(way.compiles for each in ways.values() for way in each)
@@ -116,11 +301,11 @@ def _moments(
     for name, (way,) in interpreted.items():
         first, alone = way.need, Interval.exact(0)
         if tiered:
-            running = moments.of_program(f"{name}, interpreted", first, always, alone, results)
+            running = of_program(f"{name}, interpreted", first, always, alone, results)
             made.append(running)
         for then in ways[name]:
             others = [each for each in needs if each is not then.need]
-            made.append(moments.comparison(name, first, then.need, always, others, results))
+            made.append(comparison(name, first, then.need, always, others, results))
     return made
 
 
@@ -198,7 +383,7 @@ def _beside(need: Need, name: str, ways: _Ways) -> Interval:
     return Interval(*(size - need.reserved for size in kept))
 
 
-def _joined(texts: Iterable[str]) -> str:
+def _listed(texts: Iterable[str]) -> str:
     return " or ".join(dict.fromkeys(texts))
 
 

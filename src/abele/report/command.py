@@ -1,4 +1,4 @@
-"""``abele report RUN``: makes the page of a run, or of the comparison of two."""
+"""Command ``abele report RUN``: writes the page of a run, or that of a comparison of two."""
 
 from __future__ import annotations
 
@@ -6,17 +6,67 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from abele.errors import ReportError
-from abele.report import comparison, files, only_run, read_journal, read_run
+from abele.report import (
+    comparison,
+    executable_file,
+    facts,
+    files,
+    only_run,
+    read_journal,
+    read_run,
+    timing,
+)
 from abele.report.comparison import folder_of
 from abele.report.files import PAGE
 from abele.report.instances import runs
 from abele.report.journal import Journal
-from abele.report.measured import measured
-from abele.report.page.plain import as_text
+from abele.report.page.markup import as_text
 from abele.report.record import Run
 from abele.report.shares import DISTURBED, slower
 from abele.storage.atomic import write_text
+
+BUDGET_S = 5.0
+
+
+def measured(
+    folder: Path, run: Run, *, alive: bool | None, again: bool = False, budget_s: float = BUDGET_S
+) -> Run:
+    """Return the record of a run with the times of its kernels.
+
+    Args:
+        folder: of the run; has its executable.
+        run: what it is; one that has the times is returned as it is.
+        alive: its process still runs; None if nobody can say.
+        again: times that it has are taken anew.
+        budget_s: how long each program is run.
+
+    Raises:
+        ReportError: the run goes on, ran on another processor, or its executable is gone or cannot
+            be used here.
+    """
+    if run.programs and all(each.timing is not None for each in run.programs) and not again:
+        return run
+    if alive:
+        raise ReportError(
+            f"The run in {folder} still goes on, and timing would disturb it. Wait for its end, or "
+            "call report(path, measure=True) in the program."
+        )
+    here = facts.machine().processor
+    if here != run.machine.processor:
+        raise ReportError(
+            f"The run in {folder} was on {run.machine.processor}, this machine has {here}: times "
+            "from here would say nothing of it. Time it there."
+        )
+    executable = executable_file.read(folder)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(run.machine.threads)
+    try:
+        return timing.timed(run, executable, None, budget_s)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def add_parser(commands: Any, summary: str) -> None:

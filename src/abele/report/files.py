@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from abele.errors import ReportError
-from abele.report import executable_file, instances, speedscope, trace
+from abele.report import executable_file, instances, timelines
 from abele.report.instances import runs
 from abele.report.journal import Journal, read_journal
 from abele.report.page import page
@@ -80,8 +80,8 @@ def write(folder: Path, run: Run, journal: Journal, *, alive: bool | None = None
     # Instances write this page too: whoever is last has read what all others have written.
     with turn(folder):
         _write_page(folder, page_in(folder, run, journal, alive=alive))
-    write_text(folder / TRACE, json.dumps(trace.of_run(run, journal)))
-    write_text(folder / SPEEDSCOPE, json.dumps(speedscope.of_run(run, journal)))
+    write_text(folder / TRACE, json.dumps(timelines.trace_of_run(run, journal)))
+    write_text(folder / SPEEDSCOPE, json.dumps(timelines.speedscope_of_run(run, journal)))
 
 
 def _write_page(folder: Path, text: str) -> None:

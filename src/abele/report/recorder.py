@@ -1,8 +1,9 @@
-"""Writes the record and the journal of a run while it runs, and its page when there is news."""
+"""Recorder of a run: writes record, journal and page while the run goes on."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import threading
 import time
@@ -14,15 +15,66 @@ from typing import Any
 import torch
 
 from abele.compile.executable import Executable
-from abele.errors import SerializationError
+from abele.errors import ReportError, SerializationError
 from abele.report import endings, executable_file, files
-from abele.report.journal import SINGLE, SPAN_S, Calls, Journal, JournalWriter, read_journal
+from abele.report.journal import FILE, SINGLE, SPAN_S, Calls, Journal, JournalWriter, read_journal
 from abele.report.loading import Waits
 from abele.report.optimizer import Optimizer, changed
-from abele.report.record import Run
+from abele.report.record import Run, read_run
 from abele.runtime.clock import CallRecord, nanoseconds
 from abele.runtime.observers import Observer
+from abele.storage.atomic import write_text
 from abele.warn import warn_user
+
+
+class Uncalled:
+    """Waits for the end of a run that has not begun; then writes the page that says so.
+
+    Args:
+        folder: of the run; one that has a run of this process already stays as it is.
+        run: gives what is known of it.
+    """
+
+    def __init__(self, folder: Path, run: Callable[[], Run]):
+        self._folder, self._run = folder, run
+        self._lines: list[dict[str, str | float]] = []
+        self._began_ns = time.perf_counter_ns()
+        endings.watch(self)
+
+    def begun(self) -> None:
+        """Somebody has called it: there is nothing to be said here."""
+        endings.leave(self)
+
+    def failed(self, where: str, error: BaseException) -> None:
+        """Record an uncaught error."""
+        text = endings.text_of(error)
+        self._lines.append(self._line("error", text, type=type(error).__name__, where=where))
+
+    def ended(self, how: str) -> None:
+        """Write the page."""
+        endings.leave(self)
+        with Trouble():
+            if not self._has_run():
+                self._write(how)
+
+    def _write(self, how: str) -> None:
+        run, lines = self._run(), [*self._lines, self._line("end", how)]
+        # No thread as a journal has that is written meanwhile: none may start when Python ends.
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_text(self._folder / FILE, "".join(f"{json.dumps(line)}\n" for line in lines))
+        run.write(self._folder)
+        files.write(self._folder, run, read_journal(self._folder))
+
+    def _line(self, kind: str, what: str, **more: str) -> dict[str, str | float]:
+        at = (time.perf_counter_ns() - self._began_ns) / 1e9
+        return {"e": kind, "at": round(at, 6), "what": what, **more}
+
+    def _has_run(self) -> bool:
+        try:
+            return read_run(self._folder).process.pid == os.getpid()
+        except ReportError:
+            return False
+
 
 Latest = Callable[[Run, bool], Run]
 #: A call that has ended, its loss, and how many nanoseconds batches were waited for by then.

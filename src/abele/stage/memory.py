@@ -1,22 +1,60 @@
-"""Memory of each range of units as a stage of a pipeline.
-
-A stage holds its state, and for every micro-batch that waits for its backward the values that
-backward needs. If activations are computed again, these are what comes into the stage and what the
-program marks; the rest is there for one micro-batch at a time.
-"""
+"""Memory of each range of units as a stage of a pipeline."""
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import torch
 
 from abele.fit.estimate import Interval, Part
-from abele.stage import mk2, ranges
+from abele.stage import mk2
 from abele.stage.chain import BATCH, Chain, State, Value
+
+#: Bytes or seconds, float64 ``[units + 1, units + 1]``.
+Table = torch.Tensor
+
+
+def total(each: Sequence[float]) -> Table:
+    """Sum a number per unit over each range; 0 for an empty range."""
+    before = torch.tensor([0.0, *each], dtype=torch.float64).cumsum(0)
+    return (before[None, :] - before[:, None]).clamp(min=0)
+
+
+def largest(each: Sequence[float]) -> Table:
+    """Return the maximum of a number per unit over each range; 0 for an empty range."""
+    units = len(each)
+    table = torch.zeros(units + 1, units + 1, dtype=torch.float64)
+    values = torch.tensor(each, dtype=torch.float64)
+    for begin in range(units):
+        table[begin, begin + 1 :] = values[begin:].cummax(0).values
+    return table
+
+
+def counted_once(
+    units: int, items: Iterable[tuple[float, Sequence[int]]], producers: Iterable[int | None]
+) -> Table:
+    """Sum the sizes of the items that units of each range use, each item once.
+
+    Args:
+        units: number of units.
+        items: a size, and the units that use it, ascending.
+        producers: for each item the unit that computes it, so that only ranges after it count; None
+            if all count.
+    """
+    # A use counts for ranges that begin behind the use before and hold it: a rectangle of ranges.
+    edges = torch.zeros(units + 2, units + 2, dtype=torch.float64)
+    for (size, uses), producer in zip(items, producers, strict=True):
+        before = -1 if producer is None else producer
+        for use in uses:
+            if use > before:
+                edges[before + 1, use + 1] += size
+                edges[use + 1, use + 1] -= size
+            before = max(before, use)
+    return edges.cumsum(0).cumsum(1)[: units + 1, : units + 1]
+
 
 End = Literal["low", "expected", "high"]
 ENDS: tuple[End, ...] = ("low", "expected", "high")
@@ -101,25 +139,25 @@ class Memory:
         self._again = self._largest_segment()
         self._enters = self._of_values(chain.values, _uses, behind=True)
         self._needs = {
-            end: ranges.largest([getattr(unit.inside, end) for unit in chain.units]) for end in ENDS
+            end: largest([getattr(unit.inside, end) for unit in chain.units]) for end in ENDS
         }
 
     def _of_values(
         self, values: Sequence[Value], uses: Callable[[Value], Sequence[int]], *, behind: bool
-    ) -> ranges.Table:
+    ) -> Table:
         """Bytes of the values that a range uses, and with ``behind`` does not make itself."""
-        return ranges.counted_once(
+        return counted_once(
             len(self.chain.units),
             [(value.size, uses(value)) for value in values],
             [value.producer if behind else None for value in values],
         )
 
-    def _made_inside(self, values: Sequence[Value]) -> ranges.Table:
+    def _made_inside(self, values: Sequence[Value]) -> Table:
         """Bytes of the values that a range makes and keeps for its backward."""
         every = self._of_values(values, _backward, behind=False)
         return every - self._of_values(values, _backward, behind=True)
 
-    def _largest_segment(self) -> ranges.Table:
+    def _largest_segment(self) -> Table:
         """Bytes of what a range computes again at one time: between marked values, or all."""
         ends = sorted({value.producer for value in self.chain.values if value.marked})
         segments: dict[int, list[Value]] = {}
@@ -132,17 +170,17 @@ class Memory:
             largest = torch.maximum(largest, self._made_inside(values))
         return largest
 
-    def _of_states(self, size: Callable[[State], float]) -> ranges.Table:
+    def _of_states(self, size: Callable[[State], float]) -> Table:
         states = self.chain.states
         items = [(size(state), state.uses) for state in states]
-        return ranges.counted_once(len(self.chain.units), items, [None] * len(states))
+        return counted_once(len(self.chain.units), items, [None] * len(states))
 
-    def table(self, end: End, stage: int, stages: int, micro_batches: int) -> ranges.Table:
+    def table(self, end: End, stage: int, stages: int, micro_batches: int) -> Table:
         """Bytes of every range, if it is this stage: the sum of ``parts``."""
         parts = self._parts(end, stage, stages, micro_batches)
         return self._with_code(sum(parts.values(), self._nothing), end)
 
-    def pair(self, end: End, stages: int, micro_batches: int) -> ranges.Table:
+    def pair(self, end: End, stages: int, micro_batches: int) -> Table:
         """Bytes of a device with the first and the last stage, by the ends of what is between.
 
         The row is where the first stage ends, the column where the last one begins.
@@ -156,7 +194,7 @@ class Memory:
         both = sum(map(self._shared, _roles(self.device).values()), self._nothing)
         return self._with_code(tensors - both, end)
 
-    def _shared(self, size: Callable[[State], float]) -> ranges.Table:
+    def _shared(self, size: Callable[[State], float]) -> Table:
         """Return the bytes used both before a row's unit and from a column's on."""
         units = len(self.chain.units)
         edges = torch.zeros(units + 2, units + 2, dtype=torch.float64)
@@ -166,14 +204,12 @@ class Memory:
                 edges[state.uses[0] + 1, state.uses[-1] + 1] -= size(state)
         return edges.cumsum(0).cumsum(1)[: units + 1, : units + 1]
 
-    def _with_code(self, tensors: ranges.Table, end: End) -> ranges.Table:
+    def _with_code(self, tensors: Table, end: End) -> Table:
         if not self.device.is_mk2:
             return tensors
         return tensors * getattr(mk2.UNEVEN, end) + getattr(mk2.code(), end)
 
-    def _parts(
-        self, end: End, stage: int, stages: int, micro_batches: int
-    ) -> dict[str, ranges.Table]:
+    def _parts(self, end: End, stage: int, stages: int, micro_batches: int) -> dict[str, Table]:
         parts = dict(self._states)
         if self.chain.training:
             count = getattr(waiting(stage, stages, micro_batches), end)

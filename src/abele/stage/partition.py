@@ -18,9 +18,8 @@ import torch
 
 from abele.errors import StageError
 from abele.fit.verdict import Verdict
-from abele.stage import ranges
 from abele.stage.chain import Chain
-from abele.stage.memory import Device, End, Memory, Span
+from abele.stage.memory import Device, End, Memory, Span, Table, total
 
 #: What is given up in time for stages that begin at modules further outside, and for one stage
 #: less. Together less than 5 %.
@@ -125,8 +124,8 @@ class _Search:
         self.chain, self.devices, self.limit = chain, devices, device.size
         self.memory, self.micro_batches = Memory(chain, device), micro_batches
         times = [unit.forward + unit.backward for unit in chain.units]
-        self.seconds = ranges.total(times)
-        self._known: dict[tuple[int, int, End | None], ranges.Table] = {}
+        self.seconds = total(times)
+        self._known: dict[tuple[int, int, End | None], Table] = {}
         self._without: dict[int | None, frozenset[int]] = {}
 
     def most_devices(self) -> int:
@@ -181,14 +180,14 @@ class _Search:
             )
         return self._without[wraps_from]
 
-    def _times(self, stage: int, stages: int, end: End | None) -> ranges.Table:
+    def _times(self, stage: int, stages: int, end: End | None) -> Table:
         """Return the time of each range as some stage; infinite if that is not allowed."""
         key = stage, stages, end
         if key not in self._known:
             self._known[key] = self._timed(*key)
         return self._known[key]
 
-    def _timed(self, stage: int, stages: int, end: End | None) -> ranges.Table:
+    def _timed(self, stage: int, stages: int, end: End | None) -> Table:
         times = self.seconds.clone()
         times[torch.ones_like(times, dtype=torch.bool).tril()] = float("inf")  # nothing in it
         for place, unit in enumerate(self.chain.units):
@@ -247,7 +246,7 @@ class _Search:
 
 
 def _divided(
-    places: Sequence[int], tables: Sequence[ranges.Table], last: int
+    places: Sequence[int], tables: Sequence[Table], last: int
 ) -> tuple[float, list[int]] | None:
     """Return the least largest time of consecutive ranges, and the starts of later ones."""
     return _ended(places[:-1], tables, [last], None)
@@ -255,7 +254,7 @@ def _divided(
 
 def _ended(
     places: Sequence[int],
-    tables: Sequence[ranges.Table],
+    tables: Sequence[Table],
     lasts: Sequence[int],
     beside: torch.Tensor | None,
 ) -> tuple[float, list[int]] | None:

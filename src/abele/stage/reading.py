@@ -1,35 +1,183 @@
-"""From captured programs to a chain of units.
-
-Operations carry the number of their unit as the mark ``STAGE``; where each runs, forward and
-backward, follows from that as it does for a pipeline with a stage per unit.
-"""
+"""Reading of a chain of units, with their state and memory, off captured programs."""
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import torch
 
 from abele import passes
 from abele.containers import is_sequence
+from abele.fit.estimate import Interval
 from abele.passes.recomputation import kept_whole
 from abele.pipeline.assignment import STAGE, placed
-from abele.program import Program, Role, is_getitem, is_view, marks_of, node_argument, writes
+from abele.program import Program, Role, Slot, is_getitem, is_view, marks_of, node_argument, writes
 from abele.program.cut import Parts, is_copied
 from abele.program.printing import node_phase
 from abele.report.operators import moved_bytes, operations
-from abele.stage import inside
-from abele.stage.chain import BATCH, Chain, Unit, Value
+from abele.stage.chain import BATCH, Chain, State, Unit, Value
 from abele.stage.entries import Entries
-from abele.stage.sizes import bytes_of
-from abele.stage.states import Slots
+from abele.step.replica_groups import ACCUMULATOR
+
+
+def bytes_of(value: torch.Tensor, widest: int | None) -> int:
+    """Bytes of a tensor on a device.
+
+    Args:
+        value: the tensor, or one of its shape and dtype without data.
+        widest: bytes of the widest number that the device keeps; None where it keeps all.
+    """
+    element = value.element_size()
+    return value.numel() * (element if widest is None else min(element, widest))
+
+
+class Slots:
+    """The state of captured programs.
+
+    Args:
+        programs: all of them.
+        accumulates: parameters that are trained have sums of gradients, in any case.
+        widest: as for ``bytes_of``.
+    """
+
+    def __init__(self, programs: Sequence[Program], *, accumulates: bool, widest: int | None):
+        model, self._widest = programs[0], widest
+        self._slots = dict(zip((n.name for n in model.placeholders()), model.inputs, strict=True))
+        every = {(s.role, s.name): s for program in programs for s in program.inputs}
+        self._sums = {
+            name.removeprefix(ACCUMULATOR): self._bytes(slot)
+            for (role, name), slot in every.items()
+            if role is Role.ACCUMULATOR
+        }
+        self._optimizer: dict[str, int] = {}
+        for (role, name), slot in every.items():
+            if role is Role.OPTIMIZER_STATE:
+                owner = name.rpartition(".")[0]
+                self._optimizer[owner] = self._optimizer.get(owner, 0) + self._bytes(slot)
+        self._accumulates = accumulates
+
+    def of(self, node: torch.fx.Node, uses: tuple[int, ...]) -> Iterator[State]:
+        """Return the state of an input or constant of the first program; None for others."""
+        if node.op == "get_attr":
+            size = bytes_of(node.meta["val"], self._widest)
+            yield State(name=str(node.target), weight=size, uses=uses, together=False)
+            return
+        slot = self._slots[node.name]
+        if slot.role is Role.PARAMETER:
+            yield State(
+                name=slot.name,
+                weight=self._bytes(slot),
+                sums=self._sums_of(slot),
+                optimizer=self._optimizer.get(slot.name, 0),
+                uses=uses,
+            )
+        elif slot.role is Role.BUFFER:
+            # Who reads what another one writes has to be where it is.
+            yield State(name=slot.name, weight=self._bytes(slot), uses=uses, together=slot.mutated)
+
+    def _sums_of(self, slot: Slot) -> int:
+        trained = slot.name in self._optimizer or slot.mutated
+        missing = self._bytes(slot) if trained and self._accumulates else 0
+        return self._sums.get(slot.name, missing)
+
+    def _bytes(self, slot: Slot) -> int:
+        value = torch.empty(slot.shape, dtype=slot.dtype, device="meta")
+        return bytes_of(value, self._widest)
+
+
+Node = torch.fx.Node
+
+#: What libraries need inside, over what the operators of the program need.
+_MOST = 1.25
+
+
+def of_units(
+    parts: Mapping[Node, int],
+    order: Sequence[Node],
+    kept: Set[Node],
+    units: int,
+    widest: int | None,
+) -> list[Interval]:
+    """Bytes of each unit: the largest value at least, what its order of operations needs at most.
+
+    Args:
+        parts: of each operation, from forward of the first unit to backward of the first unit.
+        order: all operations, part by part.
+        kept: values that are counted elsewhere.
+        units: how many there are.
+        widest: as for ``bytes_of``.
+    """
+    largest, most = [0] * (2 * units), [0] * (2 * units)
+    sizes = {node: _made_by(node, widest) for node in parts}
+    uses = _last_uses(order)
+    alive, ending = 0, dict[int, int]()
+    part = -1
+    for position, node in enumerate(order):
+        if parts[node] != part:
+            # Sums and results leave a part by its end, and what the next one takes comes with it.
+            part, alive, ending = parts[node], _taken(sizes, parts, order, position, kept), {}
+        size = sizes[node]
+        if node not in kept and size:
+            alive += size
+            last = uses.get(node, position)
+            ending[last] = ending.get(last, 0) + size
+        if node_phase(node) != "update":
+            largest[part] = max(largest[part], size)
+            most[part] = max(most[part], alive)
+        alive -= ending.pop(position, 0)
+    pairs = zip(range(units), reversed(range(units, 2 * units)), strict=True)
+    return [
+        Interval(
+            max(largest[one], largest[two]),
+            max(most[one], most[two], largest[one], largest[two]),
+            _MOST * max(most[one], most[two], largest[one], largest[two]),
+        )
+        for one, two in pairs
+    ]
+
+
+def _last_uses(order: Sequence[Node]) -> dict[Node, int]:
+    """Return for each value the position of the last operation that reads it or a view of it."""
+    last: dict[Node, int] = {}
+    for position, node in enumerate(order):
+        waiting = list(node.all_input_nodes)
+        while waiting:
+            each = waiting.pop()
+            last[each] = position
+            if is_view(each) or is_getitem(each):
+                waiting += each.all_input_nodes
+    return last
+
+
+def _taken(
+    sizes: Mapping[Node, int],
+    parts: Mapping[Node, int],
+    order: Sequence[Node],
+    begin: int,
+    kept: Set[Node],
+) -> int:
+    """Bytes of the values that the part which begins there takes from the one before."""
+    taken: set[Node] = set()
+    part = parts[order[begin]]
+    for each in order[begin:]:
+        if parts[each] != part:
+            break
+        before = (n for n in each.all_input_nodes if parts.get(n, part) < part)
+        taken.update(n for n in before if n not in kept)
+    return sum(sizes[node] for node in taken)
+
+
+def _made_by(node: Node, widest: int | None) -> int:
+    value = node.meta.get("val")
+    if is_view(node) or writes(node) or not isinstance(value, torch.Tensor):
+        return 0
+    return bytes_of(value, widest)
+
 
 #: How many operations of a matrix product or convolution a machine does while it moves a byte.
 OPERATIONS_PER_BYTE = 5.0
-
-Node = torch.fx.Node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +234,7 @@ def read(
     """
     whole, marked = kept_whole(programs[0])
     reader = _Reader(passes.run(whole), len(begins), marked, widest)
-    needs = inside.of_units(reader.parts, reader.order, reader.kept, len(begins), widest)
+    needs = of_units(reader.parts, reader.order, reader.kept, len(begins), widest)
     costs = reader.costs()
     units = [
         Unit(

@@ -21,8 +21,7 @@ from abele.report.journal import Journal, window_of
 from abele.report.optimizer import Optimizer, optimizer_of
 from abele.report.page import page
 from abele.report.record import Option, Run
-from abele.report.recorder import Latest, Recorder, Trouble, parts_of
-from abele.report.uncalled import Uncalled
+from abele.report.recorder import Latest, Recorder, Trouble, Uncalled, parts_of
 from abele.runtime.observers import Observer
 from abele.storage.atomic import write_text
 from abele.version import __version__

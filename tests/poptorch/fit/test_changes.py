@@ -9,7 +9,8 @@ from torch import nn
 
 import poptorch
 from abele import arena
-from abele.fit import Verdict, process
+from abele.fit import Verdict
+from abele.fit import verdict as process
 from abele.fit.ladder import Rung, not_worth_it
 from abele.fit.run import STATE
 from poptorch import _fit as changes

@@ -8,8 +8,7 @@ import torch
 from abele import arena, fit, get_target
 from abele.fit import Calls, Limit, Verdict
 from abele.fit.estimate import Work
-from abele.fit.results import of_calls
-from abele.fit.run import estimate
+from abele.fit.run import estimate, of_calls
 from abele.program import memory
 from abele.step.config import OutputMode, StepConfig
 from abele.targets.cpu.emitted.lowering import Emitted

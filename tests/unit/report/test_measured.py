@@ -8,8 +8,8 @@ import torch
 from abele.__main__ import main
 from abele.errors import ReportError
 from abele.report import executable_file, read_run
+from abele.report.command import measured
 from abele.report.executable_file import FILE
-from abele.report.measured import measured
 from abele.targets import candidates, get_target
 from helpers.models import MODELS
 from helpers.reported import recorded

@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from abele.report.flow import OUTSIDE, Passage, Read, steps_of
-from abele.report.layout import layered
 from abele.report.operators import passages
-from abele.report.page.module_graph import MOST, graph
-from abele.report.page.modules import modules
+from abele.report.page.modules import MOST, graph, layered, modules
 from helpers.reported import run_of
 from helpers.runs import captured
 

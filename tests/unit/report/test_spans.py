@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from abele.report import speedscope, trace
+from abele.report import timelines
 from abele.report.files import write
 from abele.report.journal import Journal, Moment, window_of
 from abele.report.kernel_times import Kernel, Timing
 from abele.report.record import Pipeline, Task
-from abele.report.spans import lines
+from abele.report.timelines import lines
 from helpers.reported import journal_of, run_before, run_of
 
 
@@ -77,7 +77,9 @@ def test_spans_follow_each_other_or_are_inside(run):
 
 @pytest.mark.parametrize("built", [False, True], ids=["before building", "after"])
 def test_the_trace_is_as_the_format_says(built, run):
-    trace_file = trace.of_run(run if built else run_before(), JOURNAL if built else Journal())
+    trace_file = timelines.trace_of_run(
+        run if built else run_before(), JOURNAL if built else Journal()
+    )
     assert json.loads(json.dumps(trace_file, allow_nan=False)) == trace_file
     assert trace_file["displayTimeUnit"] in ("ms", "ns")
     named = {(e["pid"], e["tid"]) for e in trace_file["traceEvents"] if e["name"] == "thread_name"}
@@ -126,12 +128,12 @@ def checked(profile_file):
 
 
 def test_the_speedscope_file_is_as_its_schema_says(run):
-    profile_file = speedscope.of_run(run, JOURNAL)
+    profile_file = timelines.speedscope_of_run(run, JOURNAL)
     checked(json.loads(json.dumps(profile_file, allow_nan=False)))
     frames = profile_file["shared"]["frames"]
     assert {"name": "aten.mm.default", "file": "net.py", "line": 1} in frames
     assert {"name": "fc"} in frames
-    checked(speedscope.of_run(run_before(), Journal()))
+    checked(timelines.speedscope_of_run(run_before(), Journal()))
 
 
 def test_the_loader_has_bars_of_its_own_right_before_the_calls():
@@ -144,7 +146,7 @@ def test_the_loader_has_bars_of_its_own_right_before_the_calls():
 def test_calls_that_overlap_in_rounding_do_not_overlap_there(run):
     windows = [window_of(i * 0.1, (0.2, 0.01, 0.1, 0.01), first=i, loss=1.0) for i in range(5)]
     told = Journal(windows=tuple(windows), moments=(Moment(at=0.0, kind="stage", what="x"),))
-    checked(speedscope.of_run(run, told))
+    checked(timelines.speedscope_of_run(run, told))
 
 
 def test_the_files_are_written_beside_the_page(run, tmp_path):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from abele.report.page.style import STYLE
+from abele.report.page.markup import STYLE
 
 # Machado, Oliveira and Fernandes (2009), full strength, on linear RGB.
 SIGHTS = {

@@ -12,15 +12,10 @@ from collections.abc import Sequence
 from abele.report.instances import Instance
 from abele.report.journal import Journal
 from abele.report.page import overview, programs, timeline
-from abele.report.page.instances import instances, troubled
-from abele.report.page.kernels import kernels
-from abele.report.page.markup import Html, html, tag
-from abele.report.page.memory import memory
+from abele.report.page.markup import STYLE, Html, html, tag
 from abele.report.page.modules import modules
-from abele.report.page.operators import operators
-from abele.report.page.optimizer import optimizer
-from abele.report.page.pipeline import pipeline
-from abele.report.page.style import STYLE
+from abele.report.page.programs import kernels, memory, operators
+from abele.report.page.timeline import instances, optimizer, pipeline, troubled
 from abele.report.record import Run
 from abele.report.status import status_of
 

@@ -1,9 +1,10 @@
-"""HTML and SVG as text in which only what was made here is markup: any other string is text."""
+"""HTML and SVG of pages: elements with escaped text, styles, and plain text for terminals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from html.parser import HTMLParser
 from typing import TypeAlias
 
 _EMPTY = frozenset({"meta", "path", "rect", "line", "circle", "br"})
@@ -144,3 +145,192 @@ def by_program(parts: Sequence[tuple[str, str, float, Content]]) -> Html:
             for index, (name, said, _, rest) in enumerate(parts)
         ]
     )
+
+
+STYLE = """
+:root {
+  color-scheme: light dark;
+  --paper: #ffffff; --ink: #1c2126; --soft: #56616b; --line: #dfe4e8; --card: #f5f7f8;
+  --good: #00704f; --bad: #a83a00; --c1: #0072b2; --c2: #5e2079; --c3: #0a9b74; --c4: #b97d00;
+  --c5: #707b84; --c6: #9c3300; --move: #3a8dc6; --wait: #c9ced3;
+  --m1: #86c5ec; --m2: #b279b8; --m3: #eccf80; --m4: #bcc3c9;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --paper: #14181c; --ink: #e6eaed; --soft: #a3aeb8; --line: #2f373e; --card: #1c2227;
+    --good: #4cc9a0; --bad: #ff9d5c; --c1: #3a8fc7; --c2: #d3b8f5; --c3: #3fd0a4; --c4: #ecc552;
+    --c5: #7d8993; --c6: #dd6a33; --move: #67b3e3; --wait: #454e56;
+    --m1: #8ecbf2; --m2: #b06fb3; --m3: #d9c07c; --m4: #66717a;
+  }
+}
+* { box-sizing: border-box; }
+html { scroll-behavior: smooth; }
+body {
+  margin: 0; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif;
+}
+main { max-width: 72rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .4rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.2rem; margin: 2.6rem 0 .7rem;
+  padding-top: .4rem; border-top: 1px solid var(--line); }
+h3 { font-size: 1rem; margin: 1.6rem 0 .4rem; }
+p { margin: .5rem 0; max-width: 48rem; }
+p.soft, figcaption, .soft { color: var(--soft); }
+nav { margin: .8rem 0 0; display: flex; flex-wrap: wrap; gap: .1rem 1rem; font-size: .9rem; }
+a { color: var(--c1); }
+.lead { font-size: 1.12rem; overflow-wrap: anywhere; }
+.lead b.good { color: var(--good); } .lead b.bad { color: var(--bad); }
+.trouble { border-left: 4px solid var(--bad); background: var(--card); padding: .6rem .9rem;
+  margin: 1rem 0; overflow-x: auto; }
+.trouble pre { margin: .3rem 0 0; }
+dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: .1rem 1.5rem;
+  margin: .5rem 0; }
+dl > .wide { grid-column: 1 / -1; }
+dl > div { padding: .35rem 0; border-bottom: 1px solid var(--line); }
+dt { color: var(--soft); font-size: .85rem; } dd { margin: 0; overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; margin: .5rem 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
+th, td { padding: .3rem .9rem .3rem 0; text-align: left; border-bottom: 1px solid var(--line);
+  vertical-align: top; }
+th { font-weight: 600; color: var(--soft); font-size: .85rem; white-space: nowrap; }
+.number { text-align: right; white-space: nowrap; }
+code, pre { font: .88em/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }
+code { overflow-wrap: anywhere; } td code { white-space: nowrap; }
+.why { min-width: 16rem; max-width: 44rem; } .list { min-width: 22rem; }
+.why, .list { overflow-wrap: anywhere; }
+td code.value { white-space: normal; }
+.value { overflow-wrap: anywhere; } td:has(> .value) { min-width: 9rem; }
+pre { overflow: auto; max-height: 34rem; background: var(--card); padding: .8rem; margin: .5rem 0; }
+.trouble pre { background: none; padding: 0; white-space: pre-wrap; }
+.sides { width: 100%; table-layout: fixed; margin: .6rem 0 1.4rem; }
+.sides td { padding: .05rem .5rem; border: 0; }
+.sides td:nth-child(odd) { width: 3.2rem; color: var(--soft); }
+.sides code { white-space: pre-wrap; }
+.sides .out { background: color-mix(in srgb, var(--c6) 16%, var(--paper)); }
+.sides .in { background: color-mix(in srgb, var(--c3) 16%, var(--paper)); }
+.sides td:has(+ .out)::after { content: " \\2212"; } .sides td:has(+ .in)::after { content: " +"; }
+.sides td.note { padding: .1rem .5rem .4rem; font-size: .88rem; }
+figure { margin: .6rem 0 .3rem; }
+svg { display: block; width: 100%; background: var(--card); border-radius: 4px; }
+.top, .axis { display: flex; justify-content: space-between; gap: 1rem; color: var(--soft);
+  font-size: .82rem; font-variant-numeric: tabular-nums; }
+.legend { list-style: none; display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; margin: .3rem 0;
+  padding: 0; font-size: .85rem; color: var(--soft); }
+.legend i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px;
+  margin-right: .35rem; vertical-align: -1px; }
+.gantt > div { display: grid; grid-template-columns: minmax(4rem, 9rem) 1fr; gap: 0 .7rem;
+  align-items: center; margin: .25rem 0; font-size: .85rem; }
+.gantt .name { overflow-wrap: anywhere; line-height: 1.25; }
+.track { position: relative; height: 1.7rem; background: var(--wait); overflow: hidden; }
+.track i { position: absolute; top: 0; bottom: 0; min-width: 1px; overflow: hidden;
+  color: var(--paper); font: .75rem/1.7rem system-ui, "DejaVu Sans", sans-serif; text-align: center;
+  box-shadow: -1px 0 var(--paper); }
+.c1 { fill: var(--c1); background: var(--c1); } .c2 { fill: var(--c2); background: var(--c2); }
+.c3 { fill: var(--c3); background: var(--c3); } .c4 { fill: var(--c4); background: var(--c4); }
+.c5 { fill: var(--c5); background: var(--c5); } .c6 { fill: var(--c6); background: var(--c6); }
+.m1 { fill: var(--m1); background: var(--m1); } .m2 { fill: var(--m2); background: var(--m2); }
+.m3 { fill: var(--m3); background: var(--m3); } .m4 { fill: var(--m4); background: var(--m4); }
+.wait { fill: var(--wait); background: var(--wait); }
+.hover { fill: transparent; } .hover:hover { fill: var(--ink); fill-opacity: .12; }
+rect:not(.hover):hover { opacity: .8; }
+path.line { fill: none; stroke: var(--c1); stroke-width: 2; vector-effect: non-scaling-stroke; }
+path.range { fill: var(--c1); fill-opacity: .22; }
+svg.graph { width: auto; max-width: none; background: none; }
+svg.graph rect { fill: var(--card); stroke: var(--line); }
+svg.graph rect.box { stroke: var(--c1); } svg.graph rect.edge-of { fill: none; stroke: none; }
+svg.graph rect.loose { stroke-dasharray: 3 3; }
+svg.graph a:hover rect { fill: var(--line); }
+svg.graph text { font-size: 13px; text-anchor: middle; fill: var(--ink); }
+svg.graph text.soft { font-size: 11.5px; fill: var(--soft); }
+svg.graph path { fill: none; stroke: var(--soft); stroke-width: 1.4; }
+svg.graph path:hover { stroke: var(--c6); stroke-width: 3; }
+.bar { display: block; height: .7rem; min-width: 1px; width: var(--length); background: var(--c1);
+  border-radius: 2px; margin: .3rem 0 0 var(--begin, 0); }
+.bar.move { background: var(--move); }
+td:has(> .bar) { width: 7rem; min-width: 4rem; }
+td:has(> .bar.placed) { width: 24rem; min-width: 7rem; }
+.axis span:last-child { white-space: nowrap; }
+details { margin: .3rem 0; }
+summary { cursor: pointer; overflow-wrap: anywhere; }
+summary h3 { display: inline; }
+details details { margin-left: 1.1rem; }
+.tree summary, .leaf { font-size: .92rem; padding: .1rem 0; }
+.leaf { margin-left: 2.1rem; } .tree b { font-weight: 600; }
+ol.insights { padding-left: 1.3rem; max-width: 52rem; } ol.insights li { margin: .5rem 0;
+  overflow-wrap: anywhere; }
+.better { color: var(--good); } .worse { color: var(--bad); }
+@media print { main { max-width: none; } section { break-inside: avoid; }
+  .hover { display: none; } }
+@media (max-width: 40rem) { .gantt > div { grid-template-columns: 1fr; }
+  .sides tr { display: grid; grid-template-columns: 3.2rem 1fr; }
+  .sides tr:not(:has(> .out, > .note)) > td:nth-child(-n + 2) { display: none; }
+  .sides tr:has(> .out):not(:has(> .in)) > td:nth-child(n + 3) { display: none; }
+  .track i span { display: none; } .gantt .axis span:nth-child(even) { display: none; }
+  main { padding: 1rem .8rem 3rem; } h1 { font-size: 1.4rem; }
+  .at, #memory td { white-space: nowrap; } .why { min-width: 10rem; } .list { min-width: 14rem; }
+  .bar:not(.placed) { display: none; } td:has(> .bar:not(.placed)) { width: 0; min-width: 0; }
+  #runs td:has(> .value), #differences td:has(> .value) { min-width: 4.2rem; } }
+"""
+
+
+#: Elements without words of their own: pictures, links inside the page, its title and style.
+_SILENT = frozenset({"head", "svg", "nav"})
+_LINES = frozenset({"h1", "h2", "h3", "p", "tr", "summary", "pre", "li"})
+_CELLS = frozenset({"td", "th", "dd"})
+#: Sections that a terminal has no room for: programs after each pass.
+_OMITTED = frozenset({"programs"})
+
+
+def as_text(page: str) -> str:
+    """Return the text of an HTML page, a line for each paragraph and each row of a table.
+
+    Args:
+        page: as ``page`` or ``comparison.page`` returns it.
+    """
+    reader = _Reader()
+    reader.feed(page)
+    reader.close()
+    return reader.text()
+
+
+class _Reader(HTMLParser):
+    """Collects the lines of a page."""
+
+    def __init__(self):
+        super().__init__()
+        self._lines: list[str] = []
+        self._line: list[str] = []
+        self._silent: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Begin a line or a cell, or skip an element."""
+        if tag in _SILENT or (tag == "section" and dict(attrs).get("id") in _OMITTED):
+            self._silent.append(tag)
+        elif tag in _LINES or tag == "div":
+            self._end_line()
+            if tag in ("h2", "h3"):
+                self._lines.append("")
+        elif tag in _CELLS:
+            self._line.append("  ")
+
+    def handle_endtag(self, tag: str) -> None:
+        """End a line, or an element that was skipped."""
+        if self._silent and tag == self._silent[-1]:
+            self._silent.pop()
+        elif tag in _LINES or tag == "div":
+            self._end_line()
+
+    def handle_data(self, data: str) -> None:
+        """Add text to the line."""
+        if not self._silent:
+            self._line.append(data.replace("\u200b", ""))
+
+    def text(self) -> str:
+        """Return all lines."""
+        self._end_line()
+        return "\n".join(self._lines).strip() + "\n"
+
+    def _end_line(self) -> None:
+        text, self._line = "".join(self._line).strip(), []
+        if text:
+            self._lines.append(text)

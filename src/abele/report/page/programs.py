@@ -1,19 +1,26 @@
-"""Lowerings of programs with reasons, changes by passes, and program texts."""
+"""Programs of a run: lowerings, passes, texts, operators, kernels and memory."""
 
 from __future__ import annotations
 
-from abele.report import words
+from collections import Counter, defaultdict
+
+from abele.report import record, words
+from abele.report.journal import Journal
+from abele.report.kernel_times import Limits, Timing
+from abele.report.page import charts
 from abele.report.page.markup import (
     Content,
     Html,
     by_program,
     folded,
     long_table,
+    path_of,
     section,
     table,
     tag,
 )
 from abele.report.record import Change, Choice, Program, Run
+from abele.report.shares import DISTURBED, by_operator, slower
 
 #: The page shows so much of each program's text; ``run.json`` has more.
 TEXT = 120_000
@@ -157,3 +164,306 @@ def options(run: Run) -> Html | None:
     return section(
         "Options", table(("option", "value", "status", "what it does"), rows), name="options"
     )
+
+
+def operators(run: record.Run, journal: Journal) -> Html:
+    """Return a table of each program's operators by descending bytes."""
+    parts: list[tuple[str, str, float, Content]] = []
+    for program in run.programs:
+        moved = sum(each.bytes for each in program.operators)
+        total = words.count(sum(each.count for each in program.operators), "operation")
+        said = f"{total}, {words.size(moved)}"
+        parts.append((program.name, said, moved, _table(program)))
+    note = (
+        "Operations are those of convolutions, matrix products and attention. Bytes are of the "
+        "tensors that an operator reads and makes, the least that it could move if nothing were "
+        "joined; views move none. The next section has the reasons for who computes each."
+    )
+    if journal.end is not None and not any(each.timing or each.untimed for each in run.programs):
+        note += (
+            " How long each takes was not measured: abele report RUN --measure does so, on the "
+            "same kind of machine."
+        )
+    return section(
+        "What operators need", tag("p", note, class_="soft"), by_program(parts), name="operators"
+    )
+
+
+def _table(program: record.Program) -> Html:
+    chosen: dict[tuple[str, str], list[record.Choice]] = defaultdict(list)
+    for choice in program.choices:
+        chosen[choice.phase, choice.operator].append(choice)
+    rows: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for each in program.operators:
+        entry = rows[each.phase, each.name]
+        for index, value in enumerate((each.count, each.operations, each.bytes)):
+            entry[index] += value
+    ordered = sorted(rows.items(), key=lambda item: (-item[1][2], -item[1][1], item[0]))
+    whole = sum(sums[2] for sums in rows.values())
+    top = max((sums[2] for sums in rows.values()), default=0) or 1
+    cells: list[list[Content]] = [
+        [
+            tag("code", name),
+            phase,
+            f"{count:,}",
+            words.size(moved),
+            words.share(moved, whole),
+            charts.part(moved / top),
+            f"{words.large(work)}FLOP" if work else "",
+            _who(chosen[phase, name]),
+        ]
+        for (phase, name), (count, work, moved) in ordered
+    ]
+    heads = ("operator", "phase", "uses", "bytes", "share", "", "operations", "computed by")
+    return long_table(heads, cells, numbers=(2, 3, 4, 6), most=_MOST)
+
+
+def _who(choices: list[record.Choice]) -> str:
+    """Format the backend of an operator, with counts if it has several."""
+    counts: Counter[str] = Counter()
+    for each in choices:
+        counts[each.by] += each.count
+    if len(counts) == 1:
+        return next(iter(counts))
+    # What belongs together stays on one line.
+    return ", ".join(f"{by}\u00a0x\u00a0{count:,}" for by, count in counts.most_common())
+
+
+_MOST_TIMES, _MOST_KERNELS = 20, 60
+
+
+def kernels(run: record.Run, journal: Journal) -> Html | None:
+    """Return a table of each program's operators by time, and one of its longest kernels."""
+    parts: list[Content] = []
+    times = slower(run, journal)
+    if times >= DISTURBED:
+        said = (
+            f"These runs took {times:,.0f} times as long as the program's calls did, so the "
+            "machine was busy with something else, and the times say little. abele report RUN "
+            "--measure takes them again."
+        )
+        parts.append(tag("p", tag("b", said, class_="worse")))
+    parts += [
+        tag("p", f"{each.name} was not timed: {each.untimed}.")
+        for each in run.programs
+        if each.timing is None and each.untimed
+    ]
+    timed = [
+        (each.name, f"{words.seconds(time.seconds)} a run", time.seconds, _of_program(time))
+        for each in run.programs
+        if (time := each.timing) is not None
+    ]
+    parts += [by_program(timed)] if timed else []
+    if not parts:
+        return None
+    return section("Operators by time", _note(run.limits), parts, name="kernels")
+
+
+def _note(limits: Limits | None) -> Html:
+    text = (
+        "Measured in runs of their own, on tensors of their own: with a look at the clock between "
+        "kernels, and in turns without. These runs are no calls, and none of their times is "
+        "among those of calls."
+    )
+    if limits is not None:
+        rates = [f"{rate / 1e9:.0f} GB/s at {words.size(size)}" for size, rate in limits.bandwidths]
+        threads = words.count(limits.threads, "thread")
+        text += (
+            f" The limit is what this machine did with {threads}: "
+            f"{words.large(limits.operations)}FLOP/s in a product of matrices, and "
+            f"{', '.join(rates)} in a sum of vectors."
+        )
+    return tag("p", text, class_="soft")
+
+
+def _of_program(timing: Timing) -> list[Content]:
+    whole = timing.attributed + timing.unattributed
+    said = (
+        f"A run takes {words.seconds(timing.seconds)}. With clocks it took "
+        f"{words.seconds(timing.clocked)}: {words.seconds(timing.attributed)} in kernels, "
+        f"{words.seconds(timing.unattributed)} ({words.share(timing.unattributed, whole)}) between "
+        f"them, {words.seconds(timing.clocks)} for the clocks. "
+        f"Means of {words.count(timing.runs, 'run')}, the fastest quarter."
+    )
+    if timing.made_up:
+        said += " The run was over: its state was made up, as inputs are."
+    return [tag("p", said), _operators(timing, whole), _longest(timing, whole)]
+
+
+def _operators(timing: Timing, whole: float) -> Html:
+    entries = by_operator(timing)
+    top = max((entry.seconds for _, entry in entries), default=0) or 1.0
+    rows: list[list[Content]] = [
+        [
+            tag("code", name),
+            phase,
+            words.seconds(entry.seconds),
+            words.share(entry.seconds, whole),
+            charts.part(entry.seconds / top),
+            distance(entry.seconds, entry.least),
+            f"{entry.count:,}",
+            ", ".join(entry.by),
+        ]
+        for (phase, name), entry in entries
+        if entry.seconds
+    ]
+    heads = ("operator", "phase", "time", "share", "", "limit", "kernels", "computed by")
+    return long_table(heads, rows, numbers=(2, 3, 5, 6), most=_MOST_TIMES)
+
+
+def distance(seconds: float, least: float) -> str:
+    """Format the time as a multiple of the machine's least time; empty if that is unknown."""
+    if not least or seconds / least >= 1000:
+        return "" if not least else "> 1,000 x"
+    return "at it" if seconds <= 1.05 * least else f"{seconds / least:.1f} x"
+
+
+def _longest(timing: Timing, whole: float) -> Html:
+    longest = sorted(timing.kernels, key=lambda each: -each.seconds)[:_MOST_KERNELS]
+    rows: list[list[Content]] = [
+        [
+            words.seconds(each.seconds),
+            words.share(each.seconds, whole),
+            tag("code", each.what),
+            tag("code", _joined([name for name, _ in each.operators]), class_="value"),
+            path_of(each.module),
+            tag("span", each.line, class_="at"),
+            f"{words.large(each.operations / each.seconds)}FLOP/s" if each.operations else "",
+            f"{each.bytes / each.seconds / 1e9:.1f} GB/s" if each.bytes else "",
+            distance(each.seconds, each.least),
+        ]
+        for each in longest
+        if each.seconds
+    ]
+    heads = ("time", "share", "kernel", "computes", "module", "line", "work", "memory", "limit")
+    title = f"The {len(rows)} longest of {words.count(len(timing.kernels), 'kernel')}"
+    return folded(title, table(heads, rows, numbers=(0, 1, 6, 7, 8)))
+
+
+def _joined(names: list[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+# Classes of the kinds of state, from the bottom of the picture.
+_BANDS = {
+    "parameter": "c1",
+    "buffer": "c3",
+    "optimizer_state": "c2",
+    "accumulator": "c4",
+    "input": "c6",
+}
+_OTHER = "c5"
+# And of the kinds of what is not always there.
+_KINDS = {
+    "activations for backward": "m1",
+    "gradients": "m2",
+    "new values": "m3",
+    "while operators run": "m4",
+}
+
+
+def memory(run: record.Run) -> Html:
+    """Return a chart and a table for each program."""
+    parts = [(each.name, _short(each), each.memory.peak, _memory_of(each)) for each in run.programs]
+    note = (
+        "Bytes of tensors. Below, what is there all the time; above, what the program makes and "
+        "frees, at each of its steps: the pointer shows which operation, tensor, module and line."
+    )
+    return section(
+        "Memory over the program", tag("p", note, class_="soft"), by_program(parts), name="memory"
+    )
+
+
+def _short(program: record.Program) -> str:
+    given = sum(program.given.values())
+    return f"{words.size(program.memory.peak)} at most beside {words.size(given)}"
+
+
+def _memory_of(program: record.Program) -> list[Content]:
+    use = program.memory
+    bands = _bands(program)
+    level = sum(height for _, _, height in bands)
+    reserved = f", {words.size(use.reserved)} of it kept between calls" if use.reserved else ""
+    alive = max((size for _, size, _ in use.curve), default=0)
+    if use.reserved and alive < use.peak:  # what is kept also has room for other steps
+        reserved += f"; tensors fill {words.size(alive)} of it at most"
+    said = tag(
+        "p",
+        f"{words.size(use.peak)} at most beside {words.size(level)} that it is given{reserved}; "
+        f"the most at step {use.peak_step + 1} of {use.steps}. "
+        f"Basis: {use.basis}.",
+    )
+    return [said, _picture(use, bands, level), _largest(use)]
+
+
+def _bands(program: record.Program) -> list[tuple[str, str, float]]:
+    """Class, words and bytes of what is there all the time."""
+    roles = sorted(program.given, key=lambda role: [*_BANDS, role].index(role))
+    return [
+        (_BANDS.get(role, _OTHER), f"{_name(role)}: {words.size(program.given[role])}", size)
+        for role in roles
+        if (size := float(program.given[role]))
+    ]
+
+
+def _name(role: str) -> str:
+    return {"input": "inputs of a micro-batch"}.get(role, role.replace("_", " "))
+
+
+def _picture(use: record.Memory, bands: list[tuple[str, str, float]], level: float) -> Html:
+    steps = max(1, use.steps)
+    kinds = {name: sizes for name, sizes in use.kinds.items() if any(sizes)}
+    if not kinds:  # of an older file
+        kinds = {"not always there": tuple(size for _, size, _ in use.curve)}
+    points = [
+        (at / steps * charts.WIDTH, float(size), _at(at, size, what, kinds, index))
+        for index, (at, size, what) in enumerate(use.curve)
+    ]
+    highest = max((size for _, size, _ in use.curve), default=0)
+    top = level + max(highest, 1)
+    begins = ", ".join(f"{phase} from step {at + 1}" for phase, at in use.phases.items())
+    stacks = [(_KINDS.get(name, "m1"), sizes) for name, sizes in kinds.items()]
+    picture = charts.frame(
+        charts.stacked(bands, points, stacks, top),
+        top=words.size(top),
+        left=begins or "first step",
+        right=f"step {use.steps}",
+        title=f"Bytes in use at each step; at most {words.size(top)}",
+    )
+    entries = [(name, said) for name, said, _ in bands]
+    entries += [
+        (_KINDS.get(name, "m1"), f"{name}: up to {words.size(max(sizes))}")
+        for name, sizes in kinds.items()
+    ]
+    return tag("div", picture, charts.legend(entries))
+
+
+def _at(at: int, size: int, what: str, kinds: dict[str, tuple[int, ...]], index: int) -> str:
+    """Describe a step: bytes by kind, and the operator."""
+    parts = [f"{words.size(sizes[index])} {name}" for name, sizes in kinds.items() if sizes[index]]
+    several = f" ({', '.join(parts)})" if len(parts) > 1 else ""
+    return f"step {at + 1}: {words.size(size)}{several}" + (f" · {what}" if what else "")
+
+
+def _largest(use: record.Memory) -> Html:
+    whole = sum(each.bytes for each in use.largest) + use.others
+    top = max((each.bytes for each in use.largest), default=1)
+    rows: list[list[Content]] = [
+        [
+            words.size(each.bytes),
+            charts.part(each.bytes / top, "move"),
+            tag("code", each.operator or "?"),
+            tag("code", each.type),
+            path_of(each.module),
+            tag("span", each.line, class_="at"),
+            f"{each.first + 1} to {each.last + 1}",
+        ]
+        for each in use.largest
+        if each.bytes
+    ]
+    if use.others:
+        rows.append([words.size(use.others), "", "all others", "", "", "", ""])
+    heads = ("bytes", "", "made by", "type", "module", "line", "steps")
+    title = tag("p", f"The largest of {words.size(whole)} there at the peak:")
+    return tag("div", title, table(heads, rows, numbers=(0, 6))) if rows else tag("div")

@@ -12,10 +12,10 @@ from abele import fit
 from abele.capture.sections import BACKWARD, STEP, UPDATE, Sectioned
 from abele.compile.build import choose_target
 from abele.errors import LimitError
-from abele.fit import Answer, Calls, process, questions
+from abele.fit import Answer, Calls, questions
 from abele.fit.limits import of_machine
 from abele.fit.questions import Say, silent
-from abele.fit.text import table
+from abele.fit.verdict import compare, default_limit, table
 from abele.program import Program, Slot
 from abele.step.config import StepConfig
 from abele.trace.module_state import ModuleState
@@ -90,7 +90,7 @@ def report(
         LimitError: there is no such limit, or it is that of IPUs.
     """
     target, _ = choose_target()
-    known = of_machine(limit or process.default_limit(target))
+    known = of_machine(limit or default_limit(target))
     if known.ipus is not None:
         raise LimitError(
             f"--limit {limit} is the memory of IPUs, on which no SambaFlow program runs. Give a "
@@ -108,7 +108,7 @@ def report(
     config = StepConfig(training=len(programs) > 1)
     estimated = fit.estimate(whole or programs, config, target, calls)
     counted = calls.module + calls.batch
-    answer = process.compare(estimated, known, programs, target, counted=counted)
+    answer = compare(estimated, known, programs, target, counted=counted)
     return FitReport(answer=answer, in_sections=len(programs) > 1 and not whole)
 
 

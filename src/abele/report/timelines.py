@@ -1,13 +1,10 @@
-"""A run as bars on lines of time: what the files for other viewers are made of.
-
-Times of the host's lines are seconds since the run began. Kernels were timed in runs of their own,
-so each program's are a line of their own that begins with the program.
-"""
+"""Timelines of a run, for Chrome's trace viewer and for speedscope."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from abele.report.journal import Journal, Window
 from abele.report.kernel_times import Kernel
@@ -203,3 +200,124 @@ def _stages(run: Run) -> Iterator[Line]:
             for each in tasks
         ]
         yield Line(name=f"stage {stage}: {name}", group="pipeline, one passage", spans=tuple(spans))
+
+
+def trace_of_run(run: Run, journal: Journal) -> dict[str, Any]:
+    """Return the trace as JSON values: a process for each clock, a thread for each line."""
+    events: list[dict[str, Any]] = []
+    processes: dict[str, int] = {}
+    for thread, line in enumerate(lines(run, journal), 1):
+        if line.group not in processes:
+            processes[line.group] = len(processes) + 1
+            events.append(_named("process_name", processes[line.group], 0, line.group))
+        process = processes[line.group]
+        events.append(_named("thread_name", process, thread, line.name))
+        for span in line.spans:
+            events.append(
+                {
+                    "ph": "X",
+                    "name": span.name,
+                    "cat": span.kind,
+                    "pid": process,
+                    "tid": thread,
+                    "ts": round(1e6 * span.begin, 3),
+                    "dur": round(1e6 * (span.end - span.begin), 3),
+                    "args": span.details,
+                }
+            )
+    for moment in journal.of_kind("error", "note", "end"):
+        events.append(
+            {
+                "ph": "i",
+                "s": "g",
+                "name": f"{moment.kind}: {moment.type or moment.what}"[:200],
+                "cat": moment.kind,
+                "pid": processes.get("host", 0),
+                "tid": 0,
+                "ts": round(1e6 * moment.at, 3),
+                "args": {"what": moment.what[:2000], "where": moment.where},
+            }
+        )
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"name": run.name}}
+
+
+def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
+
+
+SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+
+
+class _Frames:
+    """Names, each with a number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, str], int] = {}
+
+    def number(self, name: str, line: str = "") -> int:
+        return self._numbers.setdefault((name, line), len(self._numbers))
+
+    def listed(self) -> list[dict[str, Any]]:
+        return [_frame(name, line) for name, line in self._numbers]
+
+
+def _frame(name: str, line: str) -> dict[str, Any]:
+    """Return a frame; ``line`` is ``FILE:LINE in FUNCTION``."""
+    file, _, number = line.partition(" in ")[0].rpartition(":")
+    if not file or not number.isdigit():
+        return {"name": name}
+    return {"name": name, "file": file, "line": int(number)}
+
+
+def speedscope_of_run(run: Run, journal: Journal) -> dict[str, Any]:
+    """Return the file as JSON values: a profile for each line of time."""
+    frames = _Frames()
+    profiles = [_profile(line, frames) for line in lines(run, journal)]
+    return {
+        "$schema": SCHEMA,
+        "exporter": f"abele {run.abele}",
+        "name": run.name,
+        "activeProfileIndex": 0,
+        "shared": {"frames": frames.listed()},
+        "profiles": profiles,
+    }
+
+
+def _profile(line: Line, frames: _Frames) -> dict[str, Any]:
+    events: list[dict[str, Any]] = []
+    open_: list[tuple[Span, list[int]]] = []
+
+    def close(until: float | None) -> None:
+        """Close the spans that are over at a moment; all of them at the end."""
+        while open_ and (until is None or open_[-1][0].end <= until):
+            span, numbers = open_.pop()
+            events.extend(_events("C", reversed(numbers), span.end))
+
+    for span in line.spans:
+        close(span.begin)
+        stack = [*_modules(span), span.name]
+        listed = [frames.number(each) for each in stack[:-1]]
+        listed.append(frames.number(span.name, str(span.details.get("line", ""))))
+        events.extend(_events("O", listed, span.begin))
+        open_.append((span, listed))
+    close(None)
+    return {
+        "type": "evented",
+        "name": line.name,
+        "unit": "seconds",
+        "startValue": min((each["at"] for each in events), default=0.0),
+        "endValue": max((each["at"] for each in events), default=0.0),
+        "events": events,
+    }
+
+
+def _events(kind: str, numbers: Any, at: float) -> list[dict[str, Any]]:
+    return [{"type": kind, "frame": number, "at": round(at, 9)} for number in numbers]
+
+
+def _modules(span: Span) -> Sequence[str]:
+    """Phase and modules of a kernel, the outermost first."""
+    if span.kind != "kernel" or not span.details:
+        return ()
+    module = str(span.details.get("module", ""))
+    return [str(span.details["phase"]), *(name for name in module.split("/") if name)]
