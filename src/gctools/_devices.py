@@ -1,14 +1,84 @@
-"""Device as the tools see it, and the list of a machine's devices."""
+"""Devices of a machine: processor sockets, and GPUs as their driver describes them."""
 
 from __future__ import annotations
 
 import platform
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from gctools import _cpus, _gpus
+from gctools import _cpus
 from gctools.system import System
+
+
+def describe_all(system: System) -> list[dict[str, Any]]:
+    """Fields of a ``Device`` for each GPU; empty without a driver."""
+    nvml = system.nvml
+    if nvml is None:
+        return []
+    try:
+        nvml.nvmlInit()
+    except (nvml.NVMLError, OSError) as problem:
+        system.note(f"No GPU is listed: {problem}.")
+        return []
+    try:
+        driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion)
+        count = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
+        return [_describe(system, index, driver) for index in range(count)]
+    finally:
+        _ask(nvml, nvml.nvmlShutdown)
+
+
+def _ask(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the driver's answer; None if this GPU or this user gets none."""
+    try:
+        value = function(*arguments)
+    except nvml.NVMLError:
+        return None
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _describe(system: System, index: int, driver: str | None) -> dict[str, Any]:
+    nvml = system.nvml
+    handle = _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
+    if handle is None:
+        system.note(f"GPU {index} does not answer.")
+        return {"driver": driver}
+
+    def ask(name: str, *arguments: Any) -> Any:
+        function = getattr(nvml, f"nvmlDeviceGet{name}", None)
+        return None if function is None else _ask(nvml, function, handle, *arguments)
+
+    memory, rates = ask("MemoryInfo"), ask("UtilizationRates")
+    bus, capability = ask("PciInfo"), ask("CudaComputeCapability")
+    address = getattr(bus, "busId", None)
+    return {
+        "name": ask("Name"),
+        "architecture": None if capability is None else "sm_{}{}".format(*capability),
+        "cores": ask("NumGpuCores"),
+        "memory": getattr(memory, "total", None),
+        "memory_free": getattr(memory, "free", None),
+        "clock_mhz": ask("ClockInfo", nvml.NVML_CLOCK_SM),
+        "clock_max_mhz": ask("MaxClockInfo", nvml.NVML_CLOCK_SM),
+        "temperature_c": ask("Temperature", nvml.NVML_TEMPERATURE_GPU),
+        "power_w": _in_units(ask("PowerUsage"), 1e-3),
+        "power_limit_w": _in_units(ask("EnforcedPowerLimit"), 1e-3),
+        "utilisation": getattr(rates, "gpu", None),
+        "numa_node": ask("NumaNodeId"),
+        "driver": driver,
+        "serial": ask("Serial"),
+        "bus": address.decode() if isinstance(address, bytes) else address,
+        "link_generation": ask("CurrPcieLinkGeneration"),
+        "link_width": ask("CurrPcieLinkWidth"),
+        "uuid": ask("UUID"),
+    }
+
+
+def _in_units(value: float | None, scale: float) -> float | None:
+    return None if value is None else value * scale
+
 
 # Between two readings of counters: of energy, and of time that the kernel counts in hundredths.
 _ENERGY_S, _BUSY_S = 0.05, 0.08
@@ -84,7 +154,7 @@ def list_devices(system: System, *, utilisation: bool = False) -> list[Device]:
     before = {number: _cpus.counters(system, number, cpus) for number, cpus in sockets.items()}
     started = time.monotonic()
     facts = {number: _cpus.describe(system, number, sockets) for number in sockets}
-    gpus = _gpus.describe_all(system)
+    gpus = describe_all(system)
     if utilisation or any(reading.energy for reading in before.values()):
         interval = _BUSY_S if utilisation else _ENERGY_S
         time.sleep(max(0.0, started + interval - time.monotonic()))

@@ -7,11 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from gctools import _commands
-from gctools._attributes import attributes
 from gctools._devices import Device, list_devices, partition
-from gctools._output import clean, write
+from gctools._output import UNKNOWN, clean, number, unit, write
 from gctools._processes import list_holds
-from gctools._text import UNKNOWN, number, unit
+from gctools.inventory import attributes
 from gctools.system import System
 
 _NOT_HERE = {

@@ -1,4 +1,4 @@
-"""``gc-inventory``: every attribute of every device, as text or as JSON."""
+"""Command ``gc-inventory``: every attribute of every device, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -7,11 +7,75 @@ import sys
 from collections.abc import Sequence
 
 from gctools import _commands
-from gctools._attributes import attributes
-from gctools._devices import list_devices
-from gctools._output import clean, write
-from gctools._processes import list_holds
+from gctools._devices import Device, list_devices, partition
+from gctools._output import UNKNOWN, clean, number, unit, write
+from gctools._processes import Hold, list_holds
 from gctools.system import System
+
+_TRANSFERS_PER_LANE = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}  # GT/s by generation
+
+
+def attributes(device: Device, holds: Sequence[Hold], prefer: int | None = None) -> dict[str, str]:
+    """Every attribute of a device; values carry their unit (``1850MHz``).
+
+    Keys of the original that say something about a CPU or GPU keep their name. What the system does
+    not tell is ``N/A``; nobody's ``user process id`` is left out, since programs read it as a
+    number.
+
+    Args:
+        device: what is described.
+        holds: who holds devices; the longest holder is named.
+        prefer: PID that is named rather than others.
+    """
+    speed = _TRANSFERS_PER_LANE.get(device.link_generation or 0)
+    texts = {
+        "id": str(device.id),
+        "target": device.kind,
+        "partition": partition(),
+        "name": device.name or UNKNOWN,
+        "average board temp": unit(device.temperature_c, "C", 1),
+        "average die temp": unit(device.temperature_c, "C", 1),
+        "board ipu index": str(device.index),
+        "board serial number": device.serial or UNKNOWN,
+        "board type": device.board or device.name or UNKNOWN,
+        "clock": unit(device.clock_mhz, "MHz"),
+        "clock maximum": unit(device.clock_max_mhz, "MHz"),
+        "cores": number(device.cores),
+        "driver version": device.driver or UNKNOWN,
+        "ipu architecture": device.architecture or UNKNOWN,
+        "ipu power": unit(device.power_w, "W", 1),
+        "ipu power limit": unit(device.power_limit_w, "W", 1),
+        "ipu utilisation": unit(device.utilisation, "%", 2),
+        "link speed": unit(speed, "GT/s", 1),
+        "link width": number(device.link_width),
+        "memory free": _bytes(device.memory_free),
+        "memory total": _bytes(device.memory),
+        "numa node": number(device.numa_node),
+        "pci id": device.bus or UNKNOWN,
+        "remote buffers": "1",
+        "remote buffers supported": "1",
+        "threads": number(device.threads),
+        "threads usable": number(device.usable),
+        "total board power": unit(device.power_w, "W", 1),
+        "uuid": device.uuid or UNKNOWN,
+    }
+    return texts | _holder([hold for hold in holds if device.id in hold.devices], prefer)
+
+
+def _bytes(value: int | None) -> str:
+    return UNKNOWN if value is None else f"{value}B"
+
+
+def _holder(holds: Sequence[Hold], prefer: int | None) -> dict[str, str]:
+    here = [hold for hold in holds if hold.elsewhere is None]
+    if not here:
+        return {}
+    hold = max(here, key=lambda hold: (hold.pid == prefer, hold.seconds or 0.0))
+    return {
+        "user executable": hold.command,
+        "user name": hold.user,
+        "user process id": str(hold.pid),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

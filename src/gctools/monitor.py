@@ -13,10 +13,9 @@ from typing import Any
 
 from gctools import _commands
 from gctools._devices import Device, list_devices, partition
-from gctools._output import width_of, write
+from gctools._output import UNKNOWN, count, elapsed, gibibytes, number, width_of, write
 from gctools._processes import Hold, list_holds
 from gctools._tables import Column, Row, box, table
-from gctools._text import UNKNOWN, count, elapsed, gibibytes, number
 from gctools.system import System
 
 _DEVICES = (

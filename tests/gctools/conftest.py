@@ -13,7 +13,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr("gctools._cpus._allowed", lambda: frozenset(range(8)))
     monkeypatch.setattr(_devices, "partition", lambda: "node7")
     monkeypatch.setattr("gctools.monitor.partition", lambda: "node7")
-    monkeypatch.setattr("gctools._attributes.partition", lambda: "node7")
+    monkeypatch.setattr("gctools.inventory.partition", lambda: "node7")
     monkeypatch.setattr("gctools.info.partition", lambda: "node7")
     return made
 

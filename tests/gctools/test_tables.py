@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from gctools import _text
+from gctools import _output
 from gctools._output import can_print, clean, width_of
 from gctools._tables import Column, box, table
 
@@ -93,4 +93,4 @@ def test_width(monkeypatch):
     [(None, "N/A"), (9.9, "9s"), (241, "4m1s"), (12_000, "3h20m"), (190_800, "2d5h")],
 )
 def test_elapsed(seconds, text):
-    assert _text.elapsed(seconds) == text
+    assert _output.elapsed(seconds) == text

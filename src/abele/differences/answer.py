@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from abele.program import is_getitem, node_argument
 from abele.program.printing import node_phase, type_text
+from abele.report import words
 from abele.report.facts import line_of
 from abele.report.operators import module_of
 
@@ -284,7 +284,7 @@ def _results(answer: Answer) -> str:
     ranked = sorted(answer.results, key=_rank)
     for each in ranked[:_RESULTS]:
         rows.append((each.name, *map(_format_error, each.errors), _remark(each)))
-    lines = _aligned(rows)
+    lines = words.aligned(rows)
     if len(ranked) > _RESULTS:
         lines.append(f"... and {len(ranked) - _RESULTS} with smaller errors")
     return "\n".join(lines)
@@ -303,7 +303,7 @@ def _remark(each: Result) -> str:
 def _worst(answer: Answer) -> str:
     rows: list[tuple[str, ...]] = [("operation", "type", *answer.names, "line")]
     rows += [_row(each) for each in answer.worst]
-    return "\n".join(_aligned(rows))
+    return "\n".join(words.aligned(rows))
 
 
 def _row(made: Worst) -> tuple[str, ...]:
@@ -315,11 +315,3 @@ def _format_error(value: float) -> str:
     if math.isinf(value):
         return "not finite"
     return f"{value:.1e}" if value else "0"
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,8 @@ from abele.fit.estimate import Interval, Part, Tensor
 from abele.ops import adam, norm_activation, recurrent, sgd
 from abele.program import Program, is_getitem, is_view, marks_of
 from abele.program.memory import MemoryUse, Piece
-from abele.program.printing import node_phase, user_line
+from abele.program.printing import node_phase
+from abele.report.facts import line_of
 
 aten = torch.ops.aten
 
@@ -304,16 +304,6 @@ def _tensor(piece: Piece, role: str) -> Tensor:
     return Tensor(
         name=node.name, role=role, size=piece.size, module=_module(node), line=line_of(node)
     )
-
-
-def line_of(node: torch.fx.Node) -> str:
-    """``FILE:LINE in FUNCTION`` of the user's source; of forward's for a node of backward."""
-    frame = user_line(node.meta.get("stack_trace"))
-    if frame is None:
-        file, _, rest = str(marks_of(node).get("of_line", "")).rpartition("/")
-        return rest or file
-    file, line, function = frame
-    return f"{Path(file).name}:{line} in {function}"
 
 
 def _module(node: torch.fx.Node) -> str:

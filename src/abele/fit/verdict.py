@@ -169,7 +169,7 @@ def table(answer: Answer) -> str:
         f"Most is in use in {peak.name}: {peak.operation}.",
         "",
     ]
-    lines += _aligned([head, *rows])
+    lines += words.aligned([head, *rows], left=(0, 4))
     lines += _by_line(answer)
     lines += ["", *(f"{name} runs {why}." for name, why in answer.estimate.lowerings.items())]
     return "\n".join(lines)
@@ -211,15 +211,4 @@ def _by_line(answer: Answer) -> list[str]:
         "Lines that take most of it:",
         *texts,
         *([f"  and {more} more"] if more > 0 else []),
-    ]
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if index in (0, len(row) - 1) else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
     ]

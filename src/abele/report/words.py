@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 _DIGITS, _ALL_DIGITS = 6, 16  # of what somebody has set
 
@@ -72,6 +72,23 @@ def settings(values: Sequence[float]) -> list[str]:
 
 def _written(value: float, digits: int) -> str:
     return f"{value:.{digits}g}" if digits < _ALL_DIGITS else repr(value)
+
+
+def aligned(rows: Sequence[tuple[str, ...]], left: Collection[int] | None = None) -> list[str]:
+    """Format rows as lines of aligned columns.
+
+    Args:
+        rows: texts, with one per column in each row.
+        left: columns that are aligned to the left; None for all. Others are to the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if left is None or index in left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def large(value: float) -> str:

@@ -59,7 +59,7 @@ class Slots:
         self._accumulates = accumulates
 
     def of(self, node: torch.fx.Node, uses: tuple[int, ...]) -> Iterator[State]:
-        """Return the state of an input or constant of the first program; None for others."""
+        """Yield the state of an input or constant of the first program, if it is state."""
         if node.op == "get_attr":
             size = bytes_of(node.meta["val"], self._widest)
             yield State(name=str(node.target), weight=size, uses=uses, together=False)

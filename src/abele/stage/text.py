@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abele.fit.limits import bytes_text, shown
 from abele.fit.verdict import Verdict
+from abele.report import words
 from abele.stage.plan import Load, Plan
 
 _ANSWERS = {
@@ -38,7 +39,7 @@ def table(plan: Plan) -> str:
                 _time(plan, time.forward + time.backward),
             )
             rows.append((*row, *(_of_load(load, waits) if not position else ("",) * 5)))
-    return "\n".join(_aligned(rows))
+    return "\n".join(words.aligned(rows, left=(2, 8)))
 
 
 def memory_table(plan: Plan) -> str:
@@ -50,7 +51,7 @@ def memory_table(plan: Plan) -> str:
     for part in sorted(fullest.parts, key=lambda part: -part.size.expected):
         sizes = (part.size.low, part.size.expected, part.size.high)
         rows.append((part.role, *map(bytes_text, sizes), "always" if part.always else ""))
-    return "\n".join(_aligned(rows, left=(0, 4)))
+    return "\n".join(words.aligned(rows, left=(0, 4)))
 
 
 def bubbles(plan: Plan) -> str:
@@ -81,14 +82,3 @@ def _time(plan: Plan, time: float) -> str:
 def _of_load(load: Load, waits: float) -> tuple[str, ...]:
     sizes = map(bytes_text, (load.size.low, load.size.expected, load.size.high))
     return (f"{waits:.0%}", *sizes, load.verdict.value)
-
-
-def _aligned(rows: list[tuple[str, ...]], left: tuple[int, ...] = (2, 8)) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if index in left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
