@@ -14,8 +14,7 @@ from abele.fit.questions import Say, silent
 from abele.pipeline import PipelineRunner
 from abele.stage import Device, Plan, Span, divided, mk2, partition, read, text
 from abele.stage.chain import Chain, Times
-from abele.stage.entries import recorded
-from abele.stage.reading import Begin
+from abele.stage.reading import Begin, recorded
 from poptorch._compiled.model import CompiledModel
 from poptorch._compiled.pipelines import mark
 from poptorch._error import error

@@ -138,16 +138,6 @@ def test_a_rate_that_changes_in_one_run_is_named_with_its_first_update(first, ma
     assert why_runs_differ(*both).optimizer[0].what == "lr, from update 3"
 
 
-def test_a_rate_that_no_update_had_is_no_difference(first, make):
-    assert why_runs_differ(first, make("late", schedule={5: 0.05})).optimizer == ()
-
-
-def test_of_calls_with_several_updates_a_changed_rate_is_counted_by_updates(make):
-    how = {"activation": "tanh", "iterations": 2}
-    runs = [make("two", **how), make("two slower", schedule={3: 0.05}, **how)]
-    assert why_runs_differ(*runs).optimizer[0].what == "lr, from update 7"
-
-
 def without_values(folder, to):
     """A copy of a run as versions wrote it that did not know the optimizer's values."""
     return changed(folder, to, lambda run: dataclasses.replace(run, optimizer=None))
