@@ -1,8 +1,12 @@
 """Ends of runs: normal exit, exit status, uncaught error, or signal.
 
-Watched from the first run on that is recorded. What was there before stays: the hook of errors is
-called after ours, and a signal that somebody else handles is left to him. A process that is killed
-can say nothing; its journal lacks an end, which says it.
+Hooks and signal handlers that were set before stay in place. A process that is killed records
+nothing; its journal lacks an end, which tells a reader.
+
+Python notifies nobody of a ``SystemExit`` that ends it. But it frees the exception when no frame
+of the program is left, and then calls what is registered with ``atexit``. An exception that the
+program catches is freed while frames run. The status of one that is raised without ``sys.exit``,
+or kept in a variable, stays unknown.
 """
 
 from __future__ import annotations
@@ -11,15 +15,53 @@ import atexit
 import contextlib
 import faulthandler
 import functools
+import inspect
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Protocol
+from typing import Any, NoReturn, Protocol
 
 from abele import libraries
-from abele.report import exit_status
+
+_ending: list[Any] = []
+
+
+def watch_status() -> None:
+    """Record the status that the program passes to ``sys.exit``."""
+    sys.exit = functools.partial(_exit, sys.exit)
+
+
+def status_words() -> str:
+    """Return ``with status 3`` and the message, if any; empty if it is 0 or unknown."""
+    code = _ending[0] if _ending else None  # others that it came of are freed after it
+    if isinstance(code, int):
+        status = code & 0xFF  # as the system cuts it
+        return f"with status {status}" if status else ""
+    return "" if code is None else f"with status 1: {code}"
+
+
+def _exit(before: Callable[[Any], NoReturn], status: Any = None, /) -> NoReturn:
+    try:
+        before(status)
+    except SystemExit as ended:
+        if threading.current_thread() is threading.main_thread():  # others end only themselves
+            vars(ended)["_abele"] = _Freed(ended.code)
+        raise
+
+
+class _Freed:
+    """Is freed together with the exception that has it."""
+
+    def __init__(self, code: Any):
+        self._code = code
+
+    def __del__(self) -> None:
+        this = inspect.currentframe()
+        if this is not None and this.f_back is None:
+            _ending.append(self._code)
 
 
 class Ending(Protocol):
@@ -77,7 +119,7 @@ def leave(run: Ending) -> None:
 @functools.cache
 def _begin() -> None:
     atexit.register(_at_exit)
-    exit_status.watch()
+    watch_status()
     sys.excepthook = functools.partial(_uncaught, sys.excepthook)
     if threading.current_thread() is threading.main_thread():
         _watch_signal(signal.SIGTERM)
@@ -100,7 +142,7 @@ def _here() -> list[Ending]:
 
 
 def _at_exit() -> None:
-    status = exit_status.words()
+    status = status_words()
     for each in _here():
         each.ended(f"ended {status}" if status else "finished")
 

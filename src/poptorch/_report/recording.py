@@ -14,14 +14,13 @@ from abele.collectives import Counts
 from abele.program import summary
 from abele.report import facts, timing
 from abele.report import files as written
-from abele.report.changes import Changes
 from abele.report.instances import name_of
 from abele.report.journal import FILE as JOURNAL
 from abele.report.journal import Journal, window_of
 from abele.report.optimizer import Optimizer, optimizer_of
 from abele.report.page import page
 from abele.report.record import Option, Run
-from abele.report.recorder import Latest, Recorder, Trouble, Uncalled, parts_of
+from abele.report.recorder import Changes, Latest, Recorder, Trouble, Uncalled, parts_of
 from abele.runtime.observers import Observer
 from abele.storage.atomic import write_text
 from abele.version import __version__

@@ -5,8 +5,8 @@ import torch
 from abele import passes
 from abele.program.printing import node_lines
 from abele.report import facts
-from abele.report.changes import LONGEST, Changes
 from abele.report.page import page, programs
+from abele.report.recorder import LONGEST_CHANGE, Changes
 from abele.targets import get_target
 from helpers.reported import journal_of, recorded
 from helpers.runs import captured, started
@@ -77,4 +77,4 @@ def test_a_long_change_is_cut_off(monkeypatch):
     with passes.watched(changes):
         passes.run(program)
     longest = max(changes.of_stamps.values(), key=lambda each: len(each.text))
-    assert len(longest.text) <= LONGEST + 20
+    assert len(longest.text) <= LONGEST_CHANGE + 20
