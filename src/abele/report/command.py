@@ -38,8 +38,8 @@ def measured(
 
     Args:
         folder: of the run; has its executable.
-        run: what it is; one that has the times is returned as it is.
-        alive: its process still runs; None if nobody can say.
+        run: record of the run, returned unchanged if it has times.
+        alive: its process is alive; None if unknown.
         again: times that it has are taken anew.
         budget_s: how long each program is run.
 

@@ -28,9 +28,9 @@ def page_in(
 
     Args:
         folder: of the run.
-        run: what it is.
-        journal: what happened.
-        alive: its process still runs; None if nobody can say.
+        run: record of the run.
+        journal: journal of the run.
+        alive: its process is alive; None if unknown.
         at: folder of the page, if it is another one.
     """
     number = instances.number_of(folder)
@@ -70,9 +70,9 @@ def write(folder: Path, run: Run, journal: Journal, *, alive: bool | None = None
 
     Args:
         folder: where they go.
-        run: what it is.
-        journal: what happened.
-        alive: its process still runs; None if nobody can say.
+        run: record of the run.
+        journal: journal of the run.
+        alive: its process is alive; None if unknown.
 
     Raises:
         OSError: a file cannot be written.

@@ -20,7 +20,7 @@ class Read:
     """A value that comes from an earlier passage.
 
     Attributes:
-        passage: which one; ``OUTSIDE`` for the batch.
+        passage: number of the passage; ``OUTSIDE`` for the batch.
         bytes: of the value.
         type: ``f32[16, 8, 28, 28]``.
     """
@@ -37,7 +37,7 @@ class Passage:
     Attributes:
         module: its path, names joined by ``/``; empty outside all.
         operators: names of what they call, in their order, each once.
-        count: how many there are.
+        count: number of operations.
         reads: values of other passages, each once.
     """
 
@@ -55,7 +55,7 @@ class Step:
         name: the part of the module; empty for operations of the module itself. Of a list of
             modules that are called one by one, the one in it: ``layers/3``.
         operators: as of ``Passage``.
-        count: likewise.
+        count: number of operations.
         reads: values by the step that they come from, or by ``OUTSIDE``.
         leaves: somebody outside of the module reads what it makes.
     """

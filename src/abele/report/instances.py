@@ -25,10 +25,10 @@ class Instance:
     """An instance as its files say it.
 
     Attributes:
-        number: which one, from 0.
-        run: what it is.
-        journal: what happened.
-        alive: its process still runs; None if nobody can say.
+        number: number of the instance, from 0.
+        run: record of the run.
+        journal: journal of the run.
+        alive: its process is alive; None if unknown.
         folder: its name inside that of instance 0; empty for that one.
     """
 

@@ -47,7 +47,7 @@ class Window:
         at: when the first began, since the run began.
         until: when the last one ended.
         first: number of the first call, from 0.
-        count: how many.
+        count: number of calls.
         waited: before calls, since the call before: loading data, and whatever else the user does.
         loading: seconds of that until a batch was there; 0 where nobody could tell.
         inputs: from a call's beginning to its first micro-step.
@@ -57,7 +57,7 @@ class Window:
         outputs: from there to the end of the call.
         quarters: of single calls: shortest, quartiles and longest.
         loss: of the last call that had one; None without, or if it is no finite number.
-        not_finite: how many losses were no finite number.
+        not_finite: number of losses that are not finite.
         instead: what the last loss was if it is no finite number: ``nan``, ``inf`` or ``-inf``;
             empty in older files, too.
     """

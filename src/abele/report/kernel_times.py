@@ -44,12 +44,12 @@ class Timing:
     """A program that was run with clocks and without, in turns, on copies of its state.
 
     Attributes:
-        runs: how many of each are averaged, the fastest quarter.
+        runs: number of runs of each kind that are averaged, the fastest quarter.
         seconds: of a run without clocks.
         clocked: of a run with clocks.
         clocks: what of that the clocks took, from measuring them alone.
         kernels: in the order in which they run.
-        all_runs: how many there were with clocks; 0 in older files.
+        all_runs: number of runs with clocks; 0 in older files.
         made_up: the state was made up, because the run was over.
     """
 

@@ -27,7 +27,7 @@ class Loop:
     """The times of a loop over a loader, from one batch to the next.
 
     Attributes:
-        batches: how many.
+        batches: number of batches.
         steps: of the device, per batch.
         seconds: from batch to batch, of all together.
         waiting: seconds of that until a batch that was asked for was there.

@@ -19,7 +19,7 @@ class ParameterGroup:
     """Parameters that are updated with the same numbers.
 
     Attributes:
-        parameters: how many tensors.
+        parameters: number of tensors.
         values: before the first call, by name: ``lr``, ``momentum``, ``beta1``, ...
     """
 
@@ -32,7 +32,7 @@ class Change:
     """Numbers that calls get from then on.
 
     Attributes:
-        calls: how many were made before.
+        calls: number of calls before it.
         values: those that change, by name: ``group0.lr``, ``loss_scaling``.
     """
 
@@ -50,7 +50,7 @@ class Optimizer:
         values: that belong to no group, before the first call: ``loss_scaling`` and
             ``max_grad_norm`` where they have an effect.
         changes: what was set between calls, in order; not what a device changes by itself.
-        left_out: how many changes before the last one are not there.
+        left_out: number of changes left out before the last one.
     """
 
     name: str

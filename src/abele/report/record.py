@@ -107,7 +107,7 @@ class Operators:
         name: ``aten.convolution.default``.
         phase: ``forward``, ``backward`` or ``update``.
         module: its path, names joined by ``/``; empty outside all.
-        count: how many.
+        count: number of uses.
         operations: floating-point operations of those that torch has a formula for.
         bytes: of all tensors that they read and make, each once per use.
     """
@@ -129,7 +129,7 @@ class Choice:
         phase: as of ``Operators``.
         by: who computes them, as ``Kernel.what``; ``no code`` where nobody has to.
         why: a part of a sentence.
-        count: how many.
+        count: number of uses.
     """
 
     operator: str

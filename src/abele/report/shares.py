@@ -20,11 +20,11 @@ class Entry:
 
     Attributes:
         seconds: of all of them; of a kernel that computes several operators, the part of this one.
-        least: that they take at least, likewise.
-        quarters: likewise of all runs: shortest, quartiles and longest. Kernels vary together at
+        least: least seconds of the machine for this work.
+        quarters: seconds in all runs: minimum, quartiles and maximum. Kernels vary together at
             worst, so their sums are too far apart rather than too close.
-        count: how many.
-        by: who computes them.
+        count: number of kernels.
+        by: backends.
     """
 
     seconds: float = 0.0

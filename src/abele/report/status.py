@@ -129,7 +129,7 @@ class Steady:
     """Calls after the first ones, which take longer.
 
     Attributes:
-        count: how many.
+        count: number of calls.
         quarters: shortest, quartiles and longest, in seconds.
         whole: seconds from call to call, waiting included, on average.
         waited: seconds of that before a call, on average.

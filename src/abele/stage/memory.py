@@ -79,7 +79,7 @@ class Device:
         optimizer_away: the optimizer's state lies in another memory.
         sums_away: so do the sums of gradients.
         weights_away: so do the weights.
-        optimizer_shares: among how many the optimizer's state is divided.
+        optimizer_shares: number of parts of the optimizer's state, one per replica.
         is_mk2: code and exchange are in it too.
     """
 

@@ -37,8 +37,8 @@ class Partition:
 
     Attributes:
         cuts: the units at which the second and later stages begin.
-        units: how many there are.
-        devices: how many devices.
+        units: number of units.
+        devices: number of devices.
         verdict: whether the fullest device has enough memory.
         slowest: time of the slowest device for one micro-batch.
     """
@@ -69,7 +69,7 @@ def partition(chain: Chain, devices: int, device: Device, micro_batches: int) ->
 
     Args:
         chain: the model.
-        devices: how many; each gets at least one unit.
+        devices: number of devices; each gets at least one unit.
         device: the memory of each.
         micro_batches: that one update sees, or one call without training.
 

@@ -146,7 +146,7 @@ def of_units(
         parts: of each operation, from forward of the first unit to backward of the first unit.
         order: all operations, part by part.
         kept: values that are counted elsewhere.
-        units: how many there are.
+        units: number of units.
         widest: as for ``bytes_of``.
     """
     largest, most = [0] * (2 * units), [0] * (2 * units)

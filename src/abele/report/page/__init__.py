@@ -48,9 +48,9 @@ def page(
     """Return the page of a run as HTML.
 
     Args:
-        run: what it is.
-        journal: what happened.
-        alive: its process still runs; None if nobody can say.
+        run: record of the run.
+        journal: journal of the run.
+        alive: its process is alive; None if unknown.
         others: instances that it trained with, if it is the first of them.
         number: which instance it is.
     """
