@@ -233,7 +233,7 @@ def upsample_backward(
     return grad_x
 
 
-def _pool(shape: torch.Size, layout: torch.memory_format) -> Pool:
+def _pool(shape: torch.Size, layout: torch.memory_format) -> ctypes.Structure:
     return Pool(*shape, int(layout is CHANNELS_LAST))
 
 

@@ -108,7 +108,7 @@ def channel_sums(library: ctypes.CDLL, x: torch.Tensor) -> torch.Tensor:
     return sums
 
 
-def _describe(small: torch.Tensor, weight: torch.Tensor) -> binding.Patches:
+def _describe(small: torch.Tensor, weight: torch.Tensor) -> ctypes.Structure:
     images, _, height, width = small.shape
     return binding.Patches(images, height, width, *weight.shape)
 

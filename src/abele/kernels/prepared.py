@@ -29,7 +29,7 @@ def describe(
     padding: Sequence[int],
     layout: torch.memory_format = torch.contiguous_format,
     slope: float = 1.0,
-) -> Conv:
+) -> ctypes.Structure:
     """Return the convolution of images ``[N, C, H, W]`` with a kernel ``[O, C, h, w]``."""
     last = int(layout is torch.channels_last)
     return Conv(*images, kernel[0], *kernel[2:], *stride, *padding, last, slope)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -57,7 +58,7 @@ class _Heads:
         self.y, self.logarithms = scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
-def _steps(*tensors: Tensor) -> ctypes.Array[Steps]:
+def _steps(*tensors: Tensor) -> ctypes.Array[Any]:
     return (Steps * len(tensors))(*(each.stride()[:3] for each in tensors))
 
 

@@ -43,7 +43,7 @@ class _Sizes(NamedTuple):
     padding: tuple[int, int] = (0, 0)
     channels_last: int = 0
 
-    def described(self, slope: float = 1.0) -> Conv:
+    def described(self, slope: float = 1.0) -> ctypes.Structure:
         """Return the convolution as a kernel takes it."""
         sizes = self.images, self.in_channels, self.height, self.width, self.out_channels
         return Conv(*sizes, *self.kernel, *self.stride, *self.padding, self.channels_last, slope)

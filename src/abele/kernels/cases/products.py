@@ -40,7 +40,7 @@ def _factors(rows: int, columns: int, inner: int, turned: int) -> tuple[Tensor, 
     return a, numbers(inner, columns + 1, seed=1)[:, :columns]
 
 
-def _described(a: Tensor, b: Tensor, *, packed: int = 0, c_row: int = 0) -> Product:
+def _described(a: Tensor, b: Tensor, *, packed: int = 0, c_row: int = 0) -> ctypes.Structure:
     (rows, inner), columns = a.shape, b.shape[1]
     steps = 0, *a.stride(), 0, *b.stride(), 0, c_row or columns
     return Product(1, rows, columns, inner, *steps, packed, 0, 0)

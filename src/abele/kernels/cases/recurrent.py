@@ -55,7 +55,7 @@ class _Layer:
         self.products: list[Tensor] = []
         self._run()
 
-    def described(self, kept: int = 1) -> Recurrent:
+    def described(self, kept: int = 1) -> ctypes.Structure:
         """Return the layer as a kernel takes it."""
         return Recurrent(self.steps, self.batch, self.units, self.reverse, kept, int(self.relu))
 
