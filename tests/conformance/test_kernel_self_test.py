@@ -34,9 +34,28 @@ FAULTS = [
     ("sgd", "sgd.cpp", "p[i] -= rate", "p[i] += rate", "abele_sgd"),
     ("pools", "max_pool.cpp", "; c < channels", "; c + 1 < channels", "abele_max_pool"),
     ("pools", "max_pool.cpp", "i < columns; ++i) one", "i < 7; ++i) one", "abele_max_pool"),
-    ("lstm", "lstm.cpp", "forget * cells_before[u]", "forget * cells_before[0]", "abele_lstm"),
-    ("gru", "gru.cpp", "of_candidate * reset", "of_candidate", "abele_gru_backward"),
-    ("rnn", "recurrent.h", "step + layer.reverse;", "step;", "abele_rnn"),
+    (
+        "recurrent",
+        "recurrent.cpp",
+        "forget * cells_before[u]",
+        "forget * cells_before[0]",
+        "abele_",
+    ),
+    (
+        "recurrent",
+        "recurrent.cpp",
+        "of_candidate * reset",
+        "of_candidate",
+        "abele_recurrent_backward",
+    ),
+    ("recurrent", "recurrent.cpp", "step + layer.reverse;", "step;", "abele_recurrent"),
+    (
+        "recurrent",
+        "recurrent.cpp",
+        "return state <= 0.0f",
+        "return state < 0.0f",
+        "abele_recurrent_",
+    ),
     ("upsampling", "upsample.cpp", "i < 2 * p.width", "i < 2 * p.width - 1", "abele_upsample"),
 ]
 SLOWLY_COMPILED = [

@@ -251,63 +251,56 @@ ABELE_API int abele_product_pack(const AbeleProduct* product, const float* b, fl
 
 // -- recurrent layers -------------------------------------------------------------------------------
 
+enum { ABELE_LSTM = 0, ABELE_GRU = 1, ABELE_RNN_TANH = 2, ABELE_RNN_RELU = 3 };
+
 // One layer in one direction.
 typedef struct AbeleRecurrent {
+  int64_t kind;  // ABELE_LSTM and so on
   int64_t steps, batch, units;
   int64_t reverse;  // 0 or 1: from the last step to the first
   int64_t kept;     // 0 or 1: what backward needs of all steps
-  int64_t relu;     // 0 or 1, of abele_rnn: the activation, which is tanh otherwise
 } AbeleRecurrent;
 
-// For all of them: `inputs` is [steps][batch][gates * units], products of the layer's inputs and
+// All time steps. `inputs` is [steps][batch][gates * units], the GEMM of the layer's inputs and
 // weights, with one bias; the other one, [gates * units], may be null. Gates are in torch's order.
-// `packed` is what abele_product_pack makes of the turned weight, [units][gates * units]; of the
-// weight as it is, for backward. h and c are [batch][units].
+// `packed` is what abele_product_pack makes of the transposed weight, [units][gates * units]; of the
+// weight itself, for backward. h and c are [batch][units].
 //
-// `states` is [steps + 1][batch][units]: h before and after each step; with `reverse` the last of
-// them is the first in time. What is not kept is one step. Backward computes the gradients of
-// `inputs` and of the state before all steps from those of the states after each step,
-// [steps][batch][units], and of the state after the last one; each of these may be null, for zeros.
-// Any number of threads gives the same bits.
-
-// An LSTM; gates are [input, forget, cell, output].
+// LSTM; gates are [input, forget, cell, output]:
 //
 //     gates = inputs[t] + h weight' + bias
 //     c = sigmoid(forget) c + sigmoid(input) tanh(cell);  h = sigmoid(output) tanh(c)
 //
-// `cells` has of c what `states` has of h, `gates` is [steps][batch][4 * units] as the formula uses
-// them. Not kept: c after all steps, and any gates.
-ABELE_API int abele_lstm(const AbeleRecurrent* layer, const float* inputs, const float* packed,
-                         const float* bias, const float* h, const float* c, float* states,
-                         float* cells, float* gates, int threads);
-ABELE_API int abele_lstm_backward(const AbeleRecurrent* layer, const float* grad_states,
-                                  const float* grad_last_h, const float* grad_last_c,
-                                  const float* packed, const float* cells, const float* gates,
-                                  float* grad_inputs, float* grad_h, float* grad_c, int threads);
-
-// A GRU; gates are [reset, update, candidate].
+// GRU; gates are [reset, update, candidate]:
 //
 //     products = h weight' + bias
 //     reset, update = sigmoid(inputs[t] + products)
 //     candidate = tanh(inputs[t] + reset products);  h = (h - candidate) update + candidate
 //
-// `gates` is [steps][batch][4 * units]: reset, update, the candidate's product, candidate. Not kept:
-// any gates. The gradients of products are those that weight and bias have theirs of.
-ABELE_API int abele_gru(const AbeleRecurrent* layer, const float* inputs, const float* packed,
-                        const float* bias, const float* h, float* states, float* gates,
-                        int threads);
-ABELE_API int abele_gru_backward(const AbeleRecurrent* layer, const float* grad_states,
-                                 const float* grad_last_h, const float* packed,
-                                 const float* states, const float* gates, float* grad_inputs,
-                                 float* grad_products, float* grad_h, int threads);
-
-// A layer without gates: h = tanh or relu(inputs[t] + h weight' + bias).
-ABELE_API int abele_rnn(const AbeleRecurrent* layer, const float* inputs, const float* packed,
-                        const float* bias, const float* h, float* states, int threads);
-ABELE_API int abele_rnn_backward(const AbeleRecurrent* layer, const float* grad_states,
-                                 const float* grad_last_h, const float* packed,
-                                 const float* states, float* grad_inputs, float* grad_h,
-                                 int threads);
+// RNN: h = tanh or relu(inputs[t] + h weight' + bias).
+//
+// `states` is [steps + 1][batch][units]: h before and after each step; with `reverse` the last of
+// them is the first in time. `cells` has of c what `states` has of h; only an LSTM has it and c.
+// `gates` is [steps][batch][4 * units]: those of an LSTM as the formula uses them; of a GRU reset,
+// update, the candidate's product, and candidate; null for an RNN. If they are not kept, `cells` is
+// c after all steps, and `gates` one step of any values.
+//
+// Backward computes the gradients of `inputs` and of the state before all steps from those of the
+// states after each step, [steps][batch][units], and of the state after the last one; each of these
+// may be null, for zeros. It reads `cells` and `gates` of an LSTM, `states` and `gates` of a GRU, and
+// `states` of an RNN; the others may be null. `grad_products` are gradients of a GRU's products, of
+// which its weight and bias have theirs; `grad_c` is for an LSTM; both are null otherwise.
+// Any number of threads gives the same bits.
+ABELE_API int abele_recurrent(const AbeleRecurrent* layer, const float* inputs,
+                              const float* packed, const float* bias, const float* h,
+                              const float* c, float* states, float* cells, float* gates,
+                              int threads);
+ABELE_API int abele_recurrent_backward(const AbeleRecurrent* layer, const float* grad_states,
+                                       const float* grad_last_h, const float* grad_last_c,
+                                       const float* packed, const float* states,
+                                       const float* cells, const float* gates,
+                                       float* grad_inputs, float* grad_products, float* grad_h,
+                                       float* grad_c, int threads);
 
 // -- attention, without mask and dropout ------------------------------------------------------------
 

@@ -23,8 +23,6 @@ from abele.storage import atomic
 
 _LOADED: dict[str, ctypes.CDLL] = {}
 _LOADING = threading.Lock()
-#: Of what functions return; every other status means that there is no code.
-OK, NO_MEMORY = 0, 1
 
 
 def _header() -> str:
@@ -47,7 +45,7 @@ def _arguments(text: str, types: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _read(text: str) -> None:
-    """Fill ``STRUCTURES``, ``CALLBACKS`` and ``SIGNATURES`` from the text of a header."""
+    """Fill the tables of this module from the declarations of a header."""
     types: dict[str, Any] = {
         "int": ctypes.c_int,
         "int64_t": ctypes.c_int64,
@@ -61,12 +59,16 @@ def _read(text: str) -> None:
         types[name] = STRUCTURES[name] = type(name, (ctypes.Structure,), {"_fields_": members})
     for name, arguments in re.findall(r"typedef void \(\*(\w+)\)\(([^)]*)\);", text):
         types[name] = CALLBACKS[name] = ctypes.CFUNCTYPE(None, *_arguments(arguments, types))
+    for values in re.findall(r"enum \{ (.*?) \};", text):
+        CONSTANTS.update((name, int(value)) for name, value in re.findall(r"(\w+) = (\d+)", values))
     for name, arguments in re.findall(r"ABELE_API int (\w+)\(([^)]*)\);", text):
         SIGNATURES[name] = _arguments(arguments, types)
 
 
 #: The structures by their names in the header, with its fields.
 STRUCTURES: dict[str, type[ctypes.Structure]] = {}
+#: The values of enumerators, such as ``ABELE_OK``.
+CONSTANTS: dict[str, int] = {}
 #: The types of functions that kernels call.
 CALLBACKS: dict[str, Any] = {}
 #: Arguments of each function; all but those that count threads return a status.
@@ -151,9 +153,9 @@ def bind(library: ctypes.CDLL, names: Iterable[str]) -> None:
 
 def _checked(status: int, function: Any, arguments: tuple[Any, ...]) -> None:
     del arguments
-    if status == NO_MEMORY:
+    if status == CONSTANTS["ABELE_NO_MEMORY"]:
         raise MemoryError(f"The kernel {function.__name__} found no memory for its sums.")
-    if status != OK:
+    if status != CONSTANTS["ABELE_OK"]:
         raise CorruptExecutable(
             f"The executable's kernel {function.__name__} has no code for these sizes. "
             "Compile the program again."

@@ -1,9 +1,8 @@
 """One layer of a GRU, or of a network without gates, in one direction, as torch computes it.
 
-Torch has no operator for such a layer on processors: to a trace it is as many as it has time steps.
-These are one, with torch's bits. Whoever compiles writes a loop (``passes.of_lowerings``
-``recurrent_loops``) or takes them apart (``recurrent_steps``). Importing this module registers
-them.
+On processors, torch computes such a layer by the operators of its time steps. This is one operator
+with the same bits. Lowerings write a loop (``passes.of_lowerings.recurrent_loops``) or separate
+steps (``recurrent_steps``). Importing this module registers the operators.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
-from abele.ops._recurrent_cells import CELLS, Cell, Tensors
 from abele.ops._register import register_gradient, shapes_of
+from abele.ops.recurrent_cells import CELLS, Cell, Tensors
 
 _FORWARD = "abele::recurrent"
 _BACKWARD = "abele::recurrent_backward"
@@ -41,50 +40,43 @@ class StepsNeeded(Exception):
 
 def steps(
     kind: str,
-    x: torch.Tensor,
-    h: torch.Tensor,
-    weights: Sequence[torch.Tensor],
-    reverse: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute all time steps with torch's operators, in torch's order.
-
-    Args:
-        kind: ``gru``, ``rnn_tanh`` or ``rnn_relu``.
-        x: ``[steps, batch, features]``.
-        h: ``[batch, units]``, before the first step.
-        weights: ``[gates * units, features]`` and ``[gates * units, units]``, with gates in torch's
-            order; and both biases ``[gates * units]``, or none.
-        reverse: from the last step to the first.
-
-    Returns:
-        h of all steps ``[steps, batch, units]``, and after the last.
-    """
-    return _steps(kind, _products(x, weights), h, weights, reverse, kept=False)[:2]
-
-
-def _products(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    w_ih, _, *biases = weights
-    return F.linear(x, w_ih, biases[0] if biases else None)
-
-
-def _steps(
-    kind: str,
     inputs: torch.Tensor,
-    h: torch.Tensor,
+    state: Tensors,
     weights: Sequence[torch.Tensor],
     reverse: bool,
     *,
-    kept: bool,
-) -> tuple[torch.Tensor, torch.Tensor, Sequence[Tensors]]:
-    """``steps`` of products of x; and of each step what it keeps, if that is wanted."""
+    kept: bool = False,
+) -> tuple[torch.Tensor, Tensors, Sequence[Tensors]]:
+    """Compute all time steps with torch's operators, in torch's order.
+
+    Args:
+        kind: of ``CELLS``.
+        inputs: ``products`` of x.
+        state: h ``[batch, units]`` before the first step, and c of an LSTM.
+        weights: ``[gates * units, features]`` and ``[gates * units, units]``, with gates in torch's
+            order; and both biases ``[gates * units]``, or none.
+        reverse: from the last step to the first.
+        kept: return what the cell keeps.
+
+    Returns:
+        h of all steps ``[steps, batch, units]``, the state after the last, and the tensors that the
+        cell keeps of each step.
+    """
     cell, (_, w_hh, *biases) = CELLS[kind], weights
     states, of_steps = list[torch.Tensor](), list[Tensors]()
     for of_input in reversed(inputs.unbind(0)) if reverse else inputs.unbind(0):
-        h, of_step = cell.forward(of_input, F.linear(h, w_hh, biases[1] if biases else None), h)
-        states.append(h)
+        of_state = F.linear(state[0], w_hh, biases[1] if biases else None)
+        state, of_step = cell.forward(of_input, of_state, state)
+        states.append(state[0])
         of_steps.append(of_step if kept else ())
     order = slice(None, None, -1 if reverse else 1)
-    return torch.stack(states[order]), h, of_steps[order]
+    return torch.stack(states[order]), state, of_steps[order]
+
+
+def products(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the products of x ``[steps, batch, features]`` and its weight, with its bias."""
+    w_ih, _, *biases = weights
+    return F.linear(x, w_ih, biases[0] if biases else None)
 
 
 @torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
@@ -100,11 +92,11 @@ def _forward(
     """Compute ``steps``.
 
     Args:
-        kind: that they take, as all up to ``reverse``.
-        x: likewise.
-        h: likewise.
-        weights: likewise.
-        reverse: likewise.
+        kind: ``gru``, ``rnn_tanh`` or ``rnn_relu``.
+        x: ``[steps, batch, features]``.
+        h: ``[batch, units]``, before the first step.
+        weights: as for ``steps``.
+        reverse: from the last step to the first.
         trained: the weight of x has a gradient; torch's product has other bits then.
         differentiable: keep what backward needs.
 
@@ -113,10 +105,11 @@ def _forward(
         candidate's product with the state, and candidate ``[4, steps, batch, units]``.
     """
     with torch.set_grad_enabled(trained):
-        inputs = _products(x, [weights[0].detach().requires_grad_(trained), *weights[1:]])
+        inputs = products(x, [weights[0].detach().requires_grad_(trained), *weights[1:]])
     with torch.no_grad():
-        of_steps = _steps(kind, inputs.detach(), h, weights, reverse, kept=differentiable)
-        states, last, kept = of_steps
+        states, (last, *_), kept = steps(
+            kind, inputs.detach(), (h,), weights, reverse, kept=differentiable
+        )
         gates = [each for of_gate in zip(*kept, strict=True) for each in of_gate]
         made = torch.stack(gates) if gates else states.new_empty(0)
     return states, last.clone(), made.view(len(kept[0]), *states.shape)
@@ -138,14 +131,14 @@ def _backward(
     """Compute the gradients of x, h and the weights, in the order of torch's autograd.
 
     Args:
-        kind: that forward was given, as all up to ``trained``.
-        x: likewise.
-        h: likewise.
-        weights: likewise.
-        reverse: likewise.
-        trained: likewise. Without it the gradient of the weight of x is zeros.
-        states: that it returned.
-        kept: likewise.
+        kind: the argument of forward, as all up to ``trained``.
+        x: the same.
+        h: the same.
+        weights: the same.
+        reverse: the same.
+        trained: the same; without it the gradient of the weight of x is zeros.
+        states: the result of forward.
+        kept: the same.
         grad_states: of ``states``; None: zeros.
         grad_h: of h after the last step; None: zeros.
     """
@@ -157,9 +150,9 @@ def _backward(
     with torch.enable_grad():
         leaves = [each.detach().requires_grad_() for each in (x, *weights)]
         leaves[1].requires_grad_(trained)
-        products = _products(leaves[0], leaves[1:])
+        made = products(leaves[0], leaves[1:])
     wanted = [each for each in (*leaves[:2], *leaves[3:4]) if each.requires_grad]
-    of_x, *made = torch.autograd.grad(products, wanted, of_inputs)
+    of_x, *made = torch.autograd.grad(made, wanted, of_inputs)
     made = made if trained else [torch.zeros_like(weights[0]), *made]
     ordered = zip(made, of_weights, strict=True)
     return [of_x, of_h, *(each for pair in ordered for each in pair)]
@@ -182,8 +175,9 @@ def _steps_backward(
     for step, earlier in zip(order, [*order[1:], None], strict=True):
         terms = terms if grad_states is None else [grad_states[step], *terms]
         before = h if earlier is None else states[earlier]
-        of_inputs[step], of_state, passed = cell.backward(
-            functools.reduce(torch.add, terms), before, states[step], kept[:, step].unbind(0)
+        of_h = functools.reduce(torch.add, terms)
+        of_inputs[step], of_state, passed, _ = cell.backward(
+            (of_h,), (before,), (states[step],), kept[:, step].unbind(0)
         )
         terms = [*passed, of_state @ weights[1]]
         made = [of_state.t() @ before]

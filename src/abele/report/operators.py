@@ -13,7 +13,7 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from abele import _torch
 from abele.containers import is_sequence
-from abele.ops import few_channel_conv, gru_loop, lstm, lstm_loop, recurrent, rnn_loop
+from abele.ops import few_channel_conv, lstm, recurrent, recurrent_loop
 from abele.program import Program, Role, is_getitem, is_view, marks_of, node_argument
 from abele.program.printing import node_phase, type_text
 from abele.report.flow import OUTSIDE, Passage, Read
@@ -99,18 +99,6 @@ def _origin(node: torch.fx.Node) -> torch.fx.Node:
     return node
 
 
-# Where what has all steps and the weight of the state stand among arguments, and how many more
-# steps the former has.
-_LOOPS = {
-    lstm_loop.forward: (0, 1, 0),
-    lstm_loop.backward: (5, 3, 0),
-    gru_loop.forward: (0, 1, 0),
-    gru_loop.backward: (4, 2, 0),
-    rnn_loop.forward: (0, 1, 0),
-    rnn_loop.backward: (3, 2, 1),
-}
-
-
 def module_of(node: torch.fx.Node) -> str:
     """Return the module of a node; for backward, that of its forward operation if known."""
     marks = marks_of(node)
@@ -159,10 +147,11 @@ def operations(node: torch.fx.Node) -> int:
         # Backward multiplies the inputs once more.
         times = (1, 1) if target is recurrent.forward else (3, 2)
         return 2 * rows * (times[0] * w_ih + times[1] * w_hh)
-    elif target in _LOOPS:
-        states, weight, more = _LOOPS[target]
-        steps, batch = arguments[states].shape[:2]
-        return 2 * (steps - more) * batch * arguments[weight].numel()
+    elif target in (recurrent_loop.forward, recurrent_loop.backward):
+        weight = arguments[2 if target is recurrent_loop.forward else 4]
+        steps, batch, _ = node.meta["val"][0].shape  # states, or gradients of all inputs
+        steps -= target is recurrent_loop.forward
+        return 2 * steps * batch * weight.numel()
     elif target is aten.convolution_backward.default and arguments[9] > 1:
         # The registry's counts every channel with every other.
         grad, x, weight, transposed = (arguments[index] for index in (0, 1, 2, 7))

@@ -10,7 +10,7 @@ from abele.compile import compiling, executable_file
 from abele.compile.cache import CacheWarning, ExecutableCache
 from abele.compile.portable_executable import ContainerFirst, pack
 from abele.errors import CorruptExecutable
-from abele.ops import lstm, lstm_loop
+from abele.ops import lstm, recurrent_loop
 from abele.passes.dead_code import dead_code
 from abele.storage.container import Container, write
 from abele.targets import Compiled, candidates
@@ -241,7 +241,7 @@ def test_layers_that_were_compiled_are_not_taken_apart_again(isolated_cache, mon
 
     first, record, session = trained()
     assert record.cache == "miss"
-    assert calls(session.executable.lowered("step"), lstm_loop.forward)
+    assert calls(session.executable.lowered("step"), recurrent_loop.forward)
 
     def refuse(program):
         raise AssertionError(f"{program.name} was taken apart again")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from abele import _torch, arena, passes
-from abele.ops import gru_loop, lstm, lstm_loop, recurrent, rnn_loop
+from abele.ops import lstm, recurrent, recurrent_loop
 from abele.passes._edit import editable, finished, inserted
 from abele.passes.of_lowerings import recurrent_steps as module
 from abele.passes.of_lowerings.recurrent_loops import recurrent_loops
@@ -168,18 +168,13 @@ def test_others_than_lstms_are_taken_apart_alone():
 def test_inference_keeps_nothing_of_its_steps():
     (program,) = captured(Last(), [torch.randn(3, 2, 3)]).programs
     after = passes.run_only(passes.run(program), (recurrent_loops,))
-    (loop,) = after.graph.graph.find_nodes(op="call_function", target=lstm_loop.forward)
+    (loop,) = after.graph.graph.find_nodes(op="call_function", target=recurrent_loop.forward)
     assert loop.meta["val"][2].shape == (1, 2, 16)
-
-
-# What backward reads of forward beside the states, and where that is among its arguments.
-KEPT = {"lstm": (lstm, lstm_loop, 13), "gru": (recurrent, gru_loop, 7)}
-KEPT |= {"tanh": (recurrent, rnn_loop, 7), "relu": (recurrent, rnn_loop, 7)}
 
 
 def forgetting(program, kind):
     """The same program, whose backward does not read what forward kept."""
-    operators, _, place = KEPT[kind]
+    operators, place = (lstm, 13) if kind == "lstm" else (recurrent, 7)
     graph = editable(program)
     (backward,) = graph.graph.find_nodes(op="call_function", target=operators.backward)
     kept = backward.args[place]
@@ -196,7 +191,7 @@ def test_a_backward_whose_forward_is_elsewhere_computes_it_again(kind, change):
     before = passes.run(program)
     variants = before, forgetting(before, kind)
     after, again = (passes.run_only(each, (change,)) for each in variants)
-    loops = again.graph.graph.find_nodes(op="call_function", target=KEPT[kind][1].forward)
+    loops = again.graph.graph.find_nodes(op="call_function", target=recurrent_loop.forward)
     assert len(loops) == (2 if change is recurrent_loops else 0)
     inputs = [torch.rand(tuple(node.meta["val"].shape)) for node in after.placeholders()]
     results = []

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from abele import passes
-from abele.ops import lstm_loop
+from abele.ops import recurrent_loop
 from abele.program import is_view
 from abele.report import facts, timing
 from abele.targets import candidates, get_target
@@ -155,14 +155,14 @@ def test_an_lstm_is_computed_by_its_loop_and_not_by_what_packs_its_weight():
     lowering = CPU.lowering("emitted")
     program = passes.run_only(session.executable.programs[0], lowering.passes)
     chosen = lowering.kernel_choices(program).items()
-    (loop,) = (each for node, each in chosen if node.target is lstm_loop.forward)
-    assert loop.by == "lstm"
+    (loop,) = (each for node, each in chosen if node.target is recurrent_loop.forward)
+    assert loop.by == "recurrent"
     assert "all time steps" in loop.why
     plan = placed(program)
     kernels = tuple(kernel_of(unit, plan.kept) for unit in plan.units)
     parts = timing._parts_of_nodes(kernels)
     work = {each.what: timing._work(each, parts) for each in kernels}
-    assert (work["pack"], work["lstm"]) == (0, 2 * 6 * 8 * 4 * 16 * 16)
+    assert (work["pack"], work["recurrent"]) == (0, 2 * 6 * 8 * 4 * 16 * 16)
 
 
 def test_what_one_kernel_does_of_several_operators_is_said_of_all_of_them():

@@ -23,7 +23,7 @@ TABLES: dict[str, dict[str, Table]] = {
     "products": products.TABLES,
     "rows": rows.TABLES,
     "attention": attention.TABLES,
-    **recurrent.TABLES,
+    "recurrent": recurrent.TABLES,
     **convolutions.TABLES,
     **images.TABLES,
     **updates.TABLES,

@@ -2,9 +2,9 @@
 
     states, h, c, kept = lstm(x, w_ih, w_hh, b_ih, b_hh, h0, c0)
 ->  inputs = x @ t(w_ih) + b_ih
-    states, cells, gates = lstm_loop(inputs, w_hh, b_hh, h0, c0)
+    states, cells, gates = recurrent_loop("lstm", inputs, w_hh, b_hh, h0, c0)
     ...
-    grad_inputs, grad_h0, grad_c0 = lstm_loop_backward(grad_states, w_hh, cells, gates)
+    grad_inputs, grad_h0, grad_c0 = recurrent_loop_backward("lstm", grad_states, w_hh, cells, gates)
     grad_w_hh = t(grad_inputs) @ states before each step, and so on
 
 The program has the same size for any number of steps. A backward whose forward is elsewhere
@@ -13,14 +13,14 @@ computes the loop again. Layers in bodies of loops are left to ``recurrent_steps
 
 from __future__ import annotations
 
-import abc
 import functools
 import operator
 from collections.abc import Callable
 
 import torch
 
-from abele.ops import gru_loop, lstm_loop, rnn_loop
+from abele.ops import recurrent_loop
+from abele.ops.recurrent_cells import CELLS
 from abele.passes._edit import editable, finished, inserted
 from abele.passes.dead_code import dead_code
 from abele.passes.of_lowerings._recurrent_layers import Layer, nodes_of, pairs, replace
@@ -45,15 +45,15 @@ def recurrent_loops(program: Program) -> Program:
 
 
 def _write(layer: Layer) -> None:
-    loop = _LOOPS[layer.kind](layer)
+    loop = _Loop(layer)
     if layer.forward is not None:
         replace(layer.forward, loop.results())
     if layer.backward is not None:
         replace(layer.backward, _gradients(layer, layer.backward, loop))
 
 
-class _Loop(abc.ABC):
-    """The loop of a layer, which stands in front of its first node."""
+class _Loop:
+    """The loop of a layer, inserted before its first node."""
 
     def __init__(self, layer: Layer):
         before = layer.forward or layer.backward
@@ -68,99 +68,60 @@ class _Loop(abc.ABC):
             product = self._make(aten.add.Tensor, product, layer.inputs["b_ih"])
         inputs = self._make(aten.view.default, product, [self.steps, self._batch, -1])
         bias = layer.inputs["b_hh"] if layer.has_biases else None
-        self._states, *self._others = self._loop(inputs, layer.inputs["w_hh"], bias)
+        state = layer.inputs["h"], layer.inputs.get("c")
+        given = inputs, layer.inputs["w_hh"], bias, *state, layer.reverse, self._kept
+        loop = self._make(recurrent_loop.forward, layer.kind, *given)
+        self._results = _picked(self._make, loop, recurrent_loop.results(layer.kind))
 
     def _rows(self, x: _Node) -> _Node:
-        """``[steps * batch, features]`` of a tensor, which may lie in another order."""
+        """Return a tensor as ``[steps * batch, features]``, copied unless it is contiguous."""
         if not x.meta["val"].is_contiguous():
             x = self._make(aten.clone.default, x, memory_format=torch.contiguous_format)
         return self._make(aten.view.default, x, [self.steps * self._batch, -1])
 
-    @abc.abstractmethod
-    def _loop(self, *given: _Node | None) -> list[_Node]:
-        """The loop over inputs, with weight and bias of the state; its results."""
-
-    @abc.abstractmethod
-    def backward(self, before: _Node) -> tuple[_Node, _Node, dict[str, _Node]]:
-        """Gradients of inputs, of the products of the state, and of the states before all steps."""
+    def backward(self, before: _Node) -> dict[str, _Node]:
+        """Return gradients of inputs, products of the state, and the states before all steps."""
+        layer, make = self._layer, functools.partial(inserted, before)
+        gradients = [*layer.gradients, None][:3]
+        read = dict(self._results)
+        if not CELLS[layer.kind].reads_h:
+            read.pop("states")
+        known = [read.get(name) for name in ("states", "cells", "gates")]
+        given = *gradients, layer.inputs["w_hh"], *known, layer.reverse
+        made = make(recurrent_loop.backward, layer.kind, *given)
+        return _picked(make, made, recurrent_loop.gradients(layer.kind))
 
     def results(self) -> list[_Node]:
-        """The state h after each step, and after the last."""
-        first, last = (0, 0) if self._layer.reverse else (1, self.steps)
-        states = self._make(aten.slice.Tensor, self._states, 0, first, first + self.steps)
-        return [states, self._make(aten.select.int, self._states, 0, last)]
+        """Return h after each step, and h, and c of an LSTM, after the last."""
+        reverse, states = self._layer.reverse, self._results["states"]
+        first, last = (0, 0) if reverse else (1, self.steps)
+        after = self._make(aten.slice.Tensor, states, 0, first, first + self.steps)
+        made = [after, self._make(aten.select.int, states, 0, last)]
+        if "cells" in self._results:
+            last = last if self._kept else 0
+            made.append(self._make(aten.select.int, self._results["cells"], 0, last))
+        return made
 
     def states_before(self, before: _Node) -> _Node:
-        """The state h before each step, ``[steps * batch, units]``."""
-        first = 1 if self._layer.reverse else 0
-        states = inserted(before, aten.slice.Tensor, self._states, 0, first, first + self.steps)
+        """Return h before each step, ``[steps * batch, units]``."""
+        first, states = int(self._layer.reverse), self._results["states"]
+        states = inserted(before, aten.slice.Tensor, states, 0, first, first + self.steps)
         return inserted(before, aten.view.default, states, [self.steps * self._batch, -1])
 
 
-class _Lstm(_Loop):
-    def _loop(self, *given: _Node | None) -> list[_Node]:
-        state = self._layer.inputs["h"], self._layer.inputs["c"]
-        settings = self._layer.reverse, self._kept
-        return _picked(self._make, self._make(lstm_loop.forward, *given, *state, *settings), 3)
-
-    def results(self) -> list[_Node]:
-        """With c after the last step."""
-        last = self.steps if self._kept and not self._layer.reverse else 0
-        return [*super().results(), self._make(aten.select.int, self._others[0], 0, last)]
-
-    def backward(self, before: _Node) -> tuple[_Node, _Node, dict[str, _Node]]:
-        layer, make = self._layer, functools.partial(inserted, before)
-        given = *layer.gradients, layer.inputs["w_hh"], *self._others
-        inputs, h, c = _picked(make, make(lstm_loop.backward, *given, layer.reverse), 3)
-        return inputs, inputs, {"h": h, "c": c}
-
-
-class _Gru(_Loop):
-    def _loop(self, *given: _Node | None) -> list[_Node]:
-        settings = self._layer.inputs["h"], self._layer.reverse, self._kept
-        return _picked(self._make, self._make(gru_loop.forward, *given, *settings), 2)
-
-    def backward(self, before: _Node) -> tuple[_Node, _Node, dict[str, _Node]]:
-        layer, make = self._layer, functools.partial(inserted, before)
-        given = *layer.gradients, layer.inputs["w_hh"], self._states, *self._others
-        inputs, products, h = _picked(make, make(gru_loop.backward, *given, layer.reverse), 3)
-        return inputs, products, {"h": h}
-
-
-class _Rnn(_Loop):
-    def _settings(self) -> tuple[bool, bool]:
-        return self._layer.kind == "rnn_relu", self._layer.reverse
-
-    def _loop(self, *given: _Node | None) -> list[_Node]:
-        return [self._make(rnn_loop.forward, *given, self._layer.inputs["h"], *self._settings())]
-
-    def backward(self, before: _Node) -> tuple[_Node, _Node, dict[str, _Node]]:
-        layer, make = self._layer, functools.partial(inserted, before)
-        given = *layer.gradients, layer.inputs["w_hh"], self._states
-        inputs, h = _picked(make, make(rnn_loop.backward, *given, *self._settings()), 2)
-        return inputs, inputs, {"h": h}
-
-
-_LOOPS: dict[str, type[_Loop]] = {
-    "lstm": _Lstm,
-    "gru": _Gru,
-    "rnn_tanh": _Rnn,
-    "rnn_relu": _Rnn,
-}
-
-
-def _picked(make: Callable[..., _Node], made: _Node, count: int) -> list[_Node]:
-    """The results of a node that has several."""
-    return [make(operator.getitem, made, each) for each in range(count)]
+def _picked(make: Callable[..., _Node], made: _Node, names: list[str]) -> dict[str, _Node]:
+    """Return the results of a node by name."""
+    return {name: make(operator.getitem, made, i) for i, name in enumerate(names)}
 
 
 def _gradients(layer: Layer, node: _Node, loop: _Loop) -> list[_Node | None]:
     """The gradients that are read, in the order of the layer's inputs."""
     make, wanted = functools.partial(inserted, node), layer.wanted()
-    inputs, products, made = loop.backward(node)
-    count = loop.rows.meta["val"].shape[0]
+    made = loop.backward(node)
+    inputs, count = made.pop("inputs"), loop.rows.meta["val"].shape[0]
     rows = make(aten.view.default, inputs, [count, -1])
-    of_state = rows if products is inputs else make(aten.view.default, products, [count, -1])
+    products = made.pop("products", None)
+    of_state = rows if products is None else make(aten.view.default, products, [count, -1])
     if "x" in wanted:
         product = make(aten.mm.default, rows, layer.inputs["w_ih"])
         made["x"] = make(aten.view.default, product, list(layer.inputs["x"].meta["val"].shape))

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from abele import _torch
 from abele._torch.copies import copied_node
@@ -185,35 +184,15 @@ def _traced(
 def _results(
     kind: str, inputs: Mapping[str, torch.Tensor], reverse: bool, has_biases: bool
 ) -> tuple[torch.Tensor, ...]:
+    x = inputs["x"]
+    state = tuple(inputs[name] for name in ("h", "c") if name in inputs)
+    names = ("w_ih", "w_hh", "b_ih", "b_hh") if has_biases else ("w_ih", "w_hh")
+    weights = [inputs[name] for name in names]
     if kind == "lstm":
-        return _lstm(**inputs, reverse=reverse, has_biases=has_biases)
-    x, h, *weights = inputs.values()
-    return recurrent.steps(kind, x, h, weights, reverse)
-
-
-def _lstm(
-    x: torch.Tensor,
-    w_ih: torch.Tensor,
-    w_hh: torch.Tensor,
-    b_ih: torch.Tensor,
-    b_hh: torch.Tensor,
-    h: torch.Tensor,
-    c: torch.Tensor,
-    *,
-    reverse: bool,
-    has_biases: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute what ``ops.lstm`` does; the product of all inputs is one."""
-    inputs = x @ w_ih.t()
-    # Added by itself: its gradient is then a sum that ``summed_products`` shares with b_hh.
-    steps = (inputs + b_ih if has_biases else inputs).unbind(0)
-    states: list[torch.Tensor] = []
-    for of_input in reversed(steps) if reverse else steps:
-        gates = F.linear(h, w_hh, b_hh if has_biases else None) + of_input
-        entry, forget, cell, output = gates.unsafe_chunk(4, 1)
-        entry, forget = entry.sigmoid(), forget.sigmoid()
-        cell, output = cell.tanh(), output.sigmoid()
-        c = forget * c + entry * cell
-        h = output * c.tanh()
-        states.append(h)
-    return torch.stack(states[::-1] if reverse else states), h, c
+        # Added by itself: its gradient is then a sum that ``summed_products`` shares with b_hh.
+        of_inputs = x @ weights[0].t()
+        of_inputs = of_inputs + inputs["b_ih"] if has_biases else of_inputs
+    else:
+        of_inputs = recurrent.products(x, weights)
+    states, last, _ = recurrent.steps(kind, of_inputs, state, weights, reverse)
+    return states, *last

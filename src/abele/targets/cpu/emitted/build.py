@@ -28,22 +28,18 @@ _CALLS = {
     "abele::depthwise": "depthwise",
     "abele::multiply": "products",
     "abele::attention": "attention",
-    "abele::lstm": "lstm",
-    "abele::gru": "gru",
-    "abele::rnn": "rnn",
+    "abele::recurrent": "recurrent",
     "abele::at_most": "rows",
     "abele_channel_": "rows",
     "abele_threads": "threads",
 }
-# What the names of operators have in common without which no kernel of a kind is called.
+# Parts of operator names, one of which a program has that calls a kernel of a kind.
 _OF_OPERATORS = {
-    "convolutions": "conv",
-    "depthwise": "conv",
-    "pools": "pool",
-    "attention": "attention",
-    "lstm": "lstm",
-    "gru": "recurrent",
-    "rnn": "recurrent",
+    "convolutions": ("conv",),
+    "depthwise": ("conv",),
+    "pools": ("pool",),
+    "attention": ("attention",),
+    "recurrent": ("lstm", "recurrent"),
 }
 # With GCC, long files are compiled with these passes alone, in half of the time that -O3 takes and
 # to code that is as fast: kernels take most of a step. Small programs keep -O3: templates gain up
@@ -103,7 +99,9 @@ def kernels_of(text: str) -> list[str]:
 def kernels_for(operators: Iterable[str]) -> set[str]:
     """The sources of the kernels that a file for operators of these names may call, at most."""
     text = " ".join(operators)
-    kinds = [kind for kind in _CALLS.values() if _OF_OPERATORS.get(kind, "") in text]
+    kinds = [
+        k for k in _CALLS.values() if any(part in text for part in _OF_OPERATORS.get(k, ("",)))
+    ]
     return {source for kind in kinds for source in sources.KINDS[kind]}
 
 

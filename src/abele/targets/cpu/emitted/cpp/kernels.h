@@ -77,38 +77,19 @@ inline int pack(const AbeleProduct& product, const float* b, float* packed, int 
   return abele_product_pack(&product, b, packed, threads);
 }
 
-inline int lstm(const AbeleRecurrent& layer, const float* inputs, const float* packed,
-                const float* bias, const float* h, const float* c, float* states, float* cells,
-                float* gates, int threads) {
-  return abele_lstm(&layer, inputs, packed, bias, h, c, states, cells, gates, threads);
+inline int recurrent(const AbeleRecurrent& layer, const float* inputs, const float* packed,
+                     const float* bias, const float* h, const float* c, float* states,
+                     float* cells, float* gates, int threads) {
+  return abele_recurrent(&layer, inputs, packed, bias, h, c, states, cells, gates, threads);
 }
-inline int lstm_backward(const AbeleRecurrent& layer, const float* grad_states,
-                         const float* grad_last_h, const float* grad_last_c, const float* packed,
-                         const float* cells, const float* gates, float* grad_inputs, float* grad_h,
-                         float* grad_c, int threads) {
-  return abele_lstm_backward(&layer, grad_states, grad_last_h, grad_last_c, packed, cells, gates,
-                             grad_inputs, grad_h, grad_c, threads);
-}
-inline int gru(const AbeleRecurrent& layer, const float* inputs, const float* packed,
-               const float* bias, const float* h, float* states, float* gates, int threads) {
-  return abele_gru(&layer, inputs, packed, bias, h, states, gates, threads);
-}
-inline int gru_backward(const AbeleRecurrent& layer, const float* grad_states,
-                        const float* grad_last_h, const float* packed, const float* states,
-                        const float* gates, float* grad_inputs, float* grad_products,
-                        float* grad_h, int threads) {
-  return abele_gru_backward(&layer, grad_states, grad_last_h, packed, states, gates, grad_inputs,
-                            grad_products, grad_h, threads);
-}
-inline int rnn(const AbeleRecurrent& layer, const float* inputs, const float* packed,
-               const float* bias, const float* h, float* states, int threads) {
-  return abele_rnn(&layer, inputs, packed, bias, h, states, threads);
-}
-inline int rnn_backward(const AbeleRecurrent& layer, const float* grad_states,
-                        const float* grad_last_h, const float* packed, const float* states,
-                        float* grad_inputs, float* grad_h, int threads) {
-  return abele_rnn_backward(&layer, grad_states, grad_last_h, packed, states, grad_inputs, grad_h,
-                            threads);
+inline int recurrent_backward(const AbeleRecurrent& layer, const float* grad_states,
+                              const float* grad_last_h, const float* grad_last_c,
+                              const float* packed, const float* states, const float* cells,
+                              const float* gates, float* grad_inputs, float* grad_products,
+                              float* grad_h, float* grad_c, int threads) {
+  return abele_recurrent_backward(&layer, grad_states, grad_last_h, grad_last_c, packed, states,
+                                  cells, gates, grad_inputs, grad_products, grad_h, grad_c,
+                                  threads);
 }
 
 // Heads lie as `steps` say, one for each tensor that follows but the logarithms.
