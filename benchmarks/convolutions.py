@@ -8,8 +8,7 @@ images, as in large ones; "winograd" is our other way for these, and its library
 "last/planes" is the time of our second way over that of our first. --many measures many channels,
 without our first way.
 `abele/passes/few_channel_convolutions.py` takes the limits of the first from here,
-`abele/kernels/direct.py` those of the second, `abele/kernels/winograd.py` those
-of the third.
+`abele/kernels/convolutions.py` those of the others.
 """
 
 from __future__ import annotations
@@ -169,12 +168,15 @@ def calls(
     ways = {layout: False} | ({"winograd": True} if layout == "last" else {})
 
     def forward(winograd: bool) -> torch.Tensor:
-        arguments = x, weight, bias, *moves
-        return on_tensors.conv(kernels, *arguments, **settings, winograd=winograd)
+        function = "winograd" if winograd else "conv"
+        run = on_tensors.conv(kernels, x.shape, weight.shape, *moves, **settings, function=function)
+        return run(x, weight, bias)
 
     def backward(winograd: bool, mask: list[bool]) -> list[torch.Tensor | None]:
-        arguments = grad, x, weight, *moves, mask
-        return on_tensors.conv_backward(kernels, *arguments, **settings, winograd=winograd)
+        sizes = x.shape, weight.shape, *moves, mask
+        function = "winograd" if winograd else "conv"
+        run = on_tensors.conv_backward(kernels, *sizes, **settings, function=function)
+        return run(grad, x, weight)
 
     rest = [out], *moves, [1, 1], False, [0, 0], 1
     library = f"library {layout}"

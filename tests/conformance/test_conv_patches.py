@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from abele.errors import CorruptExecutable
-from abele.kernels import binding, patches
-from abele.kernels.convolution import convolution_of
-from abele.kernels.ways import Way, way_of
+from abele.kernels import binding, on_tensors
+from abele.kernels.convolutions import PATCHES, kernel_of
 from abele.targets.cpu.op_by_op.convolutions import own_convolution
 from helpers.kernel_library import NEEDS_COMPILER, error
 
@@ -59,7 +58,7 @@ def convolved(own, case, *, transposed, bias):
         node.meta["val"] = value
     forward = graph.call_function(aten.convolution.default, (*nodes[1:], *settings))
     backward = graph.call_function(aten.convolution_backward.default, (*nodes[:3], *rest))
-    assert way_of(convolution_of(forward)) is Way.PATCHES
+    assert kernel_of(forward) is PATCHES
     ours = [own_convolution(forward, own)(x, weight, start, *settings)]
     ours += own_convolution(backward, own)(grad, x, weight, *rest)
 
@@ -103,8 +102,8 @@ def test_threads_do_not_change_a_bit(own, case):
 
 def test_no_images_have_no_weight_gradient(own):
     small, large, weight = tensors((0, 16, 8, 4, 8, 2, 2))
-    assert patches.spread(own, small, weight, None).shape == large.shape
-    assert torch.equal(patches.weight_gradient(own, small, large, weight), weight * 0)
+    assert on_tensors.spread(own, small, weight, None).shape == large.shape
+    assert torch.equal(on_tensors.weight_gradient(own, small, large, weight), weight * 0)
 
 
 @pytest.mark.parametrize("mask", list(itertools.product([False, True], repeat=3)), ids=str)
@@ -123,7 +122,7 @@ def test_backward_gives_what_was_asked_for(own, mask):
 def test_what_is_not_finite_reaches_its_window_alone(own, bad):
     small, _, weight = tensors(CASES[0])
     small[0, 3, 4, 5] = bad
-    spread = patches.spread(own, small, weight, None).isfinite().logical_not()
+    spread = on_tensors.spread(own, small, weight, None).isfinite().logical_not()
     assert spread[0, :, 8:10, 10:12].all()
     assert spread.sum() == 16 * 4
 
@@ -159,20 +158,20 @@ def test_others_stay_the_librarys(settings):
     moves = setting("stride", [2, 2]), setting("padding", [0, 0]), setting("dilation", [1, 1])
     rest = transposed, setting("output_padding", [0, 0]), setting("groups", 1)
     node = graph.call_function(aten.convolution.default, (x, weight, None, *moves, *rest))
-    assert way_of(convolution_of(node)) is None
+    assert kernel_of(node) is None
 
 
 def test_channels_without_code_are_refused(own):
     small, large, weight = tensors((1, 12, 16, 4, 8, 2, 2))
     with pytest.raises(CorruptExecutable, match="abele_patches_spread has no code"):
-        patches.spread(own, small, weight, None)
+        on_tensors.spread(own, small, weight, None)
     with pytest.raises(CorruptExecutable, match="abele_patches_gather has no code"):
-        patches.gather(own, large, weight, None)
+        on_tensors.gather(own, large, weight, None)
     with pytest.raises(CorruptExecutable, match="abele_patches_weight has no code"):
-        patches.weight_gradient(own, small, large, weight)
+        on_tensors.weight_gradient(own, small, large, weight)
 
 
 def test_images_that_lie_otherwise_are_refused(own):
     small, _, weight = tensors(CASES[0])
     with pytest.raises(ValueError, match="channels_last, not strides"):
-        patches.spread(own, small.contiguous(), weight, None)
+        on_tensors.spread(own, small.contiguous(), weight, None)

@@ -8,8 +8,7 @@ import math
 import pytest
 import torch
 
-from abele.kernels import on_tensors
-from helpers.kernel_library import NEEDS_COMPILER, error
+from helpers.kernel_library import NEEDS_COMPILER, conv, conv_backward, error
 
 aten = torch.ops.aten
 pytestmark = NEEDS_COMPILER
@@ -63,15 +62,13 @@ def test_forward_and_backward(own, case, batch, threads):
     *_, stride, padding, _ = case
     x, weight, bias, grad = tensors(batch, case)
     for each in (bias, None):
-        actual = on_tensors.conv(own, x, weight, each, stride, padding, threads=threads)
+        actual = conv(own, x, weight, each, stride, padding, threads=threads)
         plain = aten.conv2d(x, weight, each, stride, padding)
         wide = None if each is None else each.double()
         exact = aten.conv2d(x.double(), weight.double(), wide, stride, padding)
         assert_as_exact_as_torch(actual, plain, exact)
     mask = [True] * 3
-    gradients = on_tensors.conv_backward(
-        own, grad, x, weight, stride, padding, mask, threads=threads
-    )
+    gradients = conv_backward(own, grad, x, weight, stride, padding, mask, threads=threads)
     plain = backward(grad, x, weight, stride, padding, mask)
     exact = backward(grad.double(), x.double(), weight.double(), stride, padding, mask)
     for ours, theirs, referee in zip(gradients, plain, exact, strict=True):
@@ -84,12 +81,8 @@ def test_forward_and_backward(own, case, batch, threads):
 def test_gradients_do_not_depend_on_which_are_wanted(own, mask, batch, threads):
     case = CASES[1]
     x, weight, _, grad = tensors(batch, case)
-    gradients = on_tensors.conv_backward(
-        own, grad, x, weight, (1, 1), (0, 0), mask, threads=threads
-    )
-    everything = on_tensors.conv_backward(
-        own, grad, x, weight, (1, 1), (0, 0), [True] * 3, threads=threads
-    )
+    gradients = conv_backward(own, grad, x, weight, (1, 1), (0, 0), mask, threads=threads)
+    everything = conv_backward(own, grad, x, weight, (1, 1), (0, 0), [True] * 3, threads=threads)
     for ours, all_, wanted in zip(gradients, everything, mask, strict=True):
         assert ours is None if not wanted else torch.equal(ours, all_)
 
@@ -99,9 +92,7 @@ def test_samples_of_a_thread_follow_each_other(own, batch):
     x, weight, _, grad = tensors(batch, CASES[0])
     half = batch // 2
     both, *apart = (
-        on_tensors.conv_backward(
-            own, grad[rows], x[rows], weight, (1, 1), (0, 0), [True] * 3, threads=threads
-        )
+        conv_backward(own, grad[rows], x[rows], weight, (1, 1), (0, 0), [True] * 3, threads=threads)
         for rows, threads in ((slice(None), 2), (slice(half), 1), (slice(half, None), 1))
     )
     for sum_, first, second in zip(both[1:], *(each[1:] for each in apart), strict=True):
@@ -114,10 +105,8 @@ def test_bits_of_so_few_samples_do_not_depend_on_threads(own, batch):
     x, weight, bias, grad = tensors(batch, CASES[1])
     one, two = (
         [
-            on_tensors.conv(own, x, weight, bias, (1, 1), (0, 0), threads=threads),
-            *on_tensors.conv_backward(
-                own, grad, x, weight, (1, 1), (0, 0), [True] * 3, threads=threads
-            ),
+            conv(own, x, weight, bias, (1, 1), (0, 0), threads=threads),
+            *conv_backward(own, grad, x, weight, (1, 1), (0, 0), [True] * 3, threads=threads),
         ]
         for threads in (1, 2)
     )
@@ -129,12 +118,12 @@ def test_bits_of_so_few_samples_do_not_depend_on_threads(own, batch):
 def test_special_values_reach_the_result(own, value):
     x, weight, bias, grad = tensors(17, CASES[1])
     x[16, 3, 6, 6] = value
-    actual = on_tensors.conv(own, x, weight, bias, (1, 1), (0, 0), threads=1)
+    actual = conv(own, x, weight, bias, (1, 1), (0, 0), threads=1)
     expected = aten.conv2d(x, weight, bias)
     assert torch.equal(actual.isnan(), expected.isnan())
     assert torch.equal(actual.isinf(), expected.isinf())
     grad[16, 2, 4, 4] = value
-    gradients = on_tensors.conv_backward(own, grad, x, weight, (1, 1), (0, 0), [True] * 3)
+    gradients = conv_backward(own, grad, x, weight, (1, 1), (0, 0), [True] * 3)
     expected = backward(grad, x, weight, (1, 1), (0, 0), [True] * 3)
     for ours, theirs in zip(gradients, expected, strict=True):
         assert torch.equal(ours.isfinite(), theirs.isfinite())
@@ -143,7 +132,7 @@ def test_special_values_reach_the_result(own, value):
 @pytest.mark.parametrize("slope", [0.0, 0.1])
 def test_an_activation_is_a_part_of_forward(own, slope):
     x, weight, bias, _ = tensors(17, CASES[1])
-    plain = on_tensors.conv(own, x, weight, bias, (1, 1), (0, 0), threads=1)
-    actual = on_tensors.conv(own, x, weight, bias, (1, 1), (0, 0), slope=slope, threads=1)
+    plain = conv(own, x, weight, bias, (1, 1), (0, 0), threads=1)
+    actual = conv(own, x, weight, bias, (1, 1), (0, 0), slope=slope, threads=1)
     assert (plain < 0).any()
     assert torch.equal(actual, torch.where(plain > 0, plain, plain * slope))

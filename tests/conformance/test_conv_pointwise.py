@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from abele.errors import CorruptExecutable
-from abele.kernels import pointwise, prepared
-from abele.kernels.convolution import convolution_of
-from abele.kernels.ways import Way, way_of
+from abele.kernels import on_tensors
+from abele.kernels.convolutions import POINTWISE, kernel_of
 from abele.targets.cpu.op_by_op.convolutions import own_convolution
 from helpers.kernel_library import NEEDS_COMPILER
 
@@ -50,8 +49,8 @@ def ours(library, case, threads, mask=(True, True, True)):
     (x, weight, bias, grad), (stride, padding, *_) = operands(case)
     sizes = x.shape, weight.shape, stride, padding
     how = {"layout": LAST, "function": "pointwise", "threads": threads}
-    y = prepared.conv(library, *sizes, **how)(x, weight, bias)
-    return y, *prepared.conv_backward(library, *sizes, mask, **how)(grad, x, weight)
+    y = on_tensors.conv(library, *sizes, **how)(x, weight, bias)
+    return y, *on_tensors.conv_backward(library, *sizes, mask, **how)(grad, x, weight)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -100,7 +99,7 @@ def nodes(case, **changes):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_programs_call_them(library, case):
     forward, backward, values = nodes(case)
-    assert way_of(convolution_of(forward)) is Way.POINTWISE
+    assert kernel_of(forward) is POINTWISE
     x, weight, bias, grad = values["x"], values["weight"], values["bias"], values["grad"]
     y = own_convolution(forward, library)(x, weight, bias, *forward.args[3:])
     gradients = own_convolution(backward, library)(grad, x, weight, *backward.args[3:])
@@ -115,11 +114,11 @@ def test_programs_call_them(library, case):
 )
 def test_others_are_not_products(changes):
     for node in nodes(CASES[0], **changes)[:2]:
-        assert not pointwise.gains(convolution_of(node))
+        assert kernel_of(node) is not POINTWISE
 
 
 def test_what_there_is_no_code_for_is_said(library):
-    run = prepared.conv(
+    run = on_tensors.conv(
         library, (1, 4, 8, 8), (4, 4, 1, 1), (1, 1), (1, 1), layout=LAST, function="pointwise"
     )
     with pytest.raises(CorruptExecutable, match="no code"):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from abele.errors import CorruptExecutable
-from abele.kernels import on_tensors, prepared
-from helpers.kernel_library import NEEDS_COMPILER
+from abele.kernels import on_tensors
+from helpers.kernel_library import NEEDS_COMPILER, conv, conv_backward
 
 aten = torch.ops.aten
 pytestmark = NEEDS_COMPILER
@@ -36,10 +36,34 @@ def tensors(batch, case):
     return x, weight, torch.randn(filters), stride, padding
 
 
+def pointers(*tensors):
+    return [None if each is None else each.data_ptr() for each in tensors]
+
+
+def conv_pool(own, x, weight, bias, *steps, relu, places=False, threads=1):
+    """The largest values of windows of 2x2 of a convolution, and their places."""
+    *first, height, width = on_tensors.result_shape(x.shape, weight.shape, *steps)
+    y = torch.empty((*first, height // 2, width // 2))
+    where = torch.empty(on_tensors.place_count(y.shape), dtype=torch.uint8) if places else None
+    description = on_tensors.describe(x.shape, weight.shape, *steps, slope=0.0 if relu else 1.0)
+    own.abele_conv_pool(description, *pointers(x, weight, bias, y, where), threads)
+    return y, where
+
+
+def conv_pool_backward(own, grad, places, x, weight, stride, padding, mask):
+    """The gradients of images, weight and bias that the mask asks for."""
+    shapes = x.shape, weight.shape, weight.shape[:1]
+    results = [torch.empty(s) if wanted else None for s, wanted in zip(shapes, mask, strict=True)]
+    description = on_tensors.describe(x.shape, weight.shape, stride, padding)
+    given = pointers(grad, places, x, weight, *results)
+    own.abele_conv_pool_backward(description, *given, 1)
+    return results
+
+
 def unpooled(own, inputs, relu, threads=1):
     slope = 0.0 if relu else 1.0
     # Torch's own sums are rounded otherwise; those of our kernel for 16 samples are the same.
-    return on_tensors.conv(own, *inputs, slope=slope, threads=threads)
+    return conv(own, *inputs, slope=slope, threads=threads)
 
 
 @pytest.mark.parametrize(("batch", "threads"), [(9, 1), (16, 2), (33, 1), (48, 2)])
@@ -47,7 +71,7 @@ def unpooled(own, inputs, relu, threads=1):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_pools_what_the_convolution_gives(own, case, relu, batch, threads):
     inputs = tensors(batch, case)
-    y, places = on_tensors.conv_pool(own, *inputs, relu=relu, places=True, threads=threads)
+    y, places = conv_pool(own, *inputs, relu=relu, places=True, threads=threads)
     plain = unpooled(own, inputs, relu)
     expected, indices = aten.max_pool2d_with_indices(plain, [2, 2])
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
@@ -59,8 +83,8 @@ def test_pools_what_the_convolution_gives(own, case, relu, batch, threads):
     )
     back = back * (plain > 0) if relu else back
     mask = [True] * 3
-    gradients = on_tensors.conv_pool_backward(own, grad, places, x, weight, *steps, mask)
-    wanted = on_tensors.conv_backward(own, back, x, weight, *steps, mask)
+    gradients = conv_pool_backward(own, grad, places, x, weight, *steps, mask)
+    wanted = conv_backward(own, back, x, weight, *steps, mask)
     for ours, theirs in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
@@ -69,13 +93,11 @@ def test_places_are_read_by_any_number_of_threads(own):
     x, weight, bias, *steps = tensors(16, CASES[1])  # eight for each of two: in half registers
     results = []
     for one, other in ((1, 2), (2, 1)):
-        y, places = on_tensors.conv_pool(
-            own, x, weight, bias, *steps, relu=True, places=True, threads=one
-        )
+        y, places = conv_pool(own, x, weight, bias, *steps, relu=True, places=True, threads=one)
         back = own.abele_conv_pool_backward
         grad_x = torch.empty_like(x)
-        pointers = (each.data_ptr() for each in (y, places, x, weight, grad_x))
-        back(prepared.describe(x.shape, weight.shape, *steps), *pointers, None, None, other)
+        given = *pointers(y, places, x, weight, grad_x), None, None
+        back(on_tensors.describe(x.shape, weight.shape, *steps), *given, other)
         results.append((y, grad_x))
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
@@ -85,9 +107,9 @@ def test_places_are_read_by_any_number_of_threads(own):
 @pytest.mark.parametrize("case", CASES[:3], ids=str)
 def test_gradients_do_not_depend_on_which_are_wanted(own, case, mask):
     x, weight, bias, *steps = tensors(20, case)
-    y, places = on_tensors.conv_pool(own, x, weight, bias, *steps, relu=True, places=True)
-    gradients = on_tensors.conv_pool_backward(own, y, places, x, weight, *steps, mask)
-    all_ = on_tensors.conv_pool_backward(own, y, places, x, weight, *steps, [True] * 3)
+    y, places = conv_pool(own, x, weight, bias, *steps, relu=True, places=True)
+    gradients = conv_pool_backward(own, y, places, x, weight, *steps, mask)
+    all_ = conv_pool_backward(own, y, places, x, weight, *steps, [True] * 3)
     for ours, one, wanted in zip(gradients, all_, mask, strict=True):
         assert ours is None if not wanted else torch.equal(ours, one)
 
@@ -97,9 +119,9 @@ def test_gradients_of_one_input_channel_are_as_exact_as_torchs(own, size):
     """They are summed window by window; float64 says how exactly."""
     case = (1, 4, (size, size), (1, 1), (0, 0), (27 + size, 27 + size))
     x, weight, bias, *steps = tensors(16, case)
-    y, places = on_tensors.conv_pool(own, x, weight, bias, *steps, relu=True, places=True)
+    y, places = conv_pool(own, x, weight, bias, *steps, relu=True, places=True)
     grad, mask = torch.randn_like(y), [False, True, True]
-    ours = on_tensors.conv_pool_backward(own, grad, places, x, weight, *steps, mask)[1:]
+    ours = conv_pool_backward(own, grad, places, x, weight, *steps, mask)[1:]
 
     def of_torch(dtype):
         leaves = [each.to(dtype).requires_grad_() for each in (weight, bias)]
@@ -113,9 +135,9 @@ def test_gradients_of_one_input_channel_are_as_exact_as_torchs(own, size):
 
 def test_nobody_has_to_want_places(own):
     inputs = tensors(20, CASES[0])
-    y, places = on_tensors.conv_pool(own, *inputs, relu=True)
+    y, places = conv_pool(own, *inputs, relu=True)
     assert places is None
-    assert torch.equal(y, on_tensors.conv_pool(own, *inputs, relu=True, places=True)[0])
+    assert torch.equal(y, conv_pool(own, *inputs, relu=True, places=True)[0])
 
 
 def windows_of(values):
@@ -140,8 +162,8 @@ def windows_of(values):
 def test_ties_and_special_values_are_those_of_torch(own, values, relu):
     x, weight = windows_of(values)
     steps = (1, 1), (0, 0)
-    y, places = on_tensors.conv_pool(own, x, weight, None, *steps, relu=relu, places=True)
-    grad_x, *_ = on_tensors.conv_pool_backward(
+    y, places = conv_pool(own, x, weight, None, *steps, relu=relu, places=True)
+    grad_x, *_ = conv_pool_backward(
         own, torch.full_like(y, 3.0), places, x, weight, *steps, [True, False, False]
     )
     leaf = x.clone().requires_grad_()
@@ -153,7 +175,7 @@ def test_ties_and_special_values_are_those_of_torch(own, values, relu):
 
 def test_other_activations_have_no_code(own):
     x, weight, bias, *steps = tensors(16, CASES[0])
-    description = prepared.describe(x.shape, weight.shape, *steps, slope=0.5)
-    pointers = x.data_ptr(), weight.data_ptr(), bias.data_ptr(), x.data_ptr(), None
+    description = on_tensors.describe(x.shape, weight.shape, *steps, slope=0.5)
+    given = pointers(x, weight, bias, x, None)
     with pytest.raises(CorruptExecutable, match="abele_conv_pool has no code for these sizes"):
-        own.abele_conv_pool(description, *pointers, 1)
+        own.abele_conv_pool(description, *given, 1)

@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 
-from abele.kernels import binding, build
+from abele.kernels import binding, build, on_tensors
 from abele.targets.cpu.compiler import instruction_set
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -30,3 +30,14 @@ def kernels() -> ctypes.CDLL:
 def error(actual: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the distance of a result from that of float64, relative to the norm of the latter."""
     return ((actual.double() - exact).norm() / exact.norm().clamp_min(1e-30)).item()
+
+
+def conv(own, x, weight, bias, stride, padding, **how):
+    """A convolution of tensors; ``how`` is as for ``on_tensors.conv``."""
+    return on_tensors.conv(own, x.shape, weight.shape, stride, padding, **how)(x, weight, bias)
+
+
+def conv_backward(own, grad, x, weight, stride, padding, mask, **how):
+    """The gradients of its images, weight and bias that the mask asks for."""
+    sizes = x.shape, weight.shape, stride, padding, mask
+    return on_tensors.conv_backward(own, *sizes, **how)(grad, x, weight)

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import torch
 
-from abele.kernels import scratch
-from abele.kernels.convolution import Convolution
-from abele.kernels.on_tensors import conv_backward
-from helpers.kernel_library import kernels
+from abele.kernels.convolutions import WINOGRAD, Convolution
+from helpers.kernel_library import conv_backward, kernels
 
 LAST = torch.channels_last
 
@@ -29,7 +27,7 @@ def main() -> None:
     wanted = True, True, False
 
     def run(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
-        how = {"layout": LAST, "threads": threads, "winograd": True}
+        how = {"layout": LAST, "threads": threads, "function": "winograd"}
         conv_backward(library, grad, x, weight, (1, 1), (1, 1), wanted, **how)
 
     run(
@@ -53,7 +51,7 @@ def main() -> None:
         slope=1.0,
         backward=True,
     )
-    print(_resident_bytes("VmHWM") - before - results, scratch.bytes_of(described))
+    print(_resident_bytes("VmHWM") - before - results, WINOGRAD.scratch(described))
 
 
 def _resident_bytes(name: str) -> int:

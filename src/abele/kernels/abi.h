@@ -61,6 +61,18 @@ ABELE_API int abele_conv_backward(const AbeleConv* conv, const float* grad, cons
                                   const float* weight, float* grad_x, float* grad_weight,
                                   float* grad_bias, int threads);
 
+// The sizes of blocks decide about memory: tiles of a block; floats and tiles of a chunk of the weight
+// gradient; floats and number of its partial sums; channels from which on rows are padded.
+enum {
+  ABELE_WINOGRAD_BLOCK = 112,
+  ABELE_WINOGRAD_CHUNK_FLOATS = 65536,
+  ABELE_WINOGRAD_LEAST_CHUNK = 64,
+  ABELE_WINOGRAD_MOST_CHUNK = 256,
+  ABELE_WINOGRAD_PARTS_FLOATS = 4194304,
+  ABELE_WINOGRAD_MOST_PARTS = 16,
+  ABELE_WINOGRAD_LONG_ROW = 64
+};
+
 // The same two for many channels, by Winograd's F(2x2, 3x3): less than half of the products of the
 // plain sum, with errors of the same size. Infinities may become NaN, and one pixel at a border that
 // is not finite reaches all nine gradients of a weight. There is code for channels-last images,

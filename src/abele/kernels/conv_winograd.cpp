@@ -15,11 +15,12 @@ namespace abele::winograd::ABELE_LENGTH {
 namespace {
 
 // Tiles that a thread takes through all steps at once.
-constexpr Index BLOCK = 112;
+constexpr Index BLOCK = ABELE_WINOGRAD_BLOCK;
 // Of the gradient of weights: floats of transformed tiles that stay in cache, tiles that they are
 // at least and at most, floats of all sums, and how many sums.
-constexpr Index CHUNK_FLOATS = 1 << 16, LEAST_CHUNK = 64, MOST_CHUNK = 256;
-constexpr Index PARTS_FLOATS = 1 << 22, MOST_PARTS = 16;
+constexpr Index CHUNK_FLOATS = ABELE_WINOGRAD_CHUNK_FLOATS;
+constexpr Index LEAST_CHUNK = ABELE_WINOGRAD_LEAST_CHUNK, MOST_CHUNK = ABELE_WINOGRAD_MOST_CHUNK;
+constexpr Index PARTS_FLOATS = ABELE_WINOGRAD_PARTS_FLOATS, MOST_PARTS = ABELE_WINOGRAD_MOST_PARTS;
 // Channels of weights that are transformed at once.
 constexpr Index SEGMENT = 16;
 

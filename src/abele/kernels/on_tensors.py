@@ -1,146 +1,190 @@
-"""The kernels of convolutions and max pools as functions of tensors.
+"""Kernels of convolutions, max pools and upsampling as functions of tensors.
 
-Each takes the library that ``binding.load`` returns. ``layout`` says how the images lie in memory:
-``torch.contiguous_format`` or ``torch.channels_last``; those of the results lie the same way.
+Each takes the library that ``binding.load`` returns. A static program calls the same convolution at
+every step, and describing it takes longer in Python than the call: ``conv`` and ``conv_backward``
+prepare it once, for sizes, and return a function of tensors that checks nothing.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from abele.kernels import prepared
-from abele.kernels.binding import Pool, Upsample, threads_for
+from abele.kernels.binding import Conv, Patches, Pool, Upsample, threads_for
+
+Tensor = torch.Tensor
+#: Of images, weight and bias, or of the gradient, images and weight.
+Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Backward = Callable[[Tensor, Tensor, Tensor], list[Tensor | None]]
 
 PLANES, CHANNELS_LAST = torch.contiguous_format, torch.channels_last
-# Samples that lie side by side in the widest register: places are noted for all of them.
+# Samples in the widest register: ``abele_conv_pool`` notes places for all of them.
 _PLACED_TOGETHER = 16
+
+
+def describe(
+    images: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    layout: torch.memory_format = torch.contiguous_format,
+    slope: float = 1.0,
+) -> ctypes.Structure:
+    """Return the convolution of images ``[N, C, H, W]`` with a kernel ``[O, C, h, w]``."""
+    last = int(layout is torch.channels_last)
+    return Conv(*images, kernel[0], *kernel[2:], *stride, *padding, last, slope)
+
+
+def result_shape(
+    images: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> tuple[int, ...]:
+    """Return the shape ``[N, O, H, W]`` of a convolution's result."""
+    sizes = zip(images[2:], kernel[2:], stride, padding, strict=True)
+    return (images[0], kernel[0], *((n + 2 * pad - k) // step + 1 for n, k, step, pad in sizes))
 
 
 def conv(
     library: ctypes.CDLL,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    images: Sequence[int],
+    kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     *,
-    layout: torch.memory_format = PLANES,
+    layout: torch.memory_format = torch.contiguous_format,
     slope: float = 1.0,
     threads: int | None = None,
-    winograd: bool = False,
-) -> torch.Tensor:
-    """Return a convolution, without groups and dilation, and its leaky ReLU.
+    function: str = "conv",
+) -> Forward:
+    """A convolution of images of shape ``[N, C, H, W]`` with a weight of ``[O, C, h, w]``.
 
-    Args:
-        library: the kernels.
-        x: float32 ``[N, C, H, W]``.
-        weight: float32 ``[O, C, h, w]``, contiguous.
-        bias: float32 ``[O]``.
-        stride: of rows and columns; likewise ``padding``.
-        padding: zeros at each border.
-        layout: of the images; see ``abi.h`` for what there is code for.
-        slope: of the activation below zero; 1 for none.
-        threads: how many work; default: as many as it is worth.
-        winograd: whether to compute it by Winograd's way, for many channels.
-
-    Raises:
-        CorruptExecutable: there is no code for this convolution.
-        MemoryError: there is no memory.
-        ValueError: a tensor does not lie as it has to.
+    ``function`` is the name in ``abi.h`` of those that compute it: conv, winograd or pointwise.
     """
-    _require(layout, x)
-    _require(PLANES, weight, bias)
-    name = "winograd" if winograd else "conv"
-    how: dict[str, Any] = {"layout": layout, "threads": threads, "function": name}
-    run = prepared.conv(library, x.shape, weight.shape, stride, padding, slope=slope, **how)
-    return run(x, weight, bias)
+    described = ctypes.byref(describe(images, kernel, stride, padding, layout, slope))
+    shape = result_shape(images, kernel, stride, padding)
+    run = getattr(library, f"abele_{function}_forward")
+    worth = threads_worth(library, 0, math.prod(shape) * math.prod(kernel[1:]))
+
+    def conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = torch.empty(shape, memory_format=layout)
+        inputs = x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr()
+        run(described, *inputs, y.data_ptr(), threads or worth())
+        return y
+
+    return conv
 
 
 def conv_backward(
     library: ctypes.CDLL,
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
+    images: Sequence[int],
+    kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     output_mask: Sequence[bool],
     *,
-    layout: torch.memory_format = PLANES,
+    layout: torch.memory_format = torch.contiguous_format,
     threads: int | None = None,
-    winograd: bool = False,
-) -> list[torch.Tensor | None]:
-    """Return the gradients of ``x``, ``weight`` and a bias; ``None`` where the mask says so.
+    function: str = "conv",
+) -> Backward:
+    """The gradients that the mask asks for; of the images, the weight and a bias.
 
-    Takes and raises what ``conv`` does; ``grad`` is that of its result without activation.
+    ``function`` is as for ``conv``.
     """
-    _require(layout, grad, x)
-    _require(PLANES, weight)
-    name = "winograd" if winograd else "conv"
-    how: dict[str, Any] = {"layout": layout, "threads": threads, "function": name}
-    run = prepared.conv_backward(
-        library, x.shape, weight.shape, stride, padding, output_mask, **how
-    )
-    return run(grad, x, weight)
+    described = ctypes.byref(describe(images, kernel, stride, padding, layout))
+    of_x, of_weight, of_bias = output_mask
+    multiply_adds = math.prod(result_shape(images, kernel, stride, padding)) * math.prod(kernel[1:])
+    run = getattr(library, f"abele_{function}_backward")
+    worth = threads_worth(library, 0, (of_x + of_weight) * multiply_adds)
+
+    def conv_backward(grad: Tensor, x: Tensor, weight: Tensor) -> list[Tensor | None]:
+        results = [
+            torch.empty(images, memory_format=layout) if of_x else None,
+            torch.empty(kernel) if of_weight else None,
+            torch.empty(kernel[:1]) if of_bias else None,
+        ]
+        outputs = [None if each is None else each.data_ptr() for each in results]
+        inputs = grad.data_ptr(), x.data_ptr(), weight.data_ptr()
+        run(described, *inputs, *outputs, threads or worth())
+        return results
+
+    return conv_backward
 
 
-def conv_pool(
-    library: ctypes.CDLL,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    *,
-    relu: bool,
-    places: bool = False,
-    threads: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the largest values of windows of 2x2 of a convolution, and their places.
+def threads_worth(library: ctypes.CDLL, floats: int, multiply_adds: int = 0) -> Callable[[], int]:
+    """What ``binding.threads_for`` says of such a pass; asked once per number of threads."""
+    of = functools.cache(functools.partial(library.abele_threads, floats, multiply_adds))
+    return lambda: of(torch.get_num_threads())
 
-    Takes and raises what ``conv`` does; ``relu`` says whether a ReLU comes before the pool. The
-    places are for ``conv_pool_backward`` alone.
+
+def spread(library: ctypes.CDLL, small: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return a transposed convolution, or the gradient of the input of a plain one.
+
+    Args:
+        library: the kernels.
+        small: float32 ``[N, S, H, W]``, channels last.
+        weight: float32 ``[S, L, h, w]``, contiguous.
+        bias: float32 ``[L]``.
+
+    Raises:
+        CorruptExecutable: there is no code for so many channels.
+        MemoryError: there is no memory.
+        ValueError: a tensor does not lie as it has to.
     """
-    *first, height, width = prepared.result_shape(x.shape, weight.shape, stride, padding)
-    y = torch.empty((*first, height // 2, width // 2))
-    where = torch.empty(place_count(y.shape), dtype=torch.uint8) if places else None
-    description = prepared.describe(
-        x.shape, weight.shape, stride, padding, slope=0.0 if relu else 1.0
-    )
-    pointers = (pointer(each) for each in (x, weight, bias, y, where))
-    library.abele_conv_pool(description, *pointers, threads)
-    return y, where
+    images, _, height, width = small.shape
+    _, channels, high, wide = weight.shape
+    shape = images, channels, height * high, width * wide
+    large = torch.empty(shape, memory_format=CHANNELS_LAST)
+    pointers = pointer(small, CHANNELS_LAST), pointer(weight), pointer(bias)
+    threads = _patches_threads(library, small, weight)
+    library.abele_patches_spread(_patches(small, weight), *pointers, large.data_ptr(), threads)
+    return large
 
 
-def conv_pool_backward(
-    library: ctypes.CDLL,
-    grad: torch.Tensor,
-    places: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_mask: Sequence[bool],
-    *,
-    threads: int = 1,
-) -> list[torch.Tensor | None]:
-    """Return the gradients of ``x``, ``weight`` and a bias from that of what ``conv_pool`` gave.
+def gather(library: ctypes.CDLL, large: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return a plain convolution, or the gradient of the input of a transposed one.
 
-    Takes and raises what ``conv_backward`` does.
+    Takes and raises what ``spread`` does; ``large`` is ``[N, L, H h, W w]``, ``bias`` ``[S]``.
     """
-    shapes = (x.shape, weight.shape, weight.shape[:1])
-    results = [
-        torch.empty(shape) if wanted else None
-        for shape, wanted in zip(shapes, output_mask, strict=True)
-    ]
-    pointers = (pointer(each) for each in (grad, places, x, weight, *results))
-    description = prepared.describe(x.shape, weight.shape, stride, padding)
-    library.abele_conv_pool_backward(description, *pointers, threads)
-    return results
+    images, _, height, width = large.shape
+    channels, _, high, wide = weight.shape
+    shape = images, channels, height // high, width // wide
+    small = torch.empty(shape, memory_format=CHANNELS_LAST)
+    pointers = pointer(large, CHANNELS_LAST), pointer(weight), pointer(bias)
+    threads = _patches_threads(library, small, weight)
+    library.abele_patches_gather(_patches(small, weight), *pointers, small.data_ptr(), threads)
+    return small
+
+
+def weight_gradient(library: ctypes.CDLL, small: Tensor, large: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of the weight of both; takes and raises what ``spread`` does."""
+    result = torch.empty(weight.shape)
+    pointers = pointer(small, CHANNELS_LAST), pointer(large, CHANNELS_LAST), result.data_ptr()
+    threads = _patches_threads(library, small, weight)
+    library.abele_patches_weight(_patches(small, weight), *pointers, threads)
+    return result
+
+
+def channel_sums(library: ctypes.CDLL, x: Tensor) -> Tensor:
+    """Return the sums of each channel of channels-last images; raises what ``spread`` does."""
+    images, channels, height, width = x.shape
+    sums = torch.empty(channels)
+    threads = threads_for(library, x.numel())
+    sizes = images * height, width, channels
+    library.abele_channel_sums(*sizes, pointer(x, CHANNELS_LAST), sums.data_ptr(), threads)
+    return sums
+
+
+def _patches(small: Tensor, weight: Tensor) -> ctypes.Structure:
+    images, _, height, width = small.shape
+    return Patches(images, height, width, *weight.shape)
+
+
+def _patches_threads(library: ctypes.CDLL, small: Tensor, weight: Tensor) -> int:
+    return threads_for(library, 0, small.numel() * weight[0].numel())
 
 
 def place_count(shape: Sequence[int]) -> int:
@@ -151,13 +195,13 @@ def place_count(shape: Sequence[int]) -> int:
 
 def max_pool(
     library: ctypes.CDLL,
-    x: torch.Tensor,
+    x: Tensor,
     *,
     layout: torch.memory_format = PLANES,
     places: bool = False,
     indices: bool = False,
     threads: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return the largest values of windows of 2x2, their places and their indices.
 
     Args:
@@ -184,13 +228,13 @@ def max_pool(
 
 def max_pool_backward(
     library: ctypes.CDLL,
-    grad: torch.Tensor,
+    grad: Tensor,
     shape: torch.Size,
-    places: torch.Tensor,
+    places: Tensor,
     *,
     layout: torch.memory_format = PLANES,
     threads: int | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Return the gradient of the images of ``shape``, from that of the values and their places.
 
     Takes and raises what ``max_pool`` does.
@@ -202,7 +246,7 @@ def max_pool_backward(
     return grad_x
 
 
-def upsample(library: ctypes.CDLL, x: torch.Tensor, threads: int | None = None) -> torch.Tensor:
+def upsample(library: ctypes.CDLL, x: Tensor, threads: int | None = None) -> Tensor:
     """Return images of twice the height and width, bilinear, corners not aligned.
 
     Args:
@@ -221,9 +265,7 @@ def upsample(library: ctypes.CDLL, x: torch.Tensor, threads: int | None = None) 
     return y
 
 
-def upsample_backward(
-    library: ctypes.CDLL, grad: torch.Tensor, threads: int | None = None
-) -> torch.Tensor:
+def upsample_backward(library: ctypes.CDLL, grad: Tensor, threads: int | None = None) -> Tensor:
     """Return the gradient of what ``upsample`` was given. Takes and raises what that does."""
     images, channels, height, width = grad.shape
     grad_x = torch.empty((images, channels, height // 2, width // 2), memory_format=CHANNELS_LAST)
@@ -237,7 +279,7 @@ def _pool(shape: torch.Size, layout: torch.memory_format) -> ctypes.Structure:
     return Pool(*shape, int(layout is CHANNELS_LAST))
 
 
-def pointer(tensor: torch.Tensor | None, layout: torch.memory_format = PLANES) -> int | None:
+def pointer(tensor: Tensor | None, layout: torch.memory_format = PLANES) -> int | None:
     """The address of a tensor's data, or None without a tensor.
 
     Raises:
@@ -247,18 +289,18 @@ def pointer(tensor: torch.Tensor | None, layout: torch.memory_format = PLANES) -
     return None if tensor is None else tensor.data_ptr()
 
 
-def _require(layout: torch.memory_format, *tensors: torch.Tensor | None) -> None:
+def _require(layout: torch.memory_format, *tensors: Tensor | None) -> None:
     for each in tensors:
         if each is not None and not each.is_contiguous(memory_format=layout):
             raise ValueError(f"The kernels want {layout}, not strides {each.stride()}.")
 
 
-def channels_last(images: torch.Tensor) -> torch.Tensor:
+def channels_last(images: Tensor) -> Tensor:
     """Return images ``[N, C, H, W]`` channels last; a copy only if they lie otherwise."""
     return images.contiguous(memory_format=CHANNELS_LAST)
 
 
-def dense(*tensors: torch.Tensor | None) -> list[Any]:
+def dense(*tensors: Tensor | None) -> list[Any]:
     """Return contiguous tensors, copied where they are not, such as columns of something larger.
 
     ``None`` stays ``None``.

@@ -32,7 +32,7 @@ ABELE_WINOGRAD
 namespace ABELE_LENGTH {
 
 constexpr int POINTS = 16, TAPS = 9;
-constexpr Index LONG_ROW = 64;
+constexpr Index LONG_ROW = ABELE_WINOGRAD_LONG_ROW;
 
 inline Index registers(Index channels) { return ceil_div(channels, LANES); }
 inline Index padded(Index channels) { return registers(channels) * LANES; }

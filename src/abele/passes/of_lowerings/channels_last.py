@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from abele import _torch
-from abele.kernels.ways import Way, way_of_node
+from abele.kernels.convolutions import PATCHES, POINTWISE, WINOGRAD, kernel_of
 from abele.ops import norm_activation
 from abele.ops.memory_layout import in_layout
 from abele.passes._edit import editable, finished
@@ -39,7 +39,7 @@ _NORMS = (
 )
 
 # Kernels that know channels-last images alone, and give gradients of weights in the default order.
-_ALWAYS_LAST = (Way.WINOGRAD, Way.PATCHES, Way.POINTWISE)
+_ALWAYS_LAST = (WINOGRAD, PATCHES, POINTWISE)
 
 # Operators that keep the order of their images if all images have the same order.
 _FOLLOWERS = {
@@ -92,7 +92,7 @@ def _joins_or_cuts_channels(node: _Node) -> bool:
 
 def prefers_channels_last(node: _Node) -> bool:
     """Return whether a convolution, or its backward, is ours or moves more image than weight."""
-    if way_of_node(node) in _ALWAYS_LAST:
+    if kernel_of(node) in _ALWAYS_LAST:
         return True
     backward = node.target is aten.convolution_backward.default
     value, weight = (node.args[1], node.args[2]) if backward else node.args[:2]
@@ -140,7 +140,7 @@ class _Layouts:
     def _keep_weights(self, node: _Node) -> None:
         """Note that gradients of weights by our kernels lie in the default order."""
         backward = node.target is aten.convolution_backward.default
-        if backward and way_of_node(node) in _ALWAYS_LAST:
+        if backward and kernel_of(node) in _ALWAYS_LAST:
             of_weight = {user for user in node.users if is_getitem(user) and user.args[1] == 1}
             self._last -= of_weight
 

@@ -13,7 +13,7 @@ from abele import _torch
 from abele._torch.copies import copied_graph
 from abele.arena import Arena
 from abele.arena.kept import kept
-from abele.kernels.ways import Way, way_of_node
+from abele.kernels.convolutions import kernel_of
 from abele.ops import adam, norm_activation
 from abele.program import Program
 from abele.targets import straight
@@ -68,9 +68,9 @@ def kinds_of(program: Program) -> set[str]:
 
 
 def _kind_of(node: _Node) -> str | None:
-    way = way_of_node(node)
-    if way is not None:
-        return "convolutions" if way is Way.DIRECT else way.name.lower()
+    kernel = kernel_of(node)
+    if kernel is not None:
+        return kernel.kind
     if pools.is_ours(node):
         return "pools"
     if upsampling.is_ours(node):

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from abele.kernels import prepared
 from abele.kernels.binding import Norm
-from abele.kernels.on_tensors import channels_last, dense
+from abele.kernels.on_tensors import channels_last, dense, threads_worth
 
 
 def _prepared(
@@ -36,7 +35,7 @@ def _described(
 ) -> tuple[Any, Callable[[], int]]:
     slope, size, channels = float.fromhex(slope_hex), shape.numel(), shape[1]
     norm = Norm(size // channels, channels, momentum, eps, slope)
-    return ctypes.byref(norm), prepared.threads_worth(library, size)
+    return ctypes.byref(norm), threads_worth(library, size)
 
 
 def _statistics(

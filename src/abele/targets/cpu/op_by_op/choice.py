@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from abele.kernels.ways import Way, suits_winograd, way_of_node
+from abele.kernels.convolutions import POINTWISE, kernel_of, suits_winograd
 from abele.program import Program, Role, node_argument
 from abele.targets.cpu.emitted.calls.convolutions import is_product_or_depthwise
 
@@ -74,8 +74,7 @@ def has_work(program: Program) -> bool:
         program: before any lowering pass.
     """
     return any(
-        way_of_node(node) not in (None, Way.POINTWISE)
-        or (node.target in _PASSES and _is_large(node))
+        kernel_of(node) not in (None, POINTWISE) or (node.target in _PASSES and _is_large(node))
         for node in program.graph.graph.nodes
     )
 

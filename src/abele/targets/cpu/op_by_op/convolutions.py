@@ -1,4 +1,4 @@
-"""Convolutions: how those that are ours are called; ``kernels/ways.py`` says which these are."""
+"""Calls of our kernels for convolutions; ``kernels.convolutions`` chooses the kernel."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from typing import Any
 
 import torch
 
-from abele.kernels import patches, prepared
-from abele.kernels.convolution import Convolution, convolution_of
+from abele.kernels import on_tensors
+from abele.kernels.convolutions import (
+    DIRECT,
+    PATCHES,
+    Convolution,
+    Kernel,
+    convolution_of,
+    kernel_for,
+)
 from abele.kernels.on_tensors import CHANNELS_LAST, channels_last, dense
-from abele.kernels.ways import Way, way_of
 
 aten = torch.ops.aten
 
@@ -20,8 +26,6 @@ _Node = torch.fx.Node
 
 # The kernels of weight gradients hold so many channels.
 _LANES = 8
-# What abi.h calls those of a way.
-_FUNCTIONS = {Way.DIRECT: "conv", Way.WINOGRAD: "winograd", Way.POINTWISE: "pointwise"}
 
 
 def own_convolution(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | None:
@@ -32,30 +36,30 @@ def own_convolution(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | N
         library: the kernels.
     """
     convolution = convolution_of(node)
-    way = None if convolution is None else way_of(convolution)
-    if convolution is None or way is None:
+    kernel = None if convolution is None else kernel_for(convolution)
+    if convolution is None or kernel is None:
         return None
-    if way is Way.PATCHES:
+    if kernel is PATCHES:
         make = _patches_backward if convolution.backward else _patches
         function = make(library, transposed=convolution.transposed)
     elif convolution.backward:
-        function = _backward(library, convolution, way)
+        function = _backward(library, convolution, kernel)
     else:
-        function = _forward(library, convolution, way)
-    function.__name__ = name_of(convolution, way)
+        function = _forward(library, convolution, kernel)
+    function.__name__ = name_of(convolution, kernel)
     return function
 
 
-def name_of(convolution: Convolution, way: Way) -> str:
-    """What reports call our kernels for a convolution."""
-    return f"{way.name.lower()}_convolution{'_backward' if convolution.backward else ''}"
+def name_of(convolution: Convolution, kernel: Kernel) -> str:
+    """Return the name in reports of our kernel for a convolution."""
+    return f"{kernel.name}_convolution{'_backward' if convolution.backward else ''}"
 
 
 def _forward(
-    library: ctypes.CDLL, convolution: Convolution, way: Way
+    library: ctypes.CDLL, convolution: Convolution, kernel: Kernel
 ) -> Callable[..., torch.Tensor]:
-    how: dict[str, Any] = {"slope": convolution.slope, "function": _FUNCTIONS[way]}
-    run = prepared.conv(library, *_sizes(convolution), layout=CHANNELS_LAST, **how)
+    how: dict[str, Any] = {"slope": convolution.slope, "function": kernel.function}
+    run = on_tensors.conv(library, *_sizes(convolution), layout=CHANNELS_LAST, **how)
 
     def run_forward(
         x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any
@@ -65,14 +69,14 @@ def _forward(
     return run_forward
 
 
-def _backward(library: ctypes.CDLL, convolution: Convolution, way: Way) -> Callable[..., Any]:
-    weight_is_ours = way is not Way.DIRECT or _fill(*convolution.weight.shape)
+def _backward(library: ctypes.CDLL, convolution: Convolution, kernel: Kernel) -> Callable[..., Any]:
+    weight_is_ours = kernel is not DIRECT or _fill(*convolution.weight.shape)
     sizes = _sizes(convolution)
-    how: dict[str, Any] = {"layout": CHANNELS_LAST, "function": _FUNCTIONS[way]}
+    how: dict[str, Any] = {"layout": CHANNELS_LAST, "function": kernel.function}
 
     @functools.cache
-    def prepared_for(*wanted: bool) -> prepared.Backward:
-        return prepared.conv_backward(library, *sizes, wanted, **how)
+    def prepared_for(*wanted: bool) -> on_tensors.Backward:
+        return on_tensors.conv_backward(library, *sizes, wanted, **how)
 
     def convolution_backward(
         grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *given: Any
@@ -98,7 +102,7 @@ def _sizes(
 
 
 def _patches(library: ctypes.CDLL, *, transposed: bool) -> Callable[..., torch.Tensor]:
-    run = patches.spread if transposed else patches.gather
+    run = on_tensors.spread if transposed else on_tensors.gather
 
     def convolution(
         x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any
@@ -109,7 +113,7 @@ def _patches(library: ctypes.CDLL, *, transposed: bool) -> Callable[..., torch.T
 
 
 def _patches_backward(library: ctypes.CDLL, *, transposed: bool) -> Callable[..., Any]:
-    of_input = patches.gather if transposed else patches.spread
+    of_input = on_tensors.gather if transposed else on_tensors.spread
 
     def convolution_backward(
         grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *given: Any
@@ -119,8 +123,8 @@ def _patches_backward(library: ctypes.CDLL, *, transposed: bool) -> Callable[...
         small, large = (x, grad) if transposed else (grad, x)
         return (
             of_input(library, grad, weight, None) if wanted[0] else None,
-            patches.weight_gradient(library, small, large, weight) if wanted[1] else None,
-            patches.channel_sums(library, grad) if wanted[2] else None,
+            on_tensors.weight_gradient(library, small, large, weight) if wanted[1] else None,
+            on_tensors.channel_sums(library, grad) if wanted[2] else None,
         )
 
     return convolution_backward

@@ -9,9 +9,7 @@ import torch
 
 from abele import arena
 from abele.arena.calls import Calls, value
-from abele.kernels import scratch
-from abele.kernels.convolution import convolution_of
-from abele.kernels.ways import way_of_node
+from abele.kernels.convolutions import kernel_of, scratch_bytes
 from abele.ops import norm_activation
 from abele.ops.memory_layout import in_layout
 from abele.passes.of_lowerings.channels_last import that_read_channels_last
@@ -38,18 +36,13 @@ def memory_use(program: Program) -> MemoryUse:
         basis="every result is kept until its last use, but for those written over an argument",
         nodes=tuple(graph.nodes),
         pieces=tuple(_pieces(graph, liveness, last)),
-        scratch=max(map(_scratch, graph.nodes), default=0),
+        scratch=max(map(scratch_bytes, graph.nodes), default=0),
     )
     return arena.with_inner(use, ours, last)
 
 
-def _scratch(node: _Node) -> int:
-    convolution = convolution_of(node)
-    return 0 if convolution is None else scratch.bytes_of(convolution)
-
-
 def _is_ours(node: _Node) -> bool:
-    return node.target is norm_activation.backward or way_of_node(node) is not None
+    return node.target is norm_activation.backward or kernel_of(node) is not None
 
 
 def _copies(node: _Node) -> Calls:

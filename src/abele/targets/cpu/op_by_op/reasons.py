@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from abele.kernels.convolution import convolution_of
-from abele.kernels.ways import way_of, why
+from abele.kernels.convolutions import convolution_of, kernel_for, why
 from abele.ops import adam
 from abele.ops.memory_layout import in_layout
 from abele.program import Program, is_view
@@ -43,8 +42,8 @@ def kernel_choices(program: Program) -> dict[torch.fx.Node, KernelChoice]:
 def _choice(node: torch.fx.Node, lifetimes: Lifetimes) -> KernelChoice:
     convolution = convolution_of(node)
     if convolution is not None:
-        way = way_of(convolution)
-        by = "torch" if way is None else name_of(convolution, way)
+        kernel = kernel_for(convolution)
+        by = "torch" if kernel is None else name_of(convolution, kernel)
         return KernelChoice(by, why(convolution))
     if pools.is_ours(node):
         forward = node.target is torch.ops.aten.max_pool2d_with_indices.default

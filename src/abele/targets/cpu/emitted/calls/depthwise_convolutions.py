@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from abele.kernels.convolution import convolution_of
+from abele.kernels.convolutions import convolution_of
 from abele.targets.cpu.emitted.calls.images import gradients, pair
 from abele.targets.translation.moves.arguments import arguments
 from abele.targets.translation.operations import Call

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from abele.kernels.prepared import result_shape
+from abele.kernels.on_tensors import result_shape
 from abele.targets.translation.moves.slices import fill, store
 from abele.targets.translation.places import Place, contiguous_stride
 

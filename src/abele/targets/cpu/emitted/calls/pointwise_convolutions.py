@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from abele.kernels.convolution import convolution_of
+from abele.kernels.convolutions import convolution_of
 from abele.targets.cpu.emitted.calls import products
 from abele.targets.cpu.emitted.calls.image_matrices import (
     are_side_by_side,

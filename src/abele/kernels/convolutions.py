@@ -1,0 +1,442 @@
+"""Convolutions of images: which of our kernels computes one, if any, and the memory that it takes.
+
+``KERNELS`` is the registry; lowerings, memory plans and reports read it. The numbers behind the
+limits come from ``benchmarks/convolutions.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from abele import _torch, processor
+from abele.kernels.binding import CONSTANTS
+from abele.kernels.on_tensors import result_shape
+
+aten = torch.ops.aten
+
+_FLOAT = 4  # bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Convolution:
+    """A convolution of images or its backward.
+
+    Attributes:
+        image: argument ``[N, C, H, W]``; may be without data. Likewise ``weight``.
+        slope: of the activation of its result below zero; 1 for none.
+        backward: whether the node computes gradients.
+    """
+
+    image: torch.Tensor
+    weight: torch.Tensor
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+    slope: float
+    backward: bool
+
+    @property
+    def suits_kernels(self) -> bool:
+        """Whether our kernels know its kind: float32, on a processor with wide registers."""
+        capability = torch.backends.cpu.get_cpu_capability()
+        return (
+            self.image.dim() == 4
+            and self.image.dtype is torch.float32
+            and capability in ("AVX2", "AVX512")
+        )
+
+    @property
+    def reads_channels_last(self) -> bool:
+        """Whether its image has channels last in memory, and no planes."""
+        image = self.image
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        last = formats.get(image.dim())
+        dense = last is not None and image.is_contiguous(memory_format=last)
+        return dense and not image.is_contiguous()
+
+    @property
+    def moves_by_one(self) -> bool:
+        """Whether it is plain: stride and dilation one, one group, not transposed."""
+        return {*self.stride, *self.dilation, self.groups} == {1} and not self.transposed
+
+
+def convolution_of(node: torch.fx.Node) -> Convolution | None:
+    """Return the convolution that a node computes; ``None`` for other operators and activations.
+
+    Args:
+        node: any node of a graph; its values are described in ``meta["val"]``.
+    """
+    arguments: tuple[Any, ...] = node.args
+    slope, backward, transposed, extra = 1.0, False, False, (0, 0)
+    if node.target is aten.convolution.default:
+        x, weight, _, stride, padding, dilation, transposed, extra, groups = arguments
+    elif node.target is aten.convolution_backward.default:
+        _, x, weight, _, stride, padding, dilation, transposed, extra, groups, _ = arguments
+        backward = True
+    elif node.target is not None and node.target is _torch.convolution_with_activation():
+        x, weight, _, padding, stride, dilation, groups, activation, scalars, _ = arguments
+        if activation not in ("none", "leaky_relu"):
+            return None
+        slope = float(scalars[0]) if scalars else 1.0
+    else:
+        return None
+    return Convolution(
+        image=x.meta["val"],
+        weight=weight.meta["val"],
+        stride=tuple(stride),
+        padding=tuple(padding),
+        dilation=tuple(dilation),
+        transposed=transposed,
+        output_padding=tuple(extra),
+        groups=groups,
+        slope=slope,
+        backward=backward,
+    )
+
+
+# -- direct: few channels on large images --------------------------------------------------------
+#
+# There the library reaches a third to two thirds of the processor's speed, and sums weight
+# gradients with fifty times the error.
+
+# More weights than this leave the nearest cache, and the library is as fast.
+_MOST_WEIGHTS = 32 * 32 * 9
+# The kernel computes that many pixels of a row at once.
+_LEAST_WIDTH = 16
+# With so few channels, Winograd's transforms take as long as it saves with multiplications on
+# processors whose multiplications are fast compared with memory.
+_MOST_CHANNELS_WITHOUT_TRANSFORMS = 16
+# Processors that have it multiply two registers of sixteen at a time; others that have such
+# registers multiply one, or take two turns for it.
+_MULTIPLIES_TWO = "amx_tile"
+
+
+def _direct_gains(convolution: Convolution) -> bool:
+    if not convolution.suits_kernels:  # there may be one dimension of pixels, or three
+        return False
+    _, _, height, width = convolution.weight.shape
+    return (
+        convolution.moves_by_one
+        and height == width
+        and width in (1, 3, 5)
+        and set(convolution.padding) == {width // 2}
+        and convolution.image.shape[3] >= _LEAST_WIDTH
+        and convolution.weight.numel() <= _MOST_WEIGHTS
+    )
+
+
+def _direct_gains_over_winograd(convolution: Convolution) -> bool:
+    # From instructions and not from a clock: results have the same bits in every run.
+    capability = torch.backends.cpu.get_cpu_capability()
+    fast = capability == "AVX2" or processor.has(_MULTIPLIES_TWO)
+    channels = max(convolution.weight.shape[:2])
+    few = channels <= _MOST_CHANNELS_WITHOUT_TRANSFORMS
+    return _direct_gains(convolution) and fast and few
+
+
+# -- Winograd's algorithm: 3x3 with many channels ------------------------------------------------
+#
+# It needs less than half of the multiplications, but has to transform images, weights and results;
+# that is worth it from sixteen channels. Where halves of registers multiply as fast as whole ones,
+# channels need fill only these.
+
+# Registers hold so many channels; those that are not there are computed in vain.
+_WHOLE, _MOST_FILLED = 16, 1.25
+_HALF = _WHOLE // 2
+_LEAST_CHANNELS = 16
+# AMD's processors have the first; those with the second multiply whole registers in one step.
+_OF_AMD, _IN_ONE_STEP = "clzero", "avx512_vp2intersect"
+# Outputs of tiles of 2x2, with those beyond the image, for each output of the image.
+_MOST_TILED = 1.5
+_POINTS = 16  # of a transformed tile
+
+
+def _winograd_gains(convolution: Convolution) -> bool:
+    return (
+        _has_winograd_code(convolution)
+        and winograd_lanes(convolution) is not None
+        and not _direct_gains_over_winograd(convolution)
+    )
+
+
+def suits_winograd(node: torch.fx.Node) -> bool:
+    """Return whether a node is a convolution of 3x3, or its backward, with many channels.
+
+    Winograd's algorithm is faster than the library there, the direct one on some processors faster
+    yet.
+    """
+    convolution = convolution_of(node)
+    if convolution is None or not _has_winograd_code(convolution):
+        return False
+    return _fill(convolution.weight.shape[:2], _WHOLE)
+
+
+def winograd_lanes(convolution: Convolution) -> int | None:
+    """Return how many channels a register should hold; ``None``: too many lanes would be empty.
+
+    The same choice as in ``conv_winograd.cpp``.
+    """
+    channels = convolution.weight.shape[:2]
+    if _fill(channels, _WHOLE):
+        return _WHOLE
+    return _HALF if _halves_are_as_fast() and _fill(channels, _HALF) else None
+
+
+def _halves_are_as_fast() -> bool:
+    """Return whether a processor has registers of sixteen, and multiplies one in two steps."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    in_two_steps = processor.has(_OF_AMD) and not processor.has(_IN_ONE_STEP)
+    return capability == "AVX512" and in_two_steps
+
+
+def _has_winograd_code(convolution: Convolution) -> bool:
+    image, kernel = convolution.image.shape, convolution.weight.shape
+    padding = set(convolution.padding)
+    return (
+        convolution.suits_kernels
+        and convolution.moves_by_one
+        and kernel[2:] == (3, 3)
+        and padding in ({0}, {1})
+        and _is_tiled(image, padding.pop())
+    )
+
+
+def _is_tiled(image: torch.Size, padding: int) -> bool:
+    """Return whether few outputs of tiles are beyond the image."""
+    pixels = [size + 2 * padding - 2 for size in image[2:]]
+    if min(*pixels, image[0]) < 1:
+        return False
+    return math.prod((size + size % 2) / size for size in pixels) <= _MOST_TILED
+
+
+def _fill(channels: Sequence[int], lanes: int) -> bool:
+    """Return whether channels fill most of registers of so many."""
+    return all(
+        count >= _LEAST_CHANNELS and _padded(count, lanes) <= _MOST_FILLED * count
+        for count in channels
+    )
+
+
+def _winograd_scratch(convolution: Convolution) -> int:
+    lanes = winograd_lanes(convolution)
+    assert lanes is not None  # or it would be another kernel
+    outputs, inputs = convolution.weight.shape[:2]
+    if not convolution.backward:
+        return _of_pass(convolution, outputs, inputs, lanes)
+    of_images = _of_pass(convolution, inputs, outputs, lanes)
+    return max(of_images, _of_weight_gradient(convolution, lanes))
+
+
+def _of_pass(convolution: Convolution, outputs: int, inputs: int, lanes: int) -> int:
+    """Return bytes of forward or the input gradient: weights, and a block of tiles per thread."""
+    threads, tiles = torch.get_num_threads(), _tiles(convolution)
+    blocks = min(-(-tiles // CONSTANTS["ABELE_WINOGRAD_BLOCK"] // threads) * threads, tiles)
+    of_block = _POINTS * (-(-tiles // max(blocks, 1)) * _rows(convolution, lanes) + 2 * lanes)
+    return _FLOAT * (_POINTS * _padded(outputs, lanes) * inputs + threads * of_block)
+
+
+def _of_weight_gradient(convolution: Convolution, lanes: int) -> int:
+    """Return bytes of all sums, and of a chunk of tiles for the threads that share some."""
+    outputs, inputs = convolution.weight.shape[:2]
+    threads, tiles, rows = torch.get_num_threads(), _tiles(convolution), _rows(convolution, lanes)
+    size = _POINTS * inputs * _padded(outputs, lanes)
+    chunk = max(CONSTANTS["ABELE_WINOGRAD_CHUNK_FLOATS"], size) // (_POINTS * rows)
+    least = CONSTANTS["ABELE_WINOGRAD_LEAST_CHUNK"]
+    chunk = min(max(chunk, least), CONSTANTS["ABELE_WINOGRAD_MOST_CHUNK"])
+    parts = max(CONSTANTS["ABELE_WINOGRAD_PARTS_FLOATS"] // size, 1)
+    parts = min(parts, CONSTANTS["ABELE_WINOGRAD_MOST_PARTS"], -(-tiles // chunk))
+    chunk = min(chunk, -(-tiles // max(parts, 1)))
+    rooms = threads if parts % threads == 0 or parts >= 4 * threads else 1
+    return _FLOAT * (parts * size + rooms * _POINTS * (chunk * rows + 2 * lanes))
+
+
+def _rows(convolution: Convolution, lanes: int) -> int:
+    """Return the floats of a tile's row of inputs and its row of results."""
+    return sum(_pitch(channels, lanes) for channels in convolution.weight.shape[:2])
+
+
+def _tiles(convolution: Convolution) -> int:
+    """Return the number of tiles of 2 x 2 of the result."""
+    count = convolution.image.shape[0]
+    for edge, padding in zip(convolution.image.shape[2:], convolution.padding, strict=True):
+        count *= -(-(edge + 2 * padding - 2) // 2)
+    return count
+
+
+def _padded(channels: int, lanes: int) -> int:
+    return -(-channels // lanes) * lanes
+
+
+def _pitch(channels: int, lanes: int) -> int:
+    short = channels < CONSTANTS["ABELE_WINOGRAD_LONG_ROW"]
+    return _padded(channels, lanes) + (0 if short else lanes)
+
+
+# -- 1x1 as GEMMs --------------------------------------------------------------------------------
+
+# Fewer leave columns of a GEMM's tiles empty.
+_LEAST_POINTWISE_CHANNELS = 32
+_LEAST_POINTWISE_PIXELS = 32
+
+
+def _pointwise_gains(convolution: Convolution) -> bool:
+    if not convolution.suits_kernels:
+        return False
+    outputs, inputs, *kernel = convolution.weight.shape
+    return (
+        set(kernel) == {1}
+        and not any(convolution.padding)
+        and not convolution.transposed
+        and convolution.groups == 1
+        and convolution.slope == 1.0
+        and min(outputs, inputs) >= _LEAST_POINTWISE_CHANNELS
+        and pixels(convolution) >= _LEAST_POINTWISE_PIXELS
+    )
+
+
+def pixels(convolution: Convolution) -> int:
+    """Return how many pixels all results of a plain convolution have together."""
+    sizes = convolution.image.shape, convolution.weight.shape
+    count, _, *pixels = result_shape(*sizes, convolution.stride, convolution.padding)
+    return count * math.prod(pixels)
+
+
+def _pointwise_scratch(convolution: Convolution) -> int:
+    """Return the bytes that ``conv_pointwise.cpp`` takes to gather pixels of a strided image."""
+    if set(convolution.stride) == {1}:
+        return 0
+    times = 2 if convolution.backward else 1
+    return times * _FLOAT * pixels(convolution) * convolution.weight.shape[1]
+
+
+# -- patches: kernel and stride are equal, also transposed ---------------------------------------
+#
+# Each pixel of the small images belongs to a window of the large ones; see ``conv_patches.cpp``.
+# The library reaches a third of the processor's speed there.
+
+_LANES = 16  # channels in a register
+# Rows of small images that are shorter leave tiles of a GEMM empty.
+_LEAST_SMALL_WIDTH = 8
+
+
+def _patches_gain(convolution: Convolution) -> bool:
+    small, large, *kernel = convolution.weight.shape
+    if not convolution.suits_kernels or list(convolution.stride) != kernel:
+        return False
+    sizes = convolution.image.shape[2:]
+    width = sizes[1] if convolution.transposed else sizes[1] // kernel[1]
+    whole = all(size % window == 0 for size, window in zip(sizes, kernel, strict=True))
+    return (
+        max(kernel) > 1
+        and not any(convolution.padding)
+        and not any(convolution.output_padding)
+        and {*convolution.dilation, convolution.groups} == {1}
+        and convolution.slope == 1.0
+        and (convolution.transposed or whole)
+        and width >= _LEAST_SMALL_WIDTH
+        and small % _LANES == 0
+        and kernel[1] * large % _LANES == 0
+    )
+
+
+# -- the registry --------------------------------------------------------------------------------
+
+
+def _no_scratch(convolution: Convolution) -> int:
+    del convolution
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A kernel for convolutions of channels-last images.
+
+    Attributes:
+        name: in reports.
+        kind: in ``sources.KINDS``.
+        why: the reason for its use.
+        gains: returns whether it is faster than the library and the kernels after it.
+        scratch: returns the bytes that it takes besides tensors.
+        function: middle of the names of its functions in ``abi.h``.
+    """
+
+    name: str
+    kind: str
+    why: str
+    gains: Callable[[Convolution], bool]
+    scratch: Callable[[Convolution], int] = _no_scratch
+    function: str | None = None
+
+
+WINOGRAD = Kernel(
+    "winograd",
+    "winograd",
+    "3x3 with enough channels: our kernel needs half of the multiplications",
+    _winograd_gains,
+    _winograd_scratch,
+    "winograd",
+)
+PATCHES = Kernel(
+    "patches",
+    "patches",
+    "windows side by side: our kernel computes them as a product",
+    _patches_gain,
+)
+POINTWISE = Kernel(
+    "pointwise",
+    "pointwise",
+    "1x1 with enough channels: our kernel computes it as a product",
+    _pointwise_gains,
+    _pointwise_scratch,
+    "pointwise",
+)
+DIRECT = Kernel(
+    "direct",
+    "convolutions",
+    "few channels on large images: our kernel is faster than the library's",
+    _direct_gains,
+    function="conv",
+)
+#: The first that gains is used.
+KERNELS = (WINOGRAD, PATCHES, POINTWISE, DIRECT)
+
+
+def kernel_for(convolution: Convolution) -> Kernel | None:
+    """Return the fastest kernel for a convolution; ``None``: the library's."""
+    return next((kernel for kernel in KERNELS if kernel.gains(convolution)), None)
+
+
+def kernel_of(node: torch.fx.Node) -> Kernel | None:
+    """Return the kernel that computes a node; ``None``: the library's, or no convolution."""
+    convolution = convolution_of(node)
+    return None if convolution is None else kernel_for(convolution)
+
+
+def why(convolution: Convolution) -> str:
+    """Return the reason for the choice of ``kernel_for``."""
+    kernel = kernel_for(convolution)
+    if kernel is not None:
+        return kernel.why
+    if not convolution.suits_kernels:
+        return "the library's: our kernels are for float32 images and wide registers"
+    if not convolution.moves_by_one:
+        return "the library's: it has a stride, dilation, groups, or is transposed"
+    return "the library's: it is faster with these channels, kernel and pixels"
+
+
+def scratch_bytes(node: torch.fx.Node) -> int:
+    """Return the bytes that our kernel for a node takes besides tensors, and keeps (``calls.h``).
+
+    Kernels without an entry take little.
+    """
+    convolution = convolution_of(node)
+    kernel = None if convolution is None else kernel_for(convolution)
+    return 0 if convolution is None or kernel is None else kernel.scratch(convolution)
