@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import pytest
 import torch
 
+from abele.errors import CorruptExecutable
 from abele.kernels import binding, self_test, sources
 from abele.kernels.cases import TABLES
-from abele.kernels.cases.case import Case, few_threads, first_problem, numbers, threads_of
+from abele.kernels.cases.case import (
+    Case,
+    call,
+    few_threads,
+    first_problem,
+    numbers,
+    threads_of,
+    unwritten,
+)
 
 WIDE = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
 
@@ -59,6 +69,25 @@ def test_a_kernel_that_cannot_be_tested_has_not_passed():
     assert (
         first_problem(failing, None) == "it could not be called (MemoryError: no memory for sums)"
     )
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_sizes_after_one_without_code_are_tested(wrong):
+    def kernel(size, address):
+        if size == 2:
+            raise CorruptExecutable("no code")
+        torch.frombuffer((ctypes.c_float * size).from_address(address), dtype=torch.float32).fill_(
+            2.0 if wrong and size == 3 else 1.0
+        )
+
+    def table(library):
+        for size in (1, 2, 3):
+            result = unwritten((size,))
+            call(kernel, size, *result)
+            yield Case({"size": size}, result, [torch.ones(size, dtype=torch.float64)])
+
+    found = first_problem(table, None)
+    assert found is None if not wrong else found.endswith("(for size 3)")
 
 
 def test_numbers_do_not_depend_on_the_program():

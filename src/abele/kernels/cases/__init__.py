@@ -7,24 +7,8 @@ threads have no table.
 
 from __future__ import annotations
 
-from abele.kernels.cases import (
-    attention,
-    convolutions,
-    images,
-    products,
-    recurrent,
-    rows,
-    updates,
-)
+from abele.kernels.cases import images, matrices, rows
 from abele.kernels.cases.case import Table
 
 #: By the kinds of ``sources.KINDS``, then by function.
-TABLES: dict[str, dict[str, Table]] = {
-    "products": products.TABLES,
-    "rows": rows.TABLES,
-    "attention": attention.TABLES,
-    "recurrent": recurrent.TABLES,
-    **convolutions.TABLES,
-    **images.TABLES,
-    **updates.TABLES,
-}
+TABLES: dict[str, dict[str, Table]] = {**matrices.TABLES, "rows": rows.TABLES, **images.TABLES}

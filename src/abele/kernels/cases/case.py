@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import ctypes
+import functools
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ TAILS = (*range(1, 34), 47, 63, 64, 65, 130, 257)
 _ROUNDINGS = 64
 _MARGIN = 64  # elements before and after a result; keeps its alignment
 _SEVERAL = contextvars.ContextVar("threads", default=1)
+#: The kernels without code for the sizes of the current row.
+_REFUSED = list[str]()
 
 
 class Case(NamedTuple):
@@ -57,13 +60,29 @@ Table = Callable[[ctypes.CDLL], Iterator[Case]]
 
 
 def first_problem(table: Table, library: ctypes.CDLL) -> str | None:
-    """Return what is wrong with a kernel, and for which sizes; None if all rows agree."""
+    """Return what is wrong with a kernel, and for which sizes; None if all rows agree.
+
+    Rows that it has no code for are skipped: processors without wide registers lack some.
+    """
     try:
-        return next(filter(None, (case.problem() for case in table(library))), None)
-    except CorruptExecutable:
-        return None  # processors without wide registers have no code for some sizes
+        for case in table(library):
+            found = None if _REFUSED else case.problem()
+            if found is not None:
+                return found
+            _REFUSED.clear()
     except Exception as error:  # noqa: BLE001 - whatever it is, the kernel has not passed
         return f"it could not be called ({type(error).__name__}: {error})"
+    finally:
+        _REFUSED.clear()
+    return None
+
+
+def both(name: str, table: Callable[..., Iterator[Case]], forward: str = "") -> dict[str, Table]:
+    """Return the tables of a kernel and its backward, of which ``table`` takes ``backward``."""
+    return {
+        f"{name}{forward}": functools.partial(table, backward=False),
+        f"{name}_backward": functools.partial(table, backward=True),
+    }
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -105,8 +124,14 @@ def _is_overrun(result: Tensor) -> bool:
 
 
 def call(function: Any, *arguments: Any) -> None:
-    """Call a kernel with the addresses of tensors in their place."""
-    function(*(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments))
+    """Call a kernel with the addresses of tensors in their place.
+
+    Its results stay NaN where there is no code for its sizes.
+    """
+    try:
+        function(*(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments))
+    except CorruptExecutable:
+        _REFUSED.append(function.__name__)
 
 
 def double(*tensors: Tensor) -> list[Tensor]:

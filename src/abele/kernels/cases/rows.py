@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from abele.kernels.cases.case import (
     Case,
     Table,
     Tensor,
+    both,
     call,
     double,
     gradients,
@@ -79,12 +81,8 @@ def _layer_norm_weights(library: ctypes.CDLL) -> Iterator[Case]:
 
 def _groups(library: ctypes.CDLL, *, backward: bool) -> Iterator[Case]:
     for index, pixels in enumerate(TAILS):
-        samples, groups, masked, threads = (
-            1 + index % 3,
-            1 + index % 2,
-            index % 3 == 0,
-            threads_of(index),
-        )
+        samples, groups, masked = 1 + index % 3, 1 + index % 2, index % 3 == 0
+        threads = threads_of(index)
         sizes = samples, 2 * groups, pixels, groups
         of_call = named(("samples", "channels", "pixels", "groups"), sizes)
         x, grad = numbers(*sizes[:3]).relu(), numbers(*sizes[:3], seed=1)
@@ -104,14 +102,6 @@ def _groups(library: ctypes.CDLL, *, backward: bool) -> Iterator[Case]:
         given = grad, x, mean.float(), rstd.float(), weight
         call(library.abele_group_norm_backward, int(masked), *sizes, *given, *results, threads)
         yield Case(of_call, results, [of_x * (x > 0) if masked else of_x, sums])
-
-
-def _group_norms(library: ctypes.CDLL) -> Iterator[Case]:
-    return _groups(library, backward=False)
-
-
-def _group_norms_backward(library: ctypes.CDLL) -> Iterator[Case]:
-    return _groups(library, backward=True)
 
 
 def _planes() -> Iterator[tuple[int, int, int]]:
@@ -160,22 +150,6 @@ def _batch_gradients(library: ctypes.CDLL, *, some: bool) -> Iterator[Case]:
         exact = (wide * normalised).sum((0, 2)), wide.sum((0, 2))
         of_call = named(("samples", "channels", "pixels"), sizes)
         yield Case(of_call, [each[part] for each in results], [each[part] for each in exact])
-
-
-def _all_statistics(library: ctypes.CDLL) -> Iterator[Case]:
-    return _batch_statistics(library, some=False)
-
-
-def _some_statistics(library: ctypes.CDLL) -> Iterator[Case]:
-    return _batch_statistics(library, some=True)
-
-
-def _all_gradients(library: ctypes.CDLL) -> Iterator[Case]:
-    return _batch_gradients(library, some=False)
-
-
-def _some_gradients(library: ctypes.CDLL) -> Iterator[Case]:
-    return _batch_gradients(library, some=True)
 
 
 def _around() -> Iterator[tuple[int, int, int]]:
@@ -239,14 +213,6 @@ def _sums(library: ctypes.CDLL, *, columns: bool) -> Iterator[Case]:
         yield Case({"outer": outer, "rows": rows, "columns": width}, result, [scale * exact])
 
 
-def _sums_of_columns(library: ctypes.CDLL) -> Iterator[Case]:
-    return _sums(library, columns=True)
-
-
-def _sums_of_rows(library: ctypes.CDLL) -> Iterator[Case]:
-    return _sums(library, columns=False)
-
-
 def _embeddings(library: ctypes.CDLL) -> Iterator[Case]:
     for index, width in enumerate(TAILS):
         count, size = 1 + 3 * index % 50, 9
@@ -263,16 +229,15 @@ TABLES: dict[str, Table] = {
     "abele_layer_norm": _layer_norms,
     "abele_layer_norm_backward": _layer_norms_backward,
     "abele_layer_norm_weights": _layer_norm_weights,
-    "abele_group_norm": _group_norms,
-    "abele_group_norm_backward": _group_norms_backward,
-    "abele_batch_statistics": _all_statistics,
-    "abele_batch_norm_sums": _all_gradients,
-    "abele_channel_statistics": _some_statistics,
-    "abele_channel_gradients": _some_gradients,
+    **both("abele_group_norm", _groups),
+    "abele_batch_statistics": functools.partial(_batch_statistics, some=False),
+    "abele_batch_norm_sums": functools.partial(_batch_gradients, some=False),
+    "abele_channel_statistics": functools.partial(_batch_statistics, some=True),
+    "abele_channel_gradients": functools.partial(_batch_gradients, some=True),
     "abele_softmax": _softmax,
     "abele_softmax_backward": _softmax_backward,
     "abele_nll_loss_backward": _labels,
-    "abele_sum_columns": _sums_of_columns,
-    "abele_sum_rows": _sums_of_rows,
+    "abele_sum_columns": functools.partial(_sums, columns=True),
+    "abele_sum_rows": functools.partial(_sums, columns=False),
     "abele_embedding_backward": _embeddings,
 }

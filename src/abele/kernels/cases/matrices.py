@@ -1,0 +1,387 @@
+"""Tables of GEMMs, recurrent layers, attention and optimizers' updates."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from abele.kernels.binding import (
+    Adam,
+    AdamTensor,
+    Attention,
+    Product,
+    Recurrent,
+    Rows,
+    Sgd,
+    SgdTensor,
+    Steps,
+)
+from abele.kernels.cases.case import (
+    TAILS,
+    Case,
+    Table,
+    Tensor,
+    call,
+    double,
+    gradients,
+    numbers,
+    threads_of,
+    unwritten,
+)
+from abele.ops import recurrent_loop
+from abele.ops.recurrent_cells import CELLS
+
+_PACKED_COLUMNS = 64
+# Beside rows, columns and inner dimensions of each remainder: several blocks of each, few rows of a
+# long inner dimension, sums of 192 and of 1,024.
+_LARGE = ((300, 33, 20), (17, 600, 385), (13, 31, 193), (30, 9, 257), (7, 5, 1035), (1, 3, 1024))
+
+
+def _sizes() -> Iterator[tuple[int, int, int]]:
+    """Yield rows, columns and inner dimension."""
+    for index in range(1, 66):
+        yield 1 + 7 * index % 31, index, 1 + 5 * index % 37
+    yield from _LARGE
+
+
+def _factors(rows: int, columns: int, inner: int, turned: int) -> tuple[Tensor, Tensor]:
+    """Return two factors of which each, both or none are transposed; rows lie apart."""
+    a = numbers(inner, rows + 1).T[:rows] if turned % 2 else numbers(rows, inner + 1)[:, :inner]
+    if turned // 2:
+        return a, numbers(columns, inner + 1, seed=1).T[:inner]
+    return a, numbers(inner, columns + 1, seed=1)[:, :columns]
+
+
+def _described(a: Tensor, b: Tensor, *, packed: int = 0, c_row: int = 0) -> ctypes.Structure:
+    (rows, inner), columns = a.shape, b.shape[1]
+    steps = 0, *a.stride(), 0, *b.stride(), 0, c_row or columns
+    return Product(1, rows, columns, inner, *steps, packed, 0, 0)
+
+
+def _named(rows: int, columns: int, inner: int) -> dict[str, int]:
+    return {"rows": rows, "columns": columns, "inner": inner}
+
+
+def _packed(library: ctypes.CDLL, b: Tensor, threads: int = 1) -> Tensor:
+    """Return a matrix as ``abele_product_pack`` packs it."""
+    inner, columns = b.shape
+    (result,) = unwritten((inner, -(-columns // _PACKED_COLUMNS) * _PACKED_COLUMNS))
+    described = Product(1, 1, columns, inner, 0, 0, 1, 0, *b.stride(), 0, columns, 0, 0, 0)
+    call(library.abele_product_pack, described, b, result, threads)
+    return result
+
+
+def _products(library: ctypes.CDLL) -> Iterator[Case]:
+    for index, sizes in enumerate(_sizes()):
+        rows, columns, inner = sizes
+        for turned in range(4):
+            a, b = _factors(*sizes, turned)
+            described, result = _described(a, b), unwritten((rows, columns))
+            exact = a.double() @ b.double()
+            if turned == 0 and inner > 1:
+                described.halves = index % 2
+            if turned == 2 and index % 2:
+                described.added = 1
+                result = [numbers(rows, columns, seed=2)]
+                exact += result[0]
+            call(library.abele_product, described, a, b, *result, threads_of(4 * index + turned))
+            yield Case(_named(*sizes), result, [exact])
+    yield from _several(library)
+
+
+def _several(library: ctypes.CDLL) -> Iterator[Case]:
+    """Test batches of products: one result for each, and their sum."""
+    for index, (count, rows, columns, inner) in enumerate(((3, 9, 21, 33), (5, 14, 40, 65))):
+        a, b = numbers(count, rows, inner), numbers(count, inner, columns, seed=1)
+        apart = rows * columns
+        named = {"count": count, **_named(rows, columns, inner)}
+        for next_c in (apart, 0):
+            steps = *a.stride(), *b.stride(), next_c, columns
+            described = Product(count, rows, columns, inner, *steps, 0, 0, 0)
+            exact = a.double() @ b.double()
+            result = unwritten((count, rows, columns) if next_c else (rows, columns))
+            call(library.abele_product, described, a, b, *result, threads_of(13 * index))
+            yield Case(named, result, [exact if next_c else exact.sum(0)])
+
+
+def _packing(library: ctypes.CDLL) -> Iterator[Case]:
+    for index, sizes in enumerate(_sizes()):
+        rows, columns, _ = sizes
+        a, b = _factors(*sizes, 2 * (index % 2))
+        ready, result = _packed(library, b, threads_of(index)), unwritten((rows, columns))
+        call(library.abele_product, _described(a, b, packed=1), a, ready, *result, 1)
+        yield Case(_named(*sizes), result, [a.double() @ b.double()])
+
+
+def _taking(result: Tensor, step: int) -> Any:
+    """Return a callback that copies rows, ``step`` elements apart, to where they belong."""
+    columns = result.shape[1]
+
+    def take(_: Any, address: int, begin: int, count: int) -> None:
+        block = (ctypes.c_float * (count * step - step + columns)).from_address(address)
+        values = torch.frombuffer(block, dtype=torch.float32)
+        result[begin : begin + count] = values.as_strided((count, columns), (step, 1))
+
+    return Rows(take)
+
+
+def _by_rows(library: ctypes.CDLL) -> Iterator[Case]:
+    for index, sizes in enumerate(_sizes()):
+        rows, columns, _ = sizes
+        a, b = _factors(*sizes, index % 4)
+        step = columns + index % 2 * 16
+        (result,) = unwritten((rows, columns))
+
+        described = _described(a, b, c_row=step)
+        given = described, a, b, _taking(result, step), None, threads_of(index)
+        call(library.abele_product_by_rows, *given)
+        yield Case(_named(*sizes), [result], [a.double() @ b.double()])
+
+
+# -- recurrent layers -----------------------------------------------------------------------------
+
+
+class _Layer(NamedTuple):
+    """A recurrent layer with small numbers."""
+
+    kind: str
+    named: dict[str, int]
+    inputs: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    state: list[Tensor | None]
+    reverse: bool
+    kept: bool
+    threads: int
+
+    def described(self) -> ctypes.Structure:
+        """Return the layer as an argument of a kernel."""
+        return Recurrent(CELLS[self.kind].index, *self.named.values(), self.reverse, self.kept)
+
+    def exact(self) -> dict[str, Tensor]:
+        """Return the results of all steps in float64, by name."""
+        given = _wide(self.inputs, self.weight, self.bias, *self.state)
+        made = recurrent_loop.forward(self.kind, *given, self.reverse, self.kept)
+        return dict(zip(recurrent_loop.results(self.kind), made, strict=True))
+
+
+def _wide(*tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if each is None else each.double() for each in tensors]
+
+
+def _layers(*, backward: bool) -> Iterator[_Layer]:
+    for index, units in enumerate(TAILS[:-2]):
+        steps, batch = 1 + index % 3, 1 + 5 * index % 9
+        for kind in ("lstm", "gru", "rnn_relu" if index // 2 % 2 else "rnn_tanh"):
+            width = CELLS[kind].gates * units
+            yield _Layer(
+                kind,
+                {"steps": steps, "batch": batch, "units": units},
+                numbers(steps, batch, width),
+                numbers(width, units, seed=1) / math.sqrt(units),
+                numbers(width, seed=2) if index % 4 else None,
+                [numbers(batch, units, seed=3), _of_lstm(kind, batch, units, seed=4)],
+                bool(index % 2),
+                backward or index % 4 != 1,
+                threads_of(index),
+            )
+
+
+def _of_lstm(kind: str, *shape: int, seed: int) -> Tensor | None:
+    return numbers(*shape, seed=seed) if kind == "lstm" else None
+
+
+def _written(exact: dict[str, Tensor], *names: str) -> list[Tensor | None]:
+    """Return memory for the results of these names; None for one that a kind does not have."""
+    return [unwritten(exact[name].shape)[0] if name in exact else None for name in names]
+
+
+def _case(layer: _Layer, results: list[Tensor | None], exact: dict[str, Tensor]) -> Case:
+    return Case(layer.named, [each for each in results if each is not None], [*exact.values()])
+
+
+def _recurrent(library: ctypes.CDLL) -> Iterator[Case]:
+    for layer in _layers(backward=False):
+        exact = layer.exact()
+        results = _written(exact, "states", "cells", "gates")
+        given = layer.inputs, _packed(library, layer.weight.T), layer.bias, *layer.state
+        call(library.abele_recurrent, layer.described(), *given, *results, layer.threads)
+        if not layer.kept and "gates" in exact:  # the gates of any step
+            exact.pop("gates")
+            results[2] = None
+        yield _case(layer, results, exact)
+
+
+def _recurrent_backward(library: ctypes.CDLL) -> Iterator[Case]:
+    for layer in _layers(backward=True):
+        forward, state = layer.exact(), layer.state[0]
+        assert state is not None
+        known: list[Any] = [forward.get(name) for name in ("states", "cells", "gates")]
+        of_c = _of_lstm(layer.kind, *state.shape, seed=7)
+        steps = layer.named["steps"]
+        grads = numbers(steps, *state.shape, seed=5), numbers(*state.shape, seed=6), of_c
+        given = *_wide(*grads, layer.weight), *known, layer.reverse
+        made = recurrent_loop.backward(layer.kind, *given)
+        exact = dict(zip(recurrent_loop.gradients(layer.kind), made, strict=True))
+        results = _written(exact, "inputs", "products", "h", "c")
+        read = (None if each is None else each.float() for each in known)
+        before = *grads, _packed(library, layer.weight), *read
+        described = layer.described()
+        call(library.abele_recurrent_backward, described, *before, *results, layer.threads)
+        yield _case(layer, results, exact)
+
+
+# -- attention ------------------------------------------------------------------------------------
+
+_SAMPLES, _HEADS = 2, 2
+
+
+def _heads() -> Iterator[tuple[int, int, int, int, bool]]:
+    """Yield queries, keys, depth, depth of values and whether later keys are hidden."""
+    for index in range(1, 34):
+        yield 1 + 11 * index % 40, 1 + 7 * index % 40, index, 1 + 5 * index % 33, index % 2 == 0
+    yield from ((64, 64, 32, 32, True), (70, 200, 16, 48, False), (150, 130, 24, 40, True))
+
+
+class _Heads:
+    """Operands of an attention and its exact result."""
+
+    def __init__(self, sizes: tuple[int, int, int, int, bool]):
+        queries, keys, depth, value_depth, causal = sizes
+        scale = 1 / math.sqrt(depth)
+        self.described = Attention(
+            _SAMPLES, _HEADS, queries, keys, depth, value_depth, int(causal), scale
+        )
+        self.named = {
+            **{"queries": queries, "keys": keys, "depth": depth},
+            **{"value_depth": value_depth, "causal": int(causal)},
+        }
+        shapes = (queries, depth), (keys, depth), (keys, value_depth), (queries, value_depth)
+        self.q, self.k, self.v, self.grad = (
+            numbers(_SAMPLES, _HEADS, *each, seed=seed) for seed, each in enumerate(shapes)
+        )
+        self.leaves = double(self.q, self.k, self.v)
+        q, k, v = self.leaves
+        scores = scale * q @ k.mT
+        if causal:
+            hidden = torch.ones(queries, keys, dtype=torch.bool, device="cpu").triu(1)
+            scores = scores.masked_fill(hidden, -math.inf)
+        self.y, self.logarithms = scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+def _strides(*tensors: Tensor) -> ctypes.Array[Any]:
+    return (Steps * len(tensors))(*(each.stride()[:3] for each in tensors))
+
+
+def _attention(library: ctypes.CDLL) -> Iterator[Case]:
+    for index, sizes in enumerate(_heads()):
+        heads = _Heads(sizes)
+        q, k, v = heads.q, heads.k, heads.v
+        y, logarithms = results = unwritten(heads.y.shape, heads.logarithms.shape)
+        given = heads.described, _strides(q, k, v, y), q, k, v, y, logarithms
+        call(library.abele_attention, *given, threads_of(index))
+        yield Case(heads.named, results, [heads.y.detach(), heads.logarithms.detach()])
+
+
+def _attention_backward(library: ctypes.CDLL) -> Iterator[Case]:
+    for index, sizes in enumerate(_heads()):
+        heads = _Heads(sizes)
+        exact = gradients(heads.y, heads.leaves, heads.grad.double())
+        results = unwritten(*(each.shape for each in exact))
+        y, logarithms = heads.y.detach().float(), heads.logarithms.detach().float()
+        given = heads.grad, heads.q, heads.k, heads.v, y
+        function, threads = library.abele_attention_backward, threads_of(index)
+        call(
+            function,
+            heads.described,
+            _strides(*given, *results),
+            *given,
+            logarithms,
+            *results,
+            threads,
+        )
+        yield Case(heads.named, results, exact)
+
+
+# -- updates --------------------------------------------------------------------------------------
+
+# The last is more than one piece that a thread takes.
+_SIZES = (*TAILS, 16_400)
+
+
+def _tensors(index: int, count: int) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+    """Return ``count`` tensors of two parameters, and copies in float64."""
+    sizes = _SIZES[index], 5
+    each = [
+        [numbers(size, seed=10 * at + kind) for kind in range(count)]
+        for at, size in enumerate(sizes)
+    ]
+    return each, [[tensor.double() for tensor in tensors] for tensors in each]
+
+
+def _adam(library: ctypes.CDLL) -> Iterator[Case]:
+    rate, beta1, beta2, eps = 0.125, 0.5, 0.75, 0.25  # exact in float32
+    for index, size in enumerate(_SIZES):
+        decay = 0.5 * (index % 2)
+        each, wide = _tensors(index, 4)
+        steps = [torch.tensor(float(at), dtype=torch.float64, device="cpu") for at in (index, 0)]
+        exact = list[Tensor]()
+        for (param, first, second, grad), step, narrow in zip(wide, steps, each, strict=True):
+            second.abs_()
+            narrow[2].abs_()
+            count = step.item() + 1
+            m = first + (1 - beta1) * (grad - first)
+            v = beta2 * second + (1 - beta2) * grad * grad
+            root = (v / (1 - beta2**count)).sqrt()
+            moved = rate / (1 - beta1**count) * m / (root + eps)
+            exact += [param * (1 - rate * decay) - moved, m, v]
+        rows = (AdamTensor * 2)(
+            *(
+                (t[0].numel(), *(x.data_ptr() for x in (*t, s)))
+                for t, s in zip(each, steps, strict=True)
+            )
+        )
+        call(library.abele_adam, Adam(beta1, beta2, eps, decay), rows, 2, rate, threads_of(index))
+        results = [tensor for tensors in each for tensor in tensors[:3]]
+        counted = [step - 1 - before for step, before in zip(steps, (index, 0), strict=True)]
+        zeros = [torch.zeros_like(step) for step in steps]
+        yield Case({"size": size}, [*results, *counted], [*exact, *zeros])
+
+
+def _sgd(library: ctypes.CDLL) -> Iterator[Case]:
+    rate, momentum, rest = 0.125, 0.75, 0.5
+    for index, size in enumerate(_SIZES):
+        decay, nesterov = 0.25 * (index % 2), index // 2 % 2
+        each, wide = _tensors(index, 3)
+        exact = list[Tensor]()
+        for param, velocity, grad in wide:
+            g = grad + decay * param
+            v = momentum * velocity + rest * g
+            exact += [param - rate * (g + momentum * v if nesterov else v), v]
+        rows = (SgdTensor * 2)(*((t[0].numel(), *(x.data_ptr() for x in t)) for t in each))
+        settings = Sgd(rate, momentum, rest, decay, float(nesterov))
+        call(library.abele_sgd, settings, rows, 2, threads_of(index))
+        yield Case({"size": size}, [t for tensors in each for t in tensors[:2]], exact)
+
+
+TABLES: dict[str, dict[str, Table]] = {
+    "products": {
+        "abele_product": _products,
+        "abele_product_by_rows": _by_rows,
+        "abele_product_pack": _packing,
+    },
+    "recurrent": {
+        "abele_recurrent": _recurrent,
+        "abele_recurrent_backward": _recurrent_backward,
+    },
+    "attention": {
+        "abele_attention": _attention,
+        "abele_attention_backward": _attention_backward,
+    },
+    "adam": {"abele_adam": _adam},
+    "sgd": {"abele_sgd": _sgd},
+}
