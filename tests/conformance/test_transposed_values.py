@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 from abele import _torch
-from abele.trace.result_layouts import _LIKE, actual
+from abele.trace.fake_results import _LIKE, actual
 from helpers.runs import assert_same_bits, rule_for, run, run_eagerly, started
 
 ORDERS = {"transposed": (0, 2, 1), "permuted": (2, 0, 1)}

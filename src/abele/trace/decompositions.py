@@ -13,10 +13,90 @@ from typing import Any
 import torch
 
 from abele import _torch
+from abele.containers import is_tuple
 from abele.ops import lstm
-from abele.trace import known_shapes
+from abele.trace.constants import constant_value
 
 aten = torch.ops.aten
+
+
+# -- shapes that depend on values ---------------------------------------------------------------
+#
+# If all values that such an operator reads are computed from constants, its result is a constant
+# too. Otherwise torch handles the operator and reports that it cannot be traced.
+
+
+def _computed_now(operator: _torch.OpOverload) -> Callable[..., Any]:
+    """Return ``operator`` computed during capture if all of its tensors are constants."""
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        values = [_with_values(each) for each in (*args, *kwargs.values())]
+        if any(value is NotImplemented for value in values):
+            return NotImplemented
+        named = dict(zip(kwargs, values[len(args) :], strict=True))
+        with _torch.outside_the_trace():
+            results = operator(*values[: len(args)], **named)
+        if is_tuple(results):
+            return tuple(map(_traced, results))
+        return _traced(results)
+
+    return compute
+
+
+def _with_values(value: Any) -> Any:
+    """Return an argument with its values; NotImplemented if they are not known yet."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    constant = constant_value(value)
+    return NotImplemented if constant is None else constant
+
+
+def _traced(value: Any) -> Any:
+    """Return a result as a constant of the program."""
+    return aten.lift_fresh_copy.default(value) if isinstance(value, torch.Tensor) else value
+
+
+def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> Any:
+    """Index by the positions at which constant masks are true."""
+    places: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            places.append(index)
+        elif (mask := _with_values(index)) is NotImplemented:
+            return NotImplemented
+        else:
+            with _torch.outside_the_trace():
+                columns = mask.nonzero().unbind(1)
+            places += [_traced(column.contiguous()) for column in columns]
+    if len(places) == len(indices) and all(a is b for a, b in zip(places, indices, strict=True)):
+        return NotImplemented
+    return aten.index.Tensor(x, places)
+
+
+def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    known_mask = _with_values(mask)
+    if known_mask is NotImplemented:
+        return NotImplemented
+    untyped: Any = torch
+    shape: torch.Size = untyped.broadcast_shapes(x.shape, mask.shape)
+    return _index(x.expand(shape), [mask.expand(shape)])
+
+
+_OF_CONSTANTS: dict[_torch.OpOverload, Callable[..., Any]] = {
+    operator: _computed_now(operator)
+    for operator in (
+        aten.bincount.default,
+        aten.equal.default,
+        aten.nonzero.default,
+        aten.repeat_interleave.Tensor,
+        aten._unique2.default,
+        aten.unique_consecutive.default,
+        aten.unique_dim.default,
+    )
+} | {aten.index.Tensor: _index, aten.masked_select.default: _masked_select}
+
+
+# -- other operators ----------------------------------------------------------------------------
 
 
 def _batch_norm(
@@ -111,7 +191,7 @@ def assumed_false() -> Generator[list[torch.Tensor]]:
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> Any:
     asked = _ASSUMED.get()
-    known = known_shapes.OPERATORS[aten.equal.default](a, b)
+    known = _OF_CONSTANTS[aten.equal.default](a, b)
     if asked is None or known is not NotImplemented:
         return known
     asked.append((a == b).all())
@@ -148,7 +228,7 @@ PORTABLE_OPERATORS: dict[Any, Callable[..., Any]] = {
     aten.linalg_eig.default: _eig,
     aten.mkldnn_rnn_layer.default: lstm.forward_of,
     aten.mkldnn_rnn_layer_backward.default: lstm.backward_of,
-    **known_shapes.OPERATORS,
+    **_OF_CONSTANTS,
     aten.equal.default: _equal,
 }
 

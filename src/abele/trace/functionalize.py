@@ -11,6 +11,7 @@ than tracing did.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -24,15 +25,14 @@ from abele._torch import OpOverload, schema_of
 from abele.containers import is_sequence
 from abele.errors import CaptureError
 from abele.program import called_operator, is_getitem, node_argument, writes
-from abele.program.aliasing import Aliases
+from abele.program.aliasing import SHARES, Aliases
+from abele.program.aliasing import base as _base
 from abele.program.aliasing import written as _written
 from abele.program.dead_nodes import erase_dead_nodes
 from abele.program.printing import user_line
 from abele.trace.control_flow import restore_views
-from abele.trace.layouts import Results
-from abele.trace.lifting import lift, lower
-from abele.trace.overlaps import refusal
-from abele.trace.result_layouts import correcting
+from abele.trace.fake_results import Results, correcting
+from abele.trace.writes import refusal
 
 aten = torch.ops.aten
 
@@ -65,7 +65,7 @@ def pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx
         graph: as traced; may be changed.
         fakes: its inputs, without data.
     """
-    constants = lift(graph)
+    constants = _lift(graph)
     fakes = [*fakes, *(constant.fake for constant in constants)]
     _turn_by_views(graph.graph)
     _write_whole(graph.graph)
@@ -75,7 +75,7 @@ def pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx
         memory.replace_writes(graph.graph, without_writes.changed)
     else:
         graph = _retraced(graph, fakes)
-    lower(graph, constants)
+    _lower(graph, constants)
     graph.graph.set_codegen(CodeGen())
     erase_dead_nodes(graph)
     restore_views(graph)
@@ -349,3 +349,113 @@ def _layout(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return value.dtype, value.device, value.shape, value.stride()
+
+
+# -- constants as inputs ----------------------------------------------------------------------
+#
+# Functionalization follows writes to inputs and views of inputs, but not of constants. Constants
+# that share memory, one of which is written, become views of one input.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lifted:
+    """A constant that is an input for a while.
+
+    Attributes:
+        name: of the attribute that holds it.
+        value: what it holds.
+        fake: the same without data.
+        meta: of the node that names it.
+    """
+
+    name: str
+    value: torch.Tensor
+    fake: torch.Tensor
+    meta: dict[str, Any]
+
+
+def _lift(graph: torch.fx.GraphModule) -> list[_Lifted]:
+    """Turn the tensors that a graph names into further inputs, behind all others."""
+    named = [node for node in graph.graph.nodes if node.op == "get_attr"]
+    named = [node for node in named if isinstance(_value(graph, node), torch.Tensor)]
+    memories: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    for node in named:
+        memories.setdefault(node.meta.get(SHARES, node), []).append(node)
+    changed = {_base(each) for node in graph.graph.nodes for each in _written(node)}
+    lifted: list[_Lifted] = []
+    for first, nodes in memories.items():
+        if len(nodes) > 1 and first in changed:
+            lifted.append(_as_views(graph, nodes))
+        else:
+            lifted += [_as_input(graph, node) for node in nodes]
+    return lifted
+
+
+def _lower(graph: torch.fx.GraphModule, lifted: Sequence[_Lifted]) -> None:
+    """Turn the last inputs of a graph into constants again; what it writes into them is lost."""
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for node, constant in zip(inputs[len(inputs) - len(lifted) :], lifted, strict=True):
+        for user in list(node.users):
+            if user.target is aten.copy_.default and user.args[0] is node and not user.users:
+                graph.graph.erase_node(user)
+        if node.users:
+            graph.register_buffer(constant.name, constant.value)
+            first = next(each for each in graph.graph.nodes if each in node.users)
+            with graph.graph.inserting_before(first):
+                named = graph.graph.get_attr(constant.name)
+            named.meta = constant.meta
+            node.replace_all_uses_with(named)
+        graph.graph.erase_node(node)
+
+
+def _value(graph: torch.fx.GraphModule, node: torch.fx.Node) -> object:
+    return getattr(graph, str(node.target))
+
+
+def _as_input(graph: torch.fx.GraphModule, node: torch.fx.Node) -> _Lifted:
+    value = _value(graph, node)
+    assert isinstance(value, torch.Tensor)
+    placed = _placeholder(graph, str(node.target), node.meta["val"])
+    node.replace_all_uses_with(placed)
+    graph.graph.erase_node(node)
+    return _Lifted(str(node.target), value, node.meta["val"], node.meta)
+
+
+def _as_views(graph: torch.fx.GraphModule, nodes: Sequence[torch.fx.Node]) -> _Lifted:
+    """Return one input for the memory of several constants, each of which becomes a view of it."""
+    first = _value(graph, nodes[0])
+    assert isinstance(first, torch.Tensor)
+    storage = first.untyped_storage()
+    size = storage.nbytes() // first.element_size()
+    with _torch.outside_the_trace():
+        empty = torch.empty(0, dtype=first.dtype, device=first.device)
+        whole = empty.set_(storage, 0, (size,), (1,))
+    fake = nodes[0].meta["val"].new_empty(size)
+    placed = _placeholder(graph, str(nodes[0].target), fake)
+    for node in reversed(nodes):
+        value, source = node.meta["val"], placed
+        with graph.graph.inserting_after(placed):
+            if value.dtype is not first.dtype:
+                source = graph.graph.call_function(aten.view.dtype, (placed, value.dtype))
+                source.meta = {**node.meta, "val": fake.view(value.dtype)}
+        with graph.graph.inserting_after(source):
+            original = _value(graph, node)
+            assert isinstance(original, torch.Tensor)
+            layout = list(value.shape), list(value.stride()), int(original.storage_offset())
+            view = graph.graph.call_function(aten.as_strided.default, (source, *layout))
+        view.meta = {key: each for key, each in node.meta.items() if key != SHARES}
+        node.replace_all_uses_with(view)
+        graph.graph.erase_node(node)
+    return _Lifted(str(nodes[0].target), whole, fake, {"val": fake})
+
+
+def _placeholder(graph: torch.fx.GraphModule, name: str, fake: torch.Tensor) -> torch.fx.Node:
+    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    if nodes:
+        with graph.graph.inserting_after(nodes[-1]):
+            placed = graph.graph.placeholder(name)
+    else:
+        with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
+            placed = graph.graph.placeholder(name)
+    placed.meta["val"] = fake
+    return placed

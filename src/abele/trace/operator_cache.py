@@ -27,12 +27,15 @@ from abele.containers import is_sequence
 from abele.errors import CaptureError
 from abele.trace.assigned_data import SET, AssignedData
 from abele.trace.constants import computed, results
-from abele.trace.kept_results import results_of
-from abele.trace.layouts import UnknownError, key_of_call, layout_of
-from abele.trace.out_arguments import has_out, write_results
-from abele.trace.overlaps import each_once
+from abele.trace.fake_results import (
+    UnknownError,
+    corrected,
+    key_of_call,
+    layout_of,
+    results_of,
+)
 from abele.trace.plain_tensors import PlainMemory, PlainTensors
-from abele.trace.result_layouts import corrected
+from abele.trace.writes import each_once, has_out, write_results
 from abele.warn import user_line
 
 Run = Callable[[], Any]

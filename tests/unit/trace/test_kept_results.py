@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from abele import _torch
-from abele.trace import kept_results
-from abele.trace.kept_results import results_of
+from abele.trace import fake_results
+from abele.trace.fake_results import results_of
 
 aten = torch.ops.aten
 
 
 @pytest.fixture(autouse=True)
 def _nothing_kept(monkeypatch):
-    monkeypatch.setattr(kept_results, "_kept", {})
+    monkeypatch.setattr(fake_results, "_kept", {})
 
 
 def fakes_of(mode, value):
@@ -73,8 +73,8 @@ def test_the_second_time_results_are_those_of_the_first(name, monkeypatch):
     with mode:
         expected = facts(function(*fakes_of(mode, args)))
     assert facts(call(function, *args)) == expected
-    assert len(kept_results._kept) == 1
-    monkeypatch.setattr(kept_results.known_results, "results_of", None)  # nobody asks torch again
+    assert len(fake_results._kept) == 1
+    monkeypatch.setattr(fake_results, "stated_results", None)  # nobody asks torch again
     assert facts(call(function, *args)) == expected
 
 
@@ -91,7 +91,7 @@ OTHERS = {
 def test_what_decides_the_results_tells_calls_apart(name):
     function, first, second = OTHERS[name]
     assert facts(call(function, *first)) != facts(call(function, *second))
-    assert len(kept_results._kept) == 2
+    assert len(fake_results._kept) == 2
 
 
 def test_the_default_type_tells_calls_apart():
@@ -122,18 +122,18 @@ NOT_KEPT = {
 def test_what_is_not_certain_is_left_to_torch(name):
     function, *args = NOT_KEPT[name]
     call(function, *args)
-    assert kept_results._kept == {}
+    assert fake_results._kept == {}
 
 
 def test_an_error_is_raised_each_time():
     for _ in range(2):
         with pytest.raises(RuntimeError, match="broadcast"):
             call(aten.add.Tensor, X, X[:, :5])
-    assert kept_results._kept == {}
+    assert fake_results._kept == {}
 
 
 def test_all_are_forgotten_when_there_are_too_many(monkeypatch):
-    monkeypatch.setattr(kept_results, "MOST", 2)
+    monkeypatch.setattr(fake_results, "MOST", 2)
     for size in range(1, 6):
         call(aten.relu.default, torch.randn(size))
-    assert len(kept_results._kept) == 1
+    assert len(fake_results._kept) == 1

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from abele import _torch
-from abele.trace.known_results import _KNOWN, results_of
+from abele.trace.fake_results import _KNOWN, stated_results
 
 aten = torch.ops.aten
 LAST, FIRST = torch.channels_last, torch.contiguous_format
@@ -65,7 +65,7 @@ def _asked(function, args):
     with _torch.static_fakes() as mode:
         fakes = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in args]
         stated = _KNOWN[function](*fakes)
-        return _facts(results_of(function, fakes)), stated is None
+        return _facts(stated_results(function, fakes)), stated is None
 
 
 VIEWS = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from abele import _torch
-from abele.trace.layouts import Results, UnknownError, key_of_call
+from abele.trace.fake_results import Results, UnknownError, key_of_call
 
 aten = torch.ops.aten
 

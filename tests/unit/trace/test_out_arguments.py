@@ -7,7 +7,7 @@ from torch import nn
 
 from abele import _torch
 from abele.errors import CaptureError
-from abele.trace.out_arguments import has_out, returning
+from abele.trace.writes import has_out, returning
 from helpers.runs import assert_same_bits, captured, rule_for, run, run_eagerly, started
 
 X = torch.tensor([[3.0, -2.0, 5.0], [1.0, 0.5, -1.0], [2.0, 2.0, 0.0]])

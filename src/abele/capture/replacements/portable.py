@@ -25,7 +25,7 @@ from abele.errors import LossError
 from abele.ops import ctc_loss
 from abele.trace.constants import constant_value
 from abele.trace.decompositions import values_alone
-from abele.trace.out_arguments import has_out
+from abele.trace.writes import has_out
 from abele.warn import warn_user
 
 aten = torch.ops.aten

@@ -24,7 +24,7 @@ from abele.ops import norm_activation
 from abele.passes._edit import editable, finished
 from abele.program import Program, is_getitem, node_argument
 from abele.program.dead_nodes import erase_dead_nodes, stays_in_program
-from abele.trace.layouts import Results
+from abele.trace.fake_results import Results
 
 aten = torch.ops.aten
 

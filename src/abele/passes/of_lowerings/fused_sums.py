@@ -28,7 +28,7 @@ from abele.passes.of_lowerings.fused_normalisation import (
 )
 from abele.program import Program, node_argument
 from abele.program.dead_nodes import erase_dead_nodes, stays_in_program
-from abele.trace.layouts import Results
+from abele.trace.fake_results import Results
 
 aten = torch.ops.aten
 

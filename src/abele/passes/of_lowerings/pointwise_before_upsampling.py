@@ -18,7 +18,7 @@ import torch
 from abele.passes._edit import editable, finished
 from abele.program import Program, is_getitem, node_argument
 from abele.program.dead_nodes import erase_dead_nodes, stays_in_program
-from abele.trace.known_results import results_of
+from abele.trace.fake_results import stated_results
 
 aten = torch.ops.aten
 
@@ -119,5 +119,5 @@ def _call(like: _Node, arguments: tuple[Any, ...]) -> _Node:
     node.meta = dict(like.meta)
     values = [each.meta["val"] if isinstance(each, _Node) else each for each in arguments]
     with values[0].fake_mode:
-        node.meta["val"] = results_of(like.target, values)  # type: ignore[arg-type]
+        node.meta["val"] = stated_results(like.target, values)  # type: ignore[arg-type]
     return node

@@ -1,6 +1,11 @@
-"""``out=`` arguments: the operator without them, and a copy of its result into each.
+"""Writes of operators into ``out`` arguments, and into elements that share memory.
 
-torch.mm(x, y, out=o)   ->   r = mm(x, y); o.copy_(r)
+    torch.mm(x, y, out=o)      ->   r = mm(x, y); o.copy_(r)
+    x.expand(3, 4).fill_(2)    ->   x.expand(3, 4)[:1, :1].fill_(2)
+
+Setting all elements to one value is the same as setting each memory location once; torch refuses
+other writes into such tensors, as are ``add_`` and ``copy_``. Functionalization, by contrast,
+treats each element as separate.
 """
 
 from __future__ import annotations
@@ -99,7 +104,7 @@ def write_results(
 
 @functools.cache
 def returning(function: OpOverload) -> OpOverload | None:
-    """The overload that returns what this one writes into its ``out`` arguments."""
+    """Return the overload that returns what this one writes into its ``out`` arguments."""
     packet = getattr(
         getattr(torch.ops, function.namespace), schema_of(function).name.split("::")[1]
     )
@@ -132,4 +137,55 @@ def _refuse(function: OpOverload, attribute: str, result: object, out: object) -
         f"{_name(function)} with out= has a result of {attribute} {result} and was given a tensor "
         f"of {attribute} {out}, at {user_line()}. Give one of the result's shape and dtype, or "
         "assign the result."
+    )
+
+
+# -- elements that share memory ----------------------------------------------------------------
+
+_SETS_ALL = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}
+
+
+def each_once(
+    function: OpOverload, tensor: torch.Tensor, call: Callable[..., torch.Tensor]
+) -> torch.Tensor:
+    """Return a view of what an operator is about to write, with each element in it once.
+
+    Args:
+        function: the operator; for all but those that set every element, nothing changes.
+        tensor: its first argument.
+        call: traces an operator.
+
+    Raises:
+        CaptureError: the operator writes each element, and some share their memory.
+    """
+    if function not in _SETS_ALL:
+        if _writes_each(function) and _is_expanded(tensor):
+            raise CaptureError(refusal(f", at {user_line()}"))
+        return tensor
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            tensor = call(aten.slice.Tensor, (tensor, dim, 0, 1), {})
+    return tensor
+
+
+def refusal(place: str) -> str:
+    """Return the message for a refused write.
+
+    Args:
+        place: the user's line, after a comma; empty if it is unknown.
+    """
+    return (
+        f"forward writes into elements that share their memory{place}, as those of expand and "
+        "unfold do; which value remains is not defined. Write into a clone."
+    )
+
+
+def _writes_each(function: OpOverload) -> bool:
+    """Return whether torch refuses a write into shared elements; it allows ``masked_fill_``."""
+    return torch.Tag.pointwise in function.tags or function is aten.copy_.default
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    return any(
+        size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )

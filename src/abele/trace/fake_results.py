@@ -1,0 +1,530 @@
+"""Results of operators on tensors without data.
+
+    batch_norm(x [8, 16, 4, 4])   ->   the layout of x, [16], [16]
+
+Torch takes 0.1 to 60 ms to compute the layout of a result, and a graph repeats the same calls a
+thousand times. Four parts share that work:
+
+- ``key_of_call``: the layouts and arguments that results depend on;
+- ``stated_results``: results stated here where torch would decompose the operator. Stated are
+  plain cases: float32 or float64 on the host, images contiguous or with channels last, for
+  upsampling also channels that a split has left of such images; and views, which the kernel itself
+  computes;
+- ``results_of``: results cached by this process for later traces. A process that trains and
+  evaluates, or compiles a model again, traces the same calls once more. Cached are operators of
+  torch that neither write nor return views;
+- ``actual``: corrected strides of results that torch lays out differently without data than with.
+  A trace relies on strides: it would create a view where the kernel's result needs a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+
+from abele import _torch
+from abele._torch import OpOverload
+from abele.containers import is_sequence
+from abele.program import is_getitem, node_argument
+from abele.storage.values import bits
+
+aten = torch.ops.aten
+
+OfTensor = Callable[[torch.Tensor], Hashable]
+
+_PLAIN = {
+    type(None),
+    int,
+    bool,
+    str,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+}
+
+
+class UnknownError(Exception):
+    """An argument or a result of a kind that no key expresses."""
+
+
+def layout_of(tensor: torch.Tensor, *, place: bool = True) -> Hashable:
+    """Return the type of a tensor and how it lies in memory.
+
+    Args:
+        tensor: with or without data.
+        place: also where in its memory it begins.
+
+    Raises:
+        UnknownError: it is complex, so that it may be conjugated lazily, or it is not dense.
+    """
+    if tensor.layout is not torch.strided or tensor.is_complex():
+        raise UnknownError
+    device = tensor.fake_device if isinstance(tensor, _torch.FakeTensor) else tensor.device
+    where = tensor.storage_offset() if place else None
+    return tensor.dtype, device, tensor.shape, tensor.stride(), where
+
+
+def key_of_call(
+    function: Hashable,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    of_tensor: OfTensor = layout_of,
+) -> Hashable:
+    """Return a key of everything that an operator's results can depend on.
+
+    Args:
+        function: the operator.
+        args: its arguments.
+        kwargs: further ones.
+        of_tensor: the part of a tensor; called for each, in the order of the arguments.
+
+    Raises:
+        UnknownError: an argument of a kind that no key expresses.
+    """
+    named = kwargs.items()
+    return function, _key(args, of_tensor), *[(name, _key(each, of_tensor)) for name, each in named]
+
+
+def _key(value: Any, of_tensor: OfTensor) -> Hashable:
+    kind = cast("Any", type(value))
+    if kind is float or kind in _PLAIN:
+        return bits(value)
+    if is_sequence(value):
+        return kind, *[_key(each, of_tensor) for each in value]
+    if isinstance(value, torch.Tensor):
+        return of_tensor(value)
+    raise UnknownError
+
+
+# -- stated results --------------------------------------------------------------------------------
+
+_Results = tuple[torch.Tensor, ...] | torch.Tensor | None
+_TYPES = (torch.float32, torch.float64)
+_ORDERS = (torch.contiguous_format, torch.channels_last)
+
+
+def stated_results(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> Any:
+    """Return an operator's results on tensors without data, of the mode that is open.
+
+    Args:
+        function: the operator; writes to its arguments do not happen.
+        args: its arguments.
+        kwargs: further ones.
+    """
+    state = _KNOWN.get(function)
+    if state is not None and not kwargs:
+        with _torch.without_torch_function_modes():
+            results = state(*args)
+        if results is not None:
+            return results
+    return function(*args, **(kwargs or {}))
+
+
+def _order(*tensors: torch.Tensor) -> torch.memory_format | None:
+    """Return the order in which all lie in memory; None if there are several, or none of the two.
+
+    With one channel or one pixel both orders are the same, and kernels differ in which they choose.
+    """
+    first = tensors[0]
+    if first.dim() > 4 or not first.numel():
+        return None
+    for each in tensors:
+        if each.dtype not in _TYPES or each.device.type != "cpu":
+            return None
+        if (each.dtype, each.shape, each.stride()) != (first.dtype, first.shape, first.stride()):
+            return None
+    orders = [order for order in _ORDERS[: 1 + (first.dim() == 4)] if _has_order(first, order)]
+    return orders[0] if len(orders) == 1 else None
+
+
+def _order_of_images(x: torch.Tensor) -> torch.memory_format | None:
+    """Return the order of each image where other channels may lie between images."""
+    size = x.shape[1:].numel()
+    if x.device.type != "cpu" or x.stride(0) <= size or min(x.shape[1:]) < 2:
+        return _order(x)
+    return _order(torch.empty_strided((1, *x.shape[1:]), (size, *x.stride()[1:]), dtype=x.dtype))
+
+
+def _has_order(tensor: torch.Tensor, order: torch.memory_format) -> bool:
+    # A dimension of size one may have any stride, which results need not share.
+    plain = torch.empty(tensor.shape, device="meta", memory_format=order)
+    return tensor.is_contiguous(memory_format=order) and tensor.stride() == plain.stride()
+
+
+def _are_vectors(like: torch.Tensor, *tensors: torch.Tensor | None) -> bool:
+    """Return whether given vectors have an element per channel, and the type of the images."""
+    return all(
+        each is None
+        or (each.dtype, each.shape, each.stride()) == (like.dtype, like.shape[1:2], (1,))
+        for each in tensors
+    )
+
+
+def _batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, ...] | None:
+    del momentum, eps
+    order = _order(x)
+    if order is None or not training or not _are_vectors(x, weight, bias, mean, var):
+        return None
+    return torch.empty_like(x, memory_format=order), torch.empty_like(mean), torch.empty_like(mean)
+
+
+def _pure_batch_norm(*args: Any) -> tuple[torch.Tensor, ...] | None:
+    results = _batch_norm(*args)
+    if results is None:
+        return None
+    return *results, *map(torch.empty_like, args[3:5])
+
+
+def _batch_norm_backward(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    var: torch.Tensor | None,
+    saved_mean: torch.Tensor | None,
+    saved_deviation: torch.Tensor | None,
+    training: bool,
+    eps: float,
+    wanted: Sequence[bool],
+) -> tuple[torch.Tensor, ...] | None:
+    del eps
+    order, vectors = _order(x, gradient), (weight, mean, var, saved_mean, saved_deviation)
+    if order is None or not training or not all(wanted) or weight is None:
+        return None
+    if not _are_vectors(x, *vectors):
+        return None
+    return (
+        torch.empty_like(x, memory_format=order),
+        torch.empty_like(weight),
+        torch.empty_like(weight),
+    )
+
+
+def _upsampled(x: torch.Tensor, size: Sequence[int], *settings: Any) -> torch.Tensor | None:
+    del settings
+    order = _order_of_images(x) if x.dim() == 4 else None
+    if order is None or len(size) != 2 or min(size) < 1:
+        return None
+    shape = (*x.shape[:2], *size)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=order)
+
+
+def _like_both(gradient: torch.Tensor, x: torch.Tensor, *settings: Any) -> torch.Tensor | None:
+    del settings
+    order = _order(gradient, x)
+    return None if order is None else torch.empty_like(x, memory_format=order)
+
+
+def _view(function: Callable[..., torch.Tensor]) -> Callable[..., _Results]:
+    """Return what states the views that an operator makes."""
+
+    def viewed(x: torch.Tensor, *settings: Any) -> torch.Tensor | None:
+        if type(x) is not _torch.FakeTensor or x.constant is not None or x.is_complex():
+            return None
+        try:
+            return _torch.viewed(x, function, *settings)
+        except (IndexError, RuntimeError):
+            return None  # torch says so
+
+    return viewed
+
+
+_VIEWS = (
+    aten.detach.default,
+    aten.expand.default,
+    aten.permute.default,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.squeeze.dim,
+    aten.t.default,
+    aten.transpose.int,
+    aten.unsqueeze.default,
+    aten.view.default,
+)
+
+_KNOWN: dict[Any, Callable[..., _Results]] = {
+    aten._native_batch_norm_legit.default: _batch_norm,
+    aten._native_batch_norm_legit_functional.default: _pure_batch_norm,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.upsample_bilinear2d.default: _upsampled,
+    aten.leaky_relu_backward.default: _like_both,
+    **{view: _view(view) for view in _VIEWS},
+}
+
+# -- results of earlier traces ---------------------------------------------------------------------
+
+#: How many calls are kept; then all are forgotten. A large network has some hundred.
+MOST = 20_000
+
+_OF_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+_kept: dict[Hashable, Any] = {}
+_keeps: dict[Callable[..., Any], bool] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """A tensor in memory of its own."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def results_of(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> Any:
+    """Return the results of ``stated_results``, perhaps as an earlier trace has found it.
+
+    Args:
+        function: the operator; writes to its arguments do not happen.
+        args: its arguments.
+        kwargs: further ones.
+    """
+    if function not in _keeps:
+        _keeps[function] = _may_be_kept(function)
+    if not _keeps[function] or torch.is_inference_mode_enabled():
+        return stated_results(function, args, kwargs)
+    tensors: list[_torch.FakeTensor] = []
+    with _torch.without_torch_function_modes():
+        key = _key_of_results(function, args, kwargs or {}, tensors)
+    if key is None:
+        return stated_results(function, args, kwargs)
+    if key in _kept:
+        with _torch.without_torch_function_modes():
+            return _made(_kept[key], tensors[0].fake_mode)
+    result = stated_results(function, args, kwargs)
+    try:
+        with _torch.without_torch_function_modes():
+            layouts = _layouts(result, {_torch.memory_of(each) for each in tensors})
+    except UnknownError:
+        return result
+    if len(_kept) >= MOST:
+        _kept.clear()
+    _kept[key] = layouts
+    return result
+
+
+def _may_be_kept(function: Any) -> bool:
+    if not isinstance(function, OpOverload) or function.namespace != "aten":
+        return False
+    operator = cast("Any", function)
+    schema = _torch.schema_of(operator)
+    shares = schema.is_mutable or any(each.alias_info is not None for each in schema.returns)
+    stated = operator in _KNOWN
+    return not (shares or stated or _OF_VALUES.intersection(operator.tags))
+
+
+def _key_of_results(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    tensors: list[_torch.FakeTensor],
+) -> Hashable | None:
+    """Return what results depend on, and collect the tensors; None if no key says it."""
+
+    def of_tensor(tensor: torch.Tensor) -> Hashable:
+        if type(tensor) is not _torch.FakeTensor or tensor.constant is not None:
+            raise UnknownError
+        tensors.append(tensor)
+        return layout_of(tensor, place=False), tensor.requires_grad
+
+    try:
+        key = key_of_call(function, args, kwargs, of_tensor)
+    except UnknownError:
+        return None
+    return (key, *_state()) if tensors else None  # else none says which mode makes the results
+
+
+def _state() -> tuple[torch.dtype, bool, bool, bool]:
+    """Return what else an operator may look at."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    grad, onednn = torch.is_grad_enabled(), bool(torch.backends.mkldnn.enabled)
+    return torch.get_default_dtype(), grad, deterministic, onednn
+
+
+def _layouts(result: Any, memory: set[int]) -> Any:
+    """Return a ``_Layout`` for each tensor of a result.
+
+    Args:
+        result: of an operator.
+        memory: of the arguments; that of the result is added.
+
+    Raises:
+        UnknownError: a tensor is not in memory of its own, or of another kind than the arguments.
+    """
+    if result is None:
+        return None
+    if is_sequence(result):
+        return type(result)(_layouts(each, memory) for each in result)
+    if type(result) is not _torch.FakeTensor or result.constant is not None:
+        raise UnknownError
+    layout_of(result)
+    layout = _Layout(result.shape, result.stride(), result.dtype, result.fake_device)
+    own = _torch.memory_of(result) not in memory and not result.storage_offset()
+    like = _torch.laid_out_like(result, result.fake_mode)
+    if not own or like.untyped_storage().nbytes() != result.untyped_storage().nbytes():
+        raise UnknownError
+    memory.add(_torch.memory_of(result))
+    return layout
+
+
+def _made(layouts: Any, mode: _torch.FakeTensorMode) -> Any:
+    if layouts is None:
+        return None
+    if is_sequence(layouts):
+        return type(layouts)(_made(each, mode) for each in layouts)
+    each: _Layout = layouts
+    return _torch.laid_out(each.shape, each.stride, each.dtype, each.device, mode)
+
+
+# -- the strides of kernels ------------------------------------------------------------------------
+
+Like = Callable[..., torch.Tensor]
+
+
+def _contiguous(argument: int) -> Like:
+    return lambda *args: torch.empty_like(args[argument], memory_format=torch.contiguous_format)
+
+
+def _of_both(first: int, second: int) -> Like:
+    """Return a tensor laid out as elementwise kernels of two arguments do it."""
+    return lambda *args: torch.mul(args[first], args[second])
+
+
+def _of_images(*args: Any) -> torch.Tensor:
+    """Return a tensor in channels-last order if the images are, else contiguous."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    chosen = formats.get(args[0].dim(), torch.contiguous_format)
+    if not args[0].is_contiguous(memory_format=chosen):
+        chosen = torch.contiguous_format
+    return torch.empty_like(args[0], memory_format=chosen)
+
+
+# By operator: for each result that is concerned, a tensor laid out like it.
+_LIKE: dict[Callable[..., Any], tuple[Like, ...]] = {
+    aten.mse_loss_backward.default: (_contiguous(1),),
+    aten.smooth_l1_loss_backward.default: (_contiguous(1),),
+    aten.huber_loss_backward.default: (_contiguous(1),),
+    aten.elu_backward.default: (_of_both(0, 5),),
+    aten.softplus_backward.default: (_of_both(0, 1),),
+    aten.hardtanh_backward.default: (_of_both(0, 1),),
+    aten.hardswish_backward.default: (_of_both(0, 1),),
+    aten.hardsigmoid_backward.default: (_of_both(0, 1),),
+    aten._native_batch_norm_legit.default: (_of_images,),
+    aten._native_batch_norm_legit_functional.default: (_of_images,),
+    aten._native_batch_norm_legit.no_stats: (_of_images,),
+    aten.log_sigmoid_forward.default: (_contiguous(0), _contiguous(0)),
+}
+
+
+def actual(function: Callable[..., Any], args: Sequence[Any], result: Any) -> Any:
+    """Return the results of an operator on tensors without data, laid out as its kernel does it.
+
+    Args:
+        function: the operator.
+        args: its positional arguments.
+        result: what it returned.
+    """
+    likes = _LIKE.get(function)
+    if likes is None or args[0].device.type != "cpu":
+        return result
+    results = list(result) if is_sequence(result) else [result]
+    for index, like in enumerate(likes):
+        before, real = results[index], like(*args)
+        if before.stride() != real.stride():
+            results[index] = real.to(before.dtype)
+    return type(result)(results) if is_sequence(result) else results[0]
+
+
+@contextlib.contextmanager
+def correcting() -> Generator[None]:
+    """While open, the results in the trace under way are laid out as kernels do it."""
+    with _torch.Interception() as trace:
+
+        def call(
+            function: OpOverload,
+            args: Sequence[Any],
+            kwargs: dict[str, Any],
+            run: Callable[..., Any],
+        ) -> Any:
+            return corrected(trace, function, args, run(function, args, kwargs))
+
+        trace.intercept(call, lambda node: None, stated_results)
+        yield
+
+
+def corrected(
+    trace: _torch.Interception, function: OpOverload, args: Sequence[Any], result: Any
+) -> Any:
+    """Return the same as ``actual`` for results that were just traced."""
+    if function not in _LIKE:
+        return result
+    with _torch.without_torch_function_modes(), torch.no_grad():
+        corrected_result = actual(function, args, result)
+    if not is_sequence(corrected_result):
+        return _in_trace(trace, result, corrected_result)
+    return type(corrected_result)(
+        _in_trace(trace, *each) for each in zip(result, corrected_result, strict=True)
+    )
+
+
+def _in_trace(trace: _torch.Interception, before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+    node = None if now is before else trace.node_of(before)
+    if node is None:
+        return before
+    if is_getitem(node):
+        call = node_argument(node, 0)
+        results = list(call.meta["val"])
+        index = node.args[1]
+        assert isinstance(index, int), node
+        results[index] = now
+        call.meta["val"] = type(call.meta["val"])(results)
+    proxy = torch.fx.Proxy(node, trace.tracer)
+    return _torch.track_tensor_tree(now, proxy, constant=None, tracer=trace.tracer)
+
+
+class Results:
+    """Results of operators, kept by what they depend on; shared, so nobody may change them."""
+
+    def __init__(self):
+        self._results: dict[Hashable, Any] = {}
+
+    def of(
+        self,
+        target: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Return an operator's results, perhaps from an earlier call with arguments laid out alike.
+
+        Args:
+            target: the operator; computes on tensors without data, and writes to none.
+            args: its arguments, tensors of one fake mode among them.
+            kwargs: further ones.
+        """
+        kwargs = kwargs or {}
+        try:
+            key = key_of_call(target, args, kwargs)
+        except UnknownError:
+            return actual(target, args, stated_results(target, args, kwargs))
+        if key not in self._results:
+            self._results[key] = actual(target, args, stated_results(target, args, kwargs))
+        return self._results[key]
