@@ -46,7 +46,13 @@ from torch.fx.experimental.proxy_tensor import (  # noqa: E402
     track_tensor_tree,
 )
 
-from abele._torch.checkpoints import recomputed_within  # noqa: E402
+from abele._torch.contexts import (  # noqa: E402
+    computes_half_convolutions,
+    recomputed_within,
+    with_outer_onednn,
+    without_onednn,
+)
+from abele._torch.facts import is_transformed  # noqa: E402
 from abele._torch.fakes import (  # noqa: E402
     laid_out,
     laid_out_like,
@@ -57,12 +63,6 @@ from abele._torch.fakes import (  # noqa: E402
 )
 from abele._torch.graphs import graph_of  # noqa: E402
 from abele._torch.interception import Interception  # noqa: E402
-from abele._torch.onednn import (  # noqa: E402
-    computes_half_convolutions,
-    with_outer_onednn,
-    without_onednn,
-)
-from abele._torch.transforms import is_transformed  # noqa: E402
 
 __all__ = [
     "DataDependentOutputException",

@@ -34,7 +34,7 @@ class _KnowsThoseLoaded(type):
 
 
 class _DTensor(metaclass=_KnowsThoseLoaded):
-    """What torch takes for the class."""
+    """A stand-in that torch takes for the class."""
 
 
 def _loaded() -> type | None:

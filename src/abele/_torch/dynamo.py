@@ -46,7 +46,7 @@ def compiled_functions_run_plainly() -> Generator[None]:
 
 @contextlib.contextmanager
 def _run_plainly() -> Generator[None]:
-    """The same once the front-end is loaded.
+    """Do so once the front-end is loaded.
 
     The public ``torch.compiler.set_stance("force_eager")`` is read later than the check for a
     trace, which raises unless this setting is off; then the original function runs.

@@ -11,8 +11,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
+from abele._torch.contexts import counted_as_parameters
 from abele._torch.dynamo import compiled_functions_run_plainly
-from abele._torch.parameters import counted_as_parameters
 from abele.capture import losses
 from abele.capture.diagnose import explained
 from abele.capture.recipe import Recipe

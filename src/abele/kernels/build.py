@@ -55,7 +55,7 @@ class Making(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where files are, or will be.
+    """Paths of compiled files, which may not exist yet.
 
     Attributes:
         library: for ``binding.load``.

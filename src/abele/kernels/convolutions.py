@@ -45,7 +45,7 @@ class Convolution:
 
     @property
     def suits_kernels(self) -> bool:
-        """Whether our kernels know its kind: float32, on a processor with wide registers."""
+        """True if our kernels know its kind: float32, on a processor with wide registers."""
         capability = torch.backends.cpu.get_cpu_capability()
         return (
             self.image.dim() == 4
@@ -55,7 +55,7 @@ class Convolution:
 
     @property
     def reads_channels_last(self) -> bool:
-        """Whether its image has channels last in memory, and no planes."""
+        """True if its image has channels last in memory, and no planes."""
         image = self.image
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         last = formats.get(image.dim())
@@ -64,7 +64,7 @@ class Convolution:
 
     @property
     def moves_by_one(self) -> bool:
-        """Whether it is plain: stride and dilation one, one group, not transposed."""
+        """True if it is plain: stride and dilation one, one group, not transposed."""
         return {*self.stride, *self.dilation, self.groups} == {1} and not self.transposed
 
 

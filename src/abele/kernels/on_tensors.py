@@ -60,9 +60,9 @@ def conv(
     threads: int | None = None,
     function: str = "conv",
 ) -> Forward:
-    """A convolution of images of shape ``[N, C, H, W]`` with a weight of ``[O, C, h, w]``.
+    """Return a convolution of images ``[N, C, H, W]`` with a weight ``[O, C, h, w]``.
 
-    ``function`` is the name in ``abi.h`` of those that compute it: conv, winograd or pointwise.
+    ``function`` is the middle of its name in ``abi.h``: conv, winograd or pointwise.
     """
     described = ctypes.byref(describe(images, kernel, stride, padding, layout, slope))
     shape = result_shape(images, kernel, stride, padding)
@@ -90,7 +90,7 @@ def conv_backward(
     threads: int | None = None,
     function: str = "conv",
 ) -> Backward:
-    """The gradients that the mask asks for; of the images, the weight and a bias.
+    """Return a function for the gradients of images, weight and bias that the mask requests.
 
     ``function`` is as for ``conv``.
     """
@@ -115,7 +115,7 @@ def conv_backward(
 
 
 def threads_worth(library: ctypes.CDLL, floats: int, multiply_adds: int = 0) -> Callable[[], int]:
-    """What ``binding.threads_for`` says of such a pass; asked once per number of threads."""
+    """Return ``binding.threads_for`` as a function, cached by torch's number of threads."""
     of = functools.cache(functools.partial(library.abele_threads, floats, multiply_adds))
     return lambda: of(torch.get_num_threads())
 
@@ -280,7 +280,7 @@ def _pool(shape: torch.Size, layout: torch.memory_format) -> ctypes.Structure:
 
 
 def pointer(tensor: Tensor | None, layout: torch.memory_format = PLANES) -> int | None:
-    """The address of a tensor's data, or None without a tensor.
+    """Return the address of a tensor's data; None without a tensor.
 
     Raises:
         ValueError: it does not lie as it has to.

@@ -1,4 +1,4 @@
-"""Kernels that the installed package brings, compiled when its wheel was made.
+"""Precompiled kernels of the installed package.
 
 A wheel has a folder for each level of x86-64 that it was made for: objects to link, a library to
 load, and a list of both with their hashes. They are used where the level is this processor's.
@@ -47,7 +47,7 @@ def digests() -> list[str]:
 
 @functools.cache
 def _whole(folder: Path) -> Path | None:
-    """A folder, if all files are there as they were made, of these sources."""
+    """Return a folder if it has all files, undamaged and of these sources; None otherwise."""
     try:
         made: Any = json.loads((folder / LIST).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -59,11 +59,11 @@ def _whole(folder: Path) -> Path | None:
 
 
 def _unusable(folder: Path, made: Any) -> str | None:
-    """What keeps the files of a folder from being used, if anything.
+    """Return why the files of a folder cannot be used; None if they can.
 
     Args:
         folder: of a level.
-        made: its list.
+        made: the content of its list.
     """
     if not is_mapping(made) or made.get("sources") != sources.fingerprint():
         return "they were compiled from other sources"

@@ -98,7 +98,7 @@ class _Search:
         self.beams = _Beams(np.array([0]), first, first, np.zeros(1), np.full(1, -np.inf))
 
     def advance(self, log_probs: Any) -> None:
-        """One more time step, whose log probabilities by class are given."""
+        """Extend the beams by a time step with these log probabilities by class."""
         beams, count = self.beams, len(self.beams.node)
         repeated = np.where(beams.label >= 0, log_probs[beams.label], -np.inf)
         blank = beams.total + log_probs[self.blank]

@@ -1,27 +1,28 @@
-"""One layer of an LSTM in one direction, by the library that plain PyTorch calls for it.
+"""A layer of an LSTM in one direction, by oneDNN or cuDNN, which plain PyTorch calls for it.
 
     gates = x[t] @ w_ih' + b_ih + h @ w_hh' + b_hh
     c = sigmoid(forget) * c + sigmoid(input) * tanh(cell);  h = sigmoid(output) * tanh(c)
 
-Programs have these operators where plain PyTorch calls oneDNN, so what interprets them has its bits
-and its speed. Whoever compiles takes them apart; see ``passes.of_lowerings.recurrent_steps``.
-Importing this module registers them.
+Programs have these operators where plain PyTorch calls these libraries, so interpreted programs
+have its bits and its speed. Lowerings write a loop (``passes.of_lowerings.recurrent_loops``) or
+separate steps (``recurrent_steps``). Importing this module registers the operators.
 """
 
 from __future__ import annotations
 
 import functools
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from abele import _torch
-from abele.ops import lstm_on_gpu
 from abele.ops._register import shapes_of
 
 _FORWARD = "abele::lstm"
 _BACKWARD = "abele::lstm_backward"
-_MODE = 2  # how the library's operator says that it is an LSTM
+_MODE = 2  # the number of LSTMs in both libraries' operators
 _PROBES = 8, 16  # time steps
 
 torch.library.define(
@@ -72,7 +73,7 @@ def _forward(
     """
     if x.is_cuda:
         weights = _weights_of_gpu(w_ih, w_hh, b_ih, b_hh, has_biases)
-        return lstm_on_gpu.forward(x, weights, h, c, reverse, differentiable)
+        return _cudnn_forward(x, weights, h, c, reverse, differentiable)
     sizes: list[int] = []  # of packed sequences
     shared = x, w_ih, w_hh, b_ih, b_hh, h, c, reverse, sizes, _MODE, h.shape[-1], 1, has_biases
     # The library's operator asks torch, and not its caller, whether anybody will differentiate.
@@ -101,7 +102,7 @@ def _weights_of_gpu(
     b_hh: torch.Tensor,
     has_biases: bool,
 ) -> list[torch.Tensor]:
-    """All four; without biases torch passes others in their place, and cuDNN is given zeros."""
+    """Return all four; without biases torch passes other tensors, and cuDNN gets zeros."""
     none = w_ih.new_zeros(w_ih.shape[0])
     return [w_ih, w_hh, b_ih, b_hh] if has_biases else [w_ih, w_hh, none, none]
 
@@ -112,9 +113,7 @@ def _backward_on_gpu(
     x, w_ih, w_hh, b_ih, b_hh, h, c, states, _, _, *gradients = given
     weights = _weights_of_gpu(w_ih, w_hh, b_ih, b_hh, has_biases)
     of_states, of_h, of_c = gradients
-    results = lstm_on_gpu.backward(
-        x, weights, (h, c), states, (of_states, of_h, of_c), kept, reverse
-    )
+    results = _cudnn_backward(x, weights, (h, c), states, (of_states, of_h, of_c), kept, reverse)
     if has_biases:
         return results
     return (*results[:3], torch.zeros_like(b_ih), torch.zeros_like(b_hh), *results[5:])
@@ -166,3 +165,98 @@ def backward_of(*args: Any) -> tuple[torch.Tensor, ...]:
     """Call ``backward`` in place of the library's operator, with its arguments."""
     reverse, has_biases, kept = args[13], args[17], args[22]
     return backward(*args[:13], kept, reverse, has_biases)
+
+
+# -- cuDNN ------------------------------------------------------------------------------------
+
+_LAYERS = 1
+_ALIGNED = 256  # bytes; what cuDNN keeps for backward begins at a multiple
+
+
+def _cudnn_forward(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    h: torch.Tensor,
+    c: torch.Tensor,
+    reverse: bool,
+    differentiable: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Compute all time steps; see ``_forward``.
+
+    Args:
+        x: ``[steps, batch, features]``.
+        weights: of input and state, and both biases.
+        h: ``[batch, units]``.
+        c: as ``h``.
+        reverse: from the last step to the first.
+        differentiable: keep what backward needs.
+
+    Returns:
+        h of all steps, h and c after the last, and bytes for backward.
+    """
+    given = x.flip(0) if reverse else x
+    how = _settings(h, train=differentiable)
+    with warnings.catch_warnings():  # that weights lie apart, as those of a session do
+        warnings.simplefilter("ignore")
+        states, last_h, last_c, reserved, packed = _torch.cudnn_rnn(
+            given, list(weights), len(weights), None, h[None], c[None], *how
+        )
+    states = states.flip(0) if reverse else states
+    kept = _joined(packed, reserved) if differentiable else x.new_empty(0, dtype=torch.uint8)
+    return states, last_h[0], last_c[0], kept
+
+
+def _cudnn_backward(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    state: tuple[torch.Tensor, torch.Tensor],
+    states: torch.Tensor,
+    gradients: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    kept: torch.Tensor,
+    reverse: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Compute the gradients of x, of the weights in their order, and of h and c before the steps.
+
+    Args:
+        x: as for forward.
+        weights: as for forward.
+        state: h and c before the first step.
+        states: what forward returned first.
+        gradients: of forward's first three results; None for zero.
+        kept: what it returned last.
+        reverse: as for forward.
+    """
+    h, c = state
+    of_states, of_h, of_c = gradients
+    if reverse:
+        x, states = x.flip(0), states.flip(0)
+        of_states = None if of_states is None else of_states.flip(0)
+    packed, reserved = _apart(kept, sum(each.numel() for each in weights))
+    of_x, before_h, before_c, of_weights = torch.ops.aten._cudnn_rnn_backward.default(
+        *(x, list(weights), len(weights), packed, h[None], c[None], states, of_states),
+        *(_row(of_h), _row(of_c), *_settings(h, train=True), reserved, [True] * 4),
+    )
+    of_x = of_x.flip(0) if reverse else of_x
+    return of_x, *of_weights, before_h[0], before_c[0]
+
+
+def _row(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    return None if gradient is None else gradient[None]
+
+
+def _settings(h: torch.Tensor, *, train: bool) -> tuple[Any, ...]:
+    """Return the settings of a layer: sizes, no dropout, one direction, no packed sequences."""
+    return _MODE, h.shape[-1], 0, _LAYERS, False, 0.0, train, False, [], None
+
+
+def _joined(packed: torch.Tensor, reserved: torch.Tensor) -> torch.Tensor:
+    """Return packed weights and reserved bytes as one tensor of bytes."""
+    first = packed.view(-1).view(torch.uint8)
+    gap = first.new_empty(-first.numel() % _ALIGNED)
+    return torch.cat([first, gap, reserved.view(-1)])
+
+
+def _apart(kept: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return packed weights, ``count`` float32 numbers, and reserved bytes."""
+    size = count * torch.float32.itemsize
+    return kept[:size].view(torch.float32), kept[size + -size % _ALIGNED :]

@@ -79,7 +79,7 @@ def _normalised(
     momentum: float,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    """The result without activation, statistics, and the new running statistics."""
+    """Return the result without activation, statistics, and the new running statistics."""
     dims = [dim for dim in range(x.dim()) if dim != 1]
     rows = x.numel() // x.shape[1]
     average, variance = x.mean(dims), x.var(dims, correction=0)
@@ -131,7 +131,7 @@ def _backward(
 def _gradients(
     grad: torch.Tensor, normalised: torch.Tensor, inverse_std: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Those of x, weight and bias, from that of the result without activation."""
+    """Return gradients of x, weight and bias from that of the result without activation."""
     dims = [dim for dim in range(grad.dim()) if dim != 1]
     grad_bias, grad_weight = grad.sum(dims), (grad * normalised).sum(dims)
     rows = grad.numel() // grad.shape[1]

@@ -15,7 +15,7 @@ _SMALLEST, _LARGEST = 1e-4, 1e8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a tensor is written.
+    """The format of a tensor as text.
 
     Attributes:
         summarise_threshold: from more elements than this only the edges are written.

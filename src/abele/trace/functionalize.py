@@ -1,12 +1,11 @@
-"""A traced graph that writes in place -> the same graph, in which only final ``copy_`` write.
+"""Functionalization of traced graphs: only final ``copy_`` into inputs write.
 
     y = relu_(x); n.add_(1)   ->   y = relu(x); m = add(n, 1); ...; copy_(n, m)
 
-Nearly every write is of a whole tensor that no view looks into, or of all of one through a view of
-another shape. It becomes the operation that computes the new value, node by node, and whoever reads
-the tensor later reads that. Where other views see a write, or there are loops, torch's
-functionalisation runs the graph once more. It gives the same graph, but for views, and takes longer
-than tracing did.
+Nearly every write is of a whole tensor without views, or of all of one through a view of another
+shape. It becomes the operation that computes the new value, and later readers of the tensor read
+that. Where other views see a write, or there are loops, torch's functionalization runs the graph
+once more. It gives the same graph except for views, and takes longer than tracing did.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from abele.trace.writes import refusal
 
 aten = torch.ops.aten
 
-# What computes the new values, where that is not the write's own name without the underscore. New
-# values are the last results.
+# Operators that compute the new values, where the name is not that of the write without the
+# underscore. New values are the last results.
 _VALUES = {
     aten.bernoulli_.float: aten.bernoulli.p,
     aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
 }
-# Views of what is turned in place.
+# Views in place of changes of shape.
 _VIEWS: dict[Any, OpOverload] = {
     aten.t_.default: aten.t.default,
     aten.transpose_.default: aten.transpose.int,
@@ -59,7 +58,7 @@ _RESHAPES = {
 
 
 def pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
-    """The graph without writes but for ``copy_`` into inputs, at the end and in their order.
+    """Return a graph whose only writes are ``copy_`` into inputs, at the end and in their order.
 
     Args:
         graph: as traced; may be changed.
@@ -84,10 +83,10 @@ def pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx
 
 
 def _turn_by_views(graph: torch.fx.Graph) -> None:
-    """Puts views in place of what only changes how a tensor of the graph is looked at.
+    """Replace in-place changes of shape, such as ``transpose_``, of computed tensors by views.
 
-    Recurrent layers of torch end so: ``stack(states).transpose_(0, 1)``. Nodes that follow read the
-    result already, and memory stays as it is.
+    Recurrent layers of torch end with ``stack(states).transpose_(0, 1)``. Later nodes read the
+    result, and memory stays as it is.
     """
     for node in graph.nodes:
         view = _VIEWS.get(node.target)
@@ -96,12 +95,12 @@ def _turn_by_views(graph: torch.fx.Graph) -> None:
 
 
 def _write_whole(graph: torch.fx.Graph) -> None:
-    """Makes writes through views that only reshape a tensor writes of the tensor itself.
+    """Rewrite an in-place write through a reshaping view as a write to the base tensor.
 
         y = view(x, shape); add_(y, z)
     ->  copy_(x, view(add(view(x, shape), z), shape of x)); y = view(x, shape)
 
-    So it is where a residual is added in place to what a linear layer gives.
+    Residual networks add in place to the view that a linear layer returns.
     """
     results = Results()
     for node in list(graph.nodes):
@@ -127,7 +126,7 @@ def _write_whole(graph: torch.fx.Graph) -> None:
 def _new_value(
     node: torch.fx.Node, view: torch.fx.Node, root: torch.fx.Node, results: Results
 ) -> torch.Tensor | None:
-    """What a write through a view computes, without data; None if that is not what it writes."""
+    """Return the fake result of a write through a view; None if it does not fill the view."""
     seen, whole = view.meta["val"], root.meta["val"]
     new = _computed(node, lambda each: each.meta.get("val"), results)
     if new is None or (new.dtype, new.shape) != (seen.dtype, seen.shape):
@@ -161,27 +160,27 @@ def _retraced(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> tor
 
 
 class _Interpreter(torch.fx.Interpreter):
-    """Knows which node runs."""
+    """An interpreter that remembers the node that it runs."""
 
     def run_node(self, n: torch.fx.Node) -> Any:
         self._node = n
         return super().run_node(n)
 
     def place(self) -> str:
-        """Where in the user's code the last node comes from, if that is known."""
+        """Return the user's line of the last node, after a comma; empty if it is unknown."""
         line = user_line(self._node.stack_trace)
         return "" if line is None else f", at {line[0]}:{line[1]}"
 
 
 class _Memory:
-    """What the memory of each value holds now."""
+    """The latest value of each written tensor."""
 
     def __init__(self):
         self.aliases = Aliases()  # remembered, because replaced writes no longer tell
         self._latest: dict[torch.fx.Node, torch.fx.Node] = {}
 
     def replace_writes(self, graph: torch.fx.Graph, values: dict[torch.fx.Node, Any]) -> None:
-        """Puts what computes the new value in place of each write."""
+        """Replace each write by the operation that computes the new value."""
         for node in graph.nodes:
             if any(self.aliases.base(each) in self._latest for each in node.all_input_nodes):
                 node.args = torch.fx.map_arg(node.args, self._now)
@@ -225,13 +224,13 @@ class _Memory:
 
 
 class _Pure:
-    """What nodes compute, without data, once no node writes.
+    """The fake results of nodes once no node writes.
 
-    A written tensor has the layout then of what computes its value, not that which it had before,
-    and this may show in whatever is computed from it.
+    Without writes, a tensor has the layout of the operation that computes its value, not the one it
+    had before, and so may the results that are computed from it.
 
     Attributes:
-        changed: the results of what stands for writes, and those that differ.
+        changed: results of replaced writes, and results with another layout than before.
     """
 
     def __init__(self, memory: _Memory):
@@ -242,9 +241,9 @@ class _Pure:
         self._last: dict[torch.fx.Node, tuple[int, torch.Tensor]] = {}
 
     def follow(self, node: torch.fx.Node) -> bool:
-        """Goes on to the next node; false if writes cannot be replaced.
+        """Go on to the next node; return False if writes cannot be replaced.
 
-        They cannot where a view of a tensor is read after that was written through another.
+        They cannot where a view of a tensor is read after a write through another view.
         """
         self._order[node] = len(self._order)
         written = _written(node)
@@ -270,7 +269,7 @@ class _Pure:
         return self._aliases.is_whole(node)
 
     def _is_stale(self, node: torch.fx.Node) -> bool:
-        """Whether a value is a view of something that was written since it was made."""
+        """Return whether a value is a view whose tensor was written after the view was created."""
         if self._aliases.is_whole(node):
             return False
         written_at, _ = self._last.get(self._aliases.base(node), (-1, None))
@@ -288,7 +287,7 @@ class _Pure:
 
 
 def _is_same_when_retraced(node: torch.fx.Node) -> bool:
-    """Whether functionalisation changes nothing about a node but its writes."""
+    """Return whether functionalization changes only the writes of a node."""
     if node.op != "call_function" or is_getitem(node):
         return True
     called = called_operator(node)
@@ -296,7 +295,7 @@ def _is_same_when_retraced(node: torch.fx.Node) -> bool:
 
 
 def _returns_first_argument(node: torch.fx.Node) -> bool:
-    """Whether a node writes into its first argument, and into no other, and returns it."""
+    """Return whether a node writes into its first argument only, and returns it."""
     called = called_operator(node)
     if called is None or not writes(node):
         return False
@@ -309,7 +308,7 @@ def _returns_first_argument(node: torch.fx.Node) -> bool:
 
 @functools.cache
 def _value_of(target: OpOverload) -> OpOverload | None:
-    """The operator that computes what this one writes."""
+    """Return the operator that computes the values that an in-place operator writes."""
     if target in _VALUES:
         return _VALUES[target]
     name, overload = _torch.operator_name(target).split(".")
@@ -325,7 +324,7 @@ def _value_of(target: OpOverload) -> OpOverload | None:
 
 
 def _computed(node: torch.fx.Node, value: Callable[[torch.fx.Node], Any], results: Results) -> Any:
-    """What a node, or what stands for a write, computes from values of its arguments, if known."""
+    """Return the result of a node, or of the operator in place of a write; None if unknown."""
     if is_getitem(node):
         return value(node_argument(node, 0))[node.args[1]]
     called = called_operator(node)
@@ -362,10 +361,10 @@ class _Lifted:
     """A constant that is an input for a while.
 
     Attributes:
-        name: of the attribute that holds it.
-        value: what it holds.
-        fake: the same without data.
-        meta: of the node that names it.
+        name: of its attribute.
+        value: the tensor.
+        fake: the tensor without data.
+        meta: of its ``get_attr`` node.
     """
 
     name: str
@@ -392,7 +391,7 @@ def _lift(graph: torch.fx.GraphModule) -> list[_Lifted]:
 
 
 def _lower(graph: torch.fx.GraphModule, lifted: Sequence[_Lifted]) -> None:
-    """Turn the last inputs of a graph into constants again; what it writes into them is lost."""
+    """Turn the last inputs of a graph into constants again, and drop writes into them."""
     inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
     for node, constant in zip(inputs[len(inputs) - len(lifted) :], lifted, strict=True):
         for user in list(node.users):

@@ -22,7 +22,7 @@ from abele.warn import user_line
 
 @dataclasses.dataclass(frozen=True)
 class ModuleState:
-    """What a module holds: each tensor once, under the first name it is reached by.
+    """The tensors of a module: each once, under the first name that reaches it.
 
     Attributes:
         module: the module itself.

@@ -376,13 +376,13 @@ def _refuse_generator(function: OpOverload) -> None:
 
 
 def _may_share(function: OpOverload) -> bool:
-    """Whether the schema says that results are arguments, or views of them."""
+    """Return whether the schema says that results are arguments, or views of them."""
     schema = _torch.schema_of(function)
     return schema.is_mutable or any(each.alias_info is not None for each in schema.returns)
 
 
 def _shares(remembered: _Remembered | None) -> bool:
-    """Whether results lie in the memory of arguments: some schemas do not say so."""
+    """Return whether results share memory with arguments; some schemas do not say so."""
     if remembered is None:
         return False
     results = remembered.results if is_sequence(remembered.results) else [remembered.results]

@@ -102,7 +102,7 @@ class Lookup:
 
     @property
     def gradients(self) -> list[torch.Tensor]:
-        """What a traced function has to return behind its outputs, for ``choose`` to find."""
+        """Traced gradients, which a traced function returns after its outputs for ``choose``."""
         return list(self._gradients.values())
 
     def choose(

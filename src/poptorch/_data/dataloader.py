@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from abele._torch.loaders import has_lost_worker
+from abele._torch.facts import has_lost_worker
 from poptorch._compiled.batch_size import BatchSize
 from poptorch._data import known_order
 from poptorch._data.accessor import AsynchronousDataAccessor

@@ -24,7 +24,7 @@ from torch.utils import checkpoint
 
 from abele import _torch, processor
 from abele._torch import dynamo, fakes, graphs
-from abele._torch.parameters import counted_as_parameters
+from abele._torch.contexts import counted_as_parameters, scripted_functions_replaced
 
 # Which modes were open before; queues that are compared by what they are.
 _FLAGS = {
@@ -612,3 +612,22 @@ def test_views_lie_in_the_memory_of_their_base():
 def test_what_an_operator_calls_computes_the_same():
     kernel = _torch.kernel_of(torch.ops.aten.add.Tensor)
     assert torch.equal(kernel(torch.ones(2), torch.ones(2), alpha=3), torch.full((2,), 4.0))
+
+
+def doubled(x):
+    return x * 2
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_scripted_function_is_replaced_in_one_context_alone():
+    scripted, x = torch.jit.script(doubled), torch.ones(1)
+    other = []
+    with scripted_functions_replaced({scripted.qualified_name: lambda x: x * 3}):
+        assert scripted(x).item() == 3
+        thread = threading.Thread(target=lambda: other.append(scripted(x).item()))
+        thread.start()
+        thread.join()
+        with scripted_functions_replaced({}):
+            assert scripted(x).item() == 2
+    assert scripted(x).item() == 2
+    assert other == [2]

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from abele.ops import lstm, lstm_on_gpu
+from abele.ops import lstm
 
 
 @pytest.mark.parametrize("numbers", [1, 64, 70])
 def test_what_is_kept_comes_apart_again(numbers):
     packed, reserved = torch.randn(numbers, 1), torch.arange(50, dtype=torch.uint8)
-    kept = lstm_on_gpu._joined(packed, reserved)
+    kept = lstm._joined(packed, reserved)
     assert kept.dtype is torch.uint8
-    weights, rest = lstm_on_gpu._apart(kept, numbers)
+    weights, rest = lstm._apart(kept, numbers)
     assert torch.equal(weights, packed.view(-1))
     assert torch.equal(rest, reserved)
     assert rest.storage_offset() % 256 == 0

@@ -17,7 +17,7 @@ from torch.nn.modules.module import (
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
-from abele._torch.scripted import scripted_functions_replaced
+from abele._torch.contexts import scripted_functions_replaced
 from abele.capture import losses
 from abele.capture.replacements import graph_operators, recurrent_layers, static_forms
 from abele.containers import is_sequence

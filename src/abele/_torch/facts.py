@@ -1,7 +1,7 @@
-"""Hooks registered in torch, which has public functions to add and remove them, none to list them.
+"""Facts about objects of torch: hooks, writes, transforms, and workers of data loaders.
 
-These names are private, like all of this folder; ``tests/unit/_torch/test_torch_hooks.py`` tests
-them.
+Torch has public functions to add and remove hooks, none to list them.
+``tests/unit/_torch/test_facts.py`` tests these private names.
 """
 
 # pyright: reportPrivateUsage=false
@@ -61,3 +61,24 @@ def around_step(optimizer: torch.optim.Optimizer) -> list[Callable[..., Any]]:
 def writes(tensor: torch.Tensor) -> int:
     """Return how often a tensor has been written in place."""
     return tensor._version
+
+
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Return whether ``torch.func`` or a forward derivative follows a tensor."""
+    functions: Any = getattr(torch._C, "_functorch")  # noqa: B009 - its stubs do not have it
+    forward_ad: Any = torch.autograd.forward_ad
+    if functions.is_functorch_wrapped_tensor(tensor):
+        return True
+    return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def has_lost_worker(batches: Any) -> bool:
+    """Return whether a worker process of a loader's iterator has ended.
+
+    Torch keeps the iterator of persistent workers and asks them for the next epoch, also those that
+    were killed; every later epoch then fails.
+
+    Args:
+        batches: an iterator of torch's loader with ``num_workers`` of 1 or more.
+    """
+    return any(not worker.is_alive() for worker in batches._workers)
