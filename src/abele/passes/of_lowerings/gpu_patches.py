@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from abele.kernels.convolutions import convolution_of
 from abele.passes._edit import inserted, rewritten_where
 from abele.program import Program
 
@@ -55,14 +56,15 @@ def _is_small(node: _Node) -> bool:
 
 def _sizes(node: _Node) -> _Sizes | None:
     """Sizes of a convolution that keeps those of its images; None of others."""
-    given: Any = node.args
-    image, weight, _, stride, padding, dilation, transposed, _, groups = given
-    x, w = image.meta["val"], weight.meta["val"]
-    if x.dim() != 4 or {x.dtype, w.dtype} != {torch.float32} or transposed or groups != 1:
+    convolution = convolution_of(node)
+    if convolution is None or not convolution.moves_by_one:
+        return None
+    x, w = convolution.image, convolution.weight
+    if x.dim() != 4 or {x.dtype, w.dtype} != {torch.float32}:
         return None
     *_, tall, wide = w.shape
-    same = [*padding] == [tall // 2, wide // 2] and tall % 2 == wide % 2 == 1
-    if {*stride, *dilation} != {1} or not same or tall * wide == 1 or not x.numel():
+    same = convolution.padding == (tall // 2, wide // 2) and tall % 2 == wide % 2 == 1
+    if not same or tall * wide == 1 or not x.numel():
         return None
     samples, channels, height, width = x.shape
     return _Sizes(samples, channels, w.shape[0], height, width, tall, wide)

@@ -7,9 +7,10 @@ channels 3 x 3 is four times as fast, with 24 about as fast, and 1 x 1 is faster
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
+
+from abele.kernels.convolutions import convolution_of
 
 #: By taps: for so many channels that are summed, pixels of a batch from which on cuDNN is slower.
 LEAST_PIXELS = {9: ((16, 1), (24, 8192), (64, 32768)), 1: ((64, 1),)}
@@ -57,23 +58,18 @@ class Sizes:
         return max(self.channels, self.results) <= MOST_CHANNELS_OF_WEIGHTS[self.taps]
 
 
-def sizes_of(x: Any, weight: Any, settings: tuple[Any, ...]) -> Sizes | None:
-    """Sizes of a convolution of which there are kernels here; None if it is another.
-
-    Args:
-        x: images, as a tensor or a place.
-        weight: the same.
-        settings: stride, padding, dilation, transposed, padding of results, and groups.
-    """
-    stride, padding, dilation, transposed, _, groups = settings
-    if {x.dtype, weight.dtype} != {torch.float32} or len(x.shape) != 4 or transposed or groups != 1:
+def sizes_of(node: torch.fx.Node) -> Sizes | None:
+    """Return the sizes of a convolution, or of its backward, with kernels here; None for others."""
+    convolution = convolution_of(node)
+    if convolution is None or not convolution.moves_by_one:
         return None
-    tall, wide = weight.shape[2:]
-    border = [*padding]
-    plain = {*stride, *dilation} == {1} and (tall, wide, border) in ((3, 3, [1, 1]), (1, 1, [0, 0]))
+    x, weight = convolution.image, convolution.weight
+    if {x.dtype, weight.dtype} != {torch.float32} or x.dim() != 4:
+        return None
     samples, channels, height, width = map(int, x.shape)
-    results = int(weight.shape[0])
+    results, _, tall, wide = map(int, weight.shape)
     largest = samples * max(channels, results) * height * width
+    plain = (tall, wide, convolution.padding) in ((3, 3, (1, 1)), (1, 1, (0, 0)))
     if not plain or not largest or not channels or not results or largest >= _LARGEST_INDEX:
         return None
     return Sizes(samples, channels, results, height, width, tall * wide)

@@ -35,16 +35,15 @@ def apart(program: Program) -> Program:
 
 
 def _is_half_ours(node: torch.fx.Node) -> bool:
-    _, image, weight, _, *settings, _ = arguments(node)
-    sizes = sizes_of(image.meta["val"], weight.meta["val"], tuple(settings))
+    sizes = sizes_of(node)
     return sizes is not None and sizes.turned().is_ours() != sizes.weights_are_ours()
 
 
 def convolution(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.convolution``."""
-    image, weight, bias, *settings = arguments(node)
+    image, weight, bias, *_ = arguments(node)
     x, w = translator.places[image], translator.places[weight]
-    result, sizes = translator.new_like(node), sizes_of(x, w, tuple(settings))
+    result, sizes = translator.new_like(node), sizes_of(node)
     if sizes is None or not sizes.is_ours() or not result.contiguous:
         return False
     x, w = translator.contiguous(x), translator.contiguous(w)
@@ -56,9 +55,9 @@ def convolution(translator: Any, node: torch.fx.Node) -> bool:
 
 def backward(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.convolution_backward``, whose bias is summed apart (``gpu_biases``)."""
-    grad, image, weight, _, *settings, mask = arguments(node)
+    grad, image, weight, *_, mask = arguments(node)
     grad, x, w = (translator.places[each] for each in (grad, image, weight))
-    sizes = sizes_of(x, w, tuple(settings))
+    sizes = sizes_of(node)
     if sizes is None or grad.dtype is not torch.float32 or mask[2] or _channels_last(x):
         return False
     if (mask[0] and not sizes.turned().is_ours()) or (mask[1] and not sizes.weights_are_ours()):
