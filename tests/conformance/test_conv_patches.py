@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from abele.errors import CorruptExecutable
-from abele.kernels import binding, on_tensors
+from abele.kernels import on_tensors
 from abele.kernels.convolutions import PATCHES, kernel_of
 from abele.targets.cpu.op_by_op.convolutions import own_convolution
 from helpers.kernel_library import NEEDS_COMPILER, error
@@ -80,24 +80,6 @@ def test_results_and_gradients_are_as_exact_as_eagers(own, case, transposed):
         ):
             assert value.shape == exact.shape
             assert error(value, exact) < max(2e-7, error(eager, exact))
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_threads_do_not_change_a_bit(own, case):
-    small, large, weight = tensors(case)
-    described = binding.Patches(*small.shape[:1], *small.shape[2:], *weight.shape)
-
-    def by(threads):
-        results = torch.empty_like(large), torch.empty_like(small), torch.empty_like(weight)
-        x, y, w, *to = (each.data_ptr() for each in (small, large, weight, *results))
-        own.abele_patches_spread(described, x, w, None, to[0], threads)
-        own.abele_patches_gather(described, y, w, None, to[1], threads)
-        own.abele_patches_weight(described, x, y, to[2], threads)
-        return results
-
-    alone = by(1)
-    for threads in (2, 3, 7):
-        assert all(map(torch.equal, alone, by(threads)))
 
 
 def test_no_images_have_no_weight_gradient(own):

@@ -1,4 +1,4 @@
-"""Convolutions of 1x1 of channels-last images are those of float64, for any number of threads."""
+"""Convolutions of 1x1 of channels-last images are those of float64."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def torchs(case, dtype):
     return y, *rest
 
 
-def ours(library, case, threads, mask=(True, True, True)):
+def ours(library, case, mask=(True, True, True)):
     (x, weight, bias, grad), (stride, padding, *_) = operands(case)
     sizes = x.shape, weight.shape, stride, padding
-    how = {"layout": LAST, "function": "pointwise", "threads": threads}
+    how = {"layout": LAST, "function": "pointwise", "threads": 1}
     y = on_tensors.conv(library, *sizes, **how)(x, weight, bias)
     return y, *on_tensors.conv_backward(library, *sizes, mask, **how)(grad, x, weight)
 
@@ -57,24 +57,17 @@ def ours(library, case, threads, mask=(True, True, True)):
 def test_as_accurate_as_torch(library, case):
     exact = torchs(case, torch.float64)
     for mine, theirs, true in zip(
-        ours(library, case, 1), torchs(case, torch.float32), exact, strict=True
+        ours(library, case), torchs(case, torch.float32), exact, strict=True
     ):
         errors = [(each.double() - true).norm() for each in (mine, theirs)]
         assert errors[0] <= 1.5 * errors[1] + 1e-6 * true.norm()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_any_number_of_threads_gives_the_same_bits(library, case):
-    one = ours(library, case, 1)
-    for threads in (2, 3):
-        assert all(map(torch.equal, one, ours(library, case, threads)))
-
-
 @pytest.mark.parametrize("mask", list(itertools.product((True, False), repeat=3)), ids=str)
 def test_only_wanted_gradients_are_computed(library, mask):
-    whole = ours(library, CASES[1], 1)[1:]
+    whole = ours(library, CASES[1])[1:]
     for mine, all_of_them, wanted in zip(
-        ours(library, CASES[1], 1, mask)[1:], whole, mask, strict=True
+        ours(library, CASES[1], mask)[1:], whole, mask, strict=True
     ):
         assert torch.equal(mine, all_of_them) if wanted else mine is None
 
@@ -103,7 +96,7 @@ def test_programs_call_them(library, case):
     x, weight, bias, grad = values["x"], values["weight"], values["bias"], values["grad"]
     y = own_convolution(forward, library)(x, weight, bias, *forward.args[3:])
     gradients = own_convolution(backward, library)(grad, x, weight, *backward.args[3:])
-    expected = ours(library, case, None)
+    expected = ours(library, case)
     assert all(map(torch.equal, (y, *gradients), expected))
 
 

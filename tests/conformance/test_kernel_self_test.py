@@ -17,7 +17,7 @@ from abele import get_target
 from abele.compile.verdict import ComparisonWarning
 from abele.errors import CompilerError
 from abele.kernels import binding, build, self_test, sources
-from abele.kernels.cases import TABLES
+from abele.kernels.cases import TABLES, images, matrices, rows
 from abele.step.config import StepConfig
 from abele.targets.cpu.compiler import instruction_set
 from abele.targets.cpu.emitted import headers
@@ -125,6 +125,29 @@ def test_each_row_of_each_table_is_computed(kind):
     """A row for which a processor has no code would end its table."""
     for table in TABLES[kind].values():
         assert len([case for case in table(kernels()) if case.problem() is None]) >= 33
+
+
+# Planes of many samples are summed by each thread for its own.
+ALIKE = [
+    (kind, name)
+    for kind, tables in TABLES.items()
+    for name in tables
+    if not name.startswith("abele_conv_")
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), ALIKE)
+def test_any_number_of_threads_gives_the_same_bits(kind, name):
+    def results(threads):
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (images, matrices, rows):
+                patch.setattr(module, "threads_of", lambda _: threads)
+            return [each.results for each in TABLES[kind][name](kernels())]
+
+    one = results(1)
+    for threads in (2, 3):
+        for ours, alone in zip(results(threads), one, strict=True):
+            assert all(map(torch.equal, ours, alone))
 
 
 def altered(folder: Path, file: str, old: str, new: str) -> Path:

@@ -73,7 +73,9 @@ Index blocks_of(Index tiles, Index most, int threads) {
 void convolve(const Tiles& from, const Tiles& to, const float* x, const Weights& weights,
               const Finish& finish, float* y, int threads, Scratch& scratch) {
   if (to.count() == 0) return;
-  const Index blocks = blocks_of(to.count(), BLOCK, threads);
+  Index blocks = blocks_of(to.count(), BLOCK, threads);
+  // Fewer tiles are summed in another order: bits would depend on the number of threads.
+  if (is_shallow(weights)) blocks = std::min(blocks, std::max<Index>(to.count() / HIGH_ROWS, 1));
   const Index most = ceil_div(to.count(), blocks);
   const Index inputs = POINTS * matrix_size(most, from.channels);
   const Index products = POINTS * matrix_size(most, to.channels);

@@ -62,6 +62,11 @@ void multiply_shallow(const Weights& weights, const float* inputs, Index count, 
     }
 }
 
+// Whether `multiply` sums in the order of `shallow_rows` for HIGH_ROWS tiles and more.
+inline bool is_shallow(const Weights& weights) {
+  return weights.in == 8 || weights.in == 16 || weights.in == 24;
+}
+
 inline void multiply(const Weights& weights, const float* inputs, Index count, float* products) {
   if (count >= HIGH_ROWS) {
     if (weights.in == 8) return multiply_shallow<8>(weights, inputs, count, products);

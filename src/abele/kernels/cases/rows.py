@@ -50,22 +50,25 @@ def _layer_norms(library: ctypes.CDLL) -> Iterator[Case]:
         yield Case({"rows": rows, "size": size}, results, [exact, *_statistics(x, (1,))])
 
 
-def _layer_norm_gradients(rows: int, size: int) -> tuple[list[Tensor], list[Tensor]]:
+def _layer_norm_gradients(
+    rows: int, size: int, *, weighted: bool = True
+) -> tuple[list[Tensor | None], list[Tensor]]:
     """Return gradient, x, mean, rstd and weight; exact gradients of x, weight and bias."""
     x, grad, weight = numbers(rows, size), numbers(rows, size, seed=1), numbers(size, seed=2)
+    weight = weight if weighted else torch.ones_like(weight)
     leaves = double(x, weight, torch.zeros_like(weight))
     y = functional.layer_norm(leaves[0], (size,), leaves[1], leaves[2], _EPS)
     exact = gradients(y, leaves, grad.double())
     mean, rstd = _statistics(x, (1,))
-    return [grad, x, mean.float(), rstd.float(), weight], exact
+    return [grad, x, mean.float(), rstd.float(), weight if weighted else None], exact
 
 
 def _layer_norms_backward(library: ctypes.CDLL) -> Iterator[Case]:
     for index, size in enumerate(TAILS):
-        rows, function = 1 + index % 5, library.abele_layer_norm_backward
-        given, exact = _layer_norm_gradients(rows, size)
+        rows, function, weighted = 1 + index % 5, library.abele_layer_norm_backward, index % 3 != 0
+        given, exact = _layer_norm_gradients(rows, size, weighted=weighted)
         result = unwritten((rows, size))
-        call(function, 1, rows, size, *given, *result, threads_of(index))
+        call(function, int(weighted), rows, size, *given, *result, threads_of(index))
         yield Case({"rows": rows, "size": size}, result, exact[:1])
 
 
@@ -185,12 +188,12 @@ def _labels(library: ctypes.CDLL) -> Iterator[Case]:
         (x,), target = double(numbers(outer, size, inner)), integers(size, outer, inner)
         if target.numel() > 1:
             target.view(-1)[0] = ignored
-        weights = numbers(size, seed=2).abs() + 0.5
+        weights = numbers(size, seed=2).abs() + 0.5 if index % 4 else numbers(size) * 0 + 1
         how: dict[str, Any] = {"ignore_index": ignored, "reduction": reductions[kind]}
         loss = functional.nll_loss(x, target, weights.double(), **how)
         grad, result = numbers(*loss.shape, seed=1), unwritten((outer, size, inner))
         total = weights[target[target >= 0]].sum()
-        given = grad, target, weights, total, *result, threads_of(index)
+        given = grad, target, weights if index % 4 else None, total, *result, threads_of(index)
         call(library.abele_nll_loss_backward, kind, outer, size, inner, ignored, *given)
         exact = gradients(loss, x, grad.double())
         yield Case({"outer": outer, "size": size, "inner": inner}, result, exact)
