@@ -56,11 +56,7 @@ def _shapes(
     first: list[torch.Tensor],
     second: list[torch.Tensor],
     steps: list[torch.Tensor],
-    rate: torch.Tensor,
-    beta1: torch.Tensor,
-    beta2: torch.Tensor,
-    eps: torch.Tensor,
-    decay: torch.Tensor,
+    *numbers: torch.Tensor,
 ) -> list[torch.Tensor]:
     return [torch.empty_like(each) for each in (*params, *first, *second, *steps)]
 

@@ -6,6 +6,8 @@ groups and transposition. Importing this module registers them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from abele.ops._register import shapes_of
@@ -75,14 +77,12 @@ def _backward_shapes(
     grad: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
-    stride: list[int],
-    padding: list[int],
-    output_mask: list[bool],
+    *settings: list[Any],
 ) -> tuple[torch.Tensor | None, ...]:
     shapes = (x.shape, weight.shape, weight.shape[:1])
     return tuple(
         grad.new_empty(shape) if needed else None
-        for shape, needed in zip(shapes, output_mask, strict=True)
+        for shape, needed in zip(shapes, settings[-1], strict=True)
     )
 
 

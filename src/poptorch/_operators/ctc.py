@@ -2,7 +2,7 @@
 
 import torch
 
-from abele.ops import ctc_beam_search
+from abele.ops import ctc
 from poptorch._error import error
 
 
@@ -53,4 +53,4 @@ def ctc_beam_search_decoder(
         raise error(
             f"{name} needs 1 <= top_paths <= beam_width, found {top_paths} and {beam_width}."
         )
-    return list(ctc_beam_search.forward(probs.detach(), lengths, blank, beam_width, top_paths))
+    return list(ctc.beam_search(probs.detach(), lengths, blank, beam_width, top_paths))

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from abele.ops import ctc_loss
+from abele.ops.ctc import ctc_loss
 from poptorch._error import error
 from poptorch._operators.custom_op import POPART, register_custom_op
 
@@ -75,10 +75,10 @@ def ctc(inputs: list[torch.Tensor], attributes: dict) -> list[torch.Tensor]:
             raise error(f"Ctc knows {name} {[*known]}, found {value!r}. Its attributes are {_CTC}.")
     reduction = _REDUCTIONS[settings["reduction"]]
     others = targets.long(), lengths[0], lengths[1], settings["blank"]
-    loss = ctc_loss.ctc_loss(log_probs, *others, reduction)
+    loss = ctc_loss(log_probs, *others, reduction)
     with torch.enable_grad():
         leaf = log_probs.detach().requires_grad_()
-        each = ctc_loss.ctc_loss(leaf, *others, "none")
+        each = ctc_loss(leaf, *others, "none")
         (gradient,) = torch.autograd.grad(each.sum(), leaf)
     dtype = _DATA_TYPES[settings["outDataType"]] or log_probs.dtype
     return [loss.to(dtype), gradient.to(dtype)]

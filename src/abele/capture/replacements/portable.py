@@ -22,7 +22,7 @@ from abele.capture import losses
 from abele.capture.replacements import graph_operators, recurrent_layers, static_forms
 from abele.containers import is_sequence
 from abele.errors import LossError
-from abele.ops import ctc_loss
+from abele.ops import ctc
 from abele.trace.constants import constant_value
 from abele.trace.decompositions import values_alone
 from abele.trace.writes import has_out
@@ -163,7 +163,7 @@ class _PortableFunctions(TorchFunctionMode):
             raise LossError(
                 'ctc_loss with reduction="none" is not supported in training. Use "mean" or "sum".'
             )
-        loss = ctc_loss.ctc_loss(
+        loss = ctc.ctc_loss(
             log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
         )
         losses.mark_loss(loss, "ctc_loss")

@@ -1,0 +1,297 @@
+"""Connectionist temporal classification: the loss, and beam search over label sequences.
+
+The loss has shapes that do not depend on the values of lengths: torch's own operator is the
+computation; around it, the table of partial sums has the size of the longest possible target.
+Beam search runs on the host: prefix search as by Graves (2006) and Hannun (2014). A beam is a label
+sequence, its probability the sum over all alignments that spell it, in two parts, ending in a blank
+or in its last label. Importing this module registers the operators.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from abele.ops._register import register_gradient, shapes_of
+
+aten = torch.ops.aten
+
+_FORWARD = "abele::ctc_loss"
+_BACKWARD = "abele::ctc_loss_backward"
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+
+torch.library.define(
+    _FORWARD,
+    "(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank,"
+    " bool zero_infinity) -> (Tensor, Tensor)",
+    tags=_TAGS,
+)
+torch.library.define(
+    _BACKWARD,
+    "(Tensor grad, Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths,"
+    " Tensor loss, Tensor table, int blank, bool zero_infinity) -> Tensor",
+    tags=_TAGS,
+)
+
+
+@torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
+def _forward(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int,
+    zero_infinity: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    loss, table = aten._ctc_loss.Tensor(
+        log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
+    )
+    padded = _table_like(log_probs, targets)
+    padded[:, :, : table.shape[2]] = table
+    padded[:, :, table.shape[2] :] = 0
+    return loss, padded
+
+
+@shapes_of(_FORWARD)
+def _forward_shape(
+    log_probs: torch.Tensor, targets: torch.Tensor, *others: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return log_probs.new_empty((log_probs.shape[1],)), _table_like(log_probs, targets)
+
+
+def _table_like(log_probs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return an empty table ``[batch, time, 2 x longest possible target + 1]``."""
+    return log_probs.new_empty((log_probs.shape[1], log_probs.shape[0], 2 * targets.shape[-1] + 1))
+
+
+@torch.library.impl(_BACKWARD, "CompositeExplicitAutograd")
+def _backward(
+    grad: torch.Tensor,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    loss: torch.Tensor,
+    table: torch.Tensor,
+    blank: int,
+    zero_infinity: bool,
+) -> torch.Tensor:
+    longest = int(target_lengths.max())
+    return aten._ctc_loss_backward.Tensor(
+        grad,
+        log_probs,
+        targets,
+        input_lengths,
+        target_lengths,
+        loss,
+        table[:, :, : 2 * longest + 1].contiguous(),
+        blank,
+        zero_infinity,
+    ).contiguous()  # compiled code relies on the strides of the shape function below
+
+
+@shapes_of(_BACKWARD)
+def _backward_shape(grad: torch.Tensor, log_probs: torch.Tensor, *others: Any) -> torch.Tensor:
+    return log_probs.new_empty(log_probs.shape)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    log_probs, targets, input_lengths, target_lengths, ctx.blank, ctx.zero_infinity = inputs
+    ctx.save_for_backward(log_probs, targets, input_lengths, target_lengths, *output)
+
+
+def _gradient(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
+    result = backward(grad, *ctx.saved_tensors, ctx.blank, ctx.zero_infinity)
+    return result, None, None, None, None, None
+
+
+register_gradient(_FORWARD, _gradient, _setup)
+
+forward = torch.ops.abele.ctc_loss.default
+backward = torch.ops.abele.ctc_loss_backward.default
+
+
+def ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """Return what ``torch.nn.functional.ctc_loss`` computes, in a form that can be captured.
+
+    Args:
+        log_probs: [time, batch, classes], or [time, classes].
+        targets: [batch, longest], or all of them in one vector.
+        input_lengths: [batch] integers, a tensor or a sequence.
+        target_lengths: likewise.
+        blank: the class that separates labels.
+        reduction: ``none``, ``mean`` (each divided by its target's length first) or ``sum``.
+        zero_infinity: targets that do not fit count zero, and their gradient too.
+    """
+    device = log_probs.device
+    lengths = [
+        torch.as_tensor(each, dtype=torch.int64, device=device).reshape(-1)
+        for each in (input_lengths, target_lengths)
+    ]
+    batched = log_probs.dim() == 3
+    if not batched:
+        log_probs, targets = log_probs.unsqueeze(1), targets.reshape(1, -1)
+    # There is no kernel for narrower types.
+    wide = log_probs if log_probs.dtype is torch.float64 else log_probs.float()
+    loss, _ = forward(wide, targets, *lengths, blank, zero_infinity)
+    loss = loss.to(log_probs.dtype)
+    if zero_infinity:
+        loss = torch.where(loss == torch.inf, 0.0, loss)
+    if reduction == "mean":
+        return (loss / lengths[1].to(loss.dtype).clamp_min(1)).mean()
+    if reduction == "sum":
+        return loss.sum()
+    return loss if batched else loss.squeeze(0)
+
+
+# -- beam search ------------------------------------------------------------------------------
+
+_SEARCH = "abele::ctc_beam_search"
+
+torch.library.define(
+    _SEARCH,
+    "(Tensor log_probs, Tensor lengths, int blank, int beam_width, int top_paths)"
+    " -> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+@torch.library.impl(_SEARCH, "CompositeExplicitAutograd")
+def _search(
+    log_probs: torch.Tensor, lengths: torch.Tensor, blank: int, beam_width: int, top_paths: int
+) -> tuple[torch.Tensor, ...]:
+    time, batch, _ = log_probs.shape
+    host = log_probs.detach().to("cpu", torch.float64).numpy()
+    scores = np.full((batch, top_paths), -np.inf)
+    sizes = np.zeros((batch, top_paths), dtype=np.int32)
+    paths = np.full((batch, top_paths, time), blank, dtype=np.int32)
+    num_steps: list[int] = cast("Any", lengths).tolist()
+    for sample, length in enumerate(num_steps):
+        search = _Search(blank, beam_width)
+        for step in range(min(max(length, 0), time)):
+            search.advance(host[step, sample])
+        for rank, (score, labels) in enumerate(search.best(top_paths)):
+            scores[sample, rank], sizes[sample, rank] = score, len(labels)
+            paths[sample, rank, : len(labels)] = labels
+    device = log_probs.device
+    return (
+        torch.as_tensor(scores, dtype=log_probs.dtype, device=device),
+        torch.as_tensor(sizes, device=device),
+        torch.as_tensor(paths, device=device),
+    )
+
+
+@shapes_of(_SEARCH)
+def _search_shape(
+    log_probs: torch.Tensor, lengths: torch.Tensor, blank: int, beam_width: int, top_paths: int
+) -> tuple[torch.Tensor, ...]:
+    time, batch, _ = log_probs.shape
+    shape = (batch, top_paths)
+    return (
+        log_probs.new_empty(shape),
+        log_probs.new_empty(shape, dtype=torch.int32),
+        log_probs.new_empty((*shape, time), dtype=torch.int32),
+    )
+
+
+beam_search = torch.ops.abele.ctc_beam_search.default
+
+
+@dataclasses.dataclass
+class _Beams:
+    """The beams of one sample, one entry each.
+
+    Attributes:
+        node: the label sequence, as a node of the tree of all that were ever kept.
+        parent: the sequence without its last label; -1 for the empty one.
+        label: its last label; -1 for the empty one.
+        blank: log probability of the alignments that end in a blank.
+        spoken: of those that end in the last label.
+    """
+
+    node: Any
+    parent: Any
+    label: Any
+    blank: Any
+    spoken: Any
+
+    @property
+    def total(self) -> Any:
+        return np.logaddexp(self.blank, self.spoken)
+
+
+class _Search:
+    def __init__(self, blank: int, width: int):
+        self.blank, self.width = blank, width
+        self.tree: list[tuple[int, int]] = [(-1, -1)]  # parent and label of each node
+        self.children: dict[tuple[int, int], int] = {}
+        first = np.array([-1])
+        self.beams = _Beams(np.array([0]), first, first, np.zeros(1), np.full(1, -np.inf))
+
+    def advance(self, log_probs: Any) -> None:
+        """Extend the beams by a time step with these log probabilities by class."""
+        beams, count = self.beams, len(self.beams.node)
+        repeated = np.where(beams.label >= 0, log_probs[beams.label], -np.inf)
+        blank = beams.total + log_probs[self.blank]
+        spoken = beams.spoken + repeated
+        grown = beams.total[:, None] + log_probs[None, :]
+        # The same label again is another one only behind a blank.
+        named = np.flatnonzero(beams.label >= 0)
+        grown[named, beams.label[named]] = beams.blank[named] + repeated[named]
+        grown[:, self.blank] = -np.inf
+        # A beam that grows into another one adds to it.
+        child, parent = np.nonzero(beams.parent[:, None] == beams.node[None, :])
+        last = beams.label[child]
+        spoken[child] = np.logaddexp(spoken[child], grown[parent, last])
+        grown[parent, last] = -np.inf
+        candidates = np.concatenate([np.logaddexp(blank, spoken), grown.ravel()])
+        best = _largest(candidates, self.width)
+        stay, grow = best[best < count], best[best >= count] - count
+        self._keep(blank, spoken, grown, stay, *np.divmod(grow, grown.shape[1]))
+
+    def _keep(self, blank: Any, spoken: Any, grown: Any, stay: Any, rows: Any, labels: Any) -> None:
+        beams = self.beams
+        parents = beams.node[rows]
+        nodes = [self._child(*pair) for pair in zip(parents.tolist(), labels.tolist(), strict=True)]
+        self.beams = _Beams(
+            np.concatenate([beams.node[stay], np.array(nodes, dtype=np.int64)]),
+            np.concatenate([beams.parent[stay], parents]),
+            np.concatenate([beams.label[stay], labels]),
+            np.concatenate([blank[stay], np.full(len(rows), -np.inf)]),
+            np.concatenate([spoken[stay], grown[rows, labels]]),
+        )
+
+    def _child(self, parent: int, label: int) -> int:
+        node = self.children.setdefault((parent, label), len(self.tree))
+        if node == len(self.tree):
+            self.tree.append((parent, label))
+        return node
+
+    def best(self, count: int) -> list[tuple[float, list[int]]]:
+        """Log probability and labels of the best beams, the best first."""
+        total = self.beams.total
+        return [(float(total[i]), self._labels(self.beams.node[i])) for i in _largest(total, count)]
+
+    def _labels(self, node: int) -> list[int]:
+        labels: list[int] = []
+        while node:
+            node, label = self.tree[node]
+            labels.append(label)
+        return labels[::-1]
+
+
+def _largest(values: Any, count: int) -> Any:
+    """Return positions of the largest possible values, in falling order; equal ones in theirs."""
+    order = np.argsort(-values, kind="stable")[:count]
+    return order[values[order] > -np.inf]
