@@ -1,5 +1,5 @@
 // Direct convolutions of few samples: their images are computed one by one.
-#include "pixel_gradient.h"
+#include "pixels.h"
 
 namespace abele {
 namespace {

@@ -120,56 +120,46 @@ def threads_worth(library: ctypes.CDLL, floats: int, multiply_adds: int = 0) -> 
     return lambda: of(torch.get_num_threads())
 
 
+# -- patches: kernel and stride are equal ---------------------------------------------------------
+#
+# ``small`` is [N, S, H, W] and ``large`` [N, L, H h, W w], both channels last; ``weight`` is
+# [S, L, h, w], contiguous. These functions raise CorruptExecutable if there is no code for so many
+# channels, and ValueError if a tensor has another layout.
+
+
 def spread(library: ctypes.CDLL, small: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return a transposed convolution, or the gradient of the input of a plain one.
-
-    Args:
-        library: the kernels.
-        small: float32 ``[N, S, H, W]``, channels last.
-        weight: float32 ``[S, L, h, w]``, contiguous.
-        bias: float32 ``[L]``.
-
-    Raises:
-        CorruptExecutable: there is no code for so many channels.
-        MemoryError: there is no memory.
-        ValueError: a tensor does not lie as it has to.
-    """
+    """Return a transposed convolution, or the input gradient of a plain one; ``bias`` is [L]."""
     images, _, height, width = small.shape
     _, channels, high, wide = weight.shape
-    shape = images, channels, height * high, width * wide
-    large = torch.empty(shape, memory_format=CHANNELS_LAST)
+    large = _image(images, channels, height * high, width * wide)
     pointers = pointer(small, CHANNELS_LAST), pointer(weight), pointer(bias)
-    threads = _patches_threads(library, small, weight)
-    library.abele_patches_spread(_patches(small, weight), *pointers, large.data_ptr(), threads)
+    sizes, threads = _patches(library, small, weight)
+    library.abele_patches_spread(sizes, *pointers, large.data_ptr(), threads)
     return large
 
 
 def gather(library: ctypes.CDLL, large: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return a plain convolution, or the gradient of the input of a transposed one.
-
-    Takes and raises what ``spread`` does; ``large`` is ``[N, L, H h, W w]``, ``bias`` ``[S]``.
-    """
+    """Return a plain convolution, or the input gradient of a transposed one; ``bias`` is [S]."""
     images, _, height, width = large.shape
     channels, _, high, wide = weight.shape
-    shape = images, channels, height // high, width // wide
-    small = torch.empty(shape, memory_format=CHANNELS_LAST)
+    small = _image(images, channels, height // high, width // wide)
     pointers = pointer(large, CHANNELS_LAST), pointer(weight), pointer(bias)
-    threads = _patches_threads(library, small, weight)
-    library.abele_patches_gather(_patches(small, weight), *pointers, small.data_ptr(), threads)
+    sizes, threads = _patches(library, small, weight)
+    library.abele_patches_gather(sizes, *pointers, small.data_ptr(), threads)
     return small
 
 
 def weight_gradient(library: ctypes.CDLL, small: Tensor, large: Tensor, weight: Tensor) -> Tensor:
-    """Return the gradient of the weight of both; takes and raises what ``spread`` does."""
+    """Return the gradient of the weight of both."""
     result = torch.empty(weight.shape)
     pointers = pointer(small, CHANNELS_LAST), pointer(large, CHANNELS_LAST), result.data_ptr()
-    threads = _patches_threads(library, small, weight)
-    library.abele_patches_weight(_patches(small, weight), *pointers, threads)
+    sizes, threads = _patches(library, small, weight)
+    library.abele_patches_weight(sizes, *pointers, threads)
     return result
 
 
 def channel_sums(library: ctypes.CDLL, x: Tensor) -> Tensor:
-    """Return the sums of each channel of channels-last images; raises what ``spread`` does."""
+    """Return the sums of each channel of channels-last images."""
     images, channels, height, width = x.shape
     sums = torch.empty(channels)
     threads = threads_for(library, x.numel())
@@ -178,13 +168,18 @@ def channel_sums(library: ctypes.CDLL, x: Tensor) -> Tensor:
     return sums
 
 
-def _patches(small: Tensor, weight: Tensor) -> ctypes.Structure:
+def _image(*shape: int) -> Tensor:
+    return torch.empty(shape, memory_format=CHANNELS_LAST)
+
+
+def _patches(library: ctypes.CDLL, small: Tensor, weight: Tensor) -> tuple[ctypes.Structure, int]:
+    """Return the sizes of a convolution, and the threads that it keeps busy."""
     images, _, height, width = small.shape
-    return Patches(images, height, width, *weight.shape)
+    threads = threads_for(library, 0, small.numel() * weight[0].numel())
+    return Patches(images, height, width, *weight.shape), threads
 
 
-def _patches_threads(library: ctypes.CDLL, small: Tensor, weight: Tensor) -> int:
-    return threads_for(library, 0, small.numel() * weight[0].numel())
+# -- pools and upsampling -------------------------------------------------------------------------
 
 
 def place_count(shape: Sequence[int]) -> int:
