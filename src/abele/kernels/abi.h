@@ -1,7 +1,8 @@
 // Every function and structure of the kernels' library, for whoever calls it.
 //
 // This stays plain C that includes nothing but <stdint.h>, and the library needs neither torch nor
-// Python: link its objects, or open the shared object, and call. binding.py says it in ctypes.
+// Python: link its objects, or open the shared object, and call. binding.py reads structures, enums,
+// callbacks and functions in the forms that stand here; a test counts them.
 //
 // Tensors are dense and of float32 unless said otherwise. Images are [images, channels, height,
 // width]; with `channels_last` that is their shape, and memory has [images, height, width,
