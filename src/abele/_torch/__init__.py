@@ -179,7 +179,7 @@ def children_by_name(module: torch.nn.Module) -> dict[str, torch.nn.Module | Non
 def devices_shown(
     show: Callable[[torch.Tensor, torch.device], torch.device],
 ) -> Generator[None]:
-    """While open, the ``device`` of a tensor without data is what ``show`` makes of it.
+    """While open, the ``device`` of a fake tensor is the result of ``show``.
 
     ``FakeTensor.device`` is a property of the class, which function modes do not intercept.
     """
@@ -317,7 +317,7 @@ def kernel_of(operator: OpOverload) -> Callable[..., Any]:
 
 @functools.cache
 def is_composite(operator: OpOverload) -> bool:
-    """Return whether an operator is made of others, so that tracing it may take it apart.
+    """Return whether an operator is composite, so that tracing may decompose it.
 
     Those that have code of their own for processors beside it stay: ``silu_backward``.
     """
@@ -331,7 +331,7 @@ def is_composite(operator: OpOverload) -> bool:
 
 @contextlib.contextmanager
 def code_when_run() -> Generator[None]:
-    """While open, tracing makes graphs that generate their code when they first run.
+    """While open, traced graphs generate their code when they first run.
 
     By default torch generates code at every change: a fifth of a large model's compile time.
     """

@@ -1,4 +1,4 @@
-"""Copies of nodes and graphs, without what torch does for sizes that nobody knows.
+"""Copies of nodes and graphs, without torch's handling of symbolic sizes.
 
 ``Graph.create_node`` looks through all arguments of every node for symbolic sizes, in Python, which
 takes more than the rest of a copy. No graph here has any.

@@ -43,7 +43,7 @@ def _loaded() -> type | None:
 
 
 def load_when_needed() -> None:
-    """Keep torch from loading ``DTensor`` unless somebody else does, before or later.
+    """Keep torch from loading ``DTensor`` unless other code loads it.
 
     Torch remembers the class for good, so it is asked for it once while another has its name.
     """

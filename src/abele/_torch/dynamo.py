@@ -113,7 +113,7 @@ def _until_loaded(hidden: Callable[..., Any], inner: Callable[..., Any]) -> Call
 
 
 class _Unloaded(types.ModuleType):
-    """Stands for the front-end, or a module of it, and loads it for all but some settings."""
+    """A stand-in for torch's compiler front-end that loads it except for a few settings."""
 
     # Tensors without data read these at each operator.
     _DEFAULTS: ClassVar = {"_custom_ops_profile": None}

@@ -1,4 +1,4 @@
-"""The mode of a capture, tensors without data and of fixed shapes, and what makes such tensors."""
+"""The fake-tensor mode of a capture, with fixed shapes, and functions that create fake tensors."""
 
 # pyright: reportPrivateUsage=false
 
@@ -99,7 +99,7 @@ def laid_out(
     device: torch.device,
     mode: FakeTensorMode,
 ) -> torch.Tensor:
-    """Return a tensor without data that lies in memory of its own as stated."""
+    """Return a fake tensor with these strides in memory of its own."""
     with in_kernel_invocation_manager(mode):
         meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
     return FakeTensor(mode, meta, device)

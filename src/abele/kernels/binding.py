@@ -139,7 +139,7 @@ def bound(path: Path) -> ctypes.CDLL:
 
 
 def bind(library: ctypes.CDLL, names: Iterable[str]) -> None:
-    """Make functions of a library, or of a program that has them, know their arguments.
+    """Declare the arguments of functions of a library, or of a program linked with them.
 
     Raises:
         AttributeError: there is no such function.

@@ -43,7 +43,7 @@ RESULT = "{result}"
 
 
 class Making(NamedTuple):
-    """A file, and what makes it.
+    """A file and the command that compiles or links it.
 
     Attributes:
         command: its part ``RESULT`` stands for the path of a file that will be moved to ``path``.
@@ -90,7 +90,7 @@ def shared_library(compiler: str, instruction_set: str) -> bytes:
 
 
 def library(compiler: str, instruction_set: str) -> Path:
-    """Return the path of the library. Takes and raises what ``shared_library`` does.
+    """Return the path of the library; arguments and errors are those of ``shared_library``.
 
     Of processes that want it at once, instances of a program for example, one compiles.
     """
@@ -136,7 +136,7 @@ def linkable(compiler: str, instruction_set: str, names: Iterable[str]) -> list[
 def makings(
     compiler: str, instruction_set: str, names: Collection[str] | None = None
 ) -> list[list[Making]]:
-    """Return what makes the files that are missing, for another process to do.
+    """Return the commands for missing files, for another process to run.
 
     Args:
         compiler: path of the C++ compiler.
@@ -158,7 +158,7 @@ def makings(
 
 
 def make(making: Making) -> None:
-    """Make a file; a crash of the system leaves all of it, or none.
+    """Run the command of a file; a crash of the system leaves all of the file, or none.
 
     Raises:
         CompilerError: the command fails.
@@ -170,7 +170,7 @@ def make(making: Making) -> None:
 
 
 def missing_s(compiler: str, instruction_set: str, names: Collection[str] | None = None) -> float:
-    """Return the processor time that making what is not there takes, in seconds; 0 if nothing.
+    """Return the CPU seconds needed to build missing files; 0 if there are none.
 
     Takes what ``makings`` does, and raises what ``shared_library`` does.
     """
@@ -217,7 +217,7 @@ def _make(compiler: str, places: Places) -> None:
 
 
 def _published(made: str, path: Path) -> None:
-    """Move a file to where others look for it; a crash of the system leaves all of it, or none."""
+    """Move a file to its final path; a crash of the system leaves all of it, or none."""
     try:
         with open(made, "rb") as file:
             os.fsync(file.fileno())
@@ -228,7 +228,7 @@ def _published(made: str, path: Path) -> None:
 
 
 def _linking(compiler: str, places: Places) -> Making:
-    """Return what makes the library of the objects."""
+    """Return the command that links the objects to the library."""
     objects = [str(places.object(source)) for source in KERNELS]
     return Making(sources.linking(compiler, objects, RESULT), str(places.library))
 

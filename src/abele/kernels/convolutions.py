@@ -1,4 +1,4 @@
-"""Convolutions of images: which of our kernels computes one, if any, and the memory that it takes.
+"""Convolutions of images: the choice of the kernel, and its workspace.
 
 ``KERNELS`` is the registry; lowerings, memory plans and reports read it. The numbers behind the
 limits come from ``benchmarks/convolutions.py``.
@@ -310,7 +310,7 @@ def pixels(convolution: Convolution) -> int:
 
 
 def _pointwise_scratch(convolution: Convolution) -> int:
-    """Return the bytes that ``conv_pointwise.cpp`` takes to gather pixels of a strided image."""
+    """Return the workspace bytes of ``conv_pointwise.cpp`` for pixels of a strided image."""
     if set(convolution.stride) == {1}:
         return 0
     times = 2 if convolution.backward else 1
@@ -433,7 +433,7 @@ def why(convolution: Convolution) -> str:
 
 
 def scratch_bytes(node: torch.fx.Node) -> int:
-    """Return the bytes that our kernel for a node takes besides tensors, and keeps (``calls.h``).
+    """Return the workspace bytes of our kernel for a node, which are cached (``calls.h``).
 
     Kernels without an entry take little.
     """

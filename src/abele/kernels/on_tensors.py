@@ -261,7 +261,7 @@ def upsample(library: ctypes.CDLL, x: Tensor, threads: int | None = None) -> Ten
 
 
 def upsample_backward(library: ctypes.CDLL, grad: Tensor, threads: int | None = None) -> Tensor:
-    """Return the gradient of what ``upsample`` was given. Takes and raises what that does."""
+    """Return the input gradient of ``upsample``; arguments and errors are those of ``upsample``."""
     images, channels, height, width = grad.shape
     grad_x = torch.empty((images, channels, height // 2, width // 2), memory_format=CHANNELS_LAST)
     pointers = (pointer(each, CHANNELS_LAST) for each in (grad, grad_x))
@@ -291,7 +291,7 @@ def _require(layout: torch.memory_format, *tensors: Tensor | None) -> None:
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """Return images ``[N, C, H, W]`` channels last; a copy only if they lie otherwise."""
+    """Return images ``[N, C, H, W]`` in channels-last order, copied only if necessary."""
     return images.contiguous(memory_format=CHANNELS_LAST)
 
 

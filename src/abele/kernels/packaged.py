@@ -36,7 +36,7 @@ def folder() -> Path | None:
 
 
 def digests() -> list[str]:
-    """Return the digest of the list of objects that the package brings for this machine, if any.
+    """Return the digest of the package's list of objects for this machine, if there is one.
 
     Programs link these objects, which another compiler made.
     """

@@ -116,7 +116,7 @@ def flags(level: str | None) -> tuple[str, ...]:
 
 
 def compiling(compiler: str, source: str, flags: Collection[str]) -> list[str]:
-    """Return the command that compiles a source, but for where its object goes (``-o``).
+    """Return the command that compiles a source, without its output (``-o``).
 
     Args:
         compiler: path of the C++ compiler.

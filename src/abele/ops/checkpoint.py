@@ -1,4 +1,4 @@
-"""A mark on activations that are kept; those between marks may be recomputed in backward.
+"""A mark on activations to be saved; those between marks may be rematerialized in backward.
 
 It occurs in captured programs only: ``passes/recomputation.py`` reads and removes it.
 Importing this module registers it.

@@ -1,4 +1,4 @@
-"""The order in which the elements of an image lie: channels last, or the default.
+"""The memory format of an image, channels last or contiguous, as an operator.
 
 Importing this module registers the operator.
 """

@@ -1,4 +1,4 @@
-"""Printing a tensor each time the program runs, and its gradient on the way back.
+"""An operator that prints a tensor in each run of a program, and its gradient in backward.
 
 The operator returns its argument (a copy: an operator of our own may not return an alias), so a
 print happens exactly where its result is used. Importing this module registers it.

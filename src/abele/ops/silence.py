@@ -32,7 +32,7 @@ def is_silenced() -> bool:
 
 
 def made_up(like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors in place of a function's results: fractions that differ, and other zeros.
+    """Return placeholder results of a function: distinct fractions, or zeros of other types.
 
     Args:
         like: tensors of the shapes and dtypes of the results.

@@ -56,7 +56,7 @@ def unless(wrong: torch.Tensor, result: torch.Tensor, message: str) -> torch.Ten
 
 
 def raising_failures(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return ``run`` of compiled code, made to raise the error of a check, not the code's own."""
+    """Wrap ``run`` of compiled code so that it raises the error of a failed check."""
 
     def checked(arguments: Any) -> Any:
         try:
@@ -71,7 +71,7 @@ def raising_failures(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _line() -> str:
-    """Return the user's line under way, without folders: programs with it are equal everywhere."""
+    """Return the user's current line, without folders, so that programs are equal everywhere."""
     frame = inspect.currentframe()
     assert frame is not None
     while frame.f_back is not None and is_library(frame.f_code.co_filename):

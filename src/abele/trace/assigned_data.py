@@ -103,7 +103,7 @@ class AssignedData(TorchFunctionMode):
     def _assign(
         self, tensor: torch.Tensor, value: torch.Tensor, put: Callable[..., object]
     ) -> None:
-        """Let a tensor of the trace stand for a value, whose memory ``put`` gives it."""
+        """Let a tensor of the trace represent a value, whose memory ``put`` assigns."""
         line = user_line()
         node = self._trace.node_of(value)
         if not isinstance(tensor, _torch.FakeTensor) or self._trace.node_of(tensor) is None:

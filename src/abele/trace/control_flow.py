@@ -1,4 +1,4 @@
-"""Loops and branches of a program: traced once, kept as one node each with graphs inside.
+"""Loops and branches of a program, each traced once as one node with graphs inside.
 
 A body is traced where it stands, like any other code of forward, so that it may read parameters,
 constants and values of its surroundings. Its nodes then move from the program into a graph of their
@@ -105,7 +105,7 @@ def choose(
     inputs: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
     check: Callable[..., None],
 ) -> list[torch.Tensor]:
-    """Run one of two bodies, whichever the condition's value asks for at run time.
+    """Run one of two bodies, chosen by the condition's value at run time.
 
     Args:
         condition: 0-d bool; true takes the first.

@@ -53,7 +53,7 @@ class UnknownError(Exception):
 
 
 def layout_of(tensor: torch.Tensor, *, place: bool = True) -> Hashable:
-    """Return the type of a tensor and how it lies in memory.
+    """Return the type and memory layout of a tensor.
 
     Args:
         tensor: with or without data.
@@ -128,7 +128,7 @@ def stated_results(
 
 
 def _order(*tensors: torch.Tensor) -> torch.memory_format | None:
-    """Return the order in which all lie in memory; None if there are several, or none of the two.
+    """Return the memory format that all tensors share; None if there is no single one.
 
     With one channel or one pixel both orders are the same, and kernels differ in which they choose.
     """
@@ -145,7 +145,7 @@ def _order(*tensors: torch.Tensor) -> torch.memory_format | None:
 
 
 def _order_of_images(x: torch.Tensor) -> torch.memory_format | None:
-    """Return the order of each image where other channels may lie between images."""
+    """Return the memory format of images, which other channels may separate."""
     size = x.shape[1:].numel()
     if x.device.type != "cpu" or x.stride(0) <= size or min(x.shape[1:]) < 2:
         return _order(x)
@@ -232,7 +232,7 @@ def _like_both(gradient: torch.Tensor, x: torch.Tensor, *settings: Any) -> torch
 
 
 def _view(function: Callable[..., torch.Tensor]) -> Callable[..., _Results]:
-    """Return what states the views that an operator makes."""
+    """Return a function that states the result of a view operator."""
 
     def viewed(x: torch.Tensor, *settings: Any) -> torch.Tensor | None:
         if type(x) is not _torch.FakeTensor or x.constant is not None or x.is_complex():
@@ -456,7 +456,7 @@ def actual(function: Callable[..., Any], args: Sequence[Any], result: Any) -> An
 
 @contextlib.contextmanager
 def correcting() -> Generator[None]:
-    """While open, the results in the trace under way are laid out as kernels do it."""
+    """While open, results in the current trace have the layout that kernels give them."""
     with _torch.Interception() as trace:
 
         def call(
@@ -502,7 +502,7 @@ def _in_trace(trace: _torch.Interception, before: torch.Tensor, now: torch.Tenso
 
 
 class Results:
-    """Results of operators, kept by what they depend on; shared, so nobody may change them."""
+    """A cache of operator results by key; results are shared and must not be changed."""
 
     def __init__(self):
         self._results: dict[Hashable, Any] = {}

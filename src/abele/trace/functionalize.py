@@ -374,7 +374,7 @@ class _Lifted:
 
 
 def _lift(graph: torch.fx.GraphModule) -> list[_Lifted]:
-    """Turn the tensors that a graph names into further inputs, behind all others."""
+    """Turn the constants of a graph into inputs, after all others."""
     named = [node for node in graph.graph.nodes if node.op == "get_attr"]
     named = [node for node in named if isinstance(_value(graph, node), torch.Tensor)]
     memories: dict[torch.fx.Node, list[torch.fx.Node]] = {}

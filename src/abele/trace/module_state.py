@@ -1,4 +1,4 @@
-"""A module's parameters and buffers by name, and running it with others in their place."""
+"""Parameters and buffers of a module by name, and calls of the module with other tensors."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def _lines_noted(lines: Lines) -> Generator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class _Allowed:
-    """Tensors that an empty place of a module may get, because a program has them in any case.
+    """Tensors that an empty attribute of a module may get, because a program has them anyway.
 
     ``self.loss = nn.CrossEntropyLoss(weight=self.weights)`` makes a module with one of them.
 
@@ -224,7 +224,7 @@ class _Allowed:
 def _check_kept(
     module: torch.nn.Module, kept: Mapping[int, Store], allowed: _Allowed, lines: Lines
 ) -> None:
-    """Refuse other tensors in the places of parameters and buffers.
+    """Refuse other tensors as parameters and buffers.
 
     Args:
         module: after forward; it may have other children than before.

@@ -83,7 +83,7 @@ class _Made:
 
 @dataclasses.dataclass(frozen=True)
 class _Given:
-    """An argument that is returned, and the node for which it stands from now on."""
+    """An argument that is returned, and its node from then on."""
 
     index: int
     node: torch.fx.Node
@@ -93,7 +93,7 @@ class _Given:
 def remembering(
     mode: _torch.FakeTensorMode, state: Mapping[int, str] | None = None
 ) -> Generator[tuple[AssignedData, Callable[[], list[Left]]]]:
-    """While open, the trace under way caches operators, and writes user's lines on nodes.
+    """While open, the current trace caches operators and records the user's lines on nodes.
 
     Args:
         mode: makes the tensors.
@@ -137,7 +137,7 @@ class _Memo:
     # -- the user's lines --------------------------------------------------------------
 
     def created(self, node: torch.fx.Node) -> None:
-        """Write the calls of ``forward`` under way on a node that was just created."""
+        """Record the active calls of ``forward`` on a node that was just created."""
         if node.op in ("call_function", "get_attr"):
             stack = self._stack()
             if stack:
@@ -251,7 +251,7 @@ class _Memo:
         return self._plain.lifted(value) if isinstance(value, torch.Tensor) else value
 
     def _become(self, tensor: torch.Tensor, other: torch.Tensor) -> bool:
-        """Make a tensor without elements another one, if it has no memory to keep."""
+        """Turn a tensor without memory into another one; return False if it has memory."""
         node = self._trace.node_of(other) if isinstance(tensor, _torch.FakeTensor) else None
         if node is None or tensor.untyped_storage().nbytes():
             return False

@@ -1,4 +1,4 @@
-"""A call of a kernel with small sizes, beside the exact result: what the tables are made of."""
+"""Rows of the self-test's tables: calls of a kernel with small sizes, and exact results."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _is_overrun(result: Tensor) -> bool:
 
 
 def call(function: Any, *arguments: Any) -> None:
-    """Call a kernel with the addresses of tensors in their place.
+    """Call a kernel with addresses for tensors.
 
     Its results stay NaN where there is no code for its sizes.
     """
@@ -135,7 +135,7 @@ def call(function: Any, *arguments: Any) -> None:
 
 
 def double(*tensors: Tensor) -> list[Tensor]:
-    """Return leaves in float64, of which gradients can be asked."""
+    """Return float64 copies that require gradients."""
     return [each.double().requires_grad_() for each in tensors]
 
 

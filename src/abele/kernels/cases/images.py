@@ -47,7 +47,7 @@ class _Sizes(NamedTuple):
     channels_last: int = 0
 
     def described(self, slope: float = 1.0) -> ctypes.Structure:
-        """Return the convolution as a kernel takes it."""
+        """Return the convolution as an argument of a kernel."""
         sizes = self.images, self.in_channels, self.height, self.width, self.out_channels
         return Conv(*sizes, *self.kernel, *self.stride, *self.padding, self.channels_last, slope)
 
@@ -108,7 +108,7 @@ _MOVES = (
 
 
 def _planes() -> Iterator[_Sizes]:
-    """Yield images whose channels lie apart: registers hold an element of several images."""
+    """Yield NCHW images: registers hold an element of several images."""
     for index, images in enumerate((*range(1, 18), 31, 33)):
         sizes = images, 1 + 3 * index % 7, 5 + index % 4, 5 + index % 7, 1 + 5 * index % 13
         yield _Sizes(*sizes, *_MOVES[index % len(_MOVES)])

@@ -49,7 +49,7 @@ def _sizes() -> Iterator[tuple[int, int, int]]:
 
 
 def _factors(rows: int, columns: int, inner: int, turned: int) -> tuple[Tensor, Tensor]:
-    """Return two factors of which each, both or none are transposed; rows lie apart."""
+    """Return two factors, of which one, both or none are transposed, with padded rows."""
     a = numbers(inner, rows + 1).T[:rows] if turned % 2 else numbers(rows, inner + 1)[:, :inner]
     if turned // 2:
         return a, numbers(columns, inner + 1, seed=1).T[:inner]
@@ -94,7 +94,7 @@ def _products(library: ctypes.CDLL) -> Iterator[Case]:
 
 
 def _several(library: ctypes.CDLL) -> Iterator[Case]:
-    """Test batches of products: one result for each, and their sum."""
+    """Test batches of GEMMs: one result for each, and their sum."""
     for index, (count, rows, columns, inner) in enumerate(((3, 9, 21, 33), (5, 14, 40, 65))):
         a, b = numbers(count, rows, inner), numbers(count, inner, columns, seed=1)
         apart = rows * columns
@@ -118,7 +118,7 @@ def _packing(library: ctypes.CDLL) -> Iterator[Case]:
 
 
 def _taking(result: Tensor, step: int) -> Any:
-    """Return a callback that copies rows, ``step`` elements apart, to where they belong."""
+    """Return a callback that copies rows, with a stride of ``step`` elements, into a result."""
     columns = result.shape[1]
 
     def take(_: Any, address: int, begin: int, count: int) -> None:
