@@ -6,10 +6,7 @@ Importing this module registers the operator.
 from __future__ import annotations
 
 import inspect
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,15 +20,11 @@ torch.library.define(
     _NAME, "(Tensor wrong, str message) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
 )
 
-# Compiled code calls back in its caller's thread and replaces the exception.
-_local = threading.local()
-
 
 @torch.library.impl(_NAME, "CompositeExplicitAutograd")
 def _check(wrong: torch.Tensor, message: str) -> torch.Tensor:
     if wrong.any():
-        _local.failure = ValueCheckError(message)
-        raise _local.failure
+        raise ValueCheckError(message)
     return torch.ones((), dtype=torch.bool, device=wrong.device)
 
 
@@ -53,21 +46,6 @@ def unless(wrong: torch.Tensor, result: torch.Tensor, message: str) -> torch.Ten
     """
     fine = torch.ops.abele.value_check.default(wrong.detach(), f"{_line()}: {message}")
     return torch.where(fine, result, torch.zeros((), dtype=result.dtype, device=result.device))
-
-
-def raising_failures(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap ``run`` of compiled code so that it raises the error of a failed check."""
-
-    def checked(arguments: Any) -> Any:
-        try:
-            return run(arguments)
-        except RuntimeError:
-            failure = vars(_local).pop("failure", None)
-            if failure is None:
-                raise
-            raise failure from None
-
-    return checked
 
 
 def _line() -> str:
