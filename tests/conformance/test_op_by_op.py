@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 
-from abele.arena import kept as memory
+from abele.arena import running as memory
 from abele.compile.cache import ExecutableCache
 from abele.kernels import self_test
 from abele.targets.cpu.op_by_op import choice

@@ -1,10 +1,10 @@
-"""Memory of programs that torch's operators run: planned places in one piece of memory.
+"""Memory of programs that torch's operators run: tensors at planned offsets of one buffer.
 
-``inner.with_inner`` knows what operators make inside, ``places.placed`` plans where every tensor of
-a program lies, and ``Arena`` has torch take them there.
+``places.planned`` places the tensors of a program, ``Arena`` has torch allocate them there, and
+``measured.with_inner`` tells estimates of memory what operators allocate inside.
 """
 
-from abele.arena.inner import is_known, with_inner
+from abele.arena.measured import is_measured, with_inner
 from abele.arena.places import LEAST, Places, placed, planned
 from abele.arena.running import NAME, Arena, available, made, makings
 
@@ -14,7 +14,7 @@ __all__ = [
     "Arena",
     "Places",
     "available",
-    "is_known",
+    "is_measured",
     "made",
     "makings",
     "placed",

@@ -7,6 +7,9 @@
 //
 // A slab is one piece of memory of the system; programs that run one after the other use the same.
 //
+// A thread may also have its allocations recorded: sizes, order, and what is freed again. A plan is
+// made again from those of a program's first run, which knows what operators allocate inside.
+//
 // Large tensors that have no place, as results of calls, come from malloc in all threads, small ones
 // from the allocator behind. That one calls posix_memalign, which before glibc 2.38 asks for more
 // than it keeps: the hole that a tensor leaves does not fit the next one of its size, and a loop
@@ -56,8 +59,8 @@ struct Places {
 
 struct Plan {
   std::unordered_map<size_t, Places> of_size;
-  size_t least;  // smaller tensors are none of the plan's
-  size_t total;
+  size_t total = 0;
+  bool final = false;  // made from what the program has allocated
   bool busy = false;
 };
 
@@ -67,6 +70,18 @@ struct Run {
   Run* outer;
   size_t turn = 0;    // of the tensor after the last planned one
   size_t misses = 0;  // tensors since then that were not planned
+};
+
+// Large allocations of a thread, in order.
+struct Recording {
+  struct Entry {
+    int64_t bytes, begin, end;  // moments; end is -1 until it is freed
+    void* address;
+  };
+  std::vector<Entry> entries;
+  std::unordered_map<void*, size_t> live;  // address -> entry
+  int64_t moment = 0;
+  Recording* outer;
 };
 
 struct State {
@@ -84,6 +99,7 @@ State& state() {
 }
 
 thread_local Run* running = nullptr;
+thread_local Recording* recording = nullptr;
 c10::Allocator* behind = nullptr;  // torch's own
 
 void unmap(std::map<char*, Slab*>::iterator entry) {
@@ -119,7 +135,24 @@ void* take_loose(size_t bytes) {
   return pointer;
 }
 
+void record_taken(void* pointer, size_t bytes) {
+  for (Recording* each = recording; each != nullptr; each = each->outer) {
+    each->live[pointer] = each->entries.size();
+    each->entries.push_back({static_cast<int64_t>(bytes), ++each->moment, -1, pointer});
+  }
+}
+
+void record_freed(void* pointer) {
+  for (Recording* each = recording; each != nullptr; each = each->outer) {
+    auto entry = each->live.find(pointer);
+    if (entry == each->live.end()) continue;
+    each->entries[entry->second].end = each->moment;
+    each->live.erase(entry);
+  }
+}
+
 void release(void* pointer) {
+  record_freed(pointer);
   void* given = nullptr;
   {
     const std::lock_guard<std::mutex> lock(state().mutex);
@@ -207,9 +240,10 @@ class Planned final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     Run* run = running;
-    void* pointer = run != nullptr && bytes >= run->plan->least ? take(*run, bytes) : nullptr;
+    void* pointer = run != nullptr && bytes >= kLarge ? take(*run, bytes) : nullptr;
     if (pointer == nullptr && bytes >= kLarge) pointer = take_loose(bytes);
     if (pointer == nullptr) return behind->allocate(bytes);  // says so where there is none
+    if (bytes >= kLarge) record_taken(pointer, bytes);
     return {pointer, pointer, &release, c10::Device(c10::DeviceType::CPU)};
   }
 
@@ -250,11 +284,15 @@ void retire() {
 }
 
 void* mapped(size_t size) {
-  void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                    0);
   return base == MAP_FAILED ? nullptr : base;
 }
 
-Slab* slab_for(size_t total) {
+// Before its first run a plan knows nothing of tensors that operators allocate inside, so a new slab
+// has room for them behind. Pages that nobody touches are not memory of the process.
+Slab* slab_for(const Plan& plan) {
+  const size_t total = plan.total, spare = plan.final ? 0 : total;
   std::vector<Slab*> small;
   for (const auto& [base, slab] : state().slabs) {
     if (slab->busy || slab->retired) continue;
@@ -265,11 +303,12 @@ Slab* slab_for(size_t total) {
     slab->retired = true;
     unmap_if_unused(slab);
   }
-  size_t size = most();
-  void* base = mapped(size);
-  if (base == nullptr) {  // another program may be too large to run
-    size = total;
+  size_t size = 0;
+  void* base = nullptr;
+  for (const size_t each : {most() + spare, most(), total}) {  // another may be too large to run
+    size = each;
     base = mapped(size);
+    if (base != nullptr) break;
   }
   if (base == nullptr) return nullptr;
   Slab* slab = new Slab{static_cast<char*>(base), size};
@@ -284,18 +323,30 @@ Slab* slab_for(size_t total) {
 // From now on torch asks this allocator, whether or not a program runs.
 ABELE_API void abele_arena_install() { install(); }
 
-// A plan of `count` tensors in the order in which they are made, and the bytes it needs.
-ABELE_API void* abele_arena_plan(
-    int64_t count, const int64_t* sizes, const int64_t* offsets, int64_t least, int64_t total) {
+// A plan of tensors, which has none yet.
+ABELE_API void* abele_arena_plan() {
   Plan* plan = new Plan;
-  plan->least = least;
-  plan->total = total;
-  for (int64_t index = 0; index < count; ++index) {
-    plan->of_size[sizes[index]].all.push_back({offsets[index], static_cast<size_t>(index)});
-  }
   const std::lock_guard<std::mutex> lock(state().mutex);
   state().plans.push_back(plan);
   return plan;
+}
+
+// Have a plan know `count` tensors in the order in which they are made, and the bytes it needs;
+// false, and nothing is changed, if its program runs.
+ABELE_API bool abele_arena_set(
+    void* given, int64_t count, const int64_t* sizes, const int64_t* offsets, int64_t total,
+    bool final) {
+  Plan* plan = static_cast<Plan*>(given);
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  if (plan->busy) return false;
+  plan->total = total;
+  plan->final = final;
+  plan->of_size.clear();
+  for (int64_t index = 0; index < count; ++index) {
+    plan->of_size[sizes[index]].all.push_back({offsets[index], static_cast<size_t>(index)});
+  }
+  retire();
+  return true;
 }
 
 ABELE_API void abele_arena_drop(void* plan) {
@@ -315,7 +366,7 @@ ABELE_API void* abele_arena_begin(void* given) {
   Plan* plan = static_cast<Plan*>(given);
   const std::lock_guard<std::mutex> lock(state().mutex);
   if (plan->busy) return nullptr;
-  Slab* slab = slab_for(plan->total);
+  Slab* slab = slab_for(*plan);
   if (slab == nullptr) return nullptr;
   plan->busy = slab->busy = true;
   for (auto& [size, places] : plan->of_size) places.next = 0;
@@ -330,6 +381,34 @@ ABELE_API void abele_arena_end(void* given) {
   run->plan->busy = run->slab->busy = false;
   unmap_if_unused(run->slab);
   delete run;
+}
+
+// From now on large allocations of this thread are recorded.
+ABELE_API void* abele_arena_record() {
+  Recording* made = new Recording;
+  made->outer = recording;
+  recording = made;
+  return made;
+}
+
+// Stop; how many there were. Recordings of a thread end in the order opposite to their beginning.
+ABELE_API int64_t abele_arena_recorded(void* given) {
+  Recording* done = static_cast<Recording*>(given);
+  recording = done->outer;
+  return static_cast<int64_t>(done->entries.size());
+}
+
+// Of each allocation bytes, the moments of its beginning and its end, -1 for none, and its address;
+// the recording is gone afterwards.
+ABELE_API void abele_arena_entries(void* given, int64_t* rows) {
+  Recording* done = static_cast<Recording*>(given);
+  for (const Recording::Entry& each : done->entries) {
+    *rows++ = each.bytes;
+    *rows++ = each.begin;
+    *rows++ = each.end;
+    *rows++ = reinterpret_cast<int64_t>(each.address);
+  }
+  delete done;
 }
 
 // How many tensors went to their place (0), into a gap (1), elsewhere (2); bytes of

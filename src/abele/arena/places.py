@@ -1,9 +1,10 @@
-"""Where each tensor of a program lies in one piece of memory, so that none overlap in time."""
+"""Placement of tensors in one buffer, so that none that are alive at the same time overlap."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy
 from numpy.typing import NDArray
@@ -11,18 +12,18 @@ from numpy.typing import NDArray
 from abele.program.memory import MemoryUse, Piece
 
 ALIGNMENT = 64  # a cache line, and the longest vector
-#: Smaller tensors come from the C library, which keeps them apart from the large ones.
+#: Bytes of the smallest tensor that is planned; smaller ones come from the C library.
 LEAST = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where the large tensors of a program lie, in the order in which it makes them.
+    """The large tensors of a program in the order in which it allocates them.
 
     Attributes:
-        sizes: bytes that are asked for.
-        offsets: in the piece of memory; -1 for those that have no place in it.
-        total: bytes of the piece.
+        sizes: bytes that are allocated.
+        offsets: bytes from the beginning of the buffer; -1 for tensors outside of it.
+        total: bytes of the buffer.
     """
 
     sizes: list[int]
@@ -30,8 +31,25 @@ class Places:
     total: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Allocation:
+    """A recorded allocation.
+
+    Attributes:
+        size: bytes.
+        begin: moment, from 1, that no other allocation of the recording has.
+        end: moment of the last allocation before it was freed; -1 if it outlived the recording.
+        address: of its first byte.
+    """
+
+    size: int
+    begin: int
+    end: int
+    address: int
+
+
 def planned(use: MemoryUse) -> Places | None:
-    """Where a program's tensors lie; None if none has a place.
+    """Place the tensors of a program; None if there is none to place.
 
     Args:
         use: every tensor by itself.
@@ -39,11 +57,20 @@ def planned(use: MemoryUse) -> Places | None:
     inside = [each for each in use.pieces if is_inside(use, each)]
     if not inside:
         return None
-    each_at, total = offsets(inside)
+    each_at, total = _offsets_of_pieces(inside)
     at = dict(zip(map(id, inside), each_at, strict=True))
     large = [each for each in use.pieces if _asked(each) >= LEAST and each.result >= 0]
     large.sort(key=lambda each: (each.first, each.begin, each.result))
     return Places([_asked(each) for each in large], [at.get(id(each), -1) for each in large], total)
+
+
+def planned_again(allocations: Sequence[Allocation]) -> Places:
+    """Place the tensors that a run of a program has allocated; results of the run are outside."""
+    freed = [each for each in allocations if each.end >= 0]
+    at, total = offsets([each.size for each in freed], [(each.begin, each.end) for each in freed])
+    offset = dict(zip(map(id, freed), at, strict=True))
+    sizes = [each.size for each in allocations]
+    return Places(sizes, [offset.get(id(each), -1) for each in allocations], total)
 
 
 def _asked(piece: Piece) -> int:
@@ -51,13 +78,13 @@ def _asked(piece: Piece) -> int:
 
 
 def placed(use: MemoryUse) -> MemoryUse:
-    """The same memory in one piece that programs share, but for what the caller gets.
+    """Return the same memory with everything but results in one buffer that programs share.
 
     Args:
         use: every tensor by itself.
     """
     inside = tuple(each for each in use.pieces if is_inside(use, each))
-    _, total = offsets(inside)
+    _, total = _offsets_of_pieces(inside)
     return dataclasses.replace(
         use,
         basis=f"{use.basis}, at planned places",
@@ -69,41 +96,44 @@ def placed(use: MemoryUse) -> MemoryUse:
 
 
 def is_inside(use: MemoryUse, piece: Piece) -> bool:
-    """Whether a tensor has a place: results outlive the call, and small ones are not worth it."""
+    """Return whether a tensor is placed: results outlive the call, small ones are not worth it."""
     last = use.nodes[piece.last]
     returned = last is not None and last.op == "output"
     return piece.size >= LEAST and not returned and piece.result >= 0
 
 
-def offsets(pieces: Sequence[Piece]) -> tuple[list[int], int]:
-    """Offsets in bytes, and the bytes of all.
+def _offsets_of_pieces(pieces: Sequence[Piece]) -> tuple[list[int], int]:
+    lives = [((each.first, each.begin), (each.last, each.end)) for each in pieces]
+    return offsets([each.size for each in pieces], lives)
 
-    The largest are placed first, each into the smallest gap that is there while it lives.
+
+def offsets(sizes: Sequence[int], lives: Sequence[tuple[Any, Any]]) -> tuple[list[int], int]:
+    """Return the offset in bytes of each tensor, and the bytes of the buffer.
+
+    The largest tensors are placed first, each into the smallest gap that is free while it lives.
+
+    Args:
+        sizes: bytes of each tensor.
+        lives: first and last moment of use of each, which can be ordered.
     """
-    order = sorted(range(len(pieces)), key=lambda i: (-pieces[i].size, pieces[i].first, i))
-    moments = sorted({moment for piece in pieces for moment in _times(piece)})
-    number = {moment: index for index, moment in enumerate(moments)}
-    result = [0] * len(pieces)
-    taken = _Taken(len(pieces))
+    order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], lives[i][0], i))
+    number = {moment: index for index, moment in enumerate(sorted({m for e in lives for m in e}))}
+    result = [0] * len(sizes)
+    taken = _Taken(len(sizes))
     total = 0
     for index in order:
-        size = -(-pieces[index].size // ALIGNMENT) * ALIGNMENT
-        first, last = (number[moment] for moment in _times(pieces[index]))
+        size = -(-sizes[index] // ALIGNMENT) * ALIGNMENT
+        first, last = (number[moment] for moment in lives[index])
         result[index] = taken.placed(size, first, last)
         total = max(total, result[index] + size)
     return result, total
 
 
-def _times(piece: Piece) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The first and the last moment of use, each with its step."""
-    return (piece.first, piece.begin), (piece.last, piece.end)
-
-
 class _Taken:
-    """What has a place: offset, its end, the first and the last moment of use; by offset.
+    """Tensors that are placed: offset, end, first and last moment of use; sorted by offset.
 
-    A program has thousands of pieces, and each is compared with all before it, so these are rows of
-    one array.
+    A program has thousands of tensors, and each is compared with all before it, so these are rows
+    of one array.
     """
 
     def __init__(self, most: int):
@@ -111,7 +141,7 @@ class _Taken:
         self._count = 0
 
     def placed(self, size: int, first: int, last: int) -> int:
-        """The offset of a piece, which is taken from now on."""
+        """Place a tensor and return its offset."""
         offset = self._gap(size, first, last)
         rows, count = self._rows, self._count
         at = int(rows[0, :count].searchsorted(offset))

@@ -1,7 +1,7 @@
-"""Programs whose tensors torch makes at planned places; see ``arena.cpp``.
+"""Programs whose tensors torch allocates at planned offsets; see ``arena.cpp``.
 
-The library is compiled once per machine, in seconds, by whoever compiles anyway. Where it is not
-there, tensors come from the C library as ever: more memory, the same numbers.
+The library is compiled once per machine, in seconds, where programs are compiled. Without it
+tensors come from the C library: more memory, equal results.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import ctypes
 import functools
 import hashlib
 import platform
+import threading
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from abele.arena.kept import kept
-from abele.arena.places import LEAST, Places
+from abele.arena.places import Allocation, Places, planned_again
 from abele.kernels import build
 
-#: What targets call it among what is made once per machine.
+#: Name of the library among what targets compile once per machine.
 NAME = "arena"
 _SOURCE = Path(__file__).with_name("arena.cpp")
 
 
 def made(compiler: str) -> bool:
-    """Compile the library unless it is there; says whether it can be used.
+    """Compile the library unless it is there, and return whether it can be used.
 
     Args:
         compiler: path of the C++ compiler.
@@ -42,7 +42,7 @@ def made(compiler: str) -> bool:
 
 
 def makings(compiler: str) -> list[build.Making]:
-    """What makes the library, for another process to do; nothing where it is there.
+    """Return what compiles the library, for another process to do; nothing if it is there.
 
     Args:
         compiler: path of the C++ compiler.
@@ -59,7 +59,7 @@ _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden")
 
 
 def available() -> bool:
-    """Whether the library is there for this version of torch; nothing is compiled."""
+    """Return whether the library is there for this version of torch; nothing is compiled."""
     return _path().is_file() and _library(_path()) is not None
 
 
@@ -80,10 +80,14 @@ def _library(path: Path) -> ctypes.CDLL | None:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "install": (None, ()),
-        "plan": (pointer, (number, numbers, numbers, number, number)),
+        "plan": (pointer, ()),
+        "set": (ctypes.c_bool, (pointer, number, numbers, numbers, number, ctypes.c_bool)),
         "drop": (None, (pointer,)),
         "begin": (pointer, (pointer,)),
         "end": (None, (pointer,)),
+        "record": (pointer, ()),
+        "recorded": (number, (pointer,)),
+        "entries": (None, (pointer, numbers)),
         "count": (number, (number,)),
     }
     for name, (result, arguments) in signatures.items():
@@ -93,8 +97,15 @@ def _library(path: Path) -> ctypes.CDLL | None:
     return library
 
 
+#: Runs of a program at most after which its plan is made again.
+_RECORDED = 3
+
+
 class Arena:
-    """The memory of one program, which others use while it does not run.
+    """The memory of one program, which other programs use while it does not run.
+
+    Its plan is made again from what the first runs allocate, until two in a row allocate alike:
+    operators also allocate inside, which no graph shows, and some only in their first call.
 
     Args:
         places: of its tensors; None if they come from the C library.
@@ -104,41 +115,82 @@ class Arena:
         library = _library(_path()) if available() else None
         self._otherwise = contextlib.nullcontext if places is None else kept
         if library is None or places is None:
-            self._begin = None
+            self._library = None
             return
-        count = len(places.sizes)
-        array = ctypes.c_int64 * count
-        plan = library.abele_arena_plan(
-            count, array(*places.sizes), array(*places.offsets), LEAST, places.total
-        )
-        self._plan, self._begin, self._end = (
-            plan,
-            library.abele_arena_begin,
-            library.abele_arena_end,
-        )
-        weakref.finalize(self, library.abele_arena_drop, plan).atexit = False
+        self._library, self._places = library, places
+        self._plan = library.abele_arena_plan()
+        weakref.finalize(self, library.abele_arena_drop, self._plan).atexit = False
+        self._left = _RECORDED  # runs to record
+        self._set(places, final=False)
 
     @contextlib.contextmanager
     def used(self) -> Generator[None]:
-        """While open, this thread's tensors go to the places that are planned for them.
+        """Allocate this thread's tensors at their planned offsets while this is open.
 
-        Without places, what is freed stays with this process: on a new machine, where the library
+        Without places, freed memory stays with this process: on a new machine, where the library
         is still to be compiled, that is up to 1.7 times as fast.
         """
-        if self._begin is None:
+        if self._library is None:
             with self._otherwise():
                 yield
             return
-        run = self._begin(self._plan)  # None where there is no memory
+        run = self._library.abele_arena_begin(self._plan)  # None where there is no memory
+        recording = _nothing() if run is None or not self._left else recorded()
         try:
-            yield
+            with recording as allocations:
+                yield
         finally:
             if run is not None:
-                self._end(run)
+                self._library.abele_arena_end(run)
+        if allocations:
+            self._settle(allocations)
+
+    def _settle(self, allocations: Sequence[Allocation]) -> None:
+        """Plan again if a run has allocated anything else than was planned."""
+        expected = [each.size for each in allocations] == self._places.sizes
+        places = self._places if expected else planned_again(allocations)
+        # The plan cannot be set while another thread runs the program.
+        if self._set(places, final=True):
+            self._places, self._left = places, 0 if expected else self._left - 1
+
+    def _set(self, places: Places, *, final: bool) -> bool:
+        assert self._library is not None
+        array = ctypes.c_int64 * len(places.sizes)
+        sizes, offsets = array(*places.sizes), array(*places.offsets)
+        return self._library.abele_arena_set(
+            self._plan, len(places.sizes), sizes, offsets, places.total, final
+        )
+
+
+@contextlib.contextmanager
+def _nothing() -> Generator[list[Allocation]]:
+    yield []
+
+
+@contextlib.contextmanager
+def recorded() -> Generator[list[Allocation]]:
+    """Record the allocations of this thread, in order; they are in the list once this is closed.
+
+    Allocations of less than ``LEAST`` bytes are left out, and all where the library is not there.
+    """
+    allocations: list[Allocation] = []
+    library = _library(_path()) if available() else None
+    if library is None:
+        yield allocations
+        return
+    recording = library.abele_arena_record()
+    try:
+        yield allocations
+    finally:
+        count = library.abele_arena_recorded(recording)
+        numbers = (ctypes.c_int64 * (4 * count))()
+        library.abele_arena_entries(recording, numbers)
+        values = list(numbers)
+        allocations += (Allocation(*values[at : at + 4]) for at in range(0, 4 * count, 4))
 
 
 def counts() -> tuple[int, int, int]:
-    """Tensors that went to their place, into a gap, and elsewhere; all so far."""
+    """Return how many tensors so far went to their place, into a gap, and elsewhere."""
     library = _library(_path()) if available() else None
     if library is None:
         return 0, 0, 0
@@ -147,6 +199,52 @@ def counts() -> tuple[int, int, int]:
 
 
 def bytes_of_slabs() -> int:
-    """Bytes that programs keep for their tensors, all together."""
+    """Return the bytes that all programs together keep for their tensors."""
     library = _library(_path()) if available() else None
     return 0 if library is None else library.abele_arena_count(3)
+
+
+# -- without the library -------------------------------------------------------------------
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
+_KEEP = 2**31 - 1
+_DEFAULT_MMAP = 32 * 2**20  # the largest that malloc grows its own threshold to
+
+_running = 0
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def kept() -> Generator[None]:
+    """Have freed memory stay with this process while this is open, to be used again.
+
+    A freed block of many megabytes otherwise goes back to the system, and the next one is mapped
+    and cleared page by page: up to half the time of a step. Only the C library of GNU offers a
+    switch (mallopt(3)), and it is for the whole process, so it is on only while a program runs.
+    """
+    global _running
+    with _lock:
+        _running += 1
+        if _running == 1:
+            _set_threshold(_KEEP)
+    try:
+        yield
+    finally:
+        with _lock:
+            _running -= 1
+            if _running == 0:
+                _set_threshold(_DEFAULT_MMAP)
+
+
+def _set_threshold(bytes_of_block: int) -> None:
+    mallopt = _mallopt()
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, bytes_of_block)
+        # Never lowered again: what this process freed last would leave with the next small block.
+        mallopt(_TRIM_THRESHOLD, _KEEP)
+
+
+@functools.cache
+def _mallopt():
+    library = ctypes.CDLL(None)
+    return library.mallopt if hasattr(library, "gnu_get_libc_version") else None

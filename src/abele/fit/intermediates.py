@@ -280,7 +280,7 @@ def _above(needed: list[int], inside: list[Interval], counted: int) -> Interval:
 def _workspace(node: torch.fx.Node | None, *, known: bool) -> Interval:
     if node is None:
         return Interval.exact(0)
-    return workspace(node, known=known and arena.is_known(node))
+    return workspace(node, known=known and arena.is_measured(node))
 
 
 def _role(use: MemoryUse, piece: Piece) -> str:

@@ -66,7 +66,7 @@ class Interpreter(Lowering):
 
 
 def _run(program: Program, function: Callable[[list[torch.Tensor]], Any]) -> Run:
-    places = arena.Arena(arena.planned(arena.with_inner(of_graph(program))))
+    places = arena.Arena(arena.planned(of_graph(program)))
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         try:

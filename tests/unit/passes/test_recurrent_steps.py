@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from abele import _torch, arena, passes
+from abele import _torch, passes
 from abele.ops import lstm, recurrent, recurrent_loop
 from abele.passes._edit import editable, finished, inserted
 from abele.passes.of_lowerings import recurrent_steps as module
 from abele.passes.of_lowerings.recurrent_loops import recurrent_loops
 from abele.passes.of_lowerings.recurrent_steps import recurrent_steps, steps_but_of_lstms
 from abele.program import all_nodes
-from abele.program.memory import of_graph
 from abele.targets.reference import Interpreter, Reference
 from helpers.runs import (
     assert_close_by_norm,
@@ -244,12 +243,3 @@ def test_it_is_known_what_the_library_keeps(steps):
     assert abs(estimated - kept.numel()) <= 0.1 * kept.numel()
     if steps <= 16:
         assert estimated == kept.numel()
-
-
-def test_all_that_the_library_takes_has_a_place_in_the_plan():
-    model, data = model_of("lstm", "plain")
-    (program,) = captured(model, data[0], rule=rule_for(model, "sgd")).programs
-    pieces = arena.with_inner(of_graph(passes.run(program))).pieces
-    inner = [each for each in pieces if each.inner and each.node and each.node.op != "output"]
-    assert len(inner) > 6  # biases, both weights, and the gates, of both ways
-    assert not [each.size for each in inner if each.result < 0]

@@ -100,13 +100,15 @@ class Joined(nn.Module):
 @pytest.mark.parametrize(
     ("dtype", "joins"), [(torch.float32, True), (torch.float16, False)], ids=["joined", "half"]
 )
-def test_every_tensor_finds_its_place(dtype, joins):
+def test_every_tensor_finds_its_place_after_the_first_runs(dtype, joins):
     assert arena.made(compiler() or "g++")
     module = Joined(joins).to(dtype)
     step = captured(module, (torch.randn(2, 3, 64, 64, dtype=dtype),), rule=rule_for(module))
     ((program, _),) = lowered_for(OnlyOpByOp(), step.programs, StepConfig())["step"]
     run = Forced().compile(program).run
-    before = running.counts()
-    run([torch.ones(slot.shape, dtype=slot.dtype) for slot in program.inputs])
-    _, in_gap, _ = (b - a for a, b in zip(before, running.counts(), strict=True))
-    assert in_gap == 0
+    for _ in range(4):
+        before = running.counts()
+        run([torch.ones(slot.shape, dtype=slot.dtype) for slot in program.inputs])
+    counts = [b - a for a, b in zip(before, running.counts(), strict=True)]
+    assert counts[0]
+    assert counts[1:] == [0, 0]

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 
-from abele import processor
+from abele import arena, processor
 from abele.errors import CompilerError
 from abele.kernels.build import cache_folder, tool_output
 from abele.kernels.sources import FLAGS, compiler
 from abele.storage import atomic
 
-__all__ = ["compiler", "identity", "instruction_set"]
+__all__ = ["compiler", "identity", "instruction_set", "with_planned_places"]
 
 # What GCC and clang read of the environment that changes which headers, passes or libraries they
 # use. Where a name is set, its value is part of the compiler's identity.
@@ -36,6 +36,15 @@ def instruction_set() -> str:
     capabilities = torch.cpu.get_capabilities()
     named = sorted(name for name, value in capabilities.items() if value is True)
     return " ".join((processor.instructions(), *named))
+
+
+def with_planned_places() -> bool:
+    """Compile what places tensors of torch unless it is there; return whether it can be used."""
+    path = compiler()
+    if path is not None:
+        with contextlib.suppress(CompilerError):  # costs memory, nothing else
+            return arena.made(path)
+    return arena.available()
 
 
 def identity() -> str:

@@ -20,7 +20,7 @@ from abele.program import Program
 from abele.program.memory import MemoryUse
 from abele.targets.base import Compiled, Lowering, OfBatch, Repeated, Written, require_code
 from abele.targets.clocked import Clocked
-from abele.targets.cpu.compiler import compiler
+from abele.targets.cpu.compiler import with_planned_places
 from abele.targets.cpu.emitted import build, choice, reasons, source, subnormals
 from abele.targets.cpu.emitted.bound import BoundRunner
 from abele.targets.cpu.emitted.by_channels import by_channels
@@ -110,9 +110,13 @@ class Emitted(Lowering):
     def memory(self, program: Program) -> MemoryUse:
         """What the plan says: the arena, and what torch and the caller get beside it."""
         use = _memory_use(program, placed(program))
-        alone = len(use.bare) == len(use.nodes)  # torch computes nothing
-        planned = arena.available() or compiler() is not None  # it is made with the program
-        return arena.placed(use) if planned and not alone else use
+        if len(use.bare) == len(use.nodes):  # torch computes nothing
+            return use
+        is_planned = with_planned_places()
+        use = arena.with_inner(
+            use, {node for step, node in enumerate(use.nodes) if step in use.bare}
+        )
+        return arena.placed(use) if is_planned else use
 
     def declined(self, program: Program) -> str | None:
         """Its loops, effects, or how many operators would be called from Python."""

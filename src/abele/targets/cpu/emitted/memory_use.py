@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from abele import arena
 from abele.program.memory import MemoryUse, Piece
 from abele.targets.translation.groups import Unit
 from abele.targets.translation.operations import Foreign
@@ -50,7 +49,7 @@ def memory_use(
         (inside if buffer.kind is Kind.ARENA else apart).append(piece)
     ours = [not isinstance(unit.operations[0], Foreign) for unit in units]
     nodes = [unit.operations[0].part_of for unit in units]
-    use = MemoryUse(
+    return MemoryUse(
         basis="the plan of the emitted code",
         nodes=(*nodes, output),
         pieces=tuple(apart),
@@ -58,7 +57,6 @@ def memory_use(
         inside=tuple(inside),
         bare=frozenset({end, *itertools.compress(range(end), ours)}),
     )
-    return arena.with_inner(use, {node: None for node in itertools.compress(nodes, ours) if node})
 
 
 def _makers(

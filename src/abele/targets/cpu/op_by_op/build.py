@@ -11,8 +11,7 @@ import torch
 
 from abele import _torch
 from abele._torch.copies import copied_graph
-from abele.arena import Arena
-from abele.arena.kept import kept
+from abele.arena.running import Arena, kept
 from abele.kernels.convolutions import kernel_of
 from abele.ops import adam, norm_activation
 from abele.program import Program

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 from collections.abc import Collection
 
 import torch
 
 from abele import arena
-from abele.errors import CompilerError
 from abele.kernels import binding, build
 from abele.passes.of_lowerings.channels_last import channels_last
 from abele.passes.of_lowerings.folded_normalisation import folded_normalisation
@@ -25,7 +23,7 @@ from abele.program import Program
 from abele.program.memory import MemoryUse
 from abele.targets.base import Compiled, Lowering, Run, require_code
 from abele.targets.clocked import Clocked
-from abele.targets.cpu.compiler import compiler, instruction_set
+from abele.targets.cpu.compiler import compiler, instruction_set, with_planned_places
 from abele.targets.cpu.op_by_op import choice, reasons
 from abele.targets.cpu.op_by_op.build import kinds_of, with_clocks, with_kernels
 from abele.targets.cpu.op_by_op.memory_use import memory_use
@@ -75,10 +73,8 @@ class OpByOp(Lowering):
 
     def compile(self, program: Program) -> Compiled:
         """Compile the kernels, once per machine; seconds, later none."""
-        path = compiler() or "g++"
-        code = build.shared_library(path, instruction_set())
-        with contextlib.suppress(CompilerError):  # costs memory, nothing else
-            arena.made(path)
+        code = build.shared_library(compiler() or "g++", instruction_set())
+        with_planned_places()
         return self.load(program, code)
 
     def load(self, program: Program, payload: bytes) -> Compiled:
@@ -102,9 +98,9 @@ class OpByOp(Lowering):
 
     def memory(self, program: Program) -> MemoryUse:
         """What is needed where kernels write over arguments that nobody needs any more."""
-        use = memory_use(program)
-        will_be_made = compiler() is not None  # by ``compile``
-        return arena.placed(use) if will_be_made or arena.available() else use
+        is_planned = with_planned_places()
+        use = memory_use(program, with_inner=True)
+        return arena.placed(use) if is_planned else use
 
 
 class _OpByOp(Compiled):

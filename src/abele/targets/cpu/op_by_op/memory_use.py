@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from abele import arena
-from abele.arena.calls import Calls, value
 from abele.kernels.convolutions import kernel_of, scratch_bytes
 from abele.ops import norm_activation
 from abele.ops.memory_layout import in_layout
@@ -26,34 +25,39 @@ aten = torch.ops.aten
 _Node = torch.fx.Node
 
 
-def memory_use(program: Program) -> MemoryUse:
-    """What every step needs, in the terms of ``build.with_kernels``."""
+def memory_use(program: Program, *, with_inner: bool = False) -> MemoryUse:
+    """Return the memory of every step, in the terms of ``build.with_kernels``.
+
+    Args:
+        program: after the passes of its lowering.
+        with_inner: also measure what torch's operators allocate inside.
+    """
     graph = program.graph.graph
     last = that_read_channels_last(graph)
     liveness = Liveness(graph, _Memories(graph).of)
-    ours = {node: _copies(node) for node in graph.nodes if _is_ours(node)}
+    ours = {node for node in graph.nodes if _is_ours(node)}
+    copies = [each for step, node in enumerate(graph.nodes) for each in _copies(node, step)]
     use = MemoryUse(
         basis="every result is kept until its last use, but for those written over an argument",
         nodes=tuple(graph.nodes),
-        pieces=tuple(_pieces(graph, liveness, last)),
+        pieces=(*_pieces(graph, liveness, last), *copies),
         scratch=max(map(scratch_bytes, graph.nodes), default=0),
     )
-    return arena.with_inner(use, ours, last)
+    return arena.with_inner(use, ours, last) if with_inner else use
 
 
 def _is_ours(node: _Node) -> bool:
     return node.target is norm_activation.backward or kernel_of(node) is not None
 
 
-def _copies(node: _Node) -> Calls:
-    """Images between whose elements others lie are copied before our kernels read them."""
-    calls, count = Calls(), 2 if node.target is aten.convolution_backward.default else 1
-    images = [value(node, index) for index in range(count)]
-    made = [calls.make(0 if _is_dense(each) else each.nbytes) for each in images]
-    for index in range(3):
-        calls.result(index)
-    calls.free(*made)
-    return calls
+def _copies(node: _Node, step: int) -> Iterator[Piece]:
+    """Yield the copies of images that are not dense, which our kernels read in their place."""
+    if not _is_ours(node):
+        return
+    for index in range(2 if node.target is aten.convolution_backward.default else 1):
+        image = node_argument(node, index).meta["val"]
+        if not _is_dense(image):
+            yield Piece(node=node, first=step, last=step, size=image.nbytes, inner=True)
 
 
 def _is_dense(image: torch.Tensor) -> bool:
@@ -100,7 +104,7 @@ class _Memories:
         self._aliases = aliases_of_calls(graph)
         for node in graph.nodes:
             # One that changes nothing is not in a program.
-            if node.target is in_layout and _copies_image(value(node, 0)):
+            if node.target is in_layout and _copies_image(node_argument(node, 0).meta["val"]):
                 self._aliases.declare(node, node)
         self._taken: dict[_Node, _Node] = {}
         lifetimes = Lifetimes(graph)
