@@ -20,6 +20,7 @@ from abele.differences.answer import (
 )
 from abele.differences.subject import PLAIN, TRUTH, Setting, Subject
 from abele.program import Program, is_view, node_argument, returned_nodes, writes
+from abele.program.aliasing import last_uses
 from abele.program.cut import draws
 from abele.targets import interpretation
 from abele.targets.interpretation import Interpretation, Node
@@ -67,13 +68,13 @@ class Lockstep:
 
     def _run(self) -> None:
         nodes = interpretation.calls(self._program)
-        last = interpretation.last_uses(nodes)
+        last = last_uses([(node, *node.all_input_nodes) for node in nodes])
         kept = set(results_of(self._program).values())
-        for node in nodes:
+        for node, unused in zip(nodes, last, strict=True):
             alone = self._compute(node)
             if interpretation.measured(node):
                 self._measure(node, alone, keep=node in kept)
-            for value in last[node]:
+            for value in unused:
                 if value not in kept:
                     for run in self._runs:
                         run.values.pop(value, None)

@@ -8,8 +8,8 @@ most that is alive at once asks here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +18,8 @@ from abele.containers import is_sequence
 from abele.program.core import called_operator, is_getitem, node_argument, writes
 
 aten = torch.ops.aten
+
+_T = TypeVar("_T")
 
 #: Their results are views of the first argument, though their schemas do not say so.
 _SILENT_VIEWS = frozenset(
@@ -130,6 +132,28 @@ class LiveRange:
     size: int
 
 
+def lifetimes(steps: Iterable[Iterable[_T]]) -> dict[_T, tuple[int, int]]:
+    """Return the first and the last step, by index, that uses each value.
+
+    Args:
+        steps: the values that each step reads or computes.
+    """
+    lives: dict[_T, tuple[int, int]] = {}
+    for index, values in enumerate(steps):
+        for value in values:
+            first, _ = lives.get(value, (index, index))
+            lives[value] = first, index
+    return lives
+
+
+def last_uses(steps: Sequence[Iterable[_T]]) -> list[list[_T]]:
+    """Return for each step the values that no later step uses; ``steps`` as in ``lifetimes``."""
+    freed: list[list[_T]] = [[] for _ in steps]
+    for value, (_, last) in lifetimes(steps).items():
+        freed[last].append(value)
+    return freed
+
+
 class Liveness:
     """When the memory of each value of a graph is used, in the order of the graph.
 
@@ -149,10 +173,9 @@ class Liveness:
     ):
         self._position = {node: index for index, node in enumerate(graph.nodes)}
         self._memory = _memories(graph, memory or aliases_of_calls(graph).base)
-        self._last: dict[torch.fx.Node, int] = {}
-        for node, index in self._position.items():
-            for each in (node, *node.all_input_nodes):
-                self._last[self._memory[each]] = index
+        self._lives = lifetimes(
+            [self._memory[each] for each in (node, *node.all_input_nodes)] for node in graph.nodes
+        )
         #: All tensors that operations make, in the order of the graph. Views, and results that
         #: are written into arguments, take no memory of their own.
         self.ranges = tuple(self._made())
@@ -167,7 +190,7 @@ class Liveness:
 
     def last_use(self, node: torch.fx.Node) -> int:
         """Position of the last node that makes, views, writes or reads the memory of a value."""
-        return self._last[self._memory[node]]
+        return self._lives[self._memory[node]][1]
 
     def bytes_alive(self) -> list[int]:
         """Bytes of ``ranges`` in use while each node runs, by position."""

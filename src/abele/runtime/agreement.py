@@ -31,8 +31,9 @@ from abele.compile import verdict
 from abele.compile.executable import Executable
 from abele.ops.silence import silenced
 from abele.program import Program, Role, Slot, all_nodes, node_argument, returned_nodes, writes
+from abele.program.aliasing import last_uses
 from abele.runtime.device_state import DeviceState
-from abele.targets.interpretation import Interpretation, Types, calls, last_uses
+from abele.targets.interpretation import Interpretation, Types, calls
 
 _ROUNDINGS = 4  # in units of the type's last digit
 _MARGIN = 10.0
@@ -439,11 +440,11 @@ def _run_in_float64(program: Program, arguments: Sequence[torch.Tensor]) -> list
     places = dict(zip(program.placeholders(), arguments, strict=True))
     run = Interpretation(program, arguments, _FLOAT64)
     nodes = calls(program)
-    last = last_uses(nodes)
+    last = last_uses([(node, *node.all_input_nodes) for node in nodes])
     with torch.no_grad():
-        for node in nodes:
+        for node, unused in zip(nodes, last, strict=True):
             run.compute(node)
-            for value in last[node]:
+            for value in unused:
                 if value not in kept:
                     run.values.pop(value, None)
         for node in writing:

@@ -145,17 +145,6 @@ def calls(program: Program) -> list[Node]:
     return [n for n in nodes if n.op not in ("placeholder", "output") and not writes(n)]
 
 
-def last_uses(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
-    """For each node, the values that nobody reads after it."""
-    seen: set[Node] = set()
-    result: dict[Node, list[Node]] = {}
-    for node in reversed(nodes):
-        last = [each for each in (node, *node.all_input_nodes) if each not in seen]
-        seen |= set(last)
-        result[node] = last
-    return result
-
-
 def measured(node: Node) -> bool:
     """Whether a node's value is a tensor that is worth comparing."""
     value = node.meta.get("val")

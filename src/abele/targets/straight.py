@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator as operators
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from abele import _torch
 from abele.containers import is_dict, is_sequence
 from abele.program import is_getitem
+from abele.program.aliasing import last_uses
 from abele.targets.clocked import GraphClocks
 
 aten = torch.ops.aten
@@ -102,14 +103,15 @@ class _Writer:
         """Python text that defines ``run``."""
         nodes = list(self._root.graph.nodes)
         freed = ("call_function", "placeholder") if self._frees_inputs else ("call_function",)
-        last = _last_uses(nodes, freed)
+        uses = last_uses([(node, *node.all_input_nodes) for node in nodes])
+        last = [[each for each in values if each.op in freed] for values in uses]
         inputs = [self._name(node) for node in nodes if node.op == "placeholder"]
         lines = ["def run(inputs):"]
         if inputs:
             lines.append(f"    {', '.join(inputs)}, = inputs")
         if self._frees_inputs:
             lines.append("    inputs.clear()")
-        for node in nodes:
+        for node, unused in zip(nodes, last, strict=True):
             if node.op == "output":
                 lines.append(f"    return {self._text(node.args[0])}")
             elif node.op == "get_attr":
@@ -119,8 +121,8 @@ class _Writer:
                 # The name comes second: it is not known in its own arguments.
                 text = self._call(node)
                 lines.append(f"    {self._clocked(node, f'{self._name(node)} = {text}')}")
-                if last[node]:
-                    lines[-1] += "; del " + ", ".join(map(self._name, last[node]))
+                if unused:
+                    lines[-1] += "; del " + ", ".join(map(self._name, unused))
         return "\n".join(lines) + "\n"
 
     def _name(self, node: torch.fx.Node) -> str:
@@ -178,21 +180,3 @@ def _has_numbers(node: torch.fx.Node, operator: _torch.OpOverload) -> bool:
         str(argument.type) == "Tensor" and not isinstance(value, torch.fx.Node)
         for argument, value in given
     )
-
-
-def _last_uses(
-    nodes: Iterable[torch.fx.Node], ops: Sequence[str]
-) -> dict[torch.fx.Node, list[torch.fx.Node]]:
-    """The values of nodes of some kinds that each node is the last to use, or itself."""
-    users: dict[torch.fx.Node, torch.fx.Node] = {}
-    result: dict[torch.fx.Node, list[torch.fx.Node]] = {}
-    for node in reversed(list(nodes)):
-        result[node] = []
-        if node.op == "output":
-            users |= dict.fromkeys(node.all_input_nodes, node)
-            continue
-        for value in (node, *node.all_input_nodes):
-            if value.op in ops and value not in users:
-                users[value] = node
-                result[node].append(value)
-    return result

@@ -7,7 +7,7 @@ from abele import StepConfig, passes
 from abele.program import Program
 from abele.targets.cpu.emitted import lowering
 from abele.targets.cpu.emitted.by_channels import ByChannels, by_channels
-from abele.targets.cpu.emitted.order import ordered
+from abele.targets.cpu.emitted.memory import ordered
 from abele.targets.translation.groups import grouped
 from abele.targets.translation.operations import Call, ChannelCall, Operation, Pointwise
 from abele.targets.translation.places import Buffer, Kind, Place, contiguous_stride

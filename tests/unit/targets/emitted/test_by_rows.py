@@ -4,7 +4,7 @@ import torch
 
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.calls.products import product
-from abele.targets.cpu.emitted.order import ordered
+from abele.targets.cpu.emitted.memory import ordered
 from abele.targets.translation.groups import grouped
 from abele.targets.translation.operations import Call, Operation, Pointwise
 from abele.targets.translation.places import Buffer, Kind, Place, contiguous_stride

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abele.targets.cpu.emitted.calls.products import packed_once, product
-from abele.targets.cpu.emitted.order import ordered
+from abele.targets.cpu.emitted.memory import ordered
 from abele.targets.cpu.emitted.regions import Region, with_regions
 from abele.targets.translation.groups import grouped
 from abele.targets.translation.operations import Call, Operation, Pointwise

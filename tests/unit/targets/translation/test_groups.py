@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abele.targets.cpu.emitted.order import lifetimes, ordered
+from abele.program.aliasing import lifetimes
+from abele.targets.cpu.emitted.memory import ordered, used_by
 from abele.targets.translation import groups
 from abele.targets.translation.groups import grouped
 from abele.targets.translation.operations import Call, Pointwise
@@ -309,7 +310,7 @@ def test_memory_lives_from_its_first_use_to_its_last():
     program.call([whole(b)], [whole(a)])
     program.call([whole(c)], [whole(a)])
     program.call([whole(a)], [whole(c)])
-    lives = lifetimes(ordered(grouped(program.operations)))
+    lives = lifetimes(map(used_by, ordered(grouped(program.operations))))
     assert [lives[each] for each in (a, b, c)] == [(0, 2), (0, 0), (1, 2)]
 
 

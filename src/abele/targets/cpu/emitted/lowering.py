@@ -17,6 +17,7 @@ from abele.passes.of_lowerings.recurrent_loops import recurrent_loops
 from abele.passes.of_lowerings.stacked_gradients import stacked_gradients
 from abele.passes.of_lowerings.summed_products import summed_products
 from abele.program import Program
+from abele.program.aliasing import lifetimes
 from abele.program.memory import MemoryUse
 from abele.targets.base import Compiled, Lowering, OfBatch, Repeated, Written, require_code
 from abele.targets.clocked import Clocked
@@ -29,9 +30,13 @@ from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
 from abele.targets.cpu.emitted.calls.convolutions import few_channel_convolutions
 from abele.targets.cpu.emitted.clocked import with_clocks
 from abele.targets.cpu.emitted.dialect import DIALECT
-from abele.targets.cpu.emitted.memory import arranged
-from abele.targets.cpu.emitted.memory_use import memory_use, until_code_ends
-from abele.targets.cpu.emitted.order import lifetimes, ordered
+from abele.targets.cpu.emitted.memory import (
+    arranged,
+    memory_use,
+    ordered,
+    until_code_ends,
+    used_by,
+)
 from abele.targets.cpu.emitted.recomputed import recomputed
 from abele.targets.cpu.emitted.regions import with_regions
 from abele.targets.cpu.emitted.rows_apart import rows_apart
@@ -234,7 +239,7 @@ def placed(program: Program) -> Placed:
     units = ordered(units)
     kept = _kept(units, translation)
     units = with_regions(by_channels(units, returned), kept)
-    lives = {buffer: life for buffer, life in lifetimes(units).items() if buffer in kept}
+    lives = lifetimes([each for each in used_by(unit) if each in kept] for unit in units)
     lives = until_code_ends(units, lives)
     offsets, size = arranged(lives)
     return Placed(translation, units, kept, lives, offsets, size)
@@ -250,9 +255,8 @@ def _kept(units: list[Unit], translation: Translation) -> set[Buffer]:
     """The memory that has to be written: that of other results stays in registers."""
     users: dict[Buffer, set[Unit]] = {}
     for unit in units:
-        for operation in unit.operations:
-            for place in (*operation.reads, *operation.writes):
-                users.setdefault(place.buffer, set()).add(unit)
+        for buffer in used_by(unit):
+            users.setdefault(buffer, set()).add(unit)
     returned = {place.buffer for place in translation.outputs}
     written = {
         place.buffer

@@ -1,4 +1,4 @@
-"""Where each buffer lies in the arena, so that those in use at the same time do not overlap.
+"""Order of units, and memory of emitted code: its arena, and what torch allocates in parallel.
 
 Buffers share memory where they need much. Where they need little, each has its own: a thread
 writes the same rows of it in every call, and finds them in its cache. Memory that another thread
@@ -7,23 +7,70 @@ wrote last would have to come from there, even to be written over.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
+import heapq
+import itertools
 import mmap
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
+from abele.arena.places import ALIGNMENT, offsets
+from abele.program.memory import MemoryUse, Piece
+from abele.targets.translation.groups import Unit
+from abele.targets.translation.operations import Foreign
 from abele.targets.translation.places import Buffer, Kind
 
-ALIGNMENT = 64  # a cache line, and the longest vector
+#: First and last unit, by index, that uses each buffer.
+Lives = Mapping[Buffer, tuple[int, int]]
+
 #: Buffers of so many bytes together do not share memory: as much as caches near two cores hold.
 MOST_APART = 1 << 21
 # Processors note where few pages lie; products read matrices whose rows are pages apart.
 _HUGE_PAGE = 1 << 21
 
 
-def arranged(lives: Mapping[Buffer, tuple[int, int]]) -> tuple[dict[Buffer, int], int]:
+def ordered(units: Sequence[Unit]) -> list[Unit]:
+    """An order of the graph's kind in which every unit comes after those it needs.
+
+    A unit that ends with a new value for a slot runs as soon as it can: what it reads is free
+    then. Of the others, the first in the program comes first.
+    """
+    after: dict[Unit, list[Unit]] = {unit: [] for unit in units}
+    missing = {unit: len(unit.before) for unit in units}
+    for unit in units:
+        for each in unit.before:
+            after[each].append(unit)
+    number = {unit: index for index, unit in enumerate(units)}
+
+    def entry(unit: Unit) -> tuple[int, int]:
+        return 0 if _updates(unit) else unit.first, number[unit]
+
+    waiting = [entry(unit) for unit in units if not missing[unit]]
+    heapq.heapify(waiting)
+    result: list[Unit] = []
+    while waiting:
+        unit = units[heapq.heappop(waiting)[1]]
+        result.append(unit)
+        for each in after[unit]:
+            missing[each] -= 1
+            if not missing[each]:
+                heapq.heappush(waiting, entry(each))
+    assert len(result) == len(units), "units need each other"
+    return result
+
+
+def _updates(unit: Unit) -> bool:
+    """Whether it writes a slot."""
+    return any(place.buffer.kind is Kind.INPUT for each in unit.operations for place in each.writes)
+
+
+def used_by(unit: Unit) -> list[Buffer]:
+    """Return the buffers that a unit reads and writes."""
+    return [place.buffer for op in unit.operations for place in (*op.reads, *op.writes)]
+
+
+def arranged(lives: Lives) -> tuple[dict[Buffer, int], int]:
     """Offsets in bytes of all buffers of the arena, and its size; ``lives`` as in ``planned``."""
     apart = _side_by_side(lives)
     return apart if apart[1] <= MOST_APART else planned(lives)
@@ -44,28 +91,11 @@ def _whole_lines(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def planned(lives: Mapping[Buffer, tuple[int, int]]) -> tuple[dict[Buffer, int], int]:
-    """Offsets in bytes of all buffers of the arena, and its size.
-
-    The largest are placed first, each at the lowest place that is free while it lives.
-    """
-    buffers = [each for each in lives if each.kind is Kind.ARENA and each.size]
-    placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
-    offsets: dict[Buffer, int] = {}
-    total = 0
-    for buffer in sorted(buffers, key=lambda each: (-each.bytes, lives[each])):
-        first, last = lives[buffer]
-        size, offset = _whole_lines(buffer.bytes), 0
-        for begin, end, other_first, other_last in placed:
-            if other_first > last or other_last < first or end <= offset:
-                continue
-            if begin >= offset + size:
-                break
-            offset = end
-        offsets[buffer] = offset
-        bisect.insort(placed, (offset, offset + size, first, last))
-        total = max(total, offset + size)
-    return offsets, total
+def planned(lives: Lives) -> tuple[dict[Buffer, int], int]:
+    """Return offsets in bytes of all buffers of the arena, and its size."""
+    own = {each: life for each, life in lives.items() if each.kind is Kind.ARENA and each.size}
+    at, total = offsets([each.bytes for each in own], list(own.values()))
+    return dict(zip(own, at, strict=True)), total
 
 
 def allocated(size: int) -> torch.Tensor:
@@ -82,3 +112,79 @@ def allocated(size: int) -> torch.Tensor:
         pages.madvise(mmap.MADV_HUGEPAGE, begin, size)
     # What lies before is never touched: it does not count as memory of a tensor.
     return torch.frombuffer(pages, dtype=torch.uint8, offset=begin, count=size)
+
+
+def memory_use(
+    units: Sequence[Unit],
+    lives: Lives,
+    size: int,
+    returned: Collection[Buffer],
+    output: torch.fx.Node,
+) -> MemoryUse:
+    """What a program needs, every result of torch by itself.
+
+    Args:
+        units: in the order in which they run.
+        lives: first and last unit that uses each piece of memory; see ``until_code_ends``.
+        size: of the arena, in bytes.
+        returned: what the caller gets.
+        output: the node that returns it, which is the last step.
+    """
+    makers, results = _makers(units)
+    end = len(units)
+    inside: list[Piece] = []
+    apart: list[Piece] = []
+    for buffer, (first, last) in lives.items():
+        if buffer.kind in (Kind.INPUT, Kind.CONSTANT):
+            continue
+        is_output = buffer.kind is Kind.OUTPUT  # made before anything runs, and not by an operator
+        piece = Piece(
+            node=makers.get(buffer),
+            result=-1 if is_output else results.get(buffer, 0),
+            first=0 if is_output else first,
+            last=end if buffer in returned else last,
+            size=buffer.bytes,
+        )
+        (inside if buffer.kind is Kind.ARENA else apart).append(piece)
+    ours = [not isinstance(unit.operations[0], Foreign) for unit in units]
+    nodes = [unit.operations[0].part_of for unit in units]
+    return MemoryUse(
+        basis="the plan of the emitted code",
+        nodes=(*nodes, output),
+        pieces=tuple(apart),
+        reserved=size,
+        inside=tuple(inside),
+        bare=frozenset({end, *itertools.compress(range(end), ours)}),
+    )
+
+
+def _makers(
+    units: Sequence[Unit],
+) -> tuple[dict[Buffer, torch.fx.Node | None], dict[Buffer, int]]:
+    """The node that makes each buffer, and which of torch's results it is."""
+    makers: dict[Buffer, torch.fx.Node | None] = {}
+    results: dict[Buffer, int] = {}
+    for unit in units:
+        for operation in unit.operations:
+            for place in operation.writes:
+                makers.setdefault(place.buffer, operation.part_of)
+            if isinstance(operation, Foreign):
+                for index, place in enumerate(operation.results):
+                    if place is not None:
+                        results[place.buffer] = index
+    return makers, results
+
+
+def until_code_ends(units: Sequence[Unit], lives: Lives) -> dict[Buffer, tuple[int, int]]:
+    """First and last unit of each piece of memory, where torch's results are freed.
+
+    Code between two calls of torch is one function: whatever it reads is there until its end.
+    """
+    ends = list(range(len(units)))
+    for index in reversed(range(len(units) - 1)):
+        if not any(isinstance(units[each].operations[0], Foreign) for each in (index, index + 1)):
+            ends[index] = ends[index + 1]
+    return {
+        buffer: (first, ends[last] if buffer.kind is Kind.FOREIGN else last)
+        for buffer, (first, last) in lives.items()
+    }

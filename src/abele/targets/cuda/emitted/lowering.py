@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +17,7 @@ from abele.passes.of_lowerings.gpu_norms import gpu_norms
 from abele.passes.of_lowerings.gpu_patches import gpu_patches
 from abele.passes.of_lowerings.recurrent_steps import steps_but_of_lstms
 from abele.program import Program, has_effect, subgraphs
+from abele.program.aliasing import last_uses
 from abele.targets.base import Compiled, Lowering, require_code
 from abele.targets.cuda.emitted import (
     batch_norms,
@@ -29,7 +30,7 @@ from abele.targets.cuda.emitted import (
 )
 from abele.targets.cuda.emitted.beside import Beside
 from abele.targets.cuda.emitted.choices import Step, measured
-from abele.targets.cuda.emitted.run import Runner, last_uses
+from abele.targets.cuda.emitted.run import Runner
 from abele.targets.cuda.emitted.schedule import scheduled
 from abele.targets.cuda.emitted.source import Launch, Writer
 from abele.targets.cuda.gpu import current_gpu, to_gpu
@@ -155,8 +156,9 @@ def planned(program: Program) -> Plan:
             steps.append(Beside(torchs))
         else:
             steps += torchs or writer.launches(step)
-    returned = [place.buffer for place in translation.outputs]
-    freed = last_uses([_touched(step, in_memory) for step in steps], returned)
+    returned = {place.buffer for place in translation.outputs}
+    uses = last_uses([_touched(step, in_memory) for step in steps])
+    freed = [[each for each in unused if _is_freed(each, returned)] for unused in uses]
     return Plan(translation, steps, freed, writer.texts(_FILES))
 
 
@@ -172,6 +174,10 @@ def _in_memory(units: Sequence[Unit], translation: Translation) -> set[Buffer]:
         buffer for buffer, using in users.items() if buffer.kind is not Kind.ARENA or len(using) > 1
     }
     return returned | foreign | several
+
+
+def _is_freed(buffer: Buffer, returned: Collection[Buffer]) -> bool:
+    return buffer not in returned and buffer.kind in (Kind.ARENA, Kind.FOREIGN)
 
 
 def _touched(step: Step, in_memory: set[Buffer]) -> list[Buffer]:

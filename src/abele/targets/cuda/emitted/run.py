@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -196,20 +196,3 @@ def _is_other(tensor: torch.Tensor, place: Place) -> bool:
     So it is of what only an operator's own gradient reads, such as that of an LSTM.
     """
     return place.buffer.kind is Kind.FOREIGN and tensor.numel() != place.size == place.buffer.size
-
-
-def last_uses(steps: Sequence[Sequence[Buffer]], kept: Sequence[Buffer]) -> list[list[Buffer]]:
-    """After each step, the buffers that no later one uses.
-
-    Args:
-        steps: what each step reads and writes.
-        kept: buffers that outlive all steps.
-    """
-    last: Mapping[Buffer, int] = {
-        buffer: index for index, step in enumerate(steps) for buffer in step
-    }
-    freed: list[list[Buffer]] = [[] for _ in steps]
-    for buffer, index in last.items():
-        if buffer not in kept and buffer.kind in (Kind.ARENA, Kind.FOREIGN):
-            freed[index].append(buffer)
-    return freed
