@@ -11,7 +11,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Container, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -86,9 +86,12 @@ def with_inner(
     pieces: list[Piece] = []
     results: dict[tuple[torch.fx.Node | None, int], Allocation] = {}
     for step, node in enumerate(use.nodes):
-        inside = None if node is None or node in others else _inside(node, node in channels_last)
+        if node is None or node in others:
+            continue
+        inside = _inside(node, node in channels_last)
         if inside is None:
             continue
+        pieces += _patches(node, step, node in channels_last)
         results |= {(node, index): each for index, each in inside.results.items()}
         pieces += _temporary(inside, node, step)
     made = [_moved(each, results.get((each.node, each.result))) for each in use.pieces]
@@ -96,14 +99,10 @@ def with_inner(
 
 
 def is_measured(node: torch.fx.Node) -> bool:
-    """Return whether ``with_inner`` knows what a node allocates inside.
-
-    Torch convolves in float16 by itself, in memory of the C library that is not recorded.
-    """
+    """Return whether ``with_inner`` knows what a node allocates inside."""
     if node.target not in _OPERATORS or not available():
         return False
-    half = node.target in _CONVOLUTIONS and _value(node, 0).dtype is torch.float16
-    return not half and (_is_small(node) or _can_be_extrapolated(node))
+    return _is_small(node) or _can_be_extrapolated(node)
 
 
 def _moved(piece: Piece, allocation: Allocation | None) -> Piece:
@@ -124,6 +123,33 @@ def _temporary(inside: _Inside, node: torch.fx.Node | None, step: int) -> Iterat
             end=min(each.end, AFTER),
             inner=True,
         )
+
+
+def _patches(node: torch.fx.Node, step: int, channels_last: bool) -> Iterator[Piece]:
+    """Yield the patches of images that torch takes from the C library, which is not recorded.
+
+    Torch convolves in float16 by itself, by matrix multiplication with patches of images: those of
+    an image per thread for an input gradient, and as much again for sums in float32.
+    """
+    is_backward = node.target is aten.convolution_backward.default
+    if not (is_backward or node.target is aten.convolution.default):
+        return
+    x, w = (_value(node, index + is_backward) for index in range(2))
+    if x.dtype is not torch.float16 or _torch.computes_half_convolutions():
+        return
+    *_, transposed, _, _ = node.args[:-1] if is_backward else node.args
+    last = channels_last or any(each.dim() == 4 and not each.is_contiguous() for each in (x, w))
+    if is_backward and not transposed and cast("list[bool]", node.args[-1])[0]:
+        copies, image = (
+            min(torch.get_num_threads(), x.shape[0]) * (1 if last else 3),
+            _value(node, 0),
+        )
+    elif transposed and not is_backward and not last:
+        copies, image = 2, x
+    else:
+        return
+    size = copies * w[0].numel() * math.prod(image.shape[2:]) * w.element_size()
+    yield Piece(node=node, result=-1, first=step, last=step, size=size, inner=True)
 
 
 def _inside(node: torch.fx.Node, channels_last: bool) -> _Inside | None:
