@@ -10,8 +10,7 @@ from abele.differences import Setting, Subject, setting, why_different
 from abele.errors import DifferenceError
 from abele.targets import get_target
 from abele.targets.reference import Interpreter, Reference
-from abele.targets.translation.expressions import RULES
-from abele.targets.translation.pointwise import Rule, plain
+from abele.targets.translation.pointwise import RULES, Rule, plain
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from abele.targets.translation.dialect import Handler
-from abele.targets.translation.moves.arguments import arguments
+from abele.targets.translation.movement import arguments
 from abele.targets.translation.places import Place
 
 aten = torch.ops.aten

@@ -10,8 +10,7 @@ import torch
 from abele.program import Program, has_effect, is_getitem, is_view, subgraphs
 from abele.targets.cpu.emitted import build
 from abele.targets.cpu.emitted.calls import HANDLERS, attention, convolutions
-from abele.targets.translation.expressions import RULES
-from abele.targets.translation.pointwise import TYPES
+from abele.targets.translation.pointwise import RULES, TYPES
 from abele.targets.translation.translate import VIEWS
 
 aten = torch.ops.aten

@@ -12,10 +12,9 @@ from abele.targets.cpu.emitted.calls import attention, convolutions
 from abele.targets.cpu.emitted.clocked import who
 from abele.targets.kernel_choice import KernelChoice
 from abele.targets.translation import reasons as shared
-from abele.targets.translation.expressions import RULES
 from abele.targets.translation.groups import Unit
 from abele.targets.translation.operations import Foreign
-from abele.targets.translation.pointwise import TYPES
+from abele.targets.translation.pointwise import RULES, TYPES
 
 aten = torch.ops.aten
 

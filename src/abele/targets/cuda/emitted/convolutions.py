@@ -16,7 +16,7 @@ from abele.program import Program
 from abele.targets.cuda.emitted.blocks import Blocks, call
 from abele.targets.cuda.emitted.convolution_sizes import Sizes, sizes_of
 from abele.targets.cuda.emitted.sums import summed_columns
-from abele.targets.translation.moves.arguments import arguments
+from abele.targets.translation.movement import arguments
 from abele.targets.translation.places import Place
 
 aten = torch.ops.aten

@@ -38,7 +38,7 @@ from abele.targets.kernel_choice import KernelChoice
 from abele.targets.replay import CudaGraphs, replayed
 from abele.targets.translation.dialect import Dialect, Handler
 from abele.targets.translation.groups import Unit, grouped
-from abele.targets.translation.moves import gates, shapes
+from abele.targets.translation.movement import GATES, MOVES
 from abele.targets.translation.operations import Foreign, Translation, constants_of
 from abele.targets.translation.places import Buffer, Kind
 from abele.targets.translation.pointwise import NAMES
@@ -54,7 +54,7 @@ _FILES = 4
 #: of few channels by blocks of threads. Of other operators torch has kernels for GPUs.
 _HANDLERS: dict[Any, Handler] = {
     **{
-        target: shapes.HANDLERS[target]
+        target: MOVES[target]
         for target in (
             *(
                 aten.cat.default,
@@ -66,7 +66,7 @@ _HANDLERS: dict[Any, Handler] = {
             *(aten.slice_scatter.default, aten.select_scatter.default),
         )
     },
-    **gates.HANDLERS,
+    **GATES,
     **sums.HANDLERS,
     **batch_norms.HANDLERS,
     **convolutions.HANDLERS,

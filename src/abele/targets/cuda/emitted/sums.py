@@ -11,7 +11,7 @@ import torch
 
 from abele.targets.cuda.emitted import channels
 from abele.targets.cuda.emitted.blocks import Blocks
-from abele.targets.translation.moves.arguments import arguments, dims_of, options
+from abele.targets.translation.movement import arguments, dims_of, options
 from abele.targets.translation.places import Place
 
 aten = torch.ops.aten

@@ -6,10 +6,8 @@ from typing import Any
 
 from abele.targets.cpu.emitted.calls import (
     attention,
-    batch_norms,
     convolutions,
     distances,
-    extremes,
     images,
     indices,
     losses,
@@ -18,21 +16,20 @@ from abele.targets.cpu.emitted.calls import (
     pooled_convolutions,
     recurrent,
     reductions,
-    tables,
     windows,
 )
 from abele.targets.translation.dialect import Handler
-from abele.targets.translation.moves import gates, shapes
+from abele.targets.translation.movement import GATES, MOVES
 
 HANDLERS: dict[Any, Handler] = {
     **attention.HANDLERS,
     **distances.HANDLERS,
-    **tables.HANDLERS,
+    **indices.TABLES,
     **windows.HANDLERS,
-    **batch_norms.HANDLERS,
+    **norms.BATCH_NORMS,
     **convolutions.HANDLERS,
-    **extremes.HANDLERS,
-    **gates.HANDLERS,
+    **reductions.EXTREMES,
+    **GATES,
     **images.HANDLERS,
     **pooled_convolutions.HANDLERS,  # more than images.HANDLERS have of the same
     **indices.HANDLERS,
@@ -41,5 +38,5 @@ HANDLERS: dict[Any, Handler] = {
     **norms.HANDLERS,
     **recurrent.HANDLERS,
     **reductions.HANDLERS,
-    **shapes.HANDLERS,
+    **MOVES,
 }

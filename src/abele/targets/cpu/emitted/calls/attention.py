@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from abele.targets.cpu.emitted.calls.products import threads_for
-from abele.targets.translation.moves.arguments import arguments, options
+from abele.targets.translation.movement import arguments, options
 from abele.targets.translation.operations import StridedCall
 from abele.targets.translation.places import Place
 

@@ -9,7 +9,7 @@ import torch
 
 from abele.kernels.convolutions import convolution_of
 from abele.targets.cpu.emitted.calls.images import gradients, pair
-from abele.targets.translation.moves.arguments import arguments
+from abele.targets.translation.movement import arguments
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from abele.targets.translation.moves.arguments import arguments
+from abele.targets.translation.movement import arguments
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
 from abele.targets.translation.pointwise import literal

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from abele.kernels.on_tensors import result_shape
-from abele.targets.translation.moves.slices import fill, store
+from abele.targets.translation.movement import fill, store
 from abele.targets.translation.places import Place, contiguous_stride
 
 

@@ -8,7 +8,7 @@ import torch
 
 from abele.ops import few_channel_conv
 from abele.program import is_getitem
-from abele.targets.translation.moves.arguments import arguments
+from abele.targets.translation.movement import arguments
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
 

@@ -8,12 +8,49 @@ from typing import Any
 
 import torch
 
-from abele.targets.translation.moves.arguments import arguments, options
-from abele.targets.translation.moves.slices import around, store
+from abele.targets.cpu.emitted.calls import shared
+from abele.targets.translation.movement import arguments, around, options, store
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
 
 aten = torch.ops.aten
+
+_FLOATS_OF_ROWS = 8192
+
+
+def embedding(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.embedding``."""
+    table, rows = (translator.contiguous(translator.places[each]) for each in arguments(node)[:2])
+    if table.dtype is not torch.float32 or rows.dtype is not torch.int64:
+        return False
+    result = translator.new((*rows.shape, table.shape[1]), table.dtype)
+    text = f"abele::embedding({rows.size}, {table.shape[1]}, {{0}}, {{1}}, {{2}})"
+    translator.add(Call([table, rows], [result], text))
+    translator.places[node] = result
+    return True
+
+
+def embedding_backward(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.embedding_dense_backward`` that does not scale by frequency."""
+    grad, rows, size, padding, scaled = arguments(node)
+    grad, rows = (translator.contiguous(translator.places[each]) for each in (grad, rows))
+    if scaled or grad.dtype is not torch.float32 or rows.dtype is not torch.int64:
+        return False
+    width = grad.shape[-1]
+    most = max(1, min(-(-width // 16), (grad.size + size * width) // _FLOATS_OF_ROWS))
+    result = translator.new((size, width), grad.dtype)
+    given = f"{rows.size}, {width}, {size}, {padding}, {{0}}, {{1}}, {{2}}"
+    text = shared.call("embedding_backward", most, (), given)
+    translator.add(Call([grad, rows], [result], text))
+    translator.places[node] = result
+    return True
+
+
+TABLES = {
+    aten.embedding.default: embedding,
+    aten.embedding_dense_backward.default: embedding_backward,
+}
+
 
 _FLOATS_PER_THREAD = 16384
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from abele.targets.cpu.emitted.calls import shared
-from abele.targets.translation.moves.arguments import arguments
+from abele.targets.translation.movement import arguments
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
 

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from abele.targets.cpu.emitted.calls import products
-from abele.targets.translation.moves.arguments import arguments, options
-from abele.targets.translation.moves.slices import selected
+from abele.targets.translation.movement import arguments, options, selected
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
 

@@ -27,8 +27,7 @@ from abele.targets.cpu.emitted.calls.image_matrices import (
 )
 from abele.targets.cpu.emitted.calls.matrices import multiplied, usable
 from abele.targets.cpu.emitted.calls.reductions import summed
-from abele.targets.translation.moves.arguments import arguments
-from abele.targets.translation.moves.slices import turned
+from abele.targets.translation.movement import arguments, turned
 from abele.targets.translation.places import Place, contiguous_stride
 
 # Columns of a tile of a product, and of half of one: those without a pixel cost as much as others.

@@ -16,7 +16,7 @@ import torch
 from abele.kernels.on_tensors import place_count
 from abele.ops import few_channel_conv
 from abele.targets.cpu.emitted.calls import images
-from abele.targets.translation.moves.arguments import arguments
+from abele.targets.translation.movement import arguments
 from abele.targets.translation.operations import Call
 
 aten = torch.ops.aten

@@ -11,7 +11,7 @@ from abele import _torch
 from abele.ops import recurrent_loop
 from abele.ops.recurrent_cells import CELLS
 from abele.targets.cpu.emitted.calls import products
-from abele.targets.translation.moves.arguments import arguments
+from abele.targets.translation.movement import arguments
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
 

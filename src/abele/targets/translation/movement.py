@@ -1,19 +1,138 @@
-"""Operators that only move elements: slices of a result are written one by one."""
+"""Operators that only move elements, and gates of recurrent layers, as loops."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from abele.targets.translation.moves.arguments import arguments, options
-from abele.targets.translation.moves.slices import around, fill, selected, sliced, store
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Kind, Place, contiguous_stride
 from abele.targets.translation.pointwise import literal
 
+
+def arguments(node: torch.fx.Node) -> tuple[Any, ...]:
+    """Those by position: nodes, numbers, lists of them."""
+    return node.args
+
+
+def options(node: torch.fx.Node) -> dict[str, Any]:
+    """Those by name."""
+    return node.kwargs
+
+
+def dims_of(node: torch.fx.Node, rank: int) -> set[int]:
+    """The dimensions that an operator reduces, its second argument; all if it has none."""
+    dims = arguments(node)[1] if len(arguments(node)) > 1 else None
+    dims = [dims] if isinstance(dims, int) else dims
+    everything = set(range(rank))  # of a number there is none, though torch takes 0 and -1
+    return {int(d) % rank for d in dims} if dims and rank else everything
+
+
+def sliced(place: Place, dim: int, start: int, size: int, step: int) -> Place:
+    """Every ``step``-th of a dimension, ``size`` of them."""
+    shape, stride = list(place.shape), list(place.stride)
+    offset = place.offset + start * stride[dim]
+    shape[dim], stride[dim] = size, stride[dim] * step
+    return Place(place.buffer, tuple(shape), tuple(stride), offset)
+
+
+def selected(place: Place, dim: int, index: int) -> Place:
+    """One of a dimension, which is gone then."""
+    shape, stride = list(place.shape), list(place.stride)
+    offset = place.offset + index * stride[dim]
+    del shape[dim], stride[dim]
+    return Place(place.buffer, tuple(shape), tuple(stride), offset)
+
+
+def turned(matrix: Place) -> Place:
+    """Columns as rows."""
+    return Place(matrix.buffer, matrix.shape[::-1], matrix.stride[::-1], matrix.offset)
+
+
+def store(translator: Any, value: Place, target: Place) -> None:
+    """Write a tensor to where another lies, converted and broadcast if need be."""
+    if target.size:
+        translator.pointwise([value], "{0}".format, target)
+
+
+def fill(translator: Any, target: Place) -> None:
+    """Write zeros."""
+    translator.pointwise([0], "{0}".format, target)
+
+
+def around(shape: tuple[int, ...], dim: int) -> str:
+    """How many elements lie outside a dimension, along it, and inside it, as arguments.
+
+    A number counts as one dimension of one element, as in torch.
+    """
+    shape = shape or (1,)
+    dim %= len(shape)
+    return f"{math.prod(shape[:dim])}, {shape[dim]}, {math.prod(shape[dim + 1 :])}"
+
+
 aten = torch.ops.aten
+
+
+def log_sigmoid(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.log_sigmoid_forward``: the result, and what its backward reads."""
+    x = translator.places[arguments(node)[0]]
+    if not x.dtype.is_floating_point:
+        return False
+    results = [translator.new(x.shape, x.dtype) for _ in (0, 1)]
+    translator.pointwise([x], "abele::log_sigmoid({0})".format, results[0])
+    translator.pointwise([x], "abele::exp(-std::fabs({0}))".format, results[1])
+    translator.places[node] = results
+    return True
+
+
+def prelu_backward(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten._prelu_kernel_backward``: the gradients of the input and, by element, of the slope."""
+    reads = [translator.places[each] for each in arguments(node)]
+    results = [translator.new(tuple(v.shape), v.dtype) for v in node.meta["val"]]
+    translator.pointwise(reads, "({1} > 0 ? {0} : {2} * {0})".format, results[0])
+    translator.pointwise(reads[:2], "({1} > 0 ? 0 : {1} * {0})".format, results[1])
+    translator.places[node] = results
+    return True
+
+
+def glu(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.glu``."""
+    x = translator.places[arguments(node)[0]]
+    halves = _halves(x, arguments(node)[1:])
+    result = translator.new_like(node)
+    translator.pointwise(halves, "({0} * abele::sigmoid({1}))".format, result)
+    translator.places[node] = result
+    return True
+
+
+def glu_backward(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.glu_backward``."""
+    grad, x = (translator.places[each] for each in arguments(node)[:2])
+    result = translator.new(x.shape, x.dtype)
+    first, second = _halves(result, arguments(node)[2:])
+    a, b = _halves(x, arguments(node)[2:])
+    translator.pointwise([grad, b], "({0} * abele::sigmoid({1}))".format, first)
+    text = "abele::gate_backward({0}, {1}, {2})".format
+    translator.pointwise([grad, a, b], text, second)
+    translator.places[node] = result
+    return True
+
+
+def _halves(place: Any, dims: tuple[Any, ...]) -> list[Any]:
+    dim = (dims[0] if dims else -1) % len(place.shape)
+    size = place.shape[dim] // 2
+    return [sliced(place, dim, start, size, 1) for start in (0, size)]
+
+
+GATES = {
+    aten.log_sigmoid_forward.default: log_sigmoid,
+    aten._prelu_kernel_backward.default: prelu_backward,
+    aten.glu.default: glu,
+    aten.glu_backward.default: glu_backward,
+}
 
 
 def cat(translator: Any, node: torch.fx.Node) -> bool:
@@ -222,7 +341,7 @@ def roll(translator: Any, node: torch.fx.Node) -> bool:
 
 _SLICE: tuple[Any, ...] = (0, None, None, 1)
 
-HANDLERS = {
+MOVES = {
     aten.cat.default: cat,
     aten.stack.default: stack,
     aten.select_backward.default: select_backward,

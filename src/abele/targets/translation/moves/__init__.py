@@ -1,1 +1,0 @@
-"""Operators that only move elements, and those with several results of each element, as loops."""
