@@ -16,7 +16,7 @@ from benchmarks import gpu_records
 
 from abele.capture import capture
 from abele.step.config import StepConfig
-from abele.targets.cuda.emitted import convolution_sizes
+from abele.targets.cuda.emitted import convolutions
 from abele.targets.cuda.emitted.choices import microseconds
 from abele.targets.cuda.emitted.lowering import Emitted
 
@@ -79,13 +79,13 @@ def measured(sizes: tuple[int, ...], operator: str) -> dict[str, float]:
 @contextlib.contextmanager
 def limited(most: int) -> Generator[None]:
     """While open, convolutions of up to so many channels are ours."""
-    before = convolution_sizes.LEAST_PIXELS, convolution_sizes.MOST_CHANNELS_OF_WEIGHTS
-    convolution_sizes.LEAST_PIXELS = {9: ((most, 1),), 1: ((most, 1),)}
-    convolution_sizes.MOST_CHANNELS_OF_WEIGHTS = {9: most, 1: most}
+    before = convolutions.LEAST_PIXELS, convolutions.MOST_CHANNELS_OF_WEIGHTS
+    convolutions.LEAST_PIXELS = {9: ((most, 1),), 1: ((most, 1),)}
+    convolutions.MOST_CHANNELS_OF_WEIGHTS = {9: most, 1: most}
     try:
         yield
     finally:
-        convolution_sizes.LEAST_PIXELS, convolution_sizes.MOST_CHANNELS_OF_WEIGHTS = before
+        convolutions.LEAST_PIXELS, convolutions.MOST_CHANNELS_OF_WEIGHTS = before
 
 
 def _compiled(inputs: list[torch.Tensor], operator: str, side: int) -> Any:

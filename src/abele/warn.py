@@ -9,7 +9,7 @@ import sys
 import warnings
 from types import FrameType
 
-from abele.program.printing import is_library
+from abele.program.core import is_library
 
 
 def warn_user(message: str, category: type[Warning]) -> None:

@@ -22,7 +22,7 @@ from abele.capture.origins import Readers
 from abele.capture.recipe import Call, Recipe, recipe_of, traced
 from abele.capture.update import Scaled
 from abele.program import Program
-from abele.program.printing import hide_frames
+from abele.program.core import hide_frames
 from abele.step import replica_groups
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule

@@ -17,8 +17,8 @@ from abele import _torch
 from abele.containers import is_array
 from abele.errors import CaptureError, DataDependentError
 from abele.program.aliasing import base
+from abele.program.core import is_library
 from abele.program.dense import INSTEAD
-from abele.program.printing import is_library
 from abele.trace.constants import constant_value
 from abele.warn import user_line
 

@@ -28,9 +28,9 @@ from abele.capture.losses import LossFinder
 from abele.capture.recipe import Recipe, recipe_of
 from abele.containers import is_list
 from abele.errors import CaptureError
+from abele.program.aliasing import own_constants
+from abele.program.core import is_library
 from abele.program.dense import other_kind
-from abele.program.ownership import own_constants
-from abele.program.printing import is_library
 from abele.step.config import StepConfig
 from abele.trace import scopes, tracer
 from abele.trace.module_state import tensor_ids

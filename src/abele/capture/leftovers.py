@@ -22,7 +22,7 @@ import torch
 from abele import _torch
 from abele.capture import reachable
 from abele.containers import is_dict, items_of
-from abele.program.printing import is_library
+from abele.program.core import is_library
 
 ValueOf = Callable[[torch.Tensor], torch.Tensor | None]
 _ABSENT = object()

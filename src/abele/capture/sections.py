@@ -32,7 +32,7 @@ from abele.program import (
     writes,
 )
 from abele.program.cut import Parts, cut, draws
-from abele.program.printing import hide_frames
+from abele.program.core import hide_frames
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
 from abele.trace import tracer

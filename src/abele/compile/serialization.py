@@ -23,7 +23,7 @@ import abele.ops  # noqa: F401 # pyright: ignore[reportUnusedImport] - registers
 from abele import _torch
 from abele.errors import AbeleError, SerializationError
 from abele.program import Program, Role, Slot, Stamp
-from abele.program.printing import program_text, user_line
+from abele.program.core import program_text, user_line
 from abele.storage.values import decode, encode
 
 FORMAT = 1

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from abele.program import is_getitem, node_argument
-from abele.program.printing import node_phase, type_text
+from abele.program.core import node_phase, type_text
 from abele.report import words
 from abele.report.facts import line_of
 from abele.report.operators import module_of

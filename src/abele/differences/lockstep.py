@@ -22,8 +22,8 @@ from abele.differences.subject import PLAIN, TRUTH, Setting, Subject
 from abele.program import Program, is_view, node_argument, returned_nodes, writes
 from abele.program.aliasing import last_uses
 from abele.program.cut import draws
-from abele.targets import interpretation
-from abele.targets.interpretation import Interpretation, Node
+from abele.targets import interpreter
+from abele.targets.interpreter import Interpretation, Node
 
 _WORST = 8
 aten = torch.ops.aten
@@ -67,12 +67,12 @@ class Lockstep:
         self.rounded = sorted({each for run in self._runs[1:] for each in run.rounded})
 
     def _run(self) -> None:
-        nodes = interpretation.calls(self._program)
+        nodes = interpreter.calls(self._program)
         last = last_uses([(node, *node.all_input_nodes) for node in nodes])
         kept = set(results_of(self._program).values())
         for node, unused in zip(nodes, last, strict=True):
             alone = self._compute(node)
-            if interpretation.measured(node):
+            if interpreter.measured(node):
                 self._measure(node, alone, keep=node in kept)
             for value in unused:
                 if value not in kept:
@@ -97,7 +97,7 @@ class Lockstep:
     def _alone(self, node: Node) -> list[Any]:
         """Return both settings' results from float64's operands; none for copies and views."""
         moves = is_view(node) or node.target in _MOVES or not node.all_input_nodes
-        if not interpretation.measured(node) or moves or draws(node):
+        if not interpreter.measured(node) or moves or draws(node):
             return []
         values = self._runs[0].values
         return [run.computed(node, values) for run in self._runs[1:3]]
@@ -144,7 +144,7 @@ class Lockstep:
         if draws(node):
             return 0.0
         rounded = {
-            each: interpretation.rounded(truth.values[each], each, setting)
+            each: interpreter.rounded(truth.values[each], each, setting)
             for each in node.all_input_nodes
         }
         return error(truth.values[node], truth.computed(node, rounded))

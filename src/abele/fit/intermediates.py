@@ -13,7 +13,7 @@ from abele.fit.estimate import Interval, Part, Tensor
 from abele.ops import adam, norm_activation, recurrent, sgd
 from abele.program import Program, is_getitem, is_view, marks_of
 from abele.program.memory import MemoryUse, Piece
-from abele.program.printing import node_phase
+from abele.program.core import node_phase
 from abele.report.facts import line_of
 
 aten = torch.ops.aten

@@ -12,7 +12,7 @@ import torch
 
 from abele.errors import ValueCheckError
 from abele.ops._register import shapes_of
-from abele.program.printing import is_library
+from abele.program.core import is_library
 
 _NAME = "abele::value_check"
 

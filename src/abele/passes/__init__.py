@@ -14,10 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 
 from abele.errors import ProgramError
 from abele.passes._edit import one_after_the_other
-from abele.passes.common_subexpressions import common_subexpressions
-from abele.passes.dead_code import dead_code
-from abele.passes.effects_in_order import effects_in_order
-from abele.passes.identities import identities
+from abele.passes.cleanup import common_subexpressions, dead_code, effects_in_order, identities
 from abele.passes.recomputation import recomputation
 from abele.program import Program, Stamp
 

@@ -37,7 +37,7 @@ from abele.program import (
     writes,
 )
 from abele.program.aliasing import kept_alive
-from abele.program.printing import node_phase
+from abele.program.core import node_phase
 
 #: Key of the mark whose changes are borders.
 SEGMENT = "segment"

@@ -35,7 +35,7 @@ from abele.program import (
     writes,
 )
 from abele.program.aliasing import base
-from abele.program.printing import node_phase, user_line
+from abele.program.core import node_phase, user_line
 
 aten = torch.ops.aten
 

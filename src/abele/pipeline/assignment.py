@@ -23,8 +23,8 @@ from abele.program import (
     returned_nodes,
     writes,
 )
+from abele.program.core import node_phase
 from abele.program.cut import Parts, draws, is_copied
-from abele.program.printing import node_phase
 
 #: Key of the mark.
 STAGE = "stage"

@@ -14,8 +14,8 @@ import torch
 from abele.passes._edit import editable, finished
 from abele.pipeline.assignment import STAGE
 from abele.program import Program, marks_of
+from abele.program.core import node_phase
 from abele.program.cut import draws
-from abele.program.printing import node_phase
 
 aten = torch.ops.aten
 

@@ -15,7 +15,18 @@ import torch
 
 from abele._torch import OpOverload, schema_of
 from abele.containers import is_sequence
-from abele.program.core import called_operator, is_getitem, node_argument, writes
+from abele.errors import CaptureError
+from abele.program.core import (
+    all_nodes,
+    called_operator,
+    is_getitem,
+    node_argument,
+    output_node,
+    returned_nodes,
+    subgraphs,
+    writes,
+)
+from abele.program.dense import INSTEAD, other_kind
 
 aten = torch.ops.aten
 
@@ -271,3 +282,75 @@ def _given(node: torch.fx.Node, index: int, name: str) -> Any:
 def _nodes(argument: Any) -> list[torch.fx.Node]:
     values = argument if is_sequence(argument) else [argument]
     return [value for value in values if isinstance(value, torch.fx.Node)]
+
+
+def own_constants(graph: torch.fx.GraphModule) -> None:
+    """Copies the tensors that forward used without owning them.
+
+    The caller may write into them later, and a program computes with what they held when it was
+    captured, on every target.
+
+    Raises:
+        CaptureError: one of them is not dense.
+    """
+    for module in graph.modules():
+        tensors = [
+            *module.named_parameters(recurse=False, remove_duplicate=False),
+            *module.named_buffers(recurse=False, remove_duplicate=False),
+        ]
+        for name, value in tensors:
+            kind = other_kind(value)
+            if kind is not None:
+                raise CaptureError(
+                    "forward uses a tensor that is neither a parameter nor a buffer and is "
+                    f"{kind}; a program keeps dense tensors. {INSTEAD}"
+                )
+            delattr(module, name)
+            module.register_buffer(name, value.detach().clone())
+    for node in all_nodes(graph):
+        node.meta.pop(SHARES, None)  # each has memory of its own now
+
+
+def own_outputs(graph: torch.fx.GraphModule) -> None:
+    """Clones outputs that share memory with an input, a constant or an earlier output."""
+    returned = returned_nodes(graph)
+    taken: set[torch.fx.Node] = set()
+    for index, node in enumerate(returned):
+        memory = base(node)
+        if memory.op in ("placeholder", "get_attr") or memory in taken:
+            with graph.graph.inserting_before(_first_write(graph)):
+                copy = graph.graph.call_function(aten.clone.default, (node,))
+            # A copy of what is expanded has elements of its own, so it lies in another order.
+            copy.meta = dict(node.meta) | {"val": aten.clone.default(node.meta["val"])}
+            returned[index] = copy
+        taken.add(memory)
+    output_node(graph).args = (returned,)
+    graph.recompile()
+
+
+def _first_write(graph: torch.fx.GraphModule) -> torch.fx.Node:
+    return next(node for node in graph.graph.nodes if writes(node) or node.op == "output")
+
+
+def erase_dead_nodes(
+    graph: torch.fx.GraphModule, stays: Callable[[torch.fx.Node], bool] = torch.fx.Node.is_impure
+) -> None:
+    """Erase the nodes of a graph that nothing reads, then those that only they read, and so on.
+
+    Args:
+        graph: changed in place; its nodes stand before those that read them. The bodies of its
+            loops and branches are cleared too.
+        stays: whether a node is there for another reason than its value; by default, what torch
+            knows of its operator. Bodies are always asked that.
+    """
+    for node in reversed(graph.graph.nodes):
+        if not node.users and not stays(node):
+            graph.graph.erase_node(node)
+    for _, inner in subgraphs(graph):
+        erase_dead_nodes(inner)
+        inner.recompile()
+
+
+def stays_in_program(node: torch.fx.Node) -> bool:
+    """Whether a node of a program is an input, the output, or a write of new state."""
+    return node.op in ("placeholder", "output") or writes(node)

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from abele.program import memory
-from abele.program.core import Program, Role, is_getitem
-from abele.program.printing import node_phase
+from abele.program.core import Program, Role, is_getitem, node_phase
 
 ROLES = (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE, Role.ACCUMULATOR, Role.HYPER)
 

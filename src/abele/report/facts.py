@@ -17,8 +17,8 @@ from abele.compile.executable import Executable
 from abele.containers import is_sequence
 from abele.pipeline.report import Measured
 from abele.program import Program, Stamp, is_getitem, marks_of, summary
+from abele.program.core import node_phase, type_text, user_line
 from abele.program.memory import MemoryUse, Piece
-from abele.program.printing import node_phase, type_text, user_line
 from abele.report import operators, record
 from abele.storage import temporary
 from abele.targets.base import COMPILED

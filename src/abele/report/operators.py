@@ -15,7 +15,7 @@ from abele import _torch
 from abele.containers import is_sequence
 from abele.ops import few_channel_conv, lstm, recurrent, recurrent_loop
 from abele.program import Program, Role, is_getitem, is_view, marks_of, node_argument
-from abele.program.printing import node_phase, type_text
+from abele.program.core import node_phase, type_text
 from abele.report.flow import OUTSIDE, Passage, Read
 from abele.report.record import Choice, Operators
 from abele.targets.kernel_choice import KernelChoice

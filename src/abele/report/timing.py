@@ -17,16 +17,16 @@ from abele.compile import compiling
 from abele.compile.executable import Executable
 from abele.errors import AbeleError
 from abele.program import Program, Role, all_nodes, has_effect
-from abele.program.printing import node_phase
+from abele.program.core import node_phase
 from abele.report import facts, operators
 from abele.report.journal import quarters_of
 from abele.report.kernel_times import Kernel, Limits, Timing
 from abele.report.record import Program as Recorded
 from abele.report.record import Run
 from abele.runtime.device_state import DeviceState
-from abele.targets import clocked
+from abele.targets import base
+from abele.targets.base import Clocked
 from abele.targets.base import Run as Call
-from abele.targets.clocked import Clocked
 
 BUDGET_S = 2.0
 _MOST_RUNS = 30
@@ -206,7 +206,7 @@ class _Copies:
 
 
 def _described(
-    kernels: Sequence[clocked.Kernel],
+    kernels: Sequence[base.Kernel],
     runs: Sequence[Sequence[tuple[float, float]]],
     chosen: Sequence[int],
     known: Limits,
@@ -238,7 +238,7 @@ def _described(
     return tuple(described)
 
 
-def _parts_of_nodes(kernels: Sequence[clocked.Kernel]) -> dict[torch.fx.Node, int]:
+def _parts_of_nodes(kernels: Sequence[base.Kernel]) -> dict[torch.fx.Node, int]:
     """Return the number of kernels that compute each node, which divide its FLOPs.
 
     Concurrent kernels count if nothing else computes a node.
@@ -246,13 +246,13 @@ def _parts_of_nodes(kernels: Sequence[clocked.Kernel]) -> dict[torch.fx.Node, in
     counts: dict[torch.fx.Node, int] = {}
     for kernel in kernels:
         for node in kernel.nodes:
-            counts[node] = counts.get(node, 0) + (kernel.what not in clocked.BESIDE)
+            counts[node] = counts.get(node, 0) + (kernel.what not in base.BESIDE)
     return counts
 
 
-def _work(kernel: clocked.Kernel, parts: dict[torch.fx.Node, int]) -> int:
+def _work(kernel: base.Kernel, parts: dict[torch.fx.Node, int]) -> int:
     """Operations of a kernel."""
-    beside = kernel.what in clocked.BESIDE
+    beside = kernel.what in base.BESIDE
     counted = [node for node in kernel.nodes if not (beside and parts[node])]
     return sum(operators.operations(node) // max(1, parts[node]) for node in counted)
 

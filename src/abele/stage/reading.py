@@ -17,8 +17,8 @@ from abele.fit.estimate import Interval
 from abele.passes.recomputation import kept_whole
 from abele.pipeline.assignment import STAGE, placed
 from abele.program import Program, Role, Slot, is_getitem, is_view, marks_of, node_argument, writes
+from abele.program.core import node_phase
 from abele.program.cut import Parts, is_copied
-from abele.program.printing import node_phase
 from abele.report.operators import moved_bytes, operations
 from abele.stage.chain import BATCH, Chain, State, Unit, Value
 from abele.step.replica_groups import ACCUMULATOR

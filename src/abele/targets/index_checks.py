@@ -14,8 +14,9 @@ import torch
 
 from abele.errors import IndexCheckError
 from abele.program import Program, Role
-from abele.targets import index_slices, straight
+from abele.targets import index_slices
 from abele.targets.base import Compiled, OfBatch, Repeated, Run
+from abele.targets.interpreter import function_of
 
 # So many numbers are compared sooner as a list: a small step takes half a millisecond.
 _FEW = 64
@@ -83,7 +84,7 @@ def look(program: Program, inputs: Sequence[torch.Tensor]) -> None:
 
 
 def _run_of(graph: torch.fx.GraphModule) -> Run:
-    function = straight.function_of(graph)
+    function = function_of(graph)
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad():

@@ -9,7 +9,7 @@ import torch
 
 from abele._torch import schema_of
 from abele.program import called_operator, marks_of
-from abele.program.printing import user_line
+from abele.program.core import user_line
 
 # Operators that index along an argument, and the names of their tensor and their index.
 _ALONG = dict.fromkeys(

@@ -11,9 +11,9 @@ import torch
 from abele import arena
 from abele.program import Program, is_view
 from abele.program.memory import MemoryUse, of_graph
-from abele.targets import index_checks, straight
-from abele.targets.base import Compiled, Lowering, Run, Target
-from abele.targets.clocked import Clocked, GraphClocks
+from abele.targets import index_checks
+from abele.targets.base import Clocked, Compiled, GraphClocks, Lowering, Run, Target
+from abele.targets.interpreter import function_of
 from abele.targets.kernel_choice import VIEW, KernelChoice, operators_of
 
 # By the graph, which nobody edits any more, and whether tensors have planned places. Whoever runs a
@@ -46,7 +46,7 @@ class Interpreter(Lowering):
         planned = arena.available()  # it may have been made since
         run = known.get(planned)
         if run is None:
-            run = known[planned] = _run(program, straight.function_of(program.graph))
+            run = known[planned] = _run(program, function_of(program.graph))
         return Compiled(run)
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
@@ -57,7 +57,7 @@ class Interpreter(Lowering):
     def clocked(self, program: Program) -> Clocked:
         """Look at the clock before and after each operator."""
         clocks = GraphClocks()
-        return clocks.clocked(_run(program, straight.function_of(program.graph, clocks)))
+        return clocks.clocked(_run(program, function_of(program.graph, clocks)))
 
     def memory(self, program: Program) -> MemoryUse:
         """Every result until its last use; at planned places where that can be done."""

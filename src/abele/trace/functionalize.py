@@ -24,11 +24,10 @@ from abele._torch import OpOverload, schema_of
 from abele.containers import is_sequence
 from abele.errors import CaptureError
 from abele.program import called_operator, is_getitem, node_argument, writes
-from abele.program.aliasing import SHARES, Aliases
+from abele.program.aliasing import SHARES, Aliases, erase_dead_nodes
 from abele.program.aliasing import base as _base
 from abele.program.aliasing import written as _written
-from abele.program.dead_nodes import erase_dead_nodes
-from abele.program.printing import user_line
+from abele.program.core import user_line
 from abele.trace.control_flow import restore_views
 from abele.trace.fake_results import Results, correcting
 from abele.trace.writes import refusal

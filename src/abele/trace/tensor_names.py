@@ -32,8 +32,8 @@ from abele.program import (
     returned_nodes,
     writes,
 )
-from abele.program.dead_nodes import erase_dead_nodes
-from abele.program.printing import node_phase
+from abele.program.aliasing import erase_dead_nodes
+from abele.program.core import node_phase
 from abele.step import loss_scaling
 
 # What interchange formats call an operator; the others are called by their own name.

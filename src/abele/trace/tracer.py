@@ -22,7 +22,7 @@ from abele.program import (
     returned_nodes,
     writes,
 )
-from abele.program.ownership import own_constants, own_outputs
+from abele.program.aliasing import own_constants, own_outputs
 from abele.trace import operator_cache
 from abele.trace.decompositions import PORTABLE_OPERATORS, conjugate_numbers, portable_kernels
 from abele.trace.functionalize import pure

@@ -15,7 +15,7 @@ from abele.capture import Captured
 from abele.pipeline import Cut, Uncuttable, cut
 from abele.pipeline.assignment import STAGE
 from abele.program import Program
-from abele.program.printing import node_phase
+from abele.program.core import node_phase
 from abele.step.config import StepConfig
 from poptorch._error import error
 from poptorch._forward.placement import PlacementTable

@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
-from abele.program.printing import is_library
+from abele.program.core import is_library
 from poptorch._logging import logger
 
 _HOST = torch.device("cpu")

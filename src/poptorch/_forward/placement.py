@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from abele.program import Program, Role, is_getitem, writes
-from abele.program.printing import node_phase, user_line
+from abele.program.core import node_phase, user_line
 from poptorch._error import error
 from poptorch._forward.tracing import BLOCK
 from poptorch._process.devices import count_ipus

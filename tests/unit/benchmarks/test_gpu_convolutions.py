@@ -6,7 +6,7 @@ import sys
 import torch
 from benchmarks import gpu_convolutions, gpu_records
 
-from abele.targets.cuda.emitted import convolution_sizes, lowering
+from abele.targets.cuda.emitted import convolutions, lowering
 from abele.targets.cuda.emitted.blocks import Blocks
 from abele.targets.cuda.emitted.lowering import Emitted
 from abele.targets.cuda.emitted.source import Launch
@@ -28,13 +28,13 @@ def test_each_operator_is_planned_both_ways(monkeypatch):
     monkeypatch.setattr(gpu_convolutions, "Emitted", Planned)
     monkeypatch.setattr(gpu_convolutions, "microseconds", lambda works: [2.0, 1.0])
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
-    before = convolution_sizes.LEAST_PIXELS
+    before = convolutions.LEAST_PIXELS
     for side in (1, 3):
         for operator in gpu_convolutions.OPERATORS:
             answer = gpu_convolutions.measured((2, 4, 5, 6, 7, side), operator)
             assert answer == {"cuDNN": 2.0, "ours": 1.0}
     assert plans == [False, True] * 6
-    assert convolution_sizes.LEAST_PIXELS is before
+    assert convolutions.LEAST_PIXELS is before
 
 
 def test_without_a_gpu_nothing_is_measured(monkeypatch, capsys):

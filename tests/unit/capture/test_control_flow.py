@@ -7,7 +7,7 @@ from torch import nn
 from abele import passes
 from abele.capture.replacements.offsets import difference
 from abele.errors import ProgramError
-from abele.passes.of_lowerings.on_device import on_device
+from abele.passes.of_lowerings.gpu import on_device
 from abele.program import all_nodes, subgraphs
 from abele.trace import control_flow
 from abele.trace.constants import constant_value

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from abele.capture import capture
-from abele.program.core import marks_of
-from abele.program.printing import node_phase
+from abele.program.core import marks_of, node_phase
 from abele.step.config import StepConfig
 from helpers.runs import flat, rule_for
 

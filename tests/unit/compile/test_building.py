@@ -10,7 +10,7 @@ import pytest
 
 from abele import FallbackWarning, StepConfig, build, get_target
 from abele.errors import CompilerError, CorruptExecutable, TargetError
-from abele.passes.dead_code import dead_code
+from abele.passes.cleanup import dead_code
 from abele.targets import ENVIRONMENT
 from conftest import usable
 from helpers.fakes import Failing, Keeping, KeptCode, Refusing, prefer

@@ -13,7 +13,7 @@ from abele.compile import compiling, executable_file, keys
 from abele.compile.cache import ExecutableCache
 from abele.compile.compiling import Way, compile_programs, fastest, made_up
 from abele.errors import CompilerError, CorruptExecutable, TargetError
-from abele.passes.dead_code import dead_code
+from abele.passes.cleanup import dead_code
 from abele.targets import Compiled, candidates
 from abele.targets.cpu.op_by_op import choice
 from abele.targets.cpu.op_by_op.lowering import OpByOp

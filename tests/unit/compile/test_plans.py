@@ -11,7 +11,7 @@ from abele.compile.cache import CacheWarning, ExecutableCache
 from abele.compile.portable_executable import ContainerFirst, pack
 from abele.errors import CorruptExecutable
 from abele.ops import lstm, recurrent_loop
-from abele.passes.dead_code import dead_code
+from abele.passes.cleanup import dead_code
 from abele.storage.container import Container, write
 from abele.targets import Compiled, candidates
 from abele.targets.cpu.emitted.lowering import Emitted

@@ -6,9 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from abele.passes.of_lowerings.gpu_attention import BACKWARD, FORWARD, gpu_attention
-from abele.passes.of_lowerings.gpu_biases import gpu_biases
-from abele.passes.of_lowerings.gpu_norms import gpu_norms
+from abele.passes.of_lowerings.gpu import BACKWARD, FORWARD, gpu_attention, gpu_biases, gpu_norms
 from abele.targets.reference import Interpreter
 from helpers.emitted_operators import program_of
 from helpers.runs import captured, rule_for

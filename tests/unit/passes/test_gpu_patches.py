@@ -4,9 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from abele.passes.of_lowerings import gpu_patches as passes
-from abele.passes.of_lowerings.gpu_biases import gpu_biases
-from abele.passes.of_lowerings.gpu_patches import gpu_patches
+from abele.passes.of_lowerings import gpu as passes
+from abele.passes.of_lowerings.gpu import gpu_biases, gpu_patches
 from abele.targets.reference import Interpreter
 from helpers.emitted_operators import program_of
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from abele import passes
-from abele.passes.of_lowerings import half_convolutions as module
-from abele.passes.of_lowerings.half_convolutions import half_convolutions
+from abele.passes.of_lowerings import convolutions as module
+from abele.passes.of_lowerings.convolutions import half_convolutions
 from abele.targets.cpu import TARGET as CPU
 from abele.targets.reference import Interpreter, Reference
 from helpers.runs import captured, rule_for, run, run_eagerly, started

@@ -4,7 +4,7 @@ import torch
 
 from abele import StepConfig, passes
 from abele.capture import capture
-from abele.passes.of_lowerings.on_device import on_device
+from abele.passes.of_lowerings.gpu import on_device
 from abele.program import Program
 
 META = torch.device("meta")

@@ -14,13 +14,10 @@ from abele import passes
 from abele.capture import capture
 from abele.ops import adam, memory_layout, norm_activation, sgd
 from abele.passes.of_lowerings.channels_last import channels_last
-from abele.passes.of_lowerings.folded_normalisation import folded_normalisation
-from abele.passes.of_lowerings.fused_adam import fused_adam
-from abele.passes.of_lowerings.fused_normalisation import fused_normalisation
-from abele.passes.of_lowerings.fused_sgd import fused_sgd
+from abele.passes.of_lowerings.convolutions import pointwise_before_upsampling
 from abele.passes.of_lowerings.fused_sums import fused_sums
-from abele.passes.of_lowerings.joined_counters import joined_counters
-from abele.passes.of_lowerings.pointwise_before_upsampling import pointwise_before_upsampling
+from abele.passes.of_lowerings.fused_updates import fused_adam, fused_sgd, joined_counters
+from abele.passes.of_lowerings.normalisation import folded_normalisation, fused_normalisation
 from abele.step.config import StepConfig
 from abele.step.update_rules import Group
 from abele.targets.cpu import TARGET as CPU

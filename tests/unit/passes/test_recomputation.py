@@ -15,7 +15,7 @@ from abele.ops.checkpoint import checkpoint
 from abele.ops.print_tensor import print_tensor
 from abele.passes import recomputation
 from abele.program import is_getitem, is_view, returned_nodes
-from abele.program.printing import node_phase
+from abele.program.core import node_phase
 from abele.trace import scopes
 from conftest import usable
 from helpers import deep_training

@@ -12,9 +12,8 @@ from torch import nn
 from abele import _torch, passes
 from abele.ops import lstm, recurrent, recurrent_loop
 from abele.passes._edit import editable, finished, inserted
-from abele.passes.of_lowerings import recurrent_steps as module
-from abele.passes.of_lowerings.recurrent_loops import recurrent_loops
-from abele.passes.of_lowerings.recurrent_steps import recurrent_steps, steps_but_of_lstms
+from abele.passes.of_lowerings import recurrent as module
+from abele.passes.of_lowerings.recurrent import recurrent_loops, recurrent_steps, steps_but_of_lstms
 from abele.program import all_nodes
 from abele.targets.reference import Interpreter, Reference
 from helpers.runs import (

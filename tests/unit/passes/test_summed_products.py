@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from abele import passes
-from abele.passes.of_lowerings.recurrent_steps import recurrent_steps
-from abele.passes.of_lowerings.summed_products import summed_products
+from abele.passes.of_lowerings.merged_gemms import summed_products
+from abele.passes.of_lowerings.recurrent import recurrent_steps
 from abele.targets.reference import Interpreter, Reference
 from helpers.runs import assert_close_by_norm, captured, rule_for, run, started
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from abele.program.dead_nodes import erase_dead_nodes, stays_in_program
+from abele.program.aliasing import erase_dead_nodes, stays_in_program
 
 aten = torch.ops.aten
 

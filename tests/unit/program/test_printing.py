@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from abele import passes
-from abele.program.printing import is_library, type_text, user_line
+from abele.program.core import is_library, type_text, user_line
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
 

@@ -3,7 +3,7 @@
 import torch
 
 from abele import passes
-from abele.program.printing import node_lines
+from abele.program.core import node_lines
 from abele.report import facts
 from abele.report.page import page, programs
 from abele.report.recorder import LONGEST_CHANGE, Changes

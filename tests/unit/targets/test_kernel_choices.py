@@ -10,9 +10,9 @@ from abele.ops import recurrent_loop
 from abele.program import is_view
 from abele.report import facts, timing
 from abele.targets import candidates, get_target
+from abele.targets.cpu.emitted.choice import why_torch
 from abele.targets.cpu.emitted.clocked import kernel_of
 from abele.targets.cpu.emitted.lowering import placed
-from abele.targets.cpu.emitted.reasons import why_torch
 from abele.targets.kernel_choice import NOBODY, operators_of
 from helpers.models import MODELS
 from helpers.reported import recorded

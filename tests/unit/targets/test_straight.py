@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from abele.targets import straight
+from abele.targets import interpreter
 
 aten = torch.ops.aten
 X, ROWS = torch.rand(4, 4) + 0.5, torch.rand(4) + 0.5
@@ -56,7 +56,7 @@ def arguments_of(operator):
 
 
 @pytest.mark.parametrize(
-    "operator", [each for each in straight._DIRECT if each is not aten.view.default], ids=str
+    "operator", [each for each in interpreter._DIRECT if each is not aten.view.default], ids=str
 )
 def test_torchs_functions_call_the_operators_they_stand_for(operator):
     arguments = arguments_of(operator)
@@ -64,7 +64,7 @@ def test_torchs_functions_call_the_operators_they_stand_for(operator):
     with torch.no_grad(), plain:
         operator(*arguments)
     with torch.no_grad(), direct:
-        straight._DIRECT[operator](*arguments)
+        interpreter._DIRECT[operator](*arguments)
     # Calling the operator gives what is called with it alone, which its function may spell out.
     assert [function for function, _ in direct.seen] == [function for function, _ in plain.seen]
     assert operator in [function for function, _ in plain.seen]
@@ -79,7 +79,7 @@ def graph_of(build):
 
 def test_a_view_copies_where_a_result_is_laid_out_in_another_way():
     made = graph_of(lambda graph, x: (graph.call_function(aten.view.default, (x, [16])),))
-    (result,) = straight.function_of(made)([X.t()])
+    (result,) = interpreter.function_of(made)([X.t()])
     assert torch.equal(result, X.t().reshape(16))
 
 
@@ -89,7 +89,7 @@ def test_numbers_in_the_place_of_tensors_are_what_they_are_to_operators(number, 
     def build(graph, x):
         return (graph.call_function(aten.mul.Tensor, (number, x) if first else (x, number)),)
 
-    (result,) = straight.function_of(graph_of(build))([X])
+    (result,) = interpreter.function_of(graph_of(build))([X])
     assert torch.equal(result.isnan(), (X * number).isnan())
     assert torch.equal(result.nan_to_num(), (X * number).nan_to_num())
     assert result.dtype == (X * number).dtype
@@ -114,7 +114,7 @@ def test_values_are_freed_after_their_last_use():
         graph.call_function(look, (x,))
         return [doubled]
 
-    (result,) = straight.function_of(graph_of(build))([X])
+    (result,) = interpreter.function_of(graph_of(build))([X])
     assert alive == [[True, True], [False, False, True]]
     assert torch.equal(result, X + 2)
 
@@ -133,7 +133,7 @@ def test_inputs_are_freed_after_their_last_use_only_if_asked(frees):
 
     given = [torch.zeros(2)]
     known.append(weakref.ref(given[0]))
-    straight.function_of(graph_of(build), frees_inputs=frees)(given)
+    interpreter.function_of(graph_of(build), frees_inputs=frees)(given)
     assert alive == [not frees]
     assert len(given) == (0 if frees else 1)
 
@@ -148,6 +148,6 @@ def test_constants_and_dtypes_are_bound():
     root.rows = ROWS
     graph = torch.fx.Graph()
     graph.output(build(graph, graph.placeholder("x")))
-    result = straight.function_of(torch.fx.GraphModule(root, graph))([X])
+    result = interpreter.function_of(torch.fx.GraphModule(root, graph))([X])
     assert torch.equal(result["sum"], X + ROWS)
     assert result["half"].dtype is torch.float16

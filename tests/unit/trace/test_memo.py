@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from abele import _torch
-from abele.program.printing import user_line
+from abele.program.core import user_line
 from abele.trace import functionalize, operator_cache
 from abele.trace.decompositions import PORTABLE_OPERATORS
 

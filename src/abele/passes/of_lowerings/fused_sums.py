@@ -19,7 +19,7 @@ import torch
 
 from abele.ops import norm_activation
 from abele.passes._edit import editable, finished
-from abele.passes.of_lowerings.fused_normalisation import (
+from abele.passes.of_lowerings.normalisation import (
     ACTIVATIONS,
     called,
     result_of,
@@ -27,7 +27,7 @@ from abele.passes.of_lowerings.fused_normalisation import (
     undoes,
 )
 from abele.program import Program, node_argument
-from abele.program.dead_nodes import erase_dead_nodes, stays_in_program
+from abele.program.aliasing import erase_dead_nodes, stays_in_program
 from abele.trace.fake_results import Results
 
 aten = torch.ops.aten

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from abele.program.printing import is_library
+from abele.program.core import is_library
 
 
 def variable(fits: Callable[[Any], bool]) -> tuple[str, Any] | None:

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from abele.capture import Call
 from abele.port.check.watch import LinesOfParameters
 from abele.port.rungs import process
-from abele.program.printing import is_library
+from abele.program.core import is_library
 from abele.step.config import StepConfig
 from abele.warn import user_line
 

@@ -15,8 +15,7 @@ from abele import arena
 from abele.errors import CompilerError
 from abele.kernels import build, packaged, sources
 from abele.kernels.build import Making
-from abele.passes.of_lowerings.recurrent_loops import recurrent_loops
-from abele.passes.of_lowerings.recurrent_steps import recurrent_steps
+from abele.passes.of_lowerings.recurrent import recurrent_loops, recurrent_steps
 from abele.program import Program
 from abele.targets.base import Lowering, Run, Target
 from abele.targets.cpu.compiler import compiler, identity, instruction_set

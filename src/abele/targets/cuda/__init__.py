@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from abele.passes.of_lowerings.recurrent_steps import steps_but_of_lstms
+from abele.passes.of_lowerings.recurrent import steps_but_of_lstms
 from abele.program import Program
 from abele.targets.base import Run, Target
 from abele.targets.cuda.emitted import nvrtc

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from abele.passes.of_lowerings.on_device import on_device
+from abele.passes.of_lowerings.gpu import on_device
 from abele.program import Program
 
 

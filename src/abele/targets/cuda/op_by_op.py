@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from abele.passes.of_lowerings.gpu_attention import gpu_attention
-from abele.passes.of_lowerings.gpu_norms import gpu_norms
-from abele.passes.of_lowerings.recurrent_steps import steps_but_of_lstms
+from abele.passes.of_lowerings.gpu import gpu_attention, gpu_norms
+from abele.passes.of_lowerings.recurrent import steps_but_of_lstms
 from abele.program import Program, is_view
-from abele.targets import straight
 from abele.targets.base import Compiled, Lowering, Run
 from abele.targets.cuda.gpu import to_gpu
+from abele.targets.interpreter import function_of
 from abele.targets.kernel_choice import VIEW, KernelChoice, operators_of
 from abele.targets.replay import CudaGraphs, replayed
 
@@ -21,7 +20,7 @@ def straight_run(program: Program) -> Run:
     Args:
         program: on the GPU.
     """
-    function = straight.function_of(program.graph)
+    function = function_of(program.graph)
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad():

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from abele.program import Program, is_view
-from abele.targets.clocked import BESIDE, LOOP
+from abele.targets.base import BESIDE, LOOP
 from abele.targets.kernel_choice import NOBODY, VIEW, KernelChoice, operators_of
 from abele.targets.translation.groups import Unit
 from abele.targets.translation.translate import VIEWS

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from abele.errors import CorruptExecutable
-from abele.targets.cuda.emitted import beside, blas, choices, kept, lowering
+from abele.targets.cuda.emitted import beside, blas, choices, lowering
 from abele.targets.cuda.emitted.beside import Beside
 from abele.targets.cuda.emitted.blas import OTHER, USUAL
 from abele.targets.cuda.emitted.choices import Choices
@@ -166,7 +166,7 @@ def test_what_is_kept_comes_back_in_its_pieces():
         (Choices([], []), []),
         (Choices([USUAL, OTHER], [True]), [b"one", b"three"]),
     ):
-        assert kept.decoded(kept.encoded(made, codes)) == (made, codes)
+        assert choices.decoded(choices.encoded(made, codes)) == (made, codes)
 
 
 @pytest.mark.parametrize(
@@ -183,9 +183,9 @@ def test_what_is_kept_comes_back_in_its_pieces():
     ],
 )
 def test_damage_of_what_is_kept_is_noticed(damage):
-    code = kept.encoded(Choices([USUAL, OTHER], [True]), [b"one", b"three"])
+    code = choices.encoded(Choices([USUAL, OTHER], [True]), [b"one", b"three"])
     with pytest.raises(CorruptExecutable, match="kernels of a program"):
-        kept.decoded(damage(code))
+        choices.decoded(damage(code))
 
 
 def test_choices_for_other_products_do_not_fit(program):

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from abele.passes.of_lowerings.gpu_biases import gpu_biases
-from abele.targets.cuda.emitted import convolution_sizes, convolutions, lowering
-from abele.targets.cuda.emitted.convolution_sizes import Sizes
+from abele.passes.of_lowerings.gpu import gpu_biases
+from abele.targets.cuda.emitted import convolutions, lowering
+from abele.targets.cuda.emitted.convolutions import Sizes
 from abele.targets.cuda.emitted.source import Launch
 from abele.targets.reference import Interpreter
 from helpers import kernels_on_host
@@ -66,7 +66,7 @@ def assert_same(program, inputs, folder):
 
 @pytest.fixture(autouse=True)
 def _all_sizes(monkeypatch):
-    monkeypatch.setattr(convolution_sizes, "LEAST_PIXELS", dict.fromkeys((9, 1), ((64, 1),)))
+    monkeypatch.setattr(convolutions, "LEAST_PIXELS", dict.fromkeys((9, 1), ((64, 1),)))
 
 
 @COMPILED
@@ -163,7 +163,7 @@ def test_double_and_half_numbers_are_torchs():
 @COMPILED
 def test_of_two_gradients_one_may_be_torchs(tmp_path, monkeypatch):
     limits = {9: ((4, 1),), 1: ((64, 1),)}
-    monkeypatch.setattr(convolution_sizes, "LEAST_PIXELS", limits)
+    monkeypatch.setattr(convolutions, "LEAST_PIXELS", limits)
     program, inputs = case((2, 4, 8, 9, 20), 3)
     ours, torchs = computed(program)
     assert {"convolution", "convolution_weights"} <= ours  # the former forward
@@ -179,9 +179,9 @@ def test_of_two_gradients_one_may_be_torchs(tmp_path, monkeypatch):
 
 def test_gradients_that_are_both_ours_or_both_torchs_stay_together(monkeypatch):
     for limits in ((), ((64, 1),)):
-        monkeypatch.setattr(convolution_sizes, "LEAST_PIXELS", {9: limits, 1: limits})
+        monkeypatch.setattr(convolutions, "LEAST_PIXELS", {9: limits, 1: limits})
         most = {9: 64, 1: 64} if limits else {9: 0, 1: 0}
-        monkeypatch.setattr(convolution_sizes, "MOST_CHANNELS_OF_WEIGHTS", most)
+        monkeypatch.setattr(convolutions, "MOST_CHANNELS_OF_WEIGHTS", most)
         program, _ = case((2, 4, 8, 9, 20), 3)
         targets = [node.target for node in program.graph.graph.nodes]
         assert targets.count(aten.convolution_backward.default) == 1

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from abele.targets.cpu.compiler import compiler
-from abele.targets.cpu.emitted import subnormals
+from abele.targets.cpu.emitted import choice
 from abele.targets.cpu.emitted.lowering import Emitted
 from helpers.emitted_programs import traced
 
@@ -83,12 +83,12 @@ def test_programs_that_name_one_compute_with_them():
 
 
 def test_what_names_one():
-    assert not subnormals.are_meant(program(scaled), [])
-    assert subnormals.are_meant(program(masked), [])
-    assert not subnormals.are_meant(program(scaled), [torch.tensor([0.0, 1e-37]), torch.tensor(3)])
-    assert subnormals.are_meant(program(scaled), [torch.tensor([1.0, -SMALL])])
+    assert not choice.are_meant(program(scaled), [])
+    assert choice.are_meant(program(masked), [])
+    assert not choice.are_meant(program(scaled), [torch.tensor([0.0, 1e-37]), torch.tensor(3)])
+    assert choice.are_meant(program(scaled), [torch.tensor([1.0, -SMALL])])
 
 
 def test_numbers_in_lists_and_options_count():
-    numbers = subnormals._numbers(((1, [2.0, None]), {"eps": 3.0, "dims": (4.0,)}))
+    numbers = choice._numbers(((1, [2.0, None]), {"eps": 3.0, "dims": (4.0,)}))
     assert list(numbers) == [2.0, 3.0, 4.0]

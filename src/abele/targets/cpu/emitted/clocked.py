@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 
 from abele.program import Program
-from abele.targets.base import Compiled
-from abele.targets.clocked import LOOP, Clocked
+from abele.targets.base import LOOP, Clocked, Compiled
 from abele.targets.cpu.emitted.by_channels import ByChannels
 from abele.targets.cpu.emitted.calling import Calling
 from abele.targets.cpu.emitted.regions import Region

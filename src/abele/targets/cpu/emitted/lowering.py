@@ -11,19 +11,16 @@ import torch
 
 from abele import arena
 from abele._torch.copies import called_targets
-from abele.passes.of_lowerings.half_convolutions import half_convolutions
+from abele.passes.of_lowerings.convolutions import half_convolutions
 from abele.passes.of_lowerings.kept_derivatives import kept_derivatives
-from abele.passes.of_lowerings.recurrent_loops import recurrent_loops
-from abele.passes.of_lowerings.stacked_gradients import stacked_gradients
-from abele.passes.of_lowerings.summed_products import summed_products
+from abele.passes.of_lowerings.merged_gemms import stacked_gradients, summed_products
+from abele.passes.of_lowerings.recurrent import recurrent_loops
 from abele.program import Program
 from abele.program.aliasing import lifetimes
 from abele.program.memory import MemoryUse
-from abele.targets.base import Compiled, Lowering, OfBatch, Repeated, Written, require_code
-from abele.targets.clocked import Clocked
+from abele.targets.base import Clocked, Compiled, Lowering, OfBatch, Repeated, Written, require_code
 from abele.targets.cpu.compiler import with_planned_places
-from abele.targets.cpu.emitted import build, choice, reasons, source, subnormals
-from abele.targets.cpu.emitted.bound import BoundRunner
+from abele.targets.cpu.emitted import build, choice, source
 from abele.targets.cpu.emitted.by_channels import by_channels
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
@@ -40,6 +37,7 @@ from abele.targets.cpu.emitted.memory import (
 from abele.targets.cpu.emitted.recomputed import recomputed
 from abele.targets.cpu.emitted.regions import with_regions
 from abele.targets.cpu.emitted.rows_apart import rows_apart
+from abele.targets.cpu.emitted.run import BoundRunner
 from abele.targets.cpu.emitted.source import Segment
 from abele.targets.cpu.self_test import kernel_problem
 from abele.targets.index_checks import checked
@@ -129,7 +127,7 @@ class Emitted(Lowering):
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
         """Loops, calls, and what torch computes."""
-        return reasons.kernel_choices(program, placed(program).units)
+        return choice.kernel_choices(program, placed(program).units)
 
     def clocked(self, program: Program) -> Clocked:
         """Write and compile the code again, with a look at the clock between its units."""
@@ -223,7 +221,7 @@ def _plan(program: Program, plan: Placed, *, clocked: bool) -> Plan:
         plan.offsets,
         plan.kept,
         clocked=clocked,
-        subnormals=subnormals.are_meant(program, constants),
+        subnormals=choice.are_meant(program, constants),
     )
     foreign = any(isinstance(each, Foreign) for each in text.parts)
     torchs = _memory_use(program, plan) if foreign else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 
-from abele.program.printing import node_phase
+from abele.program.core import node_phase
 from abele.targets.translation import loops
 from abele.targets.translation.operations import ChannelCall, Operation, Pointwise
 from abele.targets.translation.places import Buffer, Kind, Place

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from abele.arena import Arena
 from abele.program import Program, Role
+from abele.targets.base import OfBatch
 from abele.targets.cpu.emitted.calling import Calling
 from abele.targets.cpu.emitted.memory import allocated
-from abele.targets.cpu.emitted.source import Segment
+from abele.targets.cpu.emitted.source import REPEAT, Segment
 from abele.targets.translation.operations import Foreign, constants_of, places_changed
 from abele.targets.translation.places import Buffer, Kind, Place, laid_out
 
@@ -224,3 +226,179 @@ def _is_short(tensor: torch.Tensor, place: Place) -> bool:
 
 def _nothing() -> None:
     """What is known of an input before there was one."""
+
+
+_Batch = Sequence[torch.Tensor]
+
+
+class RepeatedRunner(Runner):
+    """Calls a program, or the same for one micro-batch after the other.
+
+    Arguments are those of ``Runner``.
+
+    Attributes:
+        repeats: whether ``repeated`` may be called: where torch computes nothing, and what is
+            returned lies in memory of its own.
+    """
+
+    def __init__(self, program: Program, calling: Calling, library: ctypes.CDLL):
+        super().__init__(program, calling, library)
+        parts = calling.parts
+        single = len(parts) == 1 and isinstance(parts[0], Segment)
+        self.repeats = single and all(p.buffer.kind is Kind.OUTPUT for p in self._outputs)
+        if not self.repeats:
+            return
+        self._batch = [i for i, slot in enumerate(program.inputs) if slot.role is Role.INPUT]
+        entries = [self._entries.get(self._inputs[i].buffer) for i in self._batch]
+        # Of the tensors of a batch, those that the code reads.
+        self._read = [i for i, entry in enumerate(entries) if entry is not None]
+        self._results_at = [
+            entry for buffer, entry in self._entries.items() if buffer.kind is Kind.OUTPUT
+        ]
+        changing = [entry for entry in entries if entry is not None] + self._results_at
+        self._changing = (ctypes.c_int64 * max(1, len(changing)))(*changing)
+        self._repeat = getattr(library, REPEAT)
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        last = (number, number, pointer, pointer, pointer)
+        self._repeat.argtypes = [pointer, pointer, ctypes.c_int, *last]
+
+    def repeated(
+        self,
+        inputs: list[torch.Tensor],
+        batches: Sequence[_Batch],
+        kept: Sequence[bool],
+        marks: list[Any],
+    ) -> list[list[torch.Tensor]]:
+        """Run the program for each of ``batches`` in turn; see ``base.Repeated``."""
+        given = self._with(inputs, batches[0])
+        with self._lock:
+            try:
+                if not self._taken(given) and _lie_alike(batches):
+                    return self._run_all(batches, kept, marks)
+            finally:
+                self._memory.clear()
+        return [self._run_one(inputs, batch, marks) for batch in batches]
+
+    def _with(self, inputs: list[torch.Tensor], batch: _Batch) -> list[torch.Tensor]:
+        given = inputs.copy()
+        for position, tensor in zip(self._batch, batch, strict=True):
+            given[position] = tensor
+        return given
+
+    def _run_one(
+        self, inputs: list[torch.Tensor], batch: _Batch, marks: list[Any]
+    ) -> list[torch.Tensor]:
+        given = self._with(inputs, batch)
+        marks.append(time.perf_counter_ns())
+        results = self.run(given)
+        marks.append(time.perf_counter_ns())
+        return results
+
+    def _run_all(
+        self, batches: Sequence[_Batch], kept: Sequence[bool], marks: list[Any]
+    ) -> list[list[torch.Tensor]]:
+        results, addresses = self._all_results(batches, kept)
+        moments = (ctypes.c_int64 * (2 * len(batches)))()
+        marks.append(time.perf_counter_ns())  # before anything changes, also if that is stopped
+        failed = self._repeat(
+            self._arena.data_ptr(),
+            self._table,
+            torch.get_num_threads(),
+            len(batches),
+            len(self._read) + len(self._results_at),
+            self._changing,
+            (ctypes.c_void_p * max(1, len(addresses)))(*addresses),
+            moments,
+        )
+        if failed:
+            raise MemoryError("A kernel found no memory for its sums.")
+        marks += moments[1:]
+        return results
+
+    def _all_results(
+        self, batches: Sequence[_Batch], kept: Sequence[bool]
+    ) -> tuple[list[list[torch.Tensor]], list[int | None]]:
+        """Memory for what is returned, and the addresses that change from run to run."""
+        results: list[list[torch.Tensor]] = []
+        addresses: list[int | None] = []
+        unwanted: tuple[list[torch.Tensor], list[int | None]] | None = None
+        for batch, keep in zip(batches, kept, strict=True):
+            made = None if keep else unwanted
+            if made is None:
+                self._memory.clear()
+                tensors = [self._result(place) for place in self._outputs]
+                made = tensors, [self._table[entry] for entry in self._results_at]
+            if not keep:
+                unwanted = made
+            results.append(made[0])
+            addresses += [batch[each].data_ptr() for each in self._read]
+            addresses += made[1]
+        return results, addresses
+
+
+def _lie_alike(batches: Sequence[_Batch]) -> bool:
+    """Whether the elements of all micro-batches lie in the order of those of the first."""
+    strides = [tensor.stride() for tensor in batches[0]]
+    return all([tensor.stride() for tensor in batch] == strides for batch in batches)
+
+
+_empty, _address = torch.empty_strided, torch.Tensor.data_ptr
+
+
+class BoundRunner(RepeatedRunner):
+    """Calls a program with other state each time, or with the same; arguments as of ``Runner``."""
+
+    def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
+        """A call that takes the tensors of the batch alone; see ``base.Compiled.bound``."""
+        buffers = [place.buffer for place in self._outputs]
+        if not self.repeats or len(set(buffers)) < len(buffers):
+            return None  # torch computes something, or a result is returned twice
+        positions = [i for i in range(len(arguments)) if i not in batch]
+        state, addresses = [arguments[i] for i in positions], list[int]()
+        mark = object()  # the runner knows the state by it, and does not keep it alive
+        lock, table, entries, (part,) = self._lock, self._table, self._entries, self._parts
+        given = [(p.stride, entries.get(p.buffer)) for p in (self._inputs[i] for i in batch)]
+        made = [(p.shape, p.stride, p.dtype, entries.get(p.buffer)) for p in self._outputs]
+
+        def first(rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            results = self._looked_at_all(arguments, batch, rows)
+            addresses[:] = map(_address, state)
+            if all(self._inputs[i].stride_is(arguments[i].stride()) for i in positions):
+                self._state = mark
+            return results
+
+        def run(rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            with lock:
+                # Another call may have left other addresses, and state may have moved.
+                if self._state is not mark or [*map(_address, state)] != addresses:
+                    return first(rows)
+                for tensor, (stride, entry) in zip(rows, given, strict=True):
+                    if tensor.stride() != stride:
+                        return first(rows)
+                    if entry is not None:
+                        table[entry] = tensor.data_ptr()
+                results: list[torch.Tensor] = []
+                for shape, stride, dtype, entry in made:
+                    result = _empty(shape, stride, dtype=dtype)
+                    if entry is not None:
+                        table[entry] = result.data_ptr()
+                    results.append(result)
+                part(torch.get_num_threads())
+                return results
+
+        return run
+
+    def _looked_at_all(
+        self,
+        arguments: Sequence[torch.Tensor],
+        batch: Sequence[int],
+        rows: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """Runs the program where anything may lie elsewhere, or in another order."""
+        inputs = list(arguments)
+        for position, tensor in zip(batch, rows, strict=True):
+            inputs[position] = tensor
+        try:
+            return self._run(inputs)
+        finally:
+            self._memory.clear()

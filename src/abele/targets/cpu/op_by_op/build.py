@@ -15,15 +15,14 @@ from abele.arena.running import Arena, kept
 from abele.kernels.convolutions import kernel_of
 from abele.ops import adam, norm_activation
 from abele.program import Program
-from abele.targets import straight
-from abele.targets.base import Run
-from abele.targets.clocked import Clocked, GraphClocks
+from abele.targets.base import Clocked, GraphClocks, Run
 from abele.targets.cpu.op_by_op import calls, pools, upsampling
 from abele.targets.cpu.op_by_op.convolutions import own_convolution
 from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
 from abele.targets.cpu.op_by_op.pools import own_pool
 from abele.targets.cpu.op_by_op.updates import copies_back, is_update, own_update
 from abele.targets.cpu.op_by_op.upsampling import own_upsampling
+from abele.targets.interpreter import function_of
 
 aten = torch.ops.aten
 
@@ -113,7 +112,7 @@ def _run(
     graph: torch.fx.GraphModule, arena: Arena | None, clocks: GraphClocks | None = None
 ) -> Run:
     planned = contextlib.nullcontext if arena is None else arena.used
-    function = straight.function_of(graph, clocks, frees_inputs=True)
+    function = function_of(graph, clocks, frees_inputs=True)
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad(), kept(), planned():

@@ -10,21 +10,16 @@ import torch
 from abele import arena
 from abele.kernels import binding, build
 from abele.passes.of_lowerings.channels_last import channels_last
-from abele.passes.of_lowerings.folded_normalisation import folded_normalisation
-from abele.passes.of_lowerings.fused_adam import fused_adam
-from abele.passes.of_lowerings.fused_normalisation import fused_normalisation
-from abele.passes.of_lowerings.fused_sgd import fused_sgd
+from abele.passes.of_lowerings.convolutions import half_convolutions, pointwise_before_upsampling
 from abele.passes.of_lowerings.fused_sums import fused_sums
-from abele.passes.of_lowerings.half_convolutions import half_convolutions
-from abele.passes.of_lowerings.joined_counters import joined_counters
-from abele.passes.of_lowerings.pointwise_before_upsampling import pointwise_before_upsampling
-from abele.passes.of_lowerings.recurrent_steps import recurrent_steps
+from abele.passes.of_lowerings.fused_updates import fused_adam, fused_sgd, joined_counters
+from abele.passes.of_lowerings.normalisation import folded_normalisation, fused_normalisation
+from abele.passes.of_lowerings.recurrent import recurrent_steps
 from abele.program import Program
 from abele.program.memory import MemoryUse
-from abele.targets.base import Compiled, Lowering, Run, require_code
-from abele.targets.clocked import Clocked
+from abele.targets.base import Clocked, Compiled, Lowering, Run, require_code
 from abele.targets.cpu.compiler import compiler, instruction_set, with_planned_places
-from abele.targets.cpu.op_by_op import choice, reasons
+from abele.targets.cpu.op_by_op import choice
 from abele.targets.cpu.op_by_op.build import kinds_of, with_clocks, with_kernels
 from abele.targets.cpu.op_by_op.memory_use import memory_use
 from abele.targets.cpu.self_test import kernel_problem
@@ -87,7 +82,7 @@ class OpByOp(Lowering):
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
         """Our kernels, and what torch computes."""
-        return reasons.kernel_choices(program)
+        return choice.kernel_choices(program)
 
     def clocked(self, program: Program) -> Clocked:
         """Look at the clock before and after each call."""

@@ -6,17 +6,24 @@ A program that is loaded makes the same choices, so it has the bits of the one t
 from __future__ import annotations
 
 import dataclasses
+import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from abele.errors import CorruptExecutable
 from abele.targets.cuda.emitted import beside, blas
 from abele.targets.cuda.emitted.beside import Beside
+from abele.targets.cuda.emitted.blocks import Blocks
 from abele.targets.cuda.emitted.source import Launch
+from abele.targets.kernel_choice import KernelChoice
 from abele.targets.streams import capture_stream
+from abele.targets.translation.groups import Unit
 from abele.targets.translation.operations import Foreign
 from abele.targets.translation.places import Place
+from abele.targets.translation.pointwise import NAMES
+from abele.targets.translation.reasons import loop_choice, types_of
 
 Step = Launch | Foreign | Beside
 Work = Callable[[], object]
@@ -185,3 +192,73 @@ def _replayed(graph: torch.cuda.CUDAGraph) -> float:
     ended.record()
     ended.synchronize()
     return began.elapsed_time(ended) * 1e3
+
+
+_MARK = b"abele kernels\n"
+_OTHERS = "the kernels of a program have no choices that are known here"
+
+
+def encoded(choices: Choices, codes: Sequence[bytes]) -> bytes:
+    """Return one text of bytes, each piece behind its length; a program may need no kernels.
+
+    Args:
+        choices: of the program.
+        codes: of its kernels.
+    """
+    pieces = [json.dumps(dataclasses.asdict(choices)).encode(), *codes]
+    return _MARK + b"".join(len(piece).to_bytes(8, "little") + piece for piece in pieces)
+
+
+def decoded(payload: bytes) -> tuple[Choices, list[bytes]]:
+    """Return choices and codes again.
+
+    Args:
+        payload: what ``encoded`` returned.
+
+    Raises:
+        CorruptExecutable: it is incomplete, or something else.
+    """
+    if not payload.startswith(_MARK):
+        raise CorruptExecutable("the kernels of a program begin with something else")
+    first, *codes = _pieces(payload[len(_MARK) :])
+    try:
+        choices = Choices(**json.loads(first))
+        usable = {*blas.NAMES} >= {*choices.libraries} and {True, False} >= {*choices.together}
+    except (TypeError, ValueError) as problem:
+        raise CorruptExecutable(f"{_OTHERS}: {problem}") from problem
+    if not usable:
+        raise CorruptExecutable(_OTHERS)
+    return choices, codes
+
+
+def _pieces(rest: bytes) -> list[bytes]:
+    pieces: list[bytes] = []
+    while rest or not pieces:
+        size, rest = int.from_bytes(rest[:8], "little"), rest[8:]
+        if len(rest) < size or not size:
+            raise CorruptExecutable("the kernels of a program are incomplete")
+        pieces.append(rest[:size])
+        rest = rest[size:]
+    return pieces
+
+
+_BLOCKS = "sums by blocks of threads: parts of launches with loops beside them"
+_CONVOLUTIONS = "few channels: blocks of threads compute eight of some pixels, as parts of launches"
+_TORCH = "torch's kernel for GPUs: what is no expression per element stays torch's"
+
+
+def of_unit(unit: Unit) -> KernelChoice:
+    """Return who computes a unit, and why."""
+    first = unit.operations[0]
+    if isinstance(first, Blocks):
+        convolves = first.what.startswith(("convolution", "pointwise"))
+        return KernelChoice(first.what, _CONVOLUTIONS if convolves else _BLOCKS)
+    if not isinstance(first, Foreign):
+        return loop_choice(unit)
+    unknown = (
+        set[torch.dtype]() if first.part_of is None else types_of(first.part_of).difference(NAMES)
+    )
+    if unknown:
+        names = ", ".join(sorted(str(each).removeprefix("torch.") for each in unknown))
+        return KernelChoice("torch", f"torch's kernel for GPUs: loops do not know {names}")
+    return KernelChoice("torch", _TORCH)

@@ -11,11 +11,8 @@ from typing import Any
 import torch
 
 from abele.errors import CorruptExecutable
-from abele.passes.of_lowerings.gpu_attention import gpu_attention
-from abele.passes.of_lowerings.gpu_biases import gpu_biases
-from abele.passes.of_lowerings.gpu_norms import gpu_norms
-from abele.passes.of_lowerings.gpu_patches import gpu_patches
-from abele.passes.of_lowerings.recurrent_steps import steps_but_of_lstms
+from abele.passes.of_lowerings.gpu import gpu_attention, gpu_biases, gpu_norms, gpu_patches
+from abele.passes.of_lowerings.recurrent import steps_but_of_lstms
 from abele.program import Program, has_effect, subgraphs
 from abele.program.aliasing import last_uses
 from abele.targets.base import Compiled, Lowering, require_code
@@ -23,13 +20,11 @@ from abele.targets.cuda.emitted import (
     batch_norms,
     blas,
     convolutions,
-    kept,
     nvrtc,
-    reasons,
     sums,
 )
 from abele.targets.cuda.emitted.beside import Beside
-from abele.targets.cuda.emitted.choices import Step, measured
+from abele.targets.cuda.emitted.choices import Step, decoded, encoded, measured, of_unit
 from abele.targets.cuda.emitted.run import Runner
 from abele.targets.cuda.emitted.schedule import scheduled
 from abele.targets.cuda.emitted.source import Launch, Writer
@@ -109,7 +104,7 @@ class Emitted(Lowering):
         with ThreadPoolExecutor(_FILES) as pool:
             each = pool.map(functools.partial(nvrtc.compiled, capability=_capability()), plan.texts)
             choices = measured(plan.steps, current_gpu())
-        return _runnable(program, plan, kept.encoded(choices, list(each)))
+        return _runnable(program, plan, encoded(choices, list(each)))
 
     def load(self, program: Program, payload: bytes) -> Compiled:
         """Plan the launches again; the code is there."""
@@ -119,7 +114,7 @@ class Emitted(Lowering):
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
         """Loops, and what torch computes."""
         units = grouped(translate(program, _DIALECT).operations)
-        return kernel_choices(program, units, reasons.of_unit)
+        return kernel_choices(program, units, of_unit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +184,7 @@ def _touched(step: Step, in_memory: set[Buffer]) -> list[Buffer]:
 
 
 def _runnable(program: Program, plan: Plan, payload: bytes) -> Compiled:
-    choices, codes = kept.decoded(payload)
+    choices, codes = decoded(payload)
     if not choices.fit(plan.steps):
         raise CorruptExecutable("the kernels of a program have choices for other products")
     runner = Runner(

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from abele.passes.of_lowerings import few_channel_convolutions as few_channels
+from abele.passes.of_lowerings import convolutions as few_channels
 from abele.program import Program
 from abele.targets.cpu.emitted.calls import depthwise_convolutions, pointwise_convolutions
 

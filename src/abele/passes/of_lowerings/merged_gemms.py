@@ -1,13 +1,4 @@
-"""One product of matrices instead of a sum of many.
-
-    c = add(add(mm(t(a0), b0), mm(t(a1), b1)), mm(t(a2), b2))
-->  c = mm(t(cat([a0, a1, a2])), cat([b0, b1, b2]))
-
-The weight gradient of a recurrent layer is such a sum, with a product for each time step; one
-product with all steps in its inner dimension is what libraries are fast at, and nothing is added
-up in memory in between. What else needs all steps takes them from there: the gradient of the bias,
-a sum of column sums, and the same steps as a stack.
-"""
+"""Sums of GEMMs as one GEMM, and sums of gradients of slices as one stack."""
 
 from __future__ import annotations
 
@@ -17,10 +8,67 @@ from typing import Any
 import torch
 
 from abele.passes._edit import editable, finished
-from abele.passes.dead_code import dead_code
+from abele.passes.cleanup import dead_code
 from abele.program import Program, node_argument
 
 aten = torch.ops.aten
+
+
+def stacked_gradients(program: Program) -> Program:
+    """Stack gradients of slices that together are a whole tensor."""
+    graph = editable(program)
+    for node in reversed(list(graph.graph.nodes)):
+        slices = _slices(node) if _is_plain_sum(node) else None
+        if slices is None:
+            continue
+        dim, gradients = slices
+        with graph.graph.inserting_before(node):
+            stack = graph.graph.call_function(aten.stack.default, (gradients, dim))
+        stack.meta = dict(node.meta)
+        node.replace_all_uses_with(stack)
+    return dead_code(finished(program, graph))
+
+
+def _slices(node: torch.fx.Node) -> tuple[int, list[torch.fx.Node]] | None:
+    """The dimension and the gradients of all slices along it, if a node is their sum."""
+    value, terms = node.meta["val"], _terms_of_sum(node)
+    gradients: dict[int, torch.fx.Node] = {}
+    dims: set[int] = set()
+    for term in terms:
+        if term.target is not aten.select_backward.default:
+            return None
+        _, _, dim, index = term.args
+        assert isinstance(dim, int)
+        assert isinstance(index, int)
+        dims.add(dim % value.dim())
+        gradients[index % value.shape[dim]] = node_argument(term, 0)
+    if len(dims) != 1 or len(gradients) != len(terms) or not value.is_contiguous():
+        return None
+    (dim,) = dims
+    if len(gradients) != value.shape[dim]:
+        return None
+    return dim, [gradients[index] for index in range(len(gradients))]
+
+
+def _terms_of_sum(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What a sum of equal tensors adds, where nothing else needs its parts."""
+    terms: list[torch.fx.Node] = []
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        if _is_plain_sum(each) and (each is node or len(each.users) == 1):
+            waiting += each.all_input_nodes
+        else:
+            terms.append(each)
+    return terms
+
+
+def _is_plain_sum(node: torch.fx.Node) -> bool:
+    if node.target is not aten.add.Tensor or node.kwargs or len(node.all_input_nodes) != 2:
+        return False
+    values = [node.meta["val"], *(each.meta["val"] for each in node.all_input_nodes)]
+    return len({(each.shape, each.dtype) for each in values}) == 1
+
 
 _Node = torch.fx.Node
 

@@ -1,0 +1,135 @@
+"""Removal of dead code, identities and repeated expressions; effects in order."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from abele._torch import OpOverload
+from abele.containers import is_dict, is_sequence
+from abele.passes._edit import editable, finished
+from abele.program import (
+    Program,
+    calls_effect,
+    has_effect,
+    has_tag,
+    is_getitem,
+    node_argument,
+    returned_nodes,
+    writes,
+)
+from abele.program.aliasing import base, erase_dead_nodes, stays_in_program
+from abele.storage.values import bits
+
+
+def dead_code(program: Program) -> Program:
+    """Keep inputs, outputs, writes and what they need."""
+    if all(node.users or stays_in_program(node) for node in program.graph.graph.nodes):
+        return program
+    graph = editable(program)
+    erase_dead_nodes(graph, stays_in_program)
+    return finished(program, graph)
+
+
+aten = torch.ops.aten
+
+
+def identities(program: Program) -> Program:
+    """Replace each identity by its argument."""
+    graph = editable(program)
+    for node in graph.graph.nodes:
+        same = _same_as(node)
+        if same is not None:
+            node.replace_all_uses_with(same)
+            graph.graph.erase_node(node)
+    return finished(program, graph)
+
+
+def _same_as(node: torch.fx.Node) -> torch.fx.Node | None:
+    if node.target in (aten.detach.default, aten.alias.default):
+        return node_argument(node, 0)
+    if node.target is aten.t.default:
+        inner = node_argument(node, 0)
+        return node_argument(inner, 0) if inner.target is aten.t.default else None
+    if node.target is aten.copy.default:
+        source = node_argument(node, 1)
+        if base(source).op == "placeholder":
+            return None  # the slot may be overwritten before the final copy reads it
+        return source if _layout(source) == _layout(node) else None
+    return None
+
+
+def _layout(node: torch.fx.Node) -> tuple[Any, ...]:
+    value = node.meta["val"]
+    return value.dtype, value.device, tuple(value.shape), value.stride()
+
+
+def common_subexpressions(program: Program) -> Program:
+    """Merge nodes with the same target and arguments."""
+    graph = editable(program)
+    returned = set(returned_nodes(graph))
+    seen: dict[Any, torch.fx.Node] = {}
+    mergeable: dict[int, bool] = {}  # by what is called, whose hash torch computes in Python
+    for node in graph.graph.nodes:
+        if node.op != "call_function":
+            continue
+        called = id(node.target)
+        if called not in mergeable:
+            mergeable[called] = _mergeable(node)
+        # Results keep their own storage: two outputs of a program must not alias.
+        if not mergeable[called] or node in returned:
+            continue
+        key = (called, _key(node.args), _key(node.kwargs) if node.kwargs else ())
+        first = seen.setdefault(key, node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.graph.erase_node(node)
+    return finished(program, graph)
+
+
+def _mergeable(node: torch.fx.Node) -> bool:
+    if not isinstance(node.target, OpOverload) and not is_getitem(node):
+        return False  # loops and branches: random operations may hide inside
+    return not (
+        writes(node) or has_effect(node) or has_tag(node, torch.Tag.nondeterministic_seeded)
+    )
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, torch.fx.Node):
+        return value
+    if is_sequence(value):
+        return tuple(map(_key, value))
+    if is_dict(value):
+        return tuple(sorted((name, _key(item)) for name, item in value.items()))
+    return bits(value)
+
+
+def effects_in_order(program: Program) -> Program:
+    """Chain the nodes with effects."""
+    if not calls_effect(program.graph.graph):
+        return program
+    graph = editable(program)
+    before: torch.fx.Node | None = None
+    for node in list(graph.graph.nodes):
+        if not has_effect(node):
+            continue
+        if before is not None:
+            node.args = (node.args[0], before, *node.args[2:])
+        before = _tensor(node)
+    return finished(program, graph)
+
+
+def _tensor(node: torch.fx.Node) -> torch.fx.Node:
+    """Return the node's result, or the first of several."""
+    if isinstance(node.meta["val"], torch.Tensor):
+        return node
+    for user in node.users:
+        if is_getitem(user) and user.args[1] == 0 and user.prev is node:
+            return user
+    with node.graph.inserting_after(node):
+        first = node.graph.call_function(operator.getitem, (node, 0))
+    first.meta = {**node.meta, "val": node.meta["val"][0]}
+    return first

@@ -1,0 +1,421 @@
+"""Recurrent layers as loops of one kernel, or step by step."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from abele import _torch
+from abele._torch.copies import copied_node
+from abele.ops import lstm, recurrent, recurrent_loop
+from abele.ops.recurrent_cells import CELLS
+from abele.passes._edit import editable, finished, inserted
+from abele.passes.cleanup import common_subexpressions, dead_code, identities
+from abele.program import (
+    Program,
+    Role,
+    ancestors,
+    is_getitem,
+    node_argument,
+    returned_nodes,
+    subgraphs,
+)
+from abele.trace.tensor_names import Lookup
+from abele.trace.tracer import Named, Values, trace
+
+aten = torch.ops.aten
+
+_Node = torch.fx.Node
+
+_LSTM = "x", "w_ih", "w_hh", "b_ih", "b_hh", "h", "c"
+_OTHERS = "x", "h", "w_ih", "w_hh", "b_ih", "b_hh"
+_FORWARDS = lstm.forward, recurrent.forward
+_BACKWARDS = lstm.backward, recurrent.backward
+# The argument of backward that is a result of its forward.
+_OF_FORWARD: dict[Any, int] = {lstm.backward: 13, recurrent.backward: 7}
+
+
+class Layer:
+    """A layer in one direction: its two nodes, of which one may be elsewhere, and what they say.
+
+    Once another layer is written in another form, they say other things.
+
+    Attributes:
+        forward: the node, or None.
+        backward: likewise.
+        kind: ``lstm``, or what ``ops.recurrent`` knows.
+        inputs: what the layer computes from, by name, in the order of backward's results.
+        gradients: of the states, and of the last state or states, for backward; each may be None.
+        reverse: from the last step to the first.
+        has_biases: they are added; an LSTM is given zeros otherwise.
+        trained: the weight of x has a gradient.
+    """
+
+    def __init__(self, forward: _Node | None, backward: _Node | None):
+        one = forward or backward
+        assert one is not None
+        self.forward, self.backward, self.gradients = forward, backward, list[_Node | None]()
+        arguments: Any = one.args
+        self.inputs: dict[str, _Node]
+        if one.target in (lstm.forward, lstm.backward):
+            self.kind, self.trained = "lstm", True
+            self.inputs = {name: node_argument(one, i) for i, name in enumerate(_LSTM)}
+            place = 7 if one is forward else 14
+            self.reverse, self.has_biases = map(bool, arguments[place : place + 2])
+        else:
+            self.kind, x, h, weights, self.reverse, self.trained = arguments[:6]
+            self.inputs = dict(zip(_OTHERS, (x, h, *weights), strict=False))
+            self.has_biases = "b_ih" in self.inputs
+        if backward is not None:
+            given: Any = backward.args[10:13] if self.kind == "lstm" else backward.args[8:10]
+            self.gradients = list(given)
+
+    def wanted(self) -> set[str]:
+        """Names of the inputs whose gradients are read."""
+        names = list(self.inputs)
+        return set() if self.backward is None else {names[index(n)] for n in self.backward.users}
+
+
+def nodes_of(graph: torch.fx.GraphModule) -> list[_Node]:
+    """All nodes of layers, forward and backward, in order."""
+    return [node for node in graph.graph.nodes if node.target in (*_FORWARDS, *_BACKWARDS)]
+
+
+def pairs(graph: torch.fx.GraphModule) -> list[tuple[_Node | None, _Node | None]]:
+    """Forward and backward of each layer; one of them may be elsewhere."""
+    nodes = nodes_of(graph)
+    backwards = [node for node in nodes if node.target in _BACKWARDS]
+    both: list[tuple[_Node | None, _Node | None]] = []
+    for forward in (node for node in nodes if node.target in _FORWARDS):
+        backward = next((each for each in backwards if _forward_of(each) is forward), None)
+        if backward is not None:
+            backwards.remove(backward)
+        both.append((forward, backward))
+    return both + [(None, backward) for backward in backwards]
+
+
+def _forward_of(backward: _Node) -> _Node | None:
+    kept: Any = backward.args[_OF_FORWARD[backward.target]]
+    made = kept.args[0] if is_getitem(kept) else None
+    return made if isinstance(made, _Node) and made.target in _FORWARDS else None
+
+
+def index(user: _Node) -> int:
+    """Which result of an operator a node picks."""
+    which: Any = user.args[1]
+    return int(which)
+
+
+def replace(node: _Node, results: Sequence[_Node | None]) -> None:
+    """Let whoever picks results of a layer have others, which were made before it.
+
+    Args:
+        node: forward or backward of the layer.
+        results: as many as are computed elsewhere now, each in its place; None: nobody reads it.
+    """
+    for user in list(node.users):
+        made = results[index(user)] if index(user) < len(results) else None
+        user.replace_all_uses_with(_laid_out(_bytes_for(user) if made is None else made, user))
+        node.graph.erase_node(user)
+
+
+def _bytes_for(user: _Node) -> _Node:
+    """Zeros for what forward keeps, which only a backward elsewhere takes and does not read."""
+    value = user.meta["val"]
+    with user.graph.inserting_before(user):
+        zeros = user.graph.call_function(
+            aten.full.default, (list(value.shape), 0), {"dtype": value.dtype}
+        )
+    zeros.meta = dict(user.meta)
+    return zeros
+
+
+def _laid_out(made: _Node, like: _Node) -> _Node:
+    """The value in the layout that was traced for its readers."""
+    if made.meta["val"].stride() == like.meta["val"].stride():
+        return made
+    with like.graph.inserting_before(like):
+        arranged = like.graph.call_function(
+            aten.clone.default, (made,), {"memory_format": torch.contiguous_format}
+        )
+    arranged.meta = {**made.meta, "val": like.meta["val"]}
+    arranged.meta.pop("tensor_meta", None)
+    return arranged
+
+
+def recurrent_loops(program: Program) -> Program:
+    """Write the loops of all layers that are not in bodies of other loops."""
+    if not nodes_of(program.graph):
+        return program
+    graph = editable(program)
+    nodes = nodes_of(graph)
+    for pair in pairs(graph):
+        _write(Layer(*pair))
+    for node in reversed(nodes):
+        graph.graph.erase_node(node)
+    return dead_code(finished(program, graph))
+
+
+def _write(layer: Layer) -> None:
+    loop = _Loop(layer)
+    if layer.forward is not None:
+        replace(layer.forward, loop.results())
+    if layer.backward is not None:
+        replace(layer.backward, _gradients(layer, layer.backward, loop))
+
+
+class _Loop:
+    """The loop of a layer, inserted before its first node."""
+
+    def __init__(self, layer: Layer):
+        before = layer.forward or layer.backward
+        assert before is not None
+        self._layer, self._make = layer, functools.partial(inserted, before)
+        self._kept, x = layer.backward is not None, layer.inputs["x"]
+        self.steps, self._batch, _ = x.meta["val"].shape
+        self.rows = self._rows(x)
+        weight = self._make(aten.t.default, layer.inputs["w_ih"])
+        product = self._make(aten.mm.default, self.rows, weight)
+        if layer.has_biases:
+            product = self._make(aten.add.Tensor, product, layer.inputs["b_ih"])
+        inputs = self._make(aten.view.default, product, [self.steps, self._batch, -1])
+        bias = layer.inputs["b_hh"] if layer.has_biases else None
+        state = layer.inputs["h"], layer.inputs.get("c")
+        given = inputs, layer.inputs["w_hh"], bias, *state, layer.reverse, self._kept
+        loop = self._make(recurrent_loop.forward, layer.kind, *given)
+        self._results = _picked(self._make, loop, recurrent_loop.results(layer.kind))
+
+    def _rows(self, x: _Node) -> _Node:
+        """Return a tensor as ``[steps * batch, features]``, copied unless it is contiguous."""
+        if not x.meta["val"].is_contiguous():
+            x = self._make(aten.clone.default, x, memory_format=torch.contiguous_format)
+        return self._make(aten.view.default, x, [self.steps * self._batch, -1])
+
+    def backward(self, before: _Node) -> dict[str, _Node]:
+        """Return gradients of inputs, products of the state, and the states before all steps."""
+        layer, make = self._layer, functools.partial(inserted, before)
+        gradients = [*layer.gradients, None][:3]
+        read = dict(self._results)
+        if not CELLS[layer.kind].reads_h:
+            read.pop("states")
+        known = [read.get(name) for name in ("states", "cells", "gates")]
+        given = *gradients, layer.inputs["w_hh"], *known, layer.reverse
+        made = make(recurrent_loop.backward, layer.kind, *given)
+        return _picked(make, made, recurrent_loop.gradients(layer.kind))
+
+    def results(self) -> list[_Node]:
+        """Return h after each step, and h, and c of an LSTM, after the last."""
+        reverse, states = self._layer.reverse, self._results["states"]
+        first, last = (0, 0) if reverse else (1, self.steps)
+        after = self._make(aten.slice.Tensor, states, 0, first, first + self.steps)
+        made = [after, self._make(aten.select.int, states, 0, last)]
+        if "cells" in self._results:
+            last = last if self._kept else 0
+            made.append(self._make(aten.select.int, self._results["cells"], 0, last))
+        return made
+
+    def states_before(self, before: _Node) -> _Node:
+        """Return h before each step, ``[steps * batch, units]``."""
+        first, states = int(self._layer.reverse), self._results["states"]
+        states = inserted(before, aten.slice.Tensor, states, 0, first, first + self.steps)
+        return inserted(before, aten.view.default, states, [self.steps * self._batch, -1])
+
+
+def _picked(make: Callable[..., _Node], made: _Node, names: list[str]) -> dict[str, _Node]:
+    """Return the results of a node by name."""
+    return {name: make(operator.getitem, made, i) for i, name in enumerate(names)}
+
+
+def _gradients(layer: Layer, node: _Node, loop: _Loop) -> list[_Node | None]:
+    """The gradients that are read, in the order of the layer's inputs."""
+    make, wanted = functools.partial(inserted, node), layer.wanted()
+    made = loop.backward(node)
+    inputs, count = made.pop("inputs"), loop.rows.meta["val"].shape[0]
+    rows = make(aten.view.default, inputs, [count, -1])
+    products = made.pop("products", None)
+    of_state = rows if products is None else make(aten.view.default, products, [count, -1])
+    if "x" in wanted:
+        product = make(aten.mm.default, rows, layer.inputs["w_ih"])
+        made["x"] = make(aten.view.default, product, list(layer.inputs["x"].meta["val"].shape))
+    if "w_ih" in wanted:
+        made["w_ih"] = make(aten.mm.default, make(aten.t.default, rows), loop.rows)
+    if "w_hh" in wanted:
+        columns = make(aten.t.default, of_state)
+        made["w_hh"] = make(aten.mm.default, columns, loop.states_before(node))
+    if "b_ih" in wanted:
+        made["b_ih"] = _gradient_of_bias(node, rows, layer)
+    if "b_hh" in wanted:
+        same = of_state is rows and "b_ih" in made
+        made["b_hh"] = made["b_ih"] if same else _gradient_of_bias(node, of_state, layer)
+    return [made.get(name) for name in layer.inputs]
+
+
+def _gradient_of_bias(node: _Node, rows: _Node, layer: Layer) -> _Node:
+    if layer.has_biases:
+        return inserted(node, aten.sum.dim_IntList, rows, [0])
+    return inserted(node, aten.new_zeros.default, rows, [rows.meta["val"].shape[1]])
+
+
+_Layout = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def recurrent_steps(program: Program) -> Program:
+    """Take every recurrent layer apart, also in bodies of loops."""
+    return _in_steps(program, lambda layer: True)
+
+
+def steps_but_of_lstms(program: Program) -> Program:
+    """Take the other recurrent layers apart: GPUs have a library for LSTMs."""
+    return _in_steps(program, lambda layer: layer.kind != "lstm")
+
+
+def _in_steps(program: Program, wanted: Callable[[Layer], bool]) -> Program:
+    graphs = [program.graph, *_bodies(program.graph)]
+    if not any(wanted(Layer(*pair)) for graph in graphs for pair in pairs(graph)):
+        return program
+    graph = editable(program)
+    _rewrite(graph, wanted)
+    return dead_code(common_subexpressions(identities(finished(program, graph))))
+
+
+def _bodies(graph: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
+    inner = [body for _, body in subgraphs(graph)]
+    return inner + [each for body in inner for each in _bodies(body)]
+
+
+def _rewrite(graph: torch.fx.GraphModule, wanted: Callable[[Layer], bool]) -> None:
+    apart = [pair for pair in pairs(graph) if wanted(Layer(*pair))]
+    for pair in apart:
+        _Steps(Layer(*pair)).write()
+    for forward, backward in apart:
+        for node in filter(None, (backward, forward)):
+            graph.graph.erase_node(node)
+    for name, inner in list(subgraphs(graph)):
+        # A copy: the program that was handed in keeps its own.
+        rewritten = torch.fx.GraphModule(inner, copy.deepcopy(inner.graph))
+        _rewrite(rewritten, wanted)
+        rewritten.recompile()
+        setattr(graph, name, rewritten)
+
+
+class _Steps:
+    """The operators for one layer."""
+
+    def __init__(self, layer: Layer):
+        self._layer = layer
+        inputs = layer.inputs
+        # Backward of an operator computes all of them.
+        self._wanted = [each for each in inputs if each in layer.wanted()]
+        which = tuple(i for i, each in enumerate(layer.gradients) if each is not None)
+        given = [each for each in layer.gradients if each is not None]
+        value: Any = inputs["x"].meta["val"]
+        program = _traced(
+            value.fake_mode,
+            layer.kind,
+            tuple((name, _layout(node)) for name, node in inputs.items()),
+            tuple(map(_layout, given)),
+            (layer.reverse, layer.has_biases, layer.trained),
+            which,
+            tuple(self._wanted),
+        )
+        self._returned = returned_nodes(program.graph)
+        self._nodes = [node for node in program.graph.graph.nodes if node.op == "call_function"]
+        self._copies = dict(zip(program.placeholders(), (*inputs.values(), *given), strict=True))
+
+    def write(self) -> None:
+        """Put the operators in front of the two nodes, and their results in the place of these."""
+        layer, count = self._layer, len(self._returned) - len(self._wanted)
+        results, gradients = self._returned[:count], self._returned[count:]
+        first = ancestors(*results) | set(results)
+        if layer.forward is not None:
+            self._copy([node for node in self._nodes if node in first], layer.forward)
+            replace(layer.forward, [self._copies[each] for each in results])
+        if layer.backward is not None:
+            self._copy([node for node in self._nodes if node not in self._copies], layer.backward)
+            made = dict(zip(self._wanted, map(self._copies.__getitem__, gradients), strict=True))
+            replace(layer.backward, [made.get(name) for name in layer.inputs])
+
+    def _copy(self, nodes: Sequence[_Node], before: _Node) -> None:
+        marks = {key: before.meta[key] for key in ("custom", "stack_trace") if key in before.meta}
+        with before.graph.inserting_before(before):
+            for node in nodes:
+                kept = {key: node.meta[key] for key in ("val", "tensor_meta") if key in node.meta}
+                self._copies[node] = copied_node(
+                    before.graph, node, self._copies.__getitem__, {**kept, **marks}
+                )
+
+
+def _layout(node: _Node) -> _Layout:
+    value = node.meta["val"]
+    return tuple(value.shape), value.stride()
+
+
+@functools.lru_cache(maxsize=16)
+def _traced(
+    mode: _torch.FakeTensorMode,
+    kind: str,
+    inputs: tuple[tuple[str, _Layout], ...],
+    gradients: tuple[_Layout, ...],
+    settings: tuple[bool, ...],
+    given: tuple[int, ...],
+    wanted: tuple[str, ...],
+) -> Program:
+    """A layer as a program of its own: states, last states, and gradients.
+
+    Args:
+        mode: of the values that nodes carry.
+        kind: of the layer.
+        inputs: names and layouts of what it computes from.
+        gradients: layouts of those that backward is given.
+        settings: whether time runs backwards, biases are added, and the weight of x is trained.
+        given: of which results there are gradients.
+        wanted: of which inputs gradients are returned.
+    """
+    names = [name for name, _ in inputs]
+
+    def named(name: str, layout: _Layout, *, differentiable: bool = False) -> Named:
+        value = torch.empty_strided(*layout)
+        return Named(name, Role.INPUT, value, requires_grad=differentiable)
+
+    def body(values: Values) -> tuple[list[torch.Tensor], None]:
+        tensors = list(values.of(Role.INPUT).values())
+        named = dict(zip(names, tensors, strict=False))
+        outputs = _results(kind, named, *settings[:2])
+        derivatives: Sequence[torch.Tensor] = ()
+        if wanted:
+            derivatives = torch.autograd.grad(
+                [outputs[i] for i in given], [named[each] for each in wanted], tensors[len(names) :]
+            )
+        return [*outputs, *derivatives], None
+
+    trained = {"w_ih": settings[2]}
+    slots = [
+        named(name, layout, differentiable=name in wanted or trained.get(name, False))
+        for name, layout in inputs
+    ]
+    slots += [named(f"g{i}", layout) for i, layout in zip(given, gradients, strict=True)]
+    with _torch.TRACING:
+        program, _ = trace(kind, body, slots, mode, Lookup())
+    return program
+
+
+def _results(
+    kind: str, inputs: Mapping[str, torch.Tensor], reverse: bool, has_biases: bool
+) -> tuple[torch.Tensor, ...]:
+    x = inputs["x"]
+    state = tuple(inputs[name] for name in ("h", "c") if name in inputs)
+    names = ("w_ih", "w_hh", "b_ih", "b_hh") if has_biases else ("w_ih", "w_hh")
+    weights = [inputs[name] for name in names]
+    if kind == "lstm":
+        # Added by itself: its gradient is then a sum that ``summed_products`` shares with b_hh.
+        of_inputs = x @ weights[0].t()
+        of_inputs = of_inputs + inputs["b_ih"] if has_biases else of_inputs
+    else:
+        of_inputs = recurrent.products(x, weights)
+    states, last, _ = recurrent.steps(kind, of_inputs, state, weights, reverse)
+    return states, *last
