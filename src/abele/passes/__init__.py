@@ -44,7 +44,7 @@ def watched(watch: Watch) -> Generator[None]:
 
 
 def are_watched() -> bool:
-    """Whether somebody wants to see what passes make in this thread."""
+    """Return whether an observer watches the passes of this thread."""
     return bool(_WATCHES.get())
 
 

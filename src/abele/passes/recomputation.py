@@ -73,7 +73,7 @@ def recomputation(program: Program) -> Program:
 
 
 def kept_whole(program: Program) -> tuple[Program, frozenset[str]]:
-    """The program that computes nothing again, for whoever asks what that would take.
+    """Return the program without rematerialization, for memory estimates.
 
     Returns:
         The program without marks and borders, and the names of the values that were marked.
@@ -92,7 +92,7 @@ def _is_mark(node: torch.fx.Node) -> bool:
 
 
 def _remove_marks(graph: torch.fx.GraphModule) -> Nodes:
-    """Takes the marks out and returns the values they stood on."""
+    """Remove the marks and return the values that they marked."""
     marked: Nodes = set()
     for mark in [node for node in graph.graph.nodes if _is_mark(node)]:
         value = node_argument(mark, 0)
@@ -129,7 +129,7 @@ def _segment(node: torch.fx.Node) -> Any:
 def _computed_again(
     graph: torch.fx.GraphModule, marked: Nodes, order: dict[torch.fx.Node, int]
 ) -> Nodes:
-    """The values of forward that backward may compute again."""
+    """Return the values of forward that backward may compute again."""
     last = max(order[node] for node in marked)
     kept = {each for node in (*marked, *returned_nodes(graph)) for each in kept_alive(node)}
     again: Nodes = set()
@@ -153,7 +153,7 @@ def _clone(
     clones: dict[torch.fx.Node, torch.fx.Node],
     latest: torch.fx.Node | None,
 ) -> torch.fx.Node:
-    """A second ``node`` over the clones; one that starts from kept values waits for ``latest``."""
+    """Clone ``node`` over the clones; one that starts from saved values waits for ``latest``."""
     replaced = dict(clones)
     inputs = node.all_input_nodes
     if latest is not None and inputs and not any(each in clones for each in inputs):
@@ -177,7 +177,7 @@ def _bytes(node: torch.fx.Node) -> int:
 
 
 def _needed(node: torch.fx.Node, again: Nodes, clones: Iterable[torch.fx.Node]) -> Nodes:
-    """What has to be computed again for ``node``, and was not yet."""
+    """Return what has to be computed again for ``node``, and was not yet."""
     needed: Nodes = set()
     stack = list(node.all_input_nodes)
     while stack:

@@ -50,7 +50,7 @@ _OVERFLOW = {torch.float16: 65520.0, torch.bfloat16: 2.0**127 * (2 - 2**-8)}
 
 
 def trap_exceptions(program: Program) -> Program:
-    """Adds the output of role ``MAGNITUDES`` and the table of checks that reads it."""
+    """Add the output of role ``MAGNITUDES`` and the table of checks that reads it."""
     graph = editable(program)
     magnitudes = _Magnitudes()
     checks = [
@@ -70,7 +70,7 @@ def trap_exceptions(program: Program) -> Program:
 
 
 class _Magnitudes:
-    """One number per floating tensor, made where the tensor is."""
+    """A magnitude per floating-point tensor, computed where the tensor is."""
 
     def __init__(self):
         self.nodes: list[torch.fx.Node] = []
@@ -153,7 +153,7 @@ def _place(node: torch.fx.Node) -> dict[str, Any]:
 
 
 def _after(node: torch.fx.Node) -> torch.fx.Node:
-    """Where a use of ``node`` may stand: placeholders stay together at the head of a program."""
+    """Return where a use of ``node`` may be inserted: after the placeholders of a program."""
     later = node.next
     while later.op == "placeholder":
         later = later.next
@@ -172,7 +172,7 @@ def _call(
 
 
 def _inner_nodes(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """The operations of the graphs that ``node`` is given."""
+    """Yield the operations of the graphs that ``node`` is given."""
     owner = node.graph.owning_module
     for argument in node.all_input_nodes:
         graph = getattr(owner, str(argument.target), None) if argument.op == "get_attr" else None

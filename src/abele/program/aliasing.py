@@ -1,4 +1,4 @@
-"""Which values of a graph live in the same memory, and how long each piece of memory is in use.
+"""Aliases and lifetimes of the values of a graph.
 
 What the schemas of operators say decides: views and writes share the memory of an argument,
 everything else makes memory of its own. Whoever overwrites a value, plans memory or reports the
@@ -45,7 +45,7 @@ SHARES = "shares"
 
 
 def base(node: torch.fx.Node) -> torch.fx.Node:
-    """The node whose memory a value lives in: itself, unless it is a view or an argument."""
+    """Return the node that owns a value's memory: itself, unless it is a view or an argument."""
     *_, last = kept_alive(node)
     return _memory_of_source(last)
 
@@ -55,7 +55,7 @@ def _memory_of_source(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def kept_alive(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """A value, and the values whose memory it keeps alive: what it is a view of, and so on."""
+    """Yield a value, and the values whose memory it keeps alive: its base, and so on."""
     source: torch.fx.Node | None = node
     while source is not None:
         yield source
@@ -63,7 +63,7 @@ def kept_alive(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 
 def written(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The tensors that a node writes into, in the order of its operator's schema."""
+    """Return the tensors that a node writes into, in the order of its operator's schema."""
     called = called_operator(node)
     if called is None or not schema_of(called).is_mutable:
         return []
@@ -76,17 +76,17 @@ def written(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 class Aliases:
-    """Where values live, remembered: the answers stay while the graph is changed."""
+    """A cache of the memory of values: answers stay the same while the graph is changed."""
 
     def __init__(self) -> None:
         self._known: dict[torch.fx.Node, tuple[torch.fx.Node, bool]] = {}
 
     def base(self, node: torch.fx.Node) -> torch.fx.Node:
-        """What ``base`` said when it was asked first."""
+        """Return the first answer of ``base`` for a node."""
         return self._of(node)[0]
 
     def is_whole(self, node: torch.fx.Node) -> bool:
-        """Whether a value is its memory as it is, not a view of it."""
+        """Return whether a value is its memory as it is, not a view of it."""
         return self._of(node)[1]
 
     def declare(self, node: torch.fx.Node, memory: torch.fx.Node) -> None:
@@ -110,7 +110,7 @@ class Aliases:
 
 
 def aliases_of_calls(graph: torch.fx.Graph) -> Aliases:
-    """Where values live while torch's operators run, who share more than their schemas say.
+    """Return the aliases of a graph that torch runs, whose results share more than schemas say.
 
     Whoever writes must not ask this: nothing says there that a write into such a result is one
     into the argument.
@@ -166,7 +166,7 @@ def last_uses(steps: Sequence[Iterable[_T]]) -> list[list[_T]]:
 
 
 class Liveness:
-    """When the memory of each value of a graph is used, in the order of the graph.
+    """Lifetimes of the memory of a graph's values, in the order of the graph.
 
     What a graph returns is used by its output node, so it lives to the end. Answers are those of
     the graph as it was given; it may be changed afterwards.
@@ -192,11 +192,11 @@ class Liveness:
         self.ranges = tuple(self._made())
 
     def position(self, node: torch.fx.Node) -> int:
-        """The node's place in the order of the graph."""
+        """Return the index of a node in the order of the graph."""
         return self._position[node]
 
     def memory(self, node: torch.fx.Node) -> torch.fx.Node:
-        """The node whose memory a value lives in."""
+        """Return the node that owns a value's memory."""
         return self._memory[node]
 
     def last_use(self, node: torch.fx.Node) -> int:
@@ -228,7 +228,7 @@ class Liveness:
 def _memories(
     graph: torch.fx.Graph, memory: Callable[[torch.fx.Node], torch.fx.Node]
 ) -> dict[torch.fx.Node, torch.fx.Node]:
-    """The memory of each value; a result that several nodes pick is one."""
+    """Return the node that owns each value's memory; a result that several nodes pick has one."""
     picked: dict[Any, torch.fx.Node] = {}
     memories: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in graph.nodes:
@@ -238,7 +238,7 @@ def _memories(
 
 
 def _source(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The argument whose memory a result shares, if it does."""
+    """Return the argument whose memory a result shares, or None."""
     call, index = (node_argument(node, 0), node.args[1]) if is_getitem(node) else (node, 0)
     target = called_operator(call)
     if target is None or not isinstance(index, int):
@@ -285,7 +285,7 @@ def _nodes(argument: Any) -> list[torch.fx.Node]:
 
 
 def own_constants(graph: torch.fx.GraphModule) -> None:
-    """Copies the tensors that forward used without owning them.
+    """Copy the tensors that forward used without owning them.
 
     The caller may write into them later, and a program computes with what they held when it was
     captured, on every target.
@@ -352,5 +352,5 @@ def erase_dead_nodes(
 
 
 def stays_in_program(node: torch.fx.Node) -> bool:
-    """Whether a node of a program is an input, the output, or a write of new state."""
+    """Return whether a node of a program is an input, the output, or a write of new state."""
     return node.op in ("placeholder", "output") or writes(node)

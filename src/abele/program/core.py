@@ -37,7 +37,7 @@ _WITHOUT_DROPOUT = {
 
 
 class Role(enum.StrEnum):
-    """What an input or output of a program is for."""
+    """Purpose of an input or output of a program."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -53,7 +53,7 @@ class Role(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One input or output of a program.
+    """An input or output of a program.
 
     Attributes:
         name: the user's name for it: ``conv1.weight``, ``group0.lr``, ``input0``.
@@ -72,7 +72,7 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stamp:
-    """Who changed a program, how long it took, and how many nodes it left."""
+    """A change of a program: the pass, its seconds, and the number of nodes afterwards."""
 
     by: str
     seconds: float
@@ -81,7 +81,7 @@ class Stamp:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
-    """One operation that is watched for infinities and NaN.
+    """An operation that is watched for infinities and NaN.
 
     Attributes:
         magnitude: index of its result in the output of role ``MAGNITUDES``.
@@ -127,22 +127,22 @@ class Program:
     checks: tuple[Check, ...] = ()
 
     def replace(self, **changes: object) -> Program:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def placeholders(self) -> list[torch.fx.Node]:
-        """The input nodes, in slot order."""
+        """Return the input nodes, in slot order."""
         return self.graph.graph.find_nodes(op="placeholder")
 
     @property
     def uses_random(self) -> bool:
-        """Whether running it draws random numbers."""
+        """True if a run of the program draws random numbers."""
         tag = torch.Tag.nondeterministic_seeded
         operators = set(operators_called(self.graph)) - _WITHOUT_DROPOUT
         return any(tag in operator.tags for operator in operators)
 
     def text(self, *, provenance: bool = True) -> str:
-        """The program as Python, with shapes, dtypes and the user's source lines."""
+        """Return the program as Python, with shapes, dtypes and the user's source lines."""
         return program_text(self, provenance=provenance)
 
     def fingerprint(self) -> str:
@@ -150,7 +150,7 @@ class Program:
         return fingerprint(self)
 
     def verify(self) -> Program:
-        """Checks the rules every stage may rely on and returns the program.
+        """Check the rules every stage may rely on and return the program.
 
         Raises:
             ProgramError: naming the slot or node that breaks a rule.
@@ -229,14 +229,14 @@ def _verify_writes(program: Program) -> None:
 
 
 def _writing(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
-    """The nodes that change an argument, by operator: there are few, and thousands of nodes."""
+    """Yield the nodes that change an argument, by operator: few among thousands of nodes."""
     for target in called_targets(graph):
         if isinstance(target, OpOverload) and schema_of(cast("Any", target)).is_mutable:
             yield from graph.find_nodes(op="call_function", target=cast("Any", target))
 
 
 def writes(node: torch.fx.Node) -> bool:
-    """Whether a node changes one of its arguments in place."""
+    """Return whether a node changes one of its arguments in place."""
     called = called_operator(node)
     return called is not None and schema_of(called).is_mutable
 
@@ -248,7 +248,7 @@ _NAMESPACES = frozenset(("aten", "prims", "prim", "mkldnn", "quantized", "abele"
 
 
 def declare_effect(target: OpOverload) -> OpOverload:
-    """Declares that an operator reaches outside the program; its schema must have ``after``.
+    """Declare that an operator reaches outside the program; its schema must have ``after``.
 
     It prints, or calls the user's own code. See ``has_effect`` for what follows.
     """
@@ -257,7 +257,7 @@ def declare_effect(target: OpOverload) -> OpOverload:
 
 
 def has_effect(node: torch.fx.Node) -> bool:
-    """Whether a node reaches outside the program besides computing its result.
+    """Return whether a node reaches outside the program besides computing its result.
 
     Such nodes run once each and in the order of forward: they are neither merged nor computed
     again, and ``effects_in_order`` chains them. One whose result nobody reads is dead code.
@@ -266,12 +266,12 @@ def has_effect(node: torch.fx.Node) -> bool:
 
 
 def calls_effect(graph: torch.fx.Graph) -> bool:
-    """Whether a node of a graph has an effect; bodies of loops and branches are not looked into."""
+    """Return whether a node of a graph has an effect, without the bodies of loops and branches."""
     return not _EFFECTS.isdisjoint(called_targets(graph))
 
 
 def users_operator(program: Program) -> str | None:
-    """An operator that only a user's program registers, if there is one in ``program``."""
+    """Return an operator of ``program`` that only a user's program registers, or None."""
     for called in operators_called(program.graph):
         if called.namespace not in _NAMESPACES:
             return str(called)
@@ -279,7 +279,7 @@ def users_operator(program: Program) -> str | None:
 
 
 def is_view(node: torch.fx.Node) -> bool:
-    """Whether a node's results, one or several, live in the memory of its first argument."""
+    """Return whether all results of a node are views of its first argument."""
     called = called_operator(node)
     if called is None:
         return False
@@ -289,19 +289,19 @@ def is_view(node: torch.fx.Node) -> bool:
 
 
 def output_node(graph: torch.fx.GraphModule) -> torch.fx.Node:
-    """The node that returns a graph's results."""
+    """Return the output node of a graph."""
     return next(node for node in reversed(graph.graph.nodes) if node.op == "output")
 
 
 def returned_nodes(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    """The nodes whose values a graph returns, in order."""
+    """Return the nodes whose values a graph returns, in order."""
     returned = output_node(graph).args[0]
     assert isinstance(returned, list | tuple)
     return cast("list[torch.fx.Node]", list(returned))  # verify() checks that each is one
 
 
 def subgraphs(graph: torch.fx.GraphModule) -> Iterator[tuple[str, torch.fx.GraphModule]]:
-    """The bodies of a graph's loops and branches, by the name its nodes use."""
+    """Yield the bodies of a graph's loops and branches, by the name its nodes use."""
     for node in graph.graph.find_nodes(op="get_attr"):
         inner = getattr(graph, str(node.target), None)
         if isinstance(inner, torch.fx.GraphModule):
@@ -309,20 +309,20 @@ def subgraphs(graph: torch.fx.GraphModule) -> Iterator[tuple[str, torch.fx.Graph
 
 
 def all_nodes(graph: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
-    """The nodes of a graph and of every body inside it."""
+    """Yield the nodes of a graph and of every body inside it."""
     for each in all_graphs(graph):
         yield from each.graph.nodes
 
 
 def all_graphs(graph: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
-    """A graph and every body inside it."""
+    """Yield a graph and every body inside it."""
     yield graph
     for _, inner in subgraphs(graph):
         yield from all_graphs(inner)
 
 
 def operators_called(graph: torch.fx.GraphModule) -> Iterator[OpOverload]:
-    """The operators that a graph and the bodies inside it call, each at least once."""
+    """Yield the operators that a graph and the bodies inside it call, each at least once."""
     for each in all_graphs(graph):
         for target in called_targets(each.graph):
             if isinstance(target, OpOverload):
@@ -342,7 +342,7 @@ def ancestors(*nodes: torch.fx.Node) -> set[torch.fx.Node]:
 
 
 def node_argument(node: torch.fx.Node, index: int) -> torch.fx.Node:
-    """An argument that is known to be a node."""
+    """Return an argument that is known to be a node."""
     argument = node.args[index]
     assert isinstance(argument, torch.fx.Node), (node, index)
     return argument
@@ -366,12 +366,12 @@ def has_tag(node: torch.fx.Node, tag: torch.Tag) -> bool:
 
 
 def is_getitem(node: torch.fx.Node) -> bool:
-    """Whether a node picks one result of an operation with several."""
+    """Return whether a node picks one result of an operation with several."""
     return node.target is operator.getitem
 
 
 def identifier(name: str) -> str:
-    """A Python identifier that still shows the slot's name."""
+    """Return a Python identifier that still shows the slot's name."""
     text = re.sub(r"\W+", "_", name)
     return f"_{text}" if text[:1].isdigit() or keyword.iskeyword(text) else text
 
@@ -396,7 +396,7 @@ _WHOLE_FRAME = re.compile(r' *File "[^"]+", line .*\n(?: {4}.*\n?)*')
 
 
 def is_library(file: str) -> bool:
-    """Whether a stack frame of ``file`` is torch's or this project's, or generated code."""
+    """Return whether a stack frame of ``file`` is torch's, this project's, or generated code."""
     return libraries.has_file(file) or file.startswith("<eval_with_key>")
 
 
@@ -452,7 +452,7 @@ def _layout_text(value: Any) -> str:
 
 
 def program_text(program: Program, *, provenance: bool, strides: bool = False) -> str:
-    """Prints ``program``; see ``Program.text``.
+    """Return a program as Python; see ``Program.text``.
 
     Args:
         program: to be printed.
@@ -499,14 +499,14 @@ def _header(program: Program) -> list[str]:
 
 
 def node_lines(program: Program) -> list[str]:
-    """A line for each operation; its names are those of the graph, which outlive passes."""
+    """Return a line for each operation, with the names of the graph, which outlive passes."""
     names = {node: node.name for node in program.graph.graph.nodes}
     calls = (node for node in names if node.op not in ("placeholder", "output"))
     return [_statement(node, names) for node in calls if not _names_a_graph(node, program.graph)]
 
 
 def _node_names(program: Program) -> dict[torch.fx.Node, str]:
-    """One name per node; ``a.b`` and ``a_b`` must not become the same, or hashes would agree."""
+    """Return a unique name per node; ``a.b`` and ``a_b`` must differ, or hashes would agree."""
     names: dict[torch.fx.Node, str] = {}
     taken: set[str] = set()
     for node, slot in zip(program.placeholders(), program.inputs, strict=True):
@@ -526,7 +526,7 @@ def _name_values(
 def _body(
     name: str, graph: torch.fx.GraphModule, indent: str, kind: Callable[[Any], str]
 ) -> list[str]:
-    """The graph of a loop or branch as a function inside its program."""
+    """Return the graph of a loop or branch as a function inside its program."""
     names: dict[torch.fx.Node, str] = {}
     given = [node for node in graph.graph.nodes if node.op == "placeholder"]
     for index, node in enumerate(given):

@@ -32,7 +32,7 @@ aten = torch.ops.aten
 
 
 def memory_order(value: torch.Tensor) -> list[int]:
-    """The dimensions from the outermost in memory to the innermost.
+    """Return the dimensions from the outermost in memory to the innermost.
 
     As they are where that would not make the tensor dense; it is copied then.
     """
@@ -43,7 +43,7 @@ def memory_order(value: torch.Tensor) -> list[int]:
 
 
 def in_memory_order(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
-    """What the giving program returns in place of ``node``, added at the end of its graph."""
+    """Add what the producing program returns in place of ``node`` at the end of its graph."""
     value = node.meta["val"]
     order = memory_order(value)
     if order != sorted(order):
@@ -62,7 +62,7 @@ def in_memory_order(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node
 def received(
     graph: torch.fx.Graph, placeholder: torch.fx.Node, node: torch.fx.Node
 ) -> torch.fx.Node:
-    """What the receiving program uses in place of ``node``, of which it got the memory."""
+    """Return what the consuming program uses in place of ``node``, whose memory it receives."""
     order = memory_order(node.meta["val"])
     if order == sorted(order):
         return placeholder
@@ -78,7 +78,7 @@ Parts = dict[Node, int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """One part of a program.
+    """A part of a program that was cut.
 
     Attributes:
         program: what to run; ``None`` if there is nothing to do.
@@ -144,7 +144,7 @@ def cut(
 
 
 class _Cutter:
-    """What the parts know of each other."""
+    """State of a cut: what the parts need of each other."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ INSTEAD = (
 
 
 def other_kind(tensor: torch.Tensor) -> str | None:
-    """What a tensor is if it is not dense, such as ``of layout torch.sparse_coo``."""
+    """Describe a tensor that is not dense, such as ``of layout torch.sparse_coo``; else None."""
     if tensor.is_nested:
         return "nested"
     if tensor.layout is not torch.strided:

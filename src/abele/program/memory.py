@@ -1,4 +1,4 @@
-"""How much memory a program needs while it runs, step by step, and which tensors take it.
+"""Memory of a program step by step, and the tensors that take it.
 
 A program that runs as its graph says needs what ``aliasing`` finds. A lowering that places its
 values by itself says what it has planned, in the same terms; see ``Lowering.memory``.
@@ -45,7 +45,7 @@ class Piece:
     asked: int = 0
 
     def is_there(self, step: int, moment: int = 0) -> bool:
-        """Whether it is in use at a moment of a step."""
+        """Return whether the piece is in use at a moment of a step."""
         return (self.first, self.begin) <= (step, moment) <= (self.last, self.end)
 
 
@@ -94,7 +94,7 @@ class MemoryUse:
         return sums
 
     def at(self, step: int) -> list[Piece]:
-        """What is in use at the moment of a step at which most is, the largest first."""
+        """Return the pieces in use at the peak moment of a step, the largest first."""
         pieces = [p for p in (*self.pieces, *self.inside) if p.first <= step <= p.last]
         _, moment = _most(pieces, step)
         alive = [each for each in pieces if each.is_there(step, moment)]
@@ -102,7 +102,7 @@ class MemoryUse:
 
 
 def _with_moments(pieces: tuple[Piece, ...]) -> dict[int, list[Piece]]:
-    """By step, what is not there for all of it."""
+    """Return by step the pieces that are live during only part of the step."""
     steps: dict[int, list[Piece]] = {}
     for each in pieces:
         if each.begin:
@@ -113,7 +113,7 @@ def _with_moments(pieces: tuple[Piece, ...]) -> dict[int, list[Piece]]:
 
 
 def _most(pieces: list[Piece], step: int) -> tuple[int, int]:
-    """The most bytes that are in use at one moment of a step, and that moment."""
+    """Return the most bytes that are in use at a moment of a step, and that moment."""
     changes: dict[int, int] = {0: 0}
     for each in pieces:
         begin = each.begin if each.first == step else 0
@@ -129,7 +129,7 @@ def _most(pieces: list[Piece], step: int) -> tuple[int, int]:
 
 
 def of_graph(program: Program) -> MemoryUse:
-    """What a program needs if every operation keeps its result until its last use.
+    """Return the memory of a program that keeps every result until its last use.
 
     Args:
         program: after the passes of its lowering.
@@ -147,7 +147,7 @@ def of_graph(program: Program) -> MemoryUse:
 
 
 def _bodies(graph: torch.fx.GraphModule) -> Iterator[Piece]:
-    """What loops and branches need inside, while they run."""
+    """Yield the memory that loops and branches need inside, while they run."""
     peaks = {name: _peak(inner) for name, inner in subgraphs(graph)}
     for index, node in enumerate(graph.graph.nodes):
         inside = [peaks.get(str(each.target), 0) for each in node.all_input_nodes]

@@ -1,4 +1,4 @@
-"""What a program consists of, in numbers: operators, and bytes by role.
+"""Counts of a program's operators, and bytes by role.
 
 Read off the graph alone, so it costs no run. A compiler may fuse operations and reuse memory, so
 the peak of intermediate values is an upper estimate.
@@ -36,7 +36,7 @@ def given_bytes(program: Program) -> dict[str, int]:
 
 
 def operators(program: Program) -> dict[str, dict[str, int]]:
-    """How often each operator occurs, by phase, most frequent first."""
+    """Count the occurrences of each operator, by phase, most frequent first."""
     by_phase: dict[str, Counter[str]] = {}
     for node in program.graph.graph.nodes:
         if node.op == "call_function" and not is_getitem(node):

@@ -69,7 +69,7 @@ def channels_last(program: Program) -> Program:
 
 
 def that_read_channels_last(graph: torch.fx.Graph) -> set[_Node]:
-    """The nodes that read images with channels last.
+    """Return the nodes that read channels-last images.
 
     Args:
         graph: of a program after this pass.
@@ -85,7 +85,7 @@ def _is_image(node: Any) -> bool:
 
 
 def _joins_or_cuts_channels(node: _Node) -> bool:
-    """Whether pieces lie side by side in each pixel; a piece is a view that is not dense."""
+    """Return whether a node concatenates or slices channels; a slice is a view that is not dense."""
     whole = node.target is aten.cat.default or node.target is aten.slice.Tensor
     return whole and _is_image(node) and node.args[1:2] == (1,)
 
@@ -106,7 +106,7 @@ def _convolves_images(node: _Node) -> bool:
 
 
 class _Layouts:
-    """Which nodes are known to be channels last; the others are in the default order."""
+    """The nodes that are known to be channels last; the others are in the default order."""
 
     def __init__(self, graph: torch.fx.Graph):
         self._graph = graph
@@ -120,7 +120,7 @@ class _Layouts:
                 self._visit(node)
 
     def read_by(self, node: _Node) -> bool:
-        """Whether a node reads an image with channels last."""
+        """Return whether a node reads a channels-last image."""
         return any(each in self._last for each in self._images(node))
 
     def _visit(self, node: _Node) -> None:

@@ -37,12 +37,12 @@ def half_convolutions(program: Program) -> Program:
 
 @functools.cache
 def is_faster() -> bool:
-    """Whether oneDNN would compute them on this processor."""
+    """Return whether oneDNN would compute half convolutions on this processor."""
     return _torch.computes_half_convolutions()
 
 
 def _is_one(node: _Node) -> bool:
-    """Whether a node is a convolution of half numbers, or its backward."""
+    """Return whether a node is a convolution in half precision, or its backward."""
     if node.target not in _CONVOLUTIONS:
         return False
     return cast("_Node", node.args[0]).meta["val"].dtype is torch.float16
@@ -69,14 +69,14 @@ def _widen(node: _Node) -> None:
 
 
 def _cast(node: _Node, dtype: torch.dtype, *, like: _Node) -> _Node:
-    """A node with the numbers of another in a type; ``like`` says where it comes from."""
+    """Add a node that casts ``node`` to a type; ``like`` provides its source line and phase."""
     cast_node = node.graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
     cast_node.meta = {**like.meta, "val": _in_type(node.meta["val"], dtype)}
     return cast_node
 
 
 def _in_type(value: Any, dtype: torch.dtype) -> Any:
-    """A tensor without data, or several of them, in another type."""
+    """Return a tensor without data, or several of them, in another type."""
     if is_sequence(value):
         return tuple(_in_type(each, dtype) for each in value)
     return value if value is None else value.to(dtype)
@@ -137,7 +137,7 @@ def _plain(value: torch.Tensor) -> bool:
 
 
 def _one_by_one(weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int]) -> bool:
-    """Whether there is code that computes samples one by one."""
+    """Return whether there is a kernel that computes samples one by one."""
     borders = zip(_pair(padding), weight.shape[2:], strict=True)
     return all(each == 1 for each in stride) and all(pad < kernel for pad, kernel in borders)
 
@@ -145,7 +145,7 @@ def _one_by_one(weight: torch.Tensor, stride: Sequence[int], padding: Sequence[i
 def _library_gains(
     x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, *, one_by_one: bool
 ) -> str | None:
-    """What makes the library as fast or faster; None if nothing does."""
+    """Return the reason why oneDNN is as fast or faster; None if it is slower."""
     channels, few = weight.shape[:2], x.shape[0] < _LEAST_BATCH
     most, blocks = max(channels), all(count % _LIBRARY_BLOCK == 0 for count in channels)
     if one_by_one and few:

@@ -89,7 +89,7 @@ def _match(norm: _Node) -> _Sum | None:
 
 
 def _is_read_before(match: _Sum, order: dict[_Node, int]) -> bool:
-    """Whether something needs another result of the norm before the sum can be computed."""
+    """Return whether another result of the norm is read before the sum can be computed."""
     others = (part for index, part in results_of(match.norm).items() if index > 1)
     at = order[match.activation]
     return any(order.get(user, at) < at for part in others for user in part.users)
@@ -100,7 +100,7 @@ def _only_user(node: _Node | None) -> _Node | None:
 
 
 def _other_summand(total: _Node, one: _Node) -> _Node | None:
-    """What is added to ``one``, if ``total`` is the sum of two images of the same shape."""
+    """Return the other summand if ``total`` adds ``one`` and an image of the same shape."""
     if total.target is not aten.add.Tensor or total.kwargs or len(total.args) != 2:
         return None
     a, b = total.args
@@ -146,7 +146,7 @@ def _replace_backward(
 
 
 def _gradients(undone: _Node) -> tuple[_Node, _Node | None]:
-    """The gradient of the activation's result, in two parts if nobody else reads their sum."""
+    """Return the gradient of the activation's result, in two parts if only it reads their sum."""
     grad = node_argument(undone, 0)
     more: Any = None
     if grad.target is aten.add.Tensor and _only_user(grad) is undone:

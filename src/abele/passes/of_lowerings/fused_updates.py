@@ -29,7 +29,7 @@ class Mismatch(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """One parameter's update.
+    """The update of a parameter.
 
     Attributes:
         numbers: hyper-parameters, in the order of the operator's arguments.
@@ -82,7 +82,7 @@ def take(node: Any, target: Any, *constants: Any) -> tuple[Any, ...]:
 
 
 def converted(value: Any) -> Any:
-    """A number before it got the type of the tensors, if it did."""
+    """Return a number before it was cast to the type of the tensors, if it was."""
     if not isinstance(value, _Node) or value.target is not aten._to_copy.default:
         return value
     if dict(value.kwargs) != {"dtype": _FLOAT}:
@@ -127,7 +127,7 @@ def _join(target: Any, updates: list[Update], before: _Node) -> None:
 
 
 def _slot(number: Number, origin: _Node) -> _Node:
-    """A number as a node, made where ``origin`` was."""
+    """Return a number as a node, added before ``origin`` if it is a constant."""
     if isinstance(number, _Node):
         return number
     kwargs: Any = {"dtype": torch.float64}
@@ -296,7 +296,7 @@ def _counter(node: _Node) -> _Counter | None:
 
 
 def _summand(node: _Node) -> _Node | None:
-    """What a number is added to, if both are whole."""
+    """Return the integer node to which an integer constant is added, or None."""
     if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
         return None
     summand, number = node.args

@@ -113,7 +113,7 @@ def _wide(value: Any) -> Any:
 
 
 def _of_type(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor without data, laid out as another one."""
+    """Return a tensor without data that is laid out as another one."""
     with value.fake_mode:
         return torch.empty_strided(value.shape, value.stride(), dtype=dtype, device=value.device)
 
@@ -269,7 +269,7 @@ def _rewrite(node: _Node) -> None:
 
 
 def _patches(node: _Node, image: _Node, sizes: _Sizes) -> _Node:
-    """What each pixel's result is a sum of: [channels x taps, samples x pixels]."""
+    """Return the patches that each pixel's result sums: [channels x taps, samples x pixels]."""
     high, broad = sizes.tall // 2, sizes.wide // 2
     padded = inserted(node, aten.constant_pad_nd.default, image, [broad, broad, high, high])
     row = sizes.width + 2 * broad
@@ -281,7 +281,7 @@ def _patches(node: _Node, image: _Node, sizes: _Sizes) -> _Node:
 
 
 def _ordered(node: _Node, value: _Node, shape: list[int]) -> _Node:
-    """A tensor in a shape, whose elements lie in order."""
+    """Return a contiguous tensor in a shape."""
     if not value.meta["val"].is_contiguous():
         value = inserted(node, aten.clone.default, value, memory_format=torch.contiguous_format)
     return inserted(node, aten.view.default, value, shape)
@@ -376,12 +376,12 @@ class _Writer:
         return inserted(self._node, target, *arguments, **options)
 
     def _padded(self, node: _Node) -> _Node:
-        """A tensor whose last size is aligned."""
+        """Pad the last dimension of a tensor to an aligned size."""
         missing = -node.meta["val"].shape[-1] % _ALIGNED
         return self._call(aten.constant_pad_nd.default, node, [0, missing]) if missing else node
 
     def _mask(self, mask: _Node | None, q: _Node, k: _Node) -> _Node | None:
-        """A mask for each head, whose rows are aligned in memory."""
+        """Return a mask for each head, whose rows are aligned in memory."""
         if mask is None:
             return None
         columns = k.meta["val"].shape[-2]

@@ -43,7 +43,7 @@ def kept_derivatives(program: Program) -> Program:
 
 
 def _forward_of(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The GELU whose backward a node is, if nothing else reads what it is computed from."""
+    """Return the GELU whose backward a node is, if nothing else reads the GELU's argument."""
     x = node_argument(node, 1)
     value = x.meta["val"]
     if x.op != "call_function" or value.dtype not in _EXACT or len(x.users) != 2:

@@ -30,7 +30,7 @@ def stacked_gradients(program: Program) -> Program:
 
 
 def _slices(node: torch.fx.Node) -> tuple[int, list[torch.fx.Node]] | None:
-    """The dimension and the gradients of all slices along it, if a node is their sum."""
+    """Return the dimension and the gradients of all slices along it, if a node is their sum."""
     value, terms = node.meta["val"], _terms_of_sum(node)
     gradients: dict[int, torch.fx.Node] = {}
     dims: set[int] = set()
@@ -51,7 +51,7 @@ def _slices(node: torch.fx.Node) -> tuple[int, list[torch.fx.Node]] | None:
 
 
 def _terms_of_sum(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """What a sum of equal tensors adds, where nothing else needs its parts."""
+    """Return the terms of a sum of tensors of one shape, where nothing else reads its parts."""
     terms: list[torch.fx.Node] = []
     waiting = [node]
     while waiting:
@@ -103,12 +103,12 @@ def _is_sum(node: _Node) -> bool:
 
 
 def _continues(node: _Node) -> bool:
-    """Whether a sum is only a term of another one."""
+    """Return whether a sum is only a term of another one."""
     return len(node.users) == 1 and _is_sum(next(iter(node.users)))
 
 
 def _terms(node: _Node, wanted: Callable[[_Node], bool]) -> tuple[list[_Node], list[_Node]]:
-    """The wanted terms of a sum, the last of the graph first, and everything else it adds.
+    """Return the wanted terms of a sum, the last of the graph first, and all other terms.
 
     Backward goes through time steps from the last to the first; what it makes for them is often
     stacked in the order of time too, and then lies together already.
@@ -154,7 +154,7 @@ def _join(node: _Node, products: list[_Node], others: list[_Node]) -> None:
 
 
 def _see_stacks(joined: _Node) -> None:
-    """Where the same tensors are stacked later, they are seen where they lie."""
+    """Replace later stacks of the same tensors by views of the concatenated tensor."""
     rows: Any = joined.args[0]
     for node in list(rows[0].users):
         same = node.target is aten.stack.default and node.args == (rows,) and joined < node
@@ -203,7 +203,7 @@ def _summed(node: _Node) -> _Node:
 
 
 def _together(rows: list[_Node]) -> _Node | None:
-    """The tensor that consists of these, in any order."""
+    """Return a tensor that concatenates these rows, in any order, or None."""
     for node in rows[0].users:
         if node.target is aten.cat.default and len(node.args) == 1:
             tensors: Any = node.args[0]
@@ -213,7 +213,7 @@ def _together(rows: list[_Node]) -> _Node | None:
 
 
 def _total(joined: _Node, node: _Node) -> _Node | None:
-    """The sum of all rows, if the program has it by another name before a node is used."""
+    """Return a node that already sums all rows before ``node``, or None."""
     for view in joined.users:
         if not _is_split(view, joined):
             continue
@@ -226,7 +226,7 @@ def _total(joined: _Node, node: _Node) -> _Node | None:
 
 
 def _is_split(view: _Node, joined: _Node) -> bool:
-    """Whether a view has the rows of a matrix in several dimensions."""
+    """Return whether a view splits the rows of a matrix into several dimensions."""
     is_view = view.target is aten.view.default
     return is_view and view.meta["val"].shape[-1] == joined.meta["val"].shape[-1]
 

@@ -24,7 +24,7 @@ _Node = torch.fx.Node
 
 @dataclasses.dataclass
 class _Norm:
-    """One batch norm that can be joined; ``activation`` and ``backward`` may be missing."""
+    """A batch norm that can be fused; ``activation`` and ``backward`` may be missing."""
 
     node: _Node
     activation: _Node | None

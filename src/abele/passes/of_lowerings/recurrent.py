@@ -106,7 +106,7 @@ def _forward_of(backward: _Node) -> _Node | None:
 
 
 def index(user: _Node) -> int:
-    """Which result of an operator a node picks."""
+    """Return the index of the result that a node picks."""
     which: Any = user.args[1]
     return int(which)
 
@@ -136,7 +136,7 @@ def _bytes_for(user: _Node) -> _Node:
 
 
 def _laid_out(made: _Node, like: _Node) -> _Node:
-    """The value in the layout that was traced for its readers."""
+    """Return the value in the layout that was traced for its readers."""
     if made.meta["val"].stride() == like.meta["val"].stride():
         return made
     with like.graph.inserting_before(like):
@@ -232,7 +232,7 @@ def _picked(make: Callable[..., _Node], made: _Node, names: list[str]) -> dict[s
 
 
 def _gradients(layer: Layer, node: _Node, loop: _Loop) -> list[_Node | None]:
-    """The gradients that are read, in the order of the layer's inputs."""
+    """Return the gradients that are read, in the order of the layer's inputs."""
     make, wanted = functools.partial(inserted, node), layer.wanted()
     made = loop.backward(node)
     inputs, count = made.pop("inputs"), loop.rows.meta["val"].shape[0]
@@ -365,7 +365,7 @@ def _traced(
     given: tuple[int, ...],
     wanted: tuple[str, ...],
 ) -> Program:
-    """A layer as a program of its own: states, last states, and gradients.
+    """Trace a layer as a program of its own: states, last states, and gradients.
 
     Args:
         mode: of the values that nodes carry.
