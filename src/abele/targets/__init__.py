@@ -1,4 +1,4 @@
-"""Where programs run. One file per target; nothing outside this folder asks which one it is.
+"""Targets that run programs, a file or folder each; nothing outside asks which one it is.
 
 reference  interprets with torch's own kernels: the oracle, and the honest fallback
 null       computes nothing: right-shaped zeros, for testing what surrounds a program
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def get_target(name: str) -> Target:
-    """The target called ``name``.
+    """Return the target called ``name``.
 
     Raises:
         TargetError: there is none of that name.
@@ -49,5 +49,5 @@ def available() -> dict[str, str | None]:
 
 
 def requested() -> str | None:
-    """The target that the environment insists on, if any."""
+    """Return the target that the environment requires, if any."""
     return os.environ.get(ENVIRONMENT) or None

@@ -1,4 +1,4 @@
-"""What a target has to offer: a machine, and the ways in which programs are lowered for it."""
+"""Interface of a target: a machine, and its lowerings of programs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class GraphClocks:
         self._kernels: list[Kernel] = []
 
     def place(self, node: torch.fx.Node) -> int:
-        """Where the beginning of a node goes in ``moments``; its end comes after it.
+        """Reserve entries of ``moments`` for a node and return the first; its end is the next one.
 
         Args:
             node: that calls something.
@@ -72,7 +72,7 @@ class GraphClocks:
         return len(self.moments) - 2
 
     def clocked(self, run: Run) -> Clocked:
-        """The program, of which ``run`` calls what has clocks around it."""
+        """Return the clocked program whose ``run`` calls functions with clocks around them."""
 
         def begun(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
             self.moments[:] = [0] * len(self.moments)
@@ -95,7 +95,7 @@ def _who(target: Any) -> str:
 
 
 def _look_ns() -> int:
-    """What one look at the clock takes, with keeping it."""
+    """Return the nanoseconds that reading the clock and storing the result takes."""
     look, moments = time.perf_counter_ns, [0, 0]
     costs: list[int] = []
     for _ in range(_REPEATS):
@@ -181,7 +181,7 @@ class Compiled:
         return None
 
     def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
-        """The same call for state that is the same each time; None where that saves nothing.
+        """Return a call with its state bound to fixed tensors; None where that saves nothing.
 
         Args:
             arguments: one tensor for each slot, as for ``Run``; those of the batch are ignored.
@@ -217,7 +217,7 @@ def require_code(payload: bytes, target: str) -> None:
 
 
 class Lowering(abc.ABC):
-    """One way in which a target runs programs.
+    """A strategy for compiling and running programs on a target.
 
     Attributes:
         name: what records, keys and files call it; loading dispatches on it.
@@ -255,7 +255,7 @@ class Lowering(abc.ABC):
         return self.why_not(program)
 
     def beside(self, program: Program) -> bool:
-        """Whether this way is measured beside the one that takes ``program``.
+        """Return whether this lowering is also measured when another one takes ``program``.
 
         For ways that cost nothing to try: ``compile`` takes no time to speak of.
         """
@@ -300,7 +300,7 @@ class Lowering(abc.ABC):
         return ()
 
     def needs(self, program: Program) -> Collection[str]:
-        """What of that it does need; asked where something of it is not there.
+        """Return the kernels of ``may_need`` that it requires; called if one of them is missing.
 
         Args:
             program: after ``passes``.
@@ -350,7 +350,7 @@ class Lowering(abc.ABC):
         return None
 
     def memory(self, program: Program) -> MemoryUse:
-        """What ``program`` needs beside the tensors that it is given, step by step.
+        """Return the memory of ``program`` step by step, without the tensors that it is given.
 
         Args:
             program: after ``passes``.
@@ -358,7 +358,7 @@ class Lowering(abc.ABC):
         return of_graph(program)
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
-        """Who computes each operator of ``program``, and why; for reports.
+        """Return the kernel of each operator of ``program``, with the reason; for reports.
 
         Args:
             program: after ``passes``.
@@ -445,7 +445,7 @@ class Target(abc.ABC):
         return self.unavailable()
 
     def choose(self, program: Program) -> tuple[Lowering, str]:
-        """The lowering that takes ``program``, and why; what that costs is not measured.
+        """Return the lowering that takes ``program``, and why; its speed is not measured.
 
         Asked once, of the program after the common pipeline: operators that are equal or unused
         are gone by then, and no lowering pass has changed what is counted.
@@ -468,7 +468,7 @@ class Target(abc.ABC):
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def lowering(self, name: str) -> Lowering:
-        """The lowering called ``name``.
+        """Return the lowering called ``name``.
 
         Raises:
             ForeignExecutable: this target has none of that name.
@@ -484,7 +484,7 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def device(self) -> torch.device:
-        """Where a program's tensors live."""
+        """Return the device of a program's tensors."""
 
     def interpreted(self, program: Program) -> tuple[Program, Run]:
         """Return a program as torch's own kernels run it on this device, and what runs it.

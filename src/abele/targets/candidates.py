@@ -1,4 +1,4 @@
-"""Which lowerings a program may get: one that is certain, or several that are to be measured.
+"""Candidate lowerings of a program: a certain one, or several that are to be measured.
 
 ``ABELE_LOWERING`` decides otherwise for targets that have several: ``rules`` (what the lowerings
 say of themselves, unmeasured), one name, or several with commas between, which are measured.
@@ -28,7 +28,7 @@ _considered = weakref.WeakKeyDictionary()
 
 
 def considered(target: Target, program: Program) -> Program:
-    """The program that lowerings are asked about: without layers that those take apart first.
+    """Return the program as lowerings judge it: with layers decomposed that they all decompose.
 
     Args:
         target: has the lowerings.
@@ -47,7 +47,7 @@ def considered(target: Target, program: Program) -> Program:
 def candidates(
     target: Target, program: Program, *, measured: bool = True
 ) -> list[tuple[Lowering, str]]:
-    """How ``program`` may be lowered, and why; the first is taken unless another is faster.
+    """Return the possible lowerings with reasons; the first is taken unless another is faster.
 
     Args:
         target: what runs it.
@@ -78,7 +78,7 @@ def candidates(
 
 
 def _possible(target: Target, ways: list[tuple[Lowering, str]]) -> list[tuple[Lowering, str]]:
-    """Those for which nothing has to be compiled, if nothing can be and these are enough."""
+    """Drop lowerings that compile if nothing can be compiled and others remain."""
     if target.cannot_compile([each.name for each, _ in ways]) is None:
         return ways
     rest = [way for way in ways if not way[0].compiles]
@@ -86,7 +86,7 @@ def _possible(target: Target, ways: list[tuple[Lowering, str]]) -> list[tuple[Lo
 
 
 def decided_by(target: Target, *, measured: bool) -> dict[str, Any]:
-    """What decides beside a program how it may be lowered, and what becomes of it, as JSON values.
+    """Return all that decides on lowerings apart from the program, as JSON values.
 
     Args:
         target: what runs it.

@@ -37,14 +37,14 @@ class Checked(Compiled):
         return self._compiled.kernel_problem(noted=noted)
 
     def repeated(self) -> Repeated | None:
-        """The same check for each run, where it looks at nothing but its batch."""
+        """Return repeated runs with a check of each, if the check reads nothing but the batch."""
         repeated = self._compiled.repeated()
         if self._of_batch is None or repeated is None:
             return None
         return _each_checked(self._of_batch, repeated)
 
     def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
-        """The same check before each call, where it looks at nothing but the batch."""
+        """Return a bound call with a check before it, if the check reads nothing but the batch."""
         check, run = self._of_batch, self._compiled.bound(arguments, batch)
         if check is None or run is None:
             return None
@@ -94,7 +94,7 @@ def _run_of(graph: torch.fx.GraphModule) -> Run:
 
 
 def _check(looks: index_slices.Looks, computed: Run | None, given: Sequence[int]) -> _CheckOfBatch:
-    """A check of values that a program's inputs at the positions ``given`` have."""
+    """Return a check of the inputs of a program at the positions ``given``."""
     inputs = [(given.index(position), bounds) for position, bounds in looks.inputs]
     read = [given.index(position) for position in looks.read]
 

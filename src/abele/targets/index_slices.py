@@ -34,7 +34,7 @@ Nodes = Sequence[torch.fx.Node]
 
 @dataclasses.dataclass(frozen=True)
 class Looks:
-    """What is to be looked at before a program runs.
+    """Values to check before a program runs.
 
     Attributes:
         inputs: positions of inputs that are indices, with the other arguments of ``refuse``.
@@ -155,11 +155,11 @@ class _Slice:
         return True
 
     def used(self) -> list[int]:
-        """The positions of the inputs that the copy needs."""
+        """Return the positions of the inputs that the copy needs."""
         return [i for i, node in enumerate(self.inputs) if self._copies[node].users]
 
     def finished(self, results: Nodes, kept: Sequence[int]) -> torch.fx.GraphModule:
-        """The copy as a function of the inputs ``kept`` that returns copies of ``results``."""
+        """Return the copy as a function of the inputs ``kept`` that returns ``results``."""
         self._graph.output([self._copies[node] for node in results])
         for position, node in enumerate(self.inputs):
             if position not in kept:
@@ -207,7 +207,7 @@ class _Slice:
         self._call(follow, self._copies[condition], *bodies, values)
 
     def _inner(self, body: Any, node: torch.fx.Node) -> _Slice:
-        """The checks of a loop's or branch's body."""
+        """Return the checks of the body of a loop or branch."""
         graph = operator.attrgetter(str(body.target))(self._source)
         part = _Slice(graph, self._refuse, line_of(node) or self._line)
         part.add_checks()
@@ -224,7 +224,7 @@ class _Slice:
 
 
 def same_elements(node: torch.fx.Node) -> torch.fx.Node:
-    """The first node that has the same elements as one, however often, in whatever order."""
+    """Return the first node with equal elements, however often repeated, in whatever order."""
     while name_of(node) in _SAME_ELEMENTS:
         source = node.all_input_nodes[0]
         if source.meta["val"].dtype != node.meta["val"].dtype:
@@ -234,7 +234,7 @@ def same_elements(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def is_repeatable(node: torch.fx.Node, root: torch.fx.GraphModule) -> bool:
-    """Whether a node of a graph may be computed twice: cheap, not random, and without effects."""
+    """Return whether a node may be computed twice: cheap, not random, and without effects."""
     if node.op == "get_attr":
         value = operator.attrgetter(str(node.target))(root)
         if isinstance(value, torch.fx.GraphModule):

@@ -1,4 +1,4 @@
-"""Which operators of a program index, by what, and which indices fit."""
+"""Operators of a program that index, their indices, and the bounds of these."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Bounds = tuple[int, int, int | None]
 
 
 def name_of(node: torch.fx.Node) -> str:
-    """The operator's name in torch, without its overload; empty if it is none of torch's."""
+    """Return the operator's name in torch without its overload; empty for other operators."""
     called = called_operator(node)
     ours = called is not None and called.namespace == "aten"
     return str(called).split(".")[1] if ours else ""
 
 
 def indices(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, Bounds]]:
-    """The indices of an operator; for each the smallest, the largest, and one that is ignored."""
+    """Yield the indices of an operator, each with its bounds and a value that is ignored."""
     for index, size, ignored in _sizes(name_of(node), node):
         value = index.meta.get("val")
         if value is None or value.dtype in (torch.bool, torch.uint8) or not value.numel():
@@ -71,7 +71,7 @@ def _size(tensor: torch.fx.Node, dim: int) -> int:
 
 
 def argument_of(node: torch.fx.Node, name: str) -> Any:
-    """What an operator was given as the argument of a name, or its default.
+    """Return the argument of a name that an operator was given, or its default.
 
     Raises:
         KeyError: it has no such argument.

@@ -76,7 +76,7 @@ _DIRECT: dict[Any, Callable[..., Any]] = {
 def function_of(
     root: torch.fx.GraphModule, clocks: GraphClocks | None = None, *, frees_inputs: bool = False
 ) -> Callable[[list[torch.Tensor]], Any]:
-    """The graph as a function of the list of its inputs, which frees each value after its last use.
+    """Return the graph as a function of its inputs, which frees each value after its last use.
 
     Args:
         root: the graph and its constants.
@@ -132,7 +132,7 @@ class _Writer:
         return self._names.setdefault(node, f"v{len(self._names)}")
 
     def _bind(self, value: object) -> str:
-        """A global name for a value, one for each."""
+        """Return the global name of a value, the same for equal identities."""
         name = self._bound_to.setdefault(id(value), f"c{len(self.bound)}")
         self.bound[name] = value
         return name
@@ -145,7 +145,7 @@ class _Writer:
         return f"{self._bind(called(node))}({', '.join(arguments)})"
 
     def _clocked(self, node: torch.fx.Node, line: str) -> str:
-        """The line that computes a node, between two looks at the clock where there are clocks."""
+        """Return the line that computes a node, between two reads of the clock if there is one."""
         if self._clocks is None or is_getitem(node):
             return line
         look, moments = self._bind(self._clocks.look), self._bind(self._clocks.moments)
@@ -167,7 +167,7 @@ class _Writer:
 
 
 def called(node: torch.fx.Node) -> Callable[..., Any]:
-    """What does the work of a node."""
+    """Return the function that computes a node."""
     target: Any = node.target
     if not isinstance(target, _torch.OpOverload):
         return target
@@ -177,7 +177,7 @@ def called(node: torch.fx.Node) -> Callable[..., Any]:
 
 
 def _has_numbers(node: torch.fx.Node, operator: _torch.OpOverload) -> bool:
-    """Whether there is a number in the place of a tensor, which only operators understand."""
+    """Return whether a number stands for a tensor, which only operators accept."""
     given = zip(_torch.schema_of(operator).arguments, node.args, strict=False)
     return any(
         str(argument.type) == "Tensor" and not isinstance(value, torch.fx.Node)
@@ -195,7 +195,7 @@ _UNSET = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Types:
-    """What types of a captured program become.
+    """Types that replace those of a captured program.
 
     Attributes:
         dtype: the type that takes the place of float32, and where it is float64 of all narrower
@@ -205,7 +205,7 @@ class Types:
     dtype: torch.dtype | None = None
 
     def of(self, dtype: torch.dtype) -> torch.dtype:
-        """What a type of the captured program becomes."""
+        """Return the type that replaces a type of the captured program."""
         if self.dtype is torch.float64:
             if dtype.is_complex:
                 return torch.complex128
@@ -240,7 +240,7 @@ class Interpretation:
         return self.values[node]
 
     def computed(self, node: Node, values: Mapping[Node, Any]) -> Any:
-        """The value of a node from those of its arguments, which may be of any types."""
+        """Compute the value of a node from those of its arguments, which may be of any types."""
         if node.op == "get_attr":
             value = operator.attrgetter(str(node.target))(self._root)
             return self._cast(value, self._types.of) if _is_tensor(value) else value
@@ -279,7 +279,7 @@ class Interpretation:
 
 
 def _as(value: torch.Tensor, node: Node, of: Callable[[torch.dtype], torch.dtype]) -> torch.Tensor:
-    """A value in the type that its node has then; integers stay what they are."""
+    """Cast a value to the replaced type of its node; integers stay as they are."""
     captured = node.meta.get("val")
     if not isinstance(captured, torch.Tensor) or not (
         value.is_floating_point() or value.is_complex()
@@ -301,18 +301,18 @@ def _is_tensor(value: object) -> bool:
 
 
 def rounded(value: Any, node: Node, types: Types) -> Any:
-    """A value of a node in the type that it has in others."""
+    """Cast a value of a node to its type under other ``types``."""
     return _mapped(value, lambda each: _as(each, node, types.of))
 
 
 def calls(program: Program) -> list[Node]:
-    """The nodes that compute, in order; nothing is written, so all values stay what they are."""
+    """Return the nodes that compute, in order; without writes, so no value changes."""
     nodes = program.graph.graph.nodes
     return [n for n in nodes if n.op not in ("placeholder", "output") and not writes(n)]
 
 
 def measured(node: Node) -> bool:
-    """Whether a node's value is a tensor that is worth comparing."""
+    """Return whether a node's value is a tensor that is worth comparing."""
     value = node.meta.get("val")
     return (
         node.op == "call_function"

@@ -1,4 +1,4 @@
-"""Who computes each operator of a program, and why: what a lowering says of itself."""
+"""Kernels of the operators of a program, as a lowering reports them, with reasons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOBODY = "no code"
 
 @dataclasses.dataclass(frozen=True)
 class KernelChoice:
-    """Who computes an operator, and why.
+    """The backend of an operator, and why.
 
     Attributes:
         by: ``torch``, ``loop``, the name of a function, or ``NOBODY``; as clocks call it.
@@ -28,7 +28,7 @@ class KernelChoice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """What runs without a break: an operator, or several in one loop or call.
+    """Operators that run as one loop or one call.
 
     Attributes:
         what: who computes it: ``torch``, ``loop``, or the name of a function.

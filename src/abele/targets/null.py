@@ -41,11 +41,11 @@ class Null(Target):
     lowerings = (Zeros(),)
 
     def device(self) -> torch.device:
-        """Always the host."""
+        """Return the host."""
         return torch.device("cpu")
 
     def describe(self) -> Mapping[str, Any]:
-        """Nothing about the machine matters."""
+        """Return the name alone: results do not depend on the machine."""
         return {"target": self.name}
 
 

@@ -86,7 +86,7 @@ class Reference(Target):
     lowerings = (Interpreter(),)
 
     def device(self) -> torch.device:
-        """Always the host."""
+        """Return the host."""
         return torch.device("cpu")
 
     def interpreted(self, program: Program) -> tuple[Program, Run]:

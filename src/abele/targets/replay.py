@@ -39,7 +39,7 @@ _ON_HOST = {
 
 
 class Recorder(Protocol):
-    """What captures work on a device."""
+    """Captures work on a device."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Capture ``work`` without doing it, and return what does it.
@@ -144,7 +144,7 @@ class Replayed(Compiled):
         return self._compiled.of_stage()
 
     def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
-        """One replay from rows of the host to results on the host, and nothing else.
+        """Return a single replay from a batch on the host to results on the host.
 
         Copies both ways are part of the capture, so a call costs one launch and one wait.
         """
@@ -184,7 +184,7 @@ class Replayed(Compiled):
         return results
 
     def captured_from_host(self, arguments: Sequence[torch.Tensor]) -> _HostCapture | None:
-        """A capture with the copies from and to the host in it; None if that cannot be."""
+        """Capture with the copies from and to the host in it; None if that is not possible."""
         results = self._results
         try:
             return _HostCapture(self._plain, arguments, self._batch, results, self._recorder)
@@ -270,7 +270,7 @@ class _FromHost:
 
 
 class _Capture:
-    """One capture and its static buffers.
+    """A capture and its static buffers.
 
     Args:
         run: what is captured.
@@ -306,7 +306,7 @@ class _Capture:
 
 
 class _HostCapture:
-    """One capture from rows of the host to results on the host.
+    """A capture from a batch on the host to results on the host.
 
     Small results are copied to the host in the capture, and from there for the caller. Large ones
     are copied once, into page-locked memory that torch uses again: on a virtual machine, fresh
@@ -365,7 +365,7 @@ class _HostCapture:
         return [value for _, value in sorted({**large, **small}.items())]
 
     def _fetched(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A result on the host, there when the device is done."""
+        """Start copying a result to the host; it is complete when the device is done."""
         self._locked = [each for each in self._locked if each() is not None]
         if len(self._locked) >= _MOST_LOCKED:  # the caller keeps them
             return tensor.to("cpu")

@@ -16,7 +16,7 @@ _of_thread = threading.local()
 
 
 def capture_stream() -> torch.cuda.Stream:
-    """The stream of this thread and the current GPU."""
+    """Return the stream of this thread and the current GPU."""
     return _first(1)[0]
 
 

@@ -85,7 +85,7 @@ def _is_image(node: Any) -> bool:
 
 
 def _joins_or_cuts_channels(node: _Node) -> bool:
-    """Return whether a node concatenates or slices channels; a slice is a view that is not dense."""
+    """Return whether a node concatenates or slices channels; a slice is no dense view."""
     whole = node.target is aten.cat.default or node.target is aten.slice.Tensor
     return whole and _is_image(node) and node.args[1:2] == (1,)
 

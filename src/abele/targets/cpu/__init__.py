@@ -40,11 +40,11 @@ class Cpu(Target):
     apart = (recurrent_loops, recurrent_steps)
 
     def device(self) -> torch.device:
-        """The host."""
+        """Return the host."""
         return torch.device("cpu")
 
     def cannot_compile(self, lowerings: Collection[str] | None = None) -> str | None:
-        """A C++ compiler is needed, but for loading, and for kernels that the package brings."""
+        """Require a C++ compiler, except for loading and for kernels that the package contains."""
         if compiler() is not None:
             return None
         names = lowerings or ()
@@ -100,7 +100,7 @@ class Cpu(Target):
         return identity()
 
     def describe(self) -> Mapping[str, Any]:
-        """The compiled code uses every instruction this processor has."""
+        """Describe the machine: compiled code uses every instruction this processor has."""
         return {
             "target": self.name,
             "torch": torch.__version__,
@@ -115,7 +115,7 @@ class Cpu(Target):
 
 
 def _kernels(needed: Collection[str] | None) -> list[str] | None:
-    """Of what is needed, the kernels."""
+    """Return the kernels among the required libraries."""
     return None if needed is None else [each for each in needed if each != arena.NAME]
 
 

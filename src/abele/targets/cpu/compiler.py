@@ -32,7 +32,7 @@ _NAMES = ("g++", "gcc", "clang")
 
 @functools.cache
 def instruction_set() -> str:
-    """What instructions this processor has: a hash of all, and those that torch names."""
+    """Return the instructions of this processor: a hash of all, and those that torch names."""
     capabilities = torch.cpu.get_capabilities()
     named = sorted(name for name, value in capabilities.items() if value is True)
     return " ".join((processor.instructions(), *named))

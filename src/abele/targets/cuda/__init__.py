@@ -18,7 +18,7 @@ from abele.targets.cuda.op_by_op import OpByOp, straight_run
 
 
 class Cuda(Target):
-    """The current GPU."""
+    """Return the current GPU."""
 
     name = "cuda"
     lowerings = (Emitted(), OpByOp())
@@ -37,7 +37,7 @@ class Cuda(Target):
         return None
 
     def device(self) -> torch.device:
-        """The current GPU."""
+        """Return the current GPU."""
         return current_gpu()
 
     def interpreted(self, program: Program) -> tuple[Program, Run]:

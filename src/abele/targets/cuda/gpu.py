@@ -9,7 +9,7 @@ from abele.program import Program
 
 
 def current_gpu() -> torch.device:
-    """The current GPU."""
+    """Return the current GPU."""
     return torch.device("cuda", torch.cuda.current_device())
 
 

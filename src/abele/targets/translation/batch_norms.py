@@ -38,7 +38,7 @@ class BatchNorms:
 
     @property
     def handlers(self) -> dict[Any, Handler]:
-        """Of all batch norms."""
+        """Handlers of all batch norms."""
         return {
             aten._native_batch_norm_legit_functional.default: self.training,
             aten._native_batch_norm_legit.no_stats: self.training,
@@ -100,7 +100,7 @@ def _gradient(
     sums: Sequence[Place],
     train: bool,
 ) -> Place:
-    """The gradient of the images."""
+    """Compute the input gradient."""
     operands: list[Any] = [grad, *(_along(each, x) for each in (rstd, *_given(weight)))]
     text = "({0} * ({1} * {2}))" if weight is not None else "({0} * {1})"
     if train:
@@ -147,7 +147,7 @@ def _normalised(translator: Any, x: Place, *given: Place | None) -> Place:
 
 
 def _along(values: Place, x: Place) -> Place:
-    """A number per channel, broadcast over samples and pixels."""
+    """Broadcast a number per channel over samples and pixels."""
     shape = (x.shape[1], *(1 for _ in x.shape[2:]))
     stride = (values.stride[0], *(1 for _ in x.shape[2:]))
     return Place(values.buffer, shape, stride, values.offset)

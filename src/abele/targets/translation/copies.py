@@ -20,7 +20,7 @@ from abele.targets.translation.places import Buffer, Kind, Place
 def without_copies(
     operations: Sequence[Operation], returned: Collection[Buffer]
 ) -> list[Operation]:
-    """The same operations without copies that nobody needs.
+    """Remove copies that no operation needs.
 
     Args:
         operations: in order; tensors lie where they stay.
@@ -84,7 +84,7 @@ class _Copies:
         return self._change(copy, writers, source, result, written=True)
 
     def _is_inner(self, place: Place) -> bool:
-        """Whether memory is written once and seen by operations alone."""
+        """Return whether a buffer is internal: only operations access it."""
         return place.buffer.kind is Kind.ARENA and place.buffer not in self._returned
 
     def _change(
@@ -112,7 +112,7 @@ class _Copies:
 
 
 def is_copy(operation: Pointwise) -> bool:
-    """Whether every element of the result is one of the operand."""
+    """Return whether an operation only copies elements of its operand."""
     (operand,) = operation.operands if len(operation.operands) == 1 else ("",)
     return (
         isinstance(operand, Place)
@@ -123,7 +123,7 @@ def is_copy(operation: Pointwise) -> bool:
 
 
 def through(place: Place, old: Place, new: Place) -> Place | None:
-    """Where elements lie that were copied from ``old`` to ``new``; None if no strides say that.
+    """Return a view of ``old`` for a view of its copy ``new``; None if no strides express it.
 
     Args:
         place: in the memory of ``old``.
@@ -156,7 +156,7 @@ def through(place: Place, old: Place, new: Place) -> Place | None:
 
 
 def _may_lie(user: Operation, moved: dict[Place, Place]) -> bool:
-    """Whether an operation reads or writes tensors in any order."""
+    """Return whether an operation accepts its tensors with any strides."""
     if isinstance(user, Pointwise):
         return is_copy(user)
     if not isinstance(user, StridedCall):

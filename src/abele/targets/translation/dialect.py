@@ -1,4 +1,4 @@
-"""What code of one kind can say beside views and expressions of elements."""
+"""Capabilities of a kind of code, apart from views and elementwise expressions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _none_leaves(graph: torch.fx.GraphModule) -> Callable[[torch.fx.Node], bool]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """What code of one kind can say.
+    """Capabilities of a kind of code.
 
     Attributes:
         handlers: translate operators that are no views and have no rule; torch computes the others.

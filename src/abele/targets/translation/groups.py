@@ -1,4 +1,4 @@
-"""Which elementwise operations become one loop."""
+"""Fusion of elementwise operations into loops."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Unit:
 
     @property
     def elementwise(self) -> bool:
-        """Whether it is a loop."""
+        """True if the unit is a loop."""
         return isinstance(self.operations[0], Pointwise)
 
     @property
@@ -93,7 +93,7 @@ class Grouping:
         self._foreign: Unit | None = None
 
     def of(self, operations: Sequence[Operation]) -> list[Unit]:
-        """The units, in the order in which they were begun."""
+        """Return the units, in the order in which they were begun."""
         for operation in operations:
             before = self._before(operation)
             unit = self._joined(operation, before) if isinstance(operation, Pointwise) else None
@@ -237,7 +237,7 @@ def _unit(operation: Operation) -> Unit:
 
 
 def is_flat(operation: Pointwise) -> bool:
-    """Whether all its tensors are read in the order of memory, or are one number."""
+    """Return whether all tensors of an operation are contiguous or have a single element."""
     size = operation.result.size
     return all(p.size == 1 or (p.size == size and p.contiguous) for p in tensors(operation))
 
@@ -260,7 +260,7 @@ def _loops(unit: Unit) -> list[Pointwise]:
 
 
 def _collides(unit: Unit, operation: Pointwise) -> bool:
-    """Whether one reads what the other writes at another element."""
+    """Return whether a unit and an operation access different elements that one writes."""
     shape = _common_shape(unit, operation) or (operation.result.size,)
     written = operation.result
     if written.buffer in unit.memory:
@@ -278,7 +278,7 @@ def _collides(unit: Unit, operation: Pointwise) -> bool:
 
 
 def _same_elements(a: Place, b: Place, shape: tuple[int, ...]) -> bool:
-    """Whether two tensors of one memory are read or written at the same place in each turn."""
+    """Return whether two views of a buffer access the same element in each iteration."""
     if a.contiguous and b.contiguous and a.size == b.size:
         return a.offset == b.offset
     if _disjoint(a, b):
@@ -289,14 +289,14 @@ def _same_elements(a: Place, b: Place, shape: tuple[int, ...]) -> bool:
 
 
 def _disjoint(a: Place, b: Place) -> bool:
-    """Whether two slices of one memory certainly share no element."""
+    """Return whether two slices of a buffer certainly share no element."""
     alike = a.shape == b.shape and a.stride == b.stride
     return alike and _are_apart(a.shape, a.stride, abs(a.offset - b.offset))
 
 
 @functools.lru_cache(maxsize=1 << 12)  # every slice is compared with all others of its memory
 def _are_apart(shape: tuple[int, ...], stride: tuple[int, ...], distance: int) -> bool:
-    """Whether two slices that begin so many elements from each other share none."""
+    """Return whether two slices that begin ``distance`` elements apart share no element."""
     steps = sorted((s, n) for s, n in zip(stride, shape, strict=True) if n > 1)
     inside = 0  # how far apart elements of one slice are along the dimensions so far
     for index, (step, size) in enumerate(steps):
@@ -309,6 +309,6 @@ def _are_apart(shape: tuple[int, ...], stride: tuple[int, ...], distance: int) -
 
 
 def tensors(operation: Operation) -> Iterator[Place]:
-    """What an operation reads and writes."""
+    """Yield the tensors that an operation reads and writes."""
     yield from operation.reads
     yield from operation.writes

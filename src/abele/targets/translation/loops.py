@@ -65,7 +65,7 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """What a loop does, before it is a function of some language.
+    """A loop before it becomes a function of some language.
 
     Attributes:
         shape: sizes of the loops, the outermost first; their indices are ``i0``, ``i1`` and so on.
@@ -81,7 +81,7 @@ class Loop:
 
 
 def loop(unit: Unit, kept: Collection[Buffer]) -> Loop:
-    """What an elementwise unit does for each element; takes what ``kernel`` does."""
+    """Return the loop of an elementwise unit; arguments as in ``kernel``."""
     return _Writer(unit, kept).loop()
 
 
@@ -96,7 +96,7 @@ def kernel(unit: Unit, kept: Collection[Buffer]) -> Kernel:
 
 
 def goes_through_rows(unit: Unit, matrix: Place) -> bool:
-    """Whether a loop reads a matrix row by row, some turns for each.
+    """Return whether a loop reads a matrix row by row, some iterations per row.
 
     Args:
         unit: its operations are all ``Pointwise``, and some read the matrix.
@@ -106,7 +106,7 @@ def goes_through_rows(unit: Unit, matrix: Place) -> bool:
 
 
 def rows(unit: Unit, kept: Collection[Buffer], count: int) -> list[Rows] | None:
-    """What each of ``count`` equal parts of a loop reads and writes; None if it has no such parts.
+    """Return the accesses of each of ``count`` equal parts of a loop; None without such parts.
 
     Args:
         unit: its operations are all ``Pointwise``.
@@ -117,12 +117,12 @@ def rows(unit: Unit, kept: Collection[Buffer], count: int) -> list[Rows] | None:
 
 
 def pointwise(unit: Unit) -> list[Pointwise]:
-    """The operations of an elementwise unit."""
+    """Return the operations of an elementwise unit."""
     return cast("list[Pointwise]", unit.operations)
 
 
 def goes_through_channels(unit: Unit, images: tuple[int, ...]) -> bool:
-    """Whether a loop may go through the elements of images of a shape.
+    """Return whether a loop may iterate over the elements of images of a shape.
 
     Args:
         unit: its operations are all ``Pointwise``.
@@ -132,7 +132,7 @@ def goes_through_channels(unit: Unit, images: tuple[int, ...]) -> bool:
 
 
 def steps(unit: Unit, images: tuple[int, ...]) -> list[tuple[Place, tuple[int, ...]]]:
-    """What a loop reads and writes, and with which steps along each dimension of images.
+    """Return the tensors of a loop, with strides along each dimension of images.
 
     Takes what ``goes_through_channels`` says may do so.
     """
@@ -251,11 +251,11 @@ class _Writer:
         return Kernel(text, loop.pointers, loop.types, turns, workers)
 
     def _updates(self) -> bool:
-        """Whether it writes a slot."""
+        """Return whether the loop writes a slot."""
         return any(each.result.buffer.kind is Kind.INPUT for each in self._operations)
 
     def _bytes(self) -> int:
-        """That it reads and writes."""
+        """Return the bytes that the loop reads and writes."""
         places = {
             key: place for place in self._accesses() if (key := self._key(place))[0] in self._kept
         }
@@ -330,7 +330,7 @@ def _steps(
 
 
 def functions(line: str) -> int:
-    """How many functions a line calls that take many instructions.
+    """Count the calls of a line that take many instructions.
 
     Args:
         line: of C++.
@@ -341,7 +341,7 @@ def functions(line: str) -> int:
 def _merged(
     shape: tuple[int, ...], strides: list[tuple[int, ...]]
 ) -> tuple[list[int], list[list[int]]]:
-    """The same loop with as few dimensions as possible, in the order of the first tensor."""
+    """Merge the dimensions of a loop as far as possible, in the order of the first tensor."""
     order = [d for d in range(len(shape)) if shape[d] != 1]
     order.sort(key=lambda d: -strides[0][d])
     sizes: list[int] = []
@@ -367,7 +367,7 @@ def _index(stride: list[int]) -> str:
 
 
 def _function(arguments: list[str], shape: list[int], body: list[str], *, shared: int = 0) -> str:
-    """A function whose loop of the number ``shared`` goes from ``begin`` to ``end``."""
+    """Return a function whose loop number ``shared`` runs from ``begin`` to ``end``."""
     lines = [f"{LOOP} NAME({', '.join([*arguments, 'Index begin, Index end'])}) {{"]
     for d, size in enumerate(shape):
         if d == len(shape) - 1:

@@ -14,17 +14,17 @@ from abele.targets.translation.pointwise import literal
 
 
 def arguments(node: torch.fx.Node) -> tuple[Any, ...]:
-    """Those by position: nodes, numbers, lists of them."""
+    """Return the positional arguments of a node: nodes, numbers, lists of them."""
     return node.args
 
 
 def options(node: torch.fx.Node) -> dict[str, Any]:
-    """Those by name."""
+    """Return the keyword arguments of a node."""
     return node.kwargs
 
 
 def dims_of(node: torch.fx.Node, rank: int) -> set[int]:
-    """The dimensions that an operator reduces, its second argument; all if it has none."""
+    """Return the dimensions that an operator reduces, its second argument; by default all."""
     dims = arguments(node)[1] if len(arguments(node)) > 1 else None
     dims = [dims] if isinstance(dims, int) else dims
     everything = set(range(rank))  # of a number there is none, though torch takes 0 and -1
@@ -40,7 +40,7 @@ def sliced(place: Place, dim: int, start: int, size: int, step: int) -> Place:
 
 
 def selected(place: Place, dim: int, index: int) -> Place:
-    """One of a dimension, which is gone then."""
+    """Select an index of a dimension, which is removed."""
     shape, stride = list(place.shape), list(place.stride)
     offset = place.offset + index * stride[dim]
     del shape[dim], stride[dim]
@@ -64,7 +64,7 @@ def fill(translator: Any, target: Place) -> None:
 
 
 def around(shape: tuple[int, ...], dim: int) -> str:
-    """How many elements lie outside a dimension, along it, and inside it, as arguments.
+    """Return the number of elements outside, along and inside a dimension, as arguments.
 
     A number counts as one dimension of one element, as in torch.
     """
@@ -182,7 +182,7 @@ def stack(translator: Any, node: torch.fx.Node) -> bool:
 
 
 def _neighbours(places: list[Place], value: torch.Tensor) -> Place | None:
-    """What tensors are together that already follow each other in memory; None if they do not."""
+    """Return a view of tensors that are adjacent in memory; None if they are not."""
     first = places[0].resolved()
     if first.buffer.kind is not Kind.ARENA or not value.is_contiguous():
         return None

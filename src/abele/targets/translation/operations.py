@@ -1,4 +1,4 @@
-"""What a program is translated to before code is written: operations on memory."""
+"""Operations on memory, to which a program is translated before code is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Expression = Callable[..., str]
 
 @dataclasses.dataclass(eq=False)
 class Operation:
-    """One step of a program.
+    """A step of a program.
 
     Attributes:
         reads: the tensors it reads.
@@ -55,7 +55,7 @@ class Operation:
 
 @dataclasses.dataclass(eq=False)
 class Pointwise(Operation):
-    """The same expression for every element of a shape.
+    """An elementwise expression over a shape.
 
     Attributes:
         operands: a number as text, or the tensor whose element is read.
@@ -68,7 +68,7 @@ class Pointwise(Operation):
     expression: Expression
 
     def move(self, change: Callable[[Place], Place]) -> None:
-        """Also the operands."""
+        """Move the tensors and the operands."""
         super().move(change)
         self.operands = [
             change(each) if isinstance(each, Place) else each for each in self.operands
@@ -76,7 +76,7 @@ class Pointwise(Operation):
 
     @property
     def result(self) -> Place:
-        """Where the result goes."""
+        """Location of the result."""
         return self.writes[0]
 
 
@@ -92,7 +92,7 @@ class Call(Operation):
     text: str
 
     def pointers(self) -> list[Place]:
-        """What the numbers in the text stand for."""
+        """Return the tensors whose pointers the numbers in the text stand for."""
         return [*self.reads, *self.writes]
 
 
@@ -111,7 +111,7 @@ class StridedCall(Call):
     accepts: Callable[[Place], bool]
 
     def move(self, change: Callable[[Place], Place]) -> None:
-        """Also what the text says of strides."""
+        """Move the tensors and write the text again, which depends on strides."""
         super().move(change)
         self.text = self.form(self.reads, self.writes)
 
@@ -151,7 +151,7 @@ class Foreign(Operation):
     several: bool
 
     def move(self, change: Callable[[Place], Place]) -> None:
-        """Also the arguments."""
+        """Move the tensors and the arguments."""
         super().move(change)
         self.arguments, self.options = places_changed((self.arguments, self.options), change)
 
@@ -188,5 +188,5 @@ class Translation:
 
 
 def constants_of(program: Program, names: Sequence[str]) -> list[torch.Tensor]:
-    """The tensors of a program's graph that have these names."""
+    """Return the tensors of a program's graph that have these names."""
     return [operator.attrgetter(name)(program.graph) for name in names]

@@ -1,4 +1,4 @@
-"""Where the values of a program lie: in which memory, and how elements follow each other there."""
+"""Locations of the values of a program: buffers, and strided views of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class Kind(enum.Enum):
-    """Who owns a piece of memory."""
+    """Owner of a buffer."""
 
     INPUT = "input"  # whoever calls the program
     CONSTANT = "constant"  # the program's graph
@@ -40,11 +40,11 @@ class Buffer:
 
     @property
     def bytes(self) -> int:
-        """How much memory it takes."""
+        """Size in bytes."""
         return self.size * self.dtype.itemsize
 
     def root(self) -> tuple[Buffer, int] | None:
-        """The buffer of which it is a piece in the end, and where in it; None if it is no piece."""
+        """Return the outermost enclosing buffer and the element offset in it, or None."""
         if self.inside is None or self.inside[0].inside is None:
             return self.inside
         chain: list[Buffer] = []
@@ -62,7 +62,7 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a tensor lies.
+    """A strided view of a buffer.
 
     Attributes:
         buffer: in which memory.
@@ -78,32 +78,32 @@ class Place:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its elements."""
+        """Type of the elements."""
         return self.buffer.dtype
 
     @functools.cached_property
     def size(self) -> int:
-        """How many elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @functools.cached_property
     def contiguous(self) -> bool:
-        """Whether elements follow each other in order of their indices."""
+        """Return whether elements are contiguous in the order of their indices."""
         return is_contiguous(self.shape, self.stride)
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of its memory, in some order."""
+        """True if the view covers all of its buffer, in some order."""
         fills = self.size == 0 or is_dense(self.shape, self.stride)
         return fills and self.offset == 0 and self.size == self.buffer.size
 
     def stride_is(self, stride: tuple[int, ...]) -> bool:
-        """Whether ``stride`` leads to the same elements; that of one element says nothing."""
+        """Return whether ``stride`` addresses the same elements, without dimensions of size 1."""
         pairs = zip(self.shape, self.stride, stride, strict=True)
         return all(size == 1 or a == b for size, a, b in pairs)
 
     def resolved(self) -> Place:
-        """The same elements in the memory that is no piece of another."""
+        """Return the same elements as a view of the outermost buffer."""
         piece = self.buffer.root()
         if piece is None:
             return self
@@ -116,7 +116,7 @@ class Place:
 
 
 def laid_out(tensor: torch.Tensor, place: Place) -> torch.Tensor:
-    """A copy of a tensor whose elements follow each other as those at a place.
+    """Copy a tensor into the strides of a place.
 
     Args:
         tensor: of the place's shape and type; equal along dimensions that the place repeats.
@@ -149,7 +149,7 @@ class Rows:
     written: bool
 
     def collide(self, other: Rows, count: int) -> bool:
-        """Whether one of ``count`` rows writes what another row reads or writes."""
+        """Return whether one of ``count`` rows writes an element that another row accesses."""
         if self.buffer is not other.buffer or not (self.written or other.written):
             return False
         if self.step != other.step or self.step <= 0:
@@ -173,7 +173,7 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1 << 12)  # a program has few shapes, and asks often
 def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether elements follow each other in order of their indices."""
+    """Return whether elements are contiguous in the order of their indices."""
     step = 1
     for size, each in zip(reversed(shape), reversed(stride), strict=True):
         if size != 1 and each != step:
@@ -194,7 +194,7 @@ def broadcast_stride(
 
 @functools.lru_cache(maxsize=1 << 12)
 def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether the elements fill one piece of memory, each place once."""
+    """Return whether the elements fill a block of memory without gaps or repeats."""
     step = 1
     for size, each in sorted(zip(shape, stride, strict=True), key=lambda pair: pair[1]):
         if size == 1:

@@ -1,4 +1,4 @@
-"""What an elementwise operator is as an expression of C++."""
+"""Elementwise operators as expressions of C++."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Form = tuple[Sequence[Any], Callable[..., str]]
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """How an operator becomes an expression.
+    """A rule that turns an operator into an expression.
 
     Attributes:
         form: takes the operator's arguments by position; raises ``NotImplementedError`` for
@@ -52,7 +52,7 @@ class Rule:
 
 
 def literal(value: Any, dtype: torch.dtype) -> str:
-    """A Python number as C++ of a type.
+    """Return a Python number as C++ of a type.
 
     Raises:
         NotImplementedError: the number has no form in that type.
@@ -75,7 +75,7 @@ def literal(value: Any, dtype: torch.dtype) -> str:
 
 
 def plain(text: str, operands: int, **fixed: Any) -> Callable[..., Form]:
-    """The first ``operands`` arguments in the places of ``text``; further ones do not matter.
+    """Return a form of the first ``operands`` arguments; further ones do not matter.
 
     Args:
         text: ``{0}``, ``{1}`` ... are the operands.
@@ -218,7 +218,7 @@ def _elu_backward(grad: Any, alpha: Any, scale: Any, inner: Any, is_result: bool
 
 
 def _with_defaults(text: str, *defaults: float) -> Callable[..., Form]:
-    """The last arguments may be missing."""
+    """Return a form whose last arguments have defaults."""
 
     def form(x: Any, *given: Any) -> Form:
         return (x, *given, *defaults[len(given) :]), text.format
@@ -285,14 +285,14 @@ _ACTIVATIONS: dict[Any, Rule] = {
 
 
 def is_whole(value: Any) -> bool:
-    """Whether an operand is an integer or a tensor of integers."""
+    """Return whether an operand is an integer or a tensor of integers."""
     if isinstance(value, torch.fx.Node):
         return not value.meta["val"].dtype.is_floating_point
     return isinstance(value, int)
 
 
 def _either(real: str, whole: str, operands: int) -> Callable[..., Form]:
-    """The first ``operands`` arguments in one of two texts, by whether all of them are integers."""
+    """Return a form with one text for integers and another one for real numbers."""
 
     def form(*given: Any) -> Form:
         used = given[:operands]
@@ -359,7 +359,7 @@ def _logit(x: Any, eps: Any = None) -> Form:
 
 
 def _divided(real: str, whole: str) -> Callable[..., Form]:
-    """A quotient or remainder; integers only by a number that every integer can be divided by."""
+    """Return a form of a quotient or remainder; integers only by a safe constant divisor."""
 
     def form(a: Any, b: Any) -> Form:
         if not (is_whole(a) and is_whole(b)):

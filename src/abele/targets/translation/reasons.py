@@ -1,4 +1,4 @@
-"""Who computes each operator of a program that was translated, and why."""
+"""Backends of the operators of a translated program, with reasons."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def loop_choice(unit: Unit) -> KernelChoice:
 
 
 def nodes_of(unit: Unit) -> dict[torch.fx.Node, None]:
-    """The operators that a unit computes, in order."""
+    """Return the operators that a unit computes, in order."""
     return {node: None for each in unit.operations for node in each.nodes}
 
 
 def sees(node: torch.fx.Node) -> bool:
-    """Whether an operator only sees memory otherwise."""
+    """Return whether an operator is a view."""
     return is_view(node) or node.target in VIEWS
 
 
 def types_of(node: torch.fx.Node) -> set[torch.dtype]:
-    """The types of all tensors that an operator reads and makes."""
+    """Return the types of all tensors that an operator reads and computes."""
     values: list[Any] = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
     types: set[torch.dtype] = set()
     for value in values:

@@ -24,7 +24,7 @@ New = Callable[[tuple[int, ...], torch.dtype], Place]
 
 
 def sliced_results(operations: Sequence[Operation], new: New) -> list[Operation]:
-    """The same operations; results that are only read in slices are computed in slices.
+    """Compute results slice by slice of which only slices are read.
 
     Args:
         operations: in order; tensors lie where they stay.
@@ -53,7 +53,7 @@ def sliced_results(operations: Sequence[Operation], new: New) -> list[Operation]
 
 
 def _in_slices(made: Pointwise, readers: Sequence[Operation], new: New) -> list[Operation]:
-    """The operation, or what computes the slices that others read."""
+    """Return the operation, or those that compute the slices that others read."""
     whole = made.result
     if whole.buffer.kind is not Kind.ARENA or not (whole.whole and whole.contiguous):
         return [made]
@@ -81,7 +81,7 @@ def _in_slices(made: Pointwise, readers: Sequence[Operation], new: New) -> list[
 
 
 def _is_broadcast(made: Pointwise) -> bool:
-    """Whether all that is read has the sizes of the result, or is repeated along them."""
+    """Return whether all operands have the sizes of the result or are broadcast to them."""
     sizes = made.result.shape[::-1]
     return all(
         len(place.shape) <= len(sizes)
@@ -91,7 +91,7 @@ def _is_broadcast(made: Pointwise) -> bool:
 
 
 def _starts(whole: Place, part: Place) -> tuple[int, ...] | None:
-    """Where a slice begins in each dimension; None if it is something else."""
+    """Return the start of a slice in each dimension; None if it is no slice."""
     if len(part.shape) != len(whole.shape) or part.stride != whole.stride:
         return None
     starts: list[int] = []
@@ -105,7 +105,7 @@ def _starts(whole: Place, part: Place) -> tuple[int, ...] | None:
 
 
 def _part(made: Pointwise, starts: Sequence[int], result: Place) -> Pointwise:
-    """The same expression for a slice."""
+    """Return the operation restricted to a slice."""
     size = made.result.shape
 
     def sliced(place: Place) -> Place:

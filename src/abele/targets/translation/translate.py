@@ -42,7 +42,7 @@ VIEWS = (
 
 
 def translate(program: Program, dialect: Dialect) -> Translation:
-    """The program as operations, in the order of its graph.
+    """Translate a program to operations, in the order of its graph.
 
     Args:
         program: after the passes of the lowering.
@@ -52,7 +52,7 @@ def translate(program: Program, dialect: Dialect) -> Translation:
 
 
 class Translator:
-    """Where each value of a program lies, and what makes it.
+    """Lowering of an FX graph to operations on buffers.
 
     Args:
         program: after the passes of the lowering.
@@ -111,7 +111,7 @@ class Translator:
         return self.new(tuple(value.shape), value.dtype, value.stride())
 
     def _owned(self, kind: Kind, index: int, value: torch.Tensor) -> Place:
-        """The place of a tensor in memory that others own."""
+        """Return the place of a tensor in memory that others own."""
         shape, stride = tuple(value.shape), tuple(value.stride())
         extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
         size = extent if math.prod(shape) else 0
@@ -156,7 +156,7 @@ class Translator:
         self.add(Pointwise(reads, [result], texts, types, expression))
 
     def contiguous(self, place: Place) -> Place:
-        """The same tensor with its elements in order, copied if they are not."""
+        """Return the tensor contiguous, copied if necessary."""
         if place.contiguous:
             return place
         result = self.new(place.shape, place.dtype)
@@ -177,7 +177,7 @@ class Translator:
                 self._foreign(node)
 
     def _known(self, node: torch.fx.Node) -> bool:
-        """Whether loops know the types of all tensors that it reads and makes."""
+        """Return whether loops support the types of all tensors of a node."""
         nodes = (node, *node.all_input_nodes)
         values = [value for each in nodes for value in _several(each.meta.get("val"))]
         return all(
@@ -187,7 +187,7 @@ class Translator:
         )
 
     def _view(self, node: torch.fx.Node) -> bool:
-        """An operator whose result are elements of its argument: no code, another place."""
+        """Translate a view: no code, another place."""
         if not (is_view(node) or node.target in VIEWS):
             return False
         source, *arguments = cast("tuple[Any, ...]", node.args)
@@ -216,7 +216,7 @@ class Translator:
         return True
 
     def _reshaped(self, node: torch.fx.Node, place: Place) -> bool:
-        """A view of elements that first have to be copied into their order."""
+        """Translate a view that requires a contiguous copy."""
         if place.dtype not in self._types:
             return False
         value = node.meta["val"]
@@ -225,7 +225,7 @@ class Translator:
         return True
 
     def _written(self, node: torch.fx.Node) -> bool:
-        """A value that becomes the new content of a slot."""
+        """Translate a write of a slot."""
         if node.target is not aten.copy_.default:
             return False
         arguments: Any = node.args
@@ -242,7 +242,7 @@ class Translator:
         return True
 
     def _by_rule(self, node: torch.fx.Node) -> bool:
-        """An elementwise operator as an expression."""
+        """Translate an elementwise operator to an expression."""
         rule, value = RULES.get(node.target), node.meta.get("val")
         if rule is None or not isinstance(value, torch.Tensor) or value.dtype not in self._types:
             return False
@@ -304,7 +304,7 @@ class Translator:
     # -- results ---------------------------------------------------------------------------
 
     def _returned(self, node: torch.fx.Node, index: int) -> Place:
-        """A result gets memory of its own, which the caller may keep."""
+        """Return the place of a result, in memory of its own that the caller may keep."""
         place = self.places[node]
         taken = place.buffer.kind is Kind.OUTPUT
         alone = place.buffer.inside is None and not taken
@@ -326,12 +326,12 @@ class Translator:
 
 
 def _no_code(*_: Any) -> bool:
-    """Of operators without code of ours."""
+    """Return False: there is no code for the operator."""
     return False
 
 
 def _from_the_start(target: Any, arguments: Any) -> tuple[Any, Any]:
-    """An operator that is given all memory that its argument is a part of, in a copy of its own."""
+    """Wrap an operator so that it receives the whole buffer of its argument, copied."""
     place, *others = arguments
     shape, stride, offset = place.shape, place.stride, place.offset
 
@@ -349,7 +349,7 @@ def _end(view: torch.Tensor) -> int:
 
 
 def _copied(target: Any) -> Any:
-    """A view as a copy: whatever it sees may be overwritten, which nobody knows of the view."""
+    """Wrap a view so that it copies: its base may be overwritten, which the plan cannot see."""
 
     def call(*arguments: Any, **options: Any) -> Any:
         value = target(*arguments, **options)
@@ -361,7 +361,7 @@ def _copied(target: Any) -> Any:
 
 
 def _several(value: Any) -> list[Any]:
-    """One value, or those of a list."""
+    """Return the values of a list, or a single value as a list."""
     return list(cast("list[Any]", value)) if isinstance(value, list | tuple) else [value]
 
 
@@ -384,7 +384,7 @@ def _types(
 
 
 def _sample(operand: Any) -> Any:
-    """A tensor that is promoted as the operand is."""
+    """Return a meta tensor that type promotion treats as the operand."""
     if not isinstance(operand, Place):
         return operand
     return torch.empty((0,) * bool(operand.shape), dtype=operand.dtype, device="meta")

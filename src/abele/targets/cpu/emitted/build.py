@@ -81,7 +81,7 @@ def _library() -> Path | None:
 
 @functools.cache
 def fingerprint() -> str:
-    """A hash of everything that decides what is emitted."""
+    """Return a hash of everything that decides what code is emitted."""
     digest = hashlib.sha256()
     for folder in (Path(__file__).parent, Path(translation.__file__).parent):
         for source in sorted(folder.rglob("*")):
@@ -91,13 +91,13 @@ def fingerprint() -> str:
 
 
 def kernels_of(text: str) -> list[str]:
-    """The sources of the kernels that a file calls, as ``kernels.sources`` names them."""
+    """Return the sources of the kernels that a file calls, as ``kernels.sources`` names them."""
     called = {s for call, kind in _CALLS.items() if call in text for s in sources.KINDS[kind]}
     return sorted(called)
 
 
 def kernels_for(operators: Iterable[str]) -> set[str]:
-    """The sources of the kernels that a file for operators of these names may call, at most."""
+    """Return the sources of all kernels that a file for these operators may call."""
     text = " ".join(operators)
     kinds = [
         k for k in _CALLS.values() if any(part in text for part in _OF_OPERATORS.get(k, ("",)))

@@ -56,7 +56,7 @@ class ByChannels(Unit):
 
     @property
     def pixels(self) -> int:
-        """Of a channel of a sample."""
+        """Pixels of a channel of a sample."""
         return math.prod(self.images[2:])
 
     @property
@@ -70,17 +70,17 @@ class ByChannels(Unit):
         return f"first * {self.images[0] * self.pixels} - begin * {self.pixels}"
 
     def apart(self, place: Place) -> int:
-        """How many elements from each other samples of a tensor lie."""
+        """Return the batch stride of a tensor, in elements."""
         return self.block_size if place.buffer in self.inside else self.images[1] * self.pixels
 
     @property
     def elementwise(self) -> bool:
-        """It is no loop, though it may begin with one."""
+        """False: the unit is no loop, though it may begin with one."""
         return False
 
 
 def by_channels(units: Sequence[Unit], returned: Collection[Buffer]) -> list[Unit]:
-    """The same units; sums of channels and the loops around them become one.
+    """Fuse sums over channels with the loops around them.
 
     Args:
         units: in the order in which they run, which the result has but for those in between.
@@ -105,7 +105,7 @@ class _Group:
 
     @classmethod
     def around(cls, units: Sequence[Unit], index: int) -> _Group | None:
-        """The largest group with a call; None if it is no call of channels that are worth it."""
+        """Return the largest group with a call; None if the call has no channels worth fusing."""
         call = units[index].operations[0]
         if not isinstance(call, ChannelCall) or not _is_worth_it(call.shape):
             return None
@@ -128,7 +128,7 @@ class _Group:
                 self.units.insert(0, unit)
 
     def _shares(self, unit: Unit) -> bool:
-        """Whether it works on what the group does, so that the cache has it."""
+        """Return whether a unit shares buffers with the group, so that they are in cache."""
         operations = (each for other in self.units for each in other.operations)
         places = [place for each in operations for place in (*each.reads, *each.writes)]
         size = math.prod(self.images)
@@ -178,7 +178,7 @@ class _Group:
         return first + len(ahead)
 
     def _block(self) -> int:
-        """How many channels are taken at a time."""
+        """Return the number of channels in a block."""
         samples, channels, *inner = self.images
         images = sum(any(any(s[2:]) for _, s in steps) for steps, _ in self._uses.values())
         bytes_ = 4 * samples * math.prod(inner) * max(1, images)
@@ -210,7 +210,7 @@ def _is_worth_it(images: tuple[int, ...]) -> bool:
 
 
 def _needed_by(unit: Unit, others: Sequence[Unit]) -> list[Unit]:
-    """Those of others, in their order, that have to run before a unit."""
+    """Return other units that must run before ``unit``, in order."""
     needed, waiting = set[Unit](), [unit]
     within = set(others)
     while waiting:
@@ -221,7 +221,7 @@ def _needed_by(unit: Unit, others: Sequence[Unit]) -> list[Unit]:
 
 
 def _steps_of(unit: Unit, images: tuple[int, ...]) -> _Uses | None:
-    """What a unit does with memory; None if it is nothing that goes channel by channel."""
+    """Return the memory accesses of a unit; None if it cannot run channel by channel."""
     call = unit.operations[0]
     uses: _Uses = {}
     if isinstance(call, ChannelCall):
@@ -244,7 +244,7 @@ def _steps_of(unit: Unit, images: tuple[int, ...]) -> _Uses | None:
 
 
 def _of_call(place: Place, images: tuple[int, ...]) -> tuple[int, ...]:
-    """The steps of a call's tensor: images in the order of memory, or a number per channel."""
+    """Return the strides of a call's tensor: dense images, or a number per channel."""
     if place.size == images[1] and place.size != math.prod(images):
         return (0, 1, *(0 for _ in images[2:]))
     inner = [math.prod(images[d + 1 :]) for d in range(len(images))]

@@ -32,7 +32,7 @@ class ByRows(Unit):
 
 
 def by_rows(units: Sequence[Unit]) -> list[Unit]:
-    """The same units; products and loops become one where that is faster.
+    """Fuse GEMMs with the loops that read them where that is faster.
 
     Args:
         units: ``before`` says which orders are possible, here and in the result.
@@ -49,7 +49,7 @@ def by_rows(units: Sequence[Unit]) -> list[Unit]:
 
 
 def _only_reader(buffer: Buffer, maker: Unit, units: Sequence[Unit]) -> Unit | None:
-    """The loop that uses memory beside the unit that writes it, if nothing else does."""
+    """Return the only loop that reads a buffer, or None."""
     if buffer.kind is not Kind.ARENA:
         return None
     users = [
@@ -66,7 +66,7 @@ def _only_reader(buffer: Buffer, maker: Unit, units: Sequence[Unit]) -> Unit | N
 
 
 def _can_follow(loop: Unit, unit: Unit, product: Product) -> bool:
-    """Whether a loop may run on some rows while others are not computed."""
+    """Return whether a loop may run on some rows before the others are computed."""
     factors = {place.buffer for place in product.reads}
     result = product.writes[0]
     written = {place.buffer for each in loop.operations for place in each.writes}
@@ -76,7 +76,7 @@ def _can_follow(loop: Unit, unit: Unit, product: Product) -> bool:
 
 
 def _waits_in_between(loop: Unit, unit: Unit) -> bool:
-    """Whether a loop waits for something that itself waits for the product."""
+    """Return whether a loop depends on a unit that itself depends on the GEMM."""
     waiting = [each for each in loop.before if each is not unit]
     seen = set(waiting)
     while waiting:

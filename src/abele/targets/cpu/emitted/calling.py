@@ -1,4 +1,4 @@
-"""How the code of a program is called; as text, it is found beside the code again."""
+"""Arguments and order of calls of a program's code, stored as text alongside the code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calling:
-    """What calls of a program's code need to know beside it.
+    """A plan for calling a program's code.
 
     Attributes:
         parts: what runs, in order.
@@ -52,7 +52,7 @@ class Calling:
 
 
 def to_text(calling: Calling) -> str | None:
-    """What ``from_text`` reads; None where torch is called in a way that has no name."""
+    """Return the text of a plan; None if an ATen call cannot be serialized."""
     writer = _Writer()
     try:
         parts = [writer.part(each) for each in calling.parts]
@@ -79,7 +79,7 @@ def to_text(calling: Calling) -> str | None:
 
 
 def from_text(text: str, program: Program) -> Calling | None:
-    """What ``to_text`` wrote.
+    """Return the plan of a text that ``to_text`` has written; None if it does not fit.
 
     Args:
         text: of it.

@@ -1,4 +1,4 @@
-"""Which programs are worth code of their own."""
+"""Choice of the programs that are worth code of their own, and reasons per operator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SMALLEST = torch.finfo(torch.float32).smallest_normal  # 1.2e-38
 
 
 def are_meant(program: Program, constants: Iterable[torch.Tensor]) -> bool:
-    """Whether a program has such a number, as in ``(mask + 1e-45).log()``.
+    """Return whether a program has a subnormal number, as in ``(mask + 1e-45).log()``.
 
     Args:
         program: whose operators may have it as an argument.
@@ -93,25 +93,25 @@ def why_impossible(program: Program) -> str | None:
 
 
 def _is_worth_code(node: torch.fx.Node) -> bool:
-    """Whether code computes an operator, or other lowerings may do so in less time than torch."""
+    """Return whether code, or another lowering, may compute an operator faster than torch."""
     if node.op != "call_function" or _is_no_work(node):
         return False
     return _is_expressible(node) or node.target in (*convolutions.OPERATORS, *attention.HANDLERS)
 
 
 def _is_no_work(node: torch.fx.Node) -> bool:
-    """Whether an operator only shows what another one has computed."""
+    """Return whether an operator only picks or views the result of another one."""
     return is_getitem(node) or is_view(node) or node.target in VIEWS
 
 
 def _foreign(program: Program) -> tuple[list[torch.fx.Node], int]:
-    """The operators that stay torch's, and the number of all."""
+    """Return the operators that stay ATen calls, and the number of all."""
     operators = [node for node in program.graph.graph.nodes if node.op == "call_function"]
     return [node for node in operators if not _is_expressible(node)], len(operators)
 
 
 def _is_expressible(node: torch.fx.Node) -> bool:
-    """Whether an operator probably becomes code."""
+    """Return whether an operator probably becomes code."""
     if _is_no_work(node):
         return True
     if node.target in convolutions.OPERATORS:

@@ -90,7 +90,7 @@ class _Runner(Runner):
 
 
 def kernel_of(unit: Unit, kept: Collection[Buffer]) -> Kernel:
-    """What a unit computes, and the bytes that it moves.
+    """Return the operators of a unit, and the bytes that it moves.
 
     Args:
         unit: of a program as operations.
@@ -103,7 +103,7 @@ def kernel_of(unit: Unit, kept: Collection[Buffer]) -> Kernel:
 
 
 def who(unit: Unit) -> str:
-    """Who computes a unit: ``torch``, ``loop``, or the name of a function."""
+    """Return the backend of a unit: ``torch``, ``loop``, or the name of a function."""
     operation = unit.operations[0]
     if isinstance(unit, Region):
         return "region"
@@ -118,7 +118,7 @@ def who(unit: Unit) -> str:
 
 
 def _bytes(unit: Unit, kept: Collection[Buffer]) -> int:
-    """Of each piece of memory that it reads or writes, once; what stays in registers is none."""
+    """Count the bytes of each buffer that a unit reads or writes once, without registers."""
     pieces: dict[tuple[Buffer, int], int] = {}
     for operation in unit.operations:
         for place in (*operation.reads, *operation.writes):
@@ -130,7 +130,7 @@ def _bytes(unit: Unit, kept: Collection[Buffer]) -> int:
 
 
 def _cost_ns(library: ctypes.CDLL) -> float:
-    """What a look at the clock takes: there is one for each unit."""
+    """Return the nanoseconds of a read of the clock: there is one for each unit."""
     function = getattr(library, COST)
     function.restype = ctypes.c_int64
     return min(function(_LOOKS) for _ in range(3)) / _LOOKS

@@ -1,4 +1,4 @@
-"""What C++ for processors can say."""
+"""Capabilities of C++ for processors, and bounds of the indices of a program."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOVING = ("clone", "alias", "detach", "flip", "roll", "gather", "index_select",
 
 
 class IndexBounds:
-    """Where the indices of a program lie.
+    """Ranges of the indices of a program.
 
     Args:
         program: whose indices are looked at before it runs, where that is possible.
@@ -48,7 +48,7 @@ class IndexBounds:
         self._ranges: dict[torch.fx.Node, Range] = {}
 
     def may_leave(self, node: torch.fx.Node) -> bool:
-        """Whether an operator may index outside, for all that is known before it runs."""
+        """Return whether an operator may index out of bounds, as far as known before it runs."""
         return any(
             not self._is_checked(index) and not self._fits(index, low, high)
             for index, low, high in _of_gradients(node) or _of_all(node)
@@ -59,7 +59,7 @@ class IndexBounds:
         return low <= least and largest <= high
 
     def _is_checked(self, node: torch.fx.Node) -> bool:
-        """Whether it follows from what can be computed before the program runs."""
+        """Return whether a value can be computed and checked before the program runs."""
         order = [node]
         while order:
             each = order[-1]
@@ -78,7 +78,7 @@ class IndexBounds:
         return self._repeatable[node]
 
     def _range(self, node: torch.fx.Node) -> Range:
-        """Where the numbers of a tensor of integers lie."""
+        """Return the range of an integer tensor."""
         if node not in self._ranges:
             self._ranges[node] = _UNKNOWN  # for what leads back to itself: there is none
             self._ranges[node] = self._computed(node)
@@ -124,13 +124,13 @@ class IndexBounds:
         return self._of_arithmetic(node, name)
 
     def _of_one(self, given: Any) -> Range:
-        """Of a tensor or a number."""
+        """Return the range of a tensor or a number."""
         if isinstance(given, int):
             return given, given
         return self._range(given) if isinstance(given, torch.fx.Node) else _UNKNOWN
 
     def _of_arithmetic(self, node: torch.fx.Node, name: str) -> Range:
-        """Of an operator of a tensor and numbers."""
+        """Return the range of an operator of a tensor and numbers."""
         source, *numbers = cast("tuple[Any, ...]", node.args)
         if not isinstance(source, torch.fx.Node) or node.kwargs:
             return _UNKNOWN
@@ -153,12 +153,12 @@ class IndexBounds:
 
 
 def _of_all(node: torch.fx.Node) -> list[tuple[torch.fx.Node, int, int]]:
-    """The indices of an operator, and which fit."""
+    """Return the indices of an operator with their smallest and largest valid value."""
     return [(index, low, high) for index, (low, high, _) in indices(node)]
 
 
 def _of_gradients(node: torch.fx.Node) -> list[tuple[torch.fx.Node, int, int]]:
-    """The same of operators whose indices a program looks at where forward uses them."""
+    """Return the indices of a gradient, which a program checks where forward uses them."""
     name = name_of(node)
     if name == "embedding_dense_backward":
         return [(argument_of(node, "indices"), 0, argument_of(node, "num_weights") - 1)]
@@ -188,7 +188,7 @@ def _dim_of(node: torch.fx.Node) -> int | None:
 
 
 def _within(values: Range, dtype: torch.dtype) -> Range:
-    """Where numbers lie after a conversion, which keeps those that the type has."""
+    """Return the range after a conversion; unknown unless the type holds all of it."""
     if dtype.is_floating_point or dtype is torch.bool:
         return _UNKNOWN
     limits = torch.iinfo(dtype)

@@ -32,7 +32,7 @@ _GCC = "Free Software Foundation"  # what its --version says
 
 
 def arguments(compiler: str, instruction_set: str) -> list[str]:
-    """What makes a compiler take the headers as it has read them; nothing before ``make``.
+    """Return arguments that include the precompiled headers; none before ``make``.
 
     Args:
         compiler: path of the C++ compiler.
@@ -85,7 +85,7 @@ def make_beside(compiler: str, instruction_set: str) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether what was read is there: the compiler fails where a system's crash has cut it off."""
+    """Return whether the precompiled header is complete: a crash of the system may truncate it."""
     try:
         return path.read_text(encoding="utf-8").endswith(_note(_read(path)))
     except OSError:
@@ -105,7 +105,7 @@ def _text() -> str:
 
 
 def is_gcc(compiler: str) -> bool:
-    """Whether a compiler is GCC, whose flags and files others do not know.
+    """Return whether a compiler is GCC, whose flags and files others do not know.
 
     Args:
         compiler: path of the C++ compiler.
@@ -115,7 +115,7 @@ def is_gcc(compiler: str) -> bool:
 
 @functools.cache
 def _version(compiler: str) -> str:
-    """What a compiler says of itself; nothing if it cannot be asked."""
+    """Return a compiler's version text; empty if it cannot be run."""
     try:
         return kernels.tool_output([compiler, "--version"])
     except CompilerError:
@@ -124,7 +124,7 @@ def _version(compiler: str) -> str:
 
 @functools.cache
 def _path(compiler: str, instruction_set: str) -> Path | None:
-    """Where the header is; None if the compiler keeps nothing, or is none."""
+    """Return the path of the header; None for a compiler without precompiled headers."""
     version = _version(compiler)
     if _GCC not in version:
         return None

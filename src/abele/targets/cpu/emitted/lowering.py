@@ -85,12 +85,12 @@ class Emitted(Lowering):
         return {*build.kernels_for(operators), arena.NAME}
 
     def needs(self, program: Program) -> Collection[str]:
-        """The kernels that its code calls, and planned places for what torch computes."""
+        """Return the kernels that its code calls, and the allocator if it has ATen calls."""
         plan = planned_code(program)
         return {*build.kernels_of(plan.source.text), *([] if plan.torchs is None else [arena.NAME])}
 
     def written(self, program: Program) -> Written:
-        """The code, and what compiles it."""
+        """Return the code, and what compiles it."""
         plan = planned_code(program)
         text = plan.source.text
         return Written(
@@ -111,7 +111,7 @@ class Emitted(Lowering):
         return None if calling is None else _runnable(program, calling, payload)
 
     def memory(self, program: Program) -> MemoryUse:
-        """What the plan says: the arena, and what torch and the caller get beside it."""
+        """Return the memory of the plan: the arena, tensors of ATen calls, and results."""
         use = _memory_use(program, placed(program))
         if len(use.bare) == len(use.nodes):  # torch computes nothing
             return use
@@ -122,7 +122,7 @@ class Emitted(Lowering):
         return arena.placed(use) if is_planned else use
 
     def declined(self, program: Program) -> str | None:
-        """Its loops, effects, or how many operators would be called from Python."""
+        """Return why it was not chosen: loops, effects, or too many ATen calls."""
         return choice.why_not(program)
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
@@ -139,7 +139,7 @@ class Emitted(Lowering):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is known about a program's code before it is compiled.
+    """A program's code and memory before it is compiled.
 
     Attributes:
         torchs: what torch makes between pieces of code; None if it computes nothing.
@@ -153,7 +153,7 @@ class Plan:
     torchs: MemoryUse | None
 
     def calling(self) -> Calling:
-        """How the code is called."""
+        """Return the plan for calling the code."""
         translation, parts = self.translation, self.source.parts
         touched = {
             place.buffer
@@ -250,7 +250,7 @@ def _memory_use(program: Program, plan: Placed) -> MemoryUse:
 
 
 def _kept(units: list[Unit], translation: Translation) -> set[Buffer]:
-    """The memory that has to be written: that of other results stays in registers."""
+    """Return the buffers that are written to memory: other results stay in registers."""
     users: dict[Buffer, set[Unit]] = {}
     for unit in units:
         for buffer in used_by(unit):
@@ -292,9 +292,9 @@ class _Emitted(Compiled):
         return kernel_problem(self._library, noted=noted)
 
     def repeated(self) -> Repeated | None:
-        """Where torch computes nothing between."""
+        """Return a call for many micro-batches; None if the code has ATen calls."""
         return self._runner.repeated if self._runner.repeats else None
 
     def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
-        """Where torch computes nothing between."""
+        """Return a call with its state bound; None if the code has ATen calls."""
         return self._runner.bound(arguments, batch)

@@ -31,7 +31,7 @@ _HUGE_PAGE = 1 << 21
 
 
 def ordered(units: Sequence[Unit]) -> list[Unit]:
-    """An order of the graph's kind in which every unit comes after those it needs.
+    """Return the units in an order in which each comes after those that it needs.
 
     A unit that ends with a new value for a slot runs as soon as it can: what it reads is free
     then. Of the others, the first in the program comes first.
@@ -61,7 +61,7 @@ def ordered(units: Sequence[Unit]) -> list[Unit]:
 
 
 def _updates(unit: Unit) -> bool:
-    """Whether it writes a slot."""
+    """Return whether a unit writes a slot."""
     return any(place.buffer.kind is Kind.INPUT for each in unit.operations for place in each.writes)
 
 
@@ -77,7 +77,7 @@ def arranged(lives: Lives) -> tuple[dict[Buffer, int], int]:
 
 
 def _side_by_side(buffers: Iterable[Buffer]) -> tuple[dict[Buffer, int], int]:
-    """The same where each buffer has memory of its own."""
+    """Return offsets and size of an arena in which each buffer has memory of its own."""
     own = [each for each in buffers if each.kind is Kind.ARENA and each.size]
     offsets: dict[Buffer, int] = {}
     total = 0
@@ -121,7 +121,7 @@ def memory_use(
     returned: Collection[Buffer],
     output: torch.fx.Node,
 ) -> MemoryUse:
-    """What a program needs, every result of torch by itself.
+    """Return the memory of a program, with each result of an ATen call by itself.
 
     Args:
         units: in the order in which they run.
@@ -161,7 +161,7 @@ def memory_use(
 def _makers(
     units: Sequence[Unit],
 ) -> tuple[dict[Buffer, torch.fx.Node | None], dict[Buffer, int]]:
-    """The node that makes each buffer, and which of torch's results it is."""
+    """Return the node that computes each buffer, and its index among results of an ATen call."""
     makers: dict[Buffer, torch.fx.Node | None] = {}
     results: dict[Buffer, int] = {}
     for unit in units:

@@ -20,7 +20,7 @@ from abele.targets.translation.places import Buffer, Kind, Place
 
 
 def recomputed(operations: Sequence[Operation], returned: Collection[Buffer]) -> list[Operation]:
-    """The same operations; loops of backward compute normalised images again.
+    """Rematerialize normalised images in the loops of backward.
 
     Args:
         operations: of a program, in its order; their positions are changed.
@@ -46,7 +46,7 @@ def recomputed(operations: Sequence[Operation], returned: Collection[Buffer]) ->
 def _chains(
     operations: Sequence[Operation], users: dict[Buffer, list[Operation]]
 ) -> Iterator[list[Pointwise]]:
-    """What makes a normalised image, and what makes a cheap function of it, the longest first."""
+    """Yield normalisations, alone and with cheap functions after them, the longest first."""
     for call in operations:
         if not isinstance(call, ChannelCall) or call.apart:
             continue
@@ -66,7 +66,7 @@ def _chains(
 
 
 def _is_cheap(operation: Pointwise, of: Place) -> bool:
-    """Whether it is a function of one tensor alone that takes few instructions."""
+    """Return whether an operation is a cheap function of a single tensor."""
     if _is_gradient(operation):
         return False
     if operation.reads != [of] or operation.result.dtype is not of.dtype:

@@ -41,17 +41,17 @@ class Region(Unit):
 
     @property
     def elementwise(self) -> bool:
-        """It is no loop, though it may begin with one."""
+        """False: the unit is no loop, though it may begin with one."""
         return False
 
     @property
     def adds(self) -> int:
-        """How many multiply-adds its products have."""
+        """Number of FMAs of its GEMMs."""
         return sum(each.adds for each in self.operations if isinstance(each, Product))
 
 
 def with_regions(units: Sequence[Unit], kept: set[Buffer]) -> list[Unit]:
-    """The same units; those that follow each other on the same rows become one.
+    """Fuse consecutive units that work on the same rows.
 
     Args:
         units: in the order in which they run.
@@ -70,7 +70,7 @@ def with_regions(units: Sequence[Unit], kept: set[Buffer]) -> list[Unit]:
 
 
 def _longest(units: Sequence[Unit], first: int, kept: set[Buffer]) -> Region | None:
-    """The longest region that begins with a unit, if it is worth it."""
+    """Return the longest region that begins with a unit, or None if it is not worth it."""
     product = units[first].operations[0]
     if not isinstance(product, Product) or not _belongs(product):
         return None
@@ -90,13 +90,13 @@ def _longest(units: Sequence[Unit], first: int, kept: set[Buffer]) -> Region | N
 
 
 def _belongs(product: Product) -> bool:
-    """Whether threads had better share its rows, each of them reading all of its right factor."""
+    """Return whether threads should share a GEMM's rows, each reading the whole right factor."""
     enough = product.count == 1 and product.sizes[0] >= 2 * LEAST_ROWS
     return enough and product.packed and product.keeps_factor and product.adds <= _MOST_ADDS
 
 
 def _rows(unit: Unit, kept: set[Buffer], count: int) -> list[Rows] | None:
-    """What each row of a unit reads and writes; None if a region cannot have it."""
+    """Return the accesses of each row of a unit; None if a region cannot contain it."""
     operation = unit.operations[0]
     if isinstance(operation, Product) and not isinstance(unit, ByRows):
         if not _belongs(operation) or operation.sizes[0] != count:
@@ -161,6 +161,6 @@ def _share_memory(region: Region, units: Sequence[Unit], kept: set[Buffer]) -> N
 
 
 def _is_apart(rows: Rows, count: int) -> bool:
-    """Whether memory consists of such rows, and each stays within its own."""
+    """Return whether rows tile their buffer without overlap."""
     within = rows.offset >= 0 and rows.offset + rows.extent <= rows.step
     return within and rows.step * count == rows.buffer.size

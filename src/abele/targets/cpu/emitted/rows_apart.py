@@ -86,12 +86,12 @@ def _part(buffer: Buffer, length: int, users: _Users) -> None:
 
 
 def _shape_of_loop(unit: Unit, length: int) -> tuple[int, ...]:
-    """The shape of a loop; one that goes through memory in order goes through it in rows."""
+    """Return the shape of a loop; a flat loop is split into rows."""
     return (unit.size // length, length) if unit.shape is None else unit.shape
 
 
 def _with_rows_apart(place: Place, length: int, shape: tuple[int, ...] | None) -> Place | None:
-    """Where elements lie once rows are apart; None if strides cannot say that.
+    """Return a view with padded rows; None if strides cannot express it.
 
     Args:
         place: in memory whose rows are not.
@@ -114,7 +114,7 @@ def _with_rows_apart(place: Place, length: int, shape: tuple[int, ...] | None) -
 
 
 def _may_lie(operation: Operation, index: int, there: Place) -> bool:
-    """Whether an operation reads or writes the tensor of a number at a place."""
+    """Return whether an operation accepts its tensor of an index with other strides."""
     if isinstance(operation, Product):
         return operation.count == 1 and not operation.packed
     if isinstance(operation, StridedCall):

@@ -200,7 +200,7 @@ class Runner:
             self._table[entry] = tensor.data_ptr()
 
     def _tensor(self, place: Place) -> torch.Tensor:
-        """A tensor of what lies at a place."""
+        """Return the tensor at a place."""
         kind = place.buffer.kind
         if kind is Kind.ARENA:
             begin = self._offsets.get(place.buffer, 0)
@@ -217,7 +217,7 @@ class Runner:
 
 
 def _is_short(tensor: torch.Tensor, place: Place) -> bool:
-    """Whether torch has made none of what it says that an operator makes.
+    """Return whether an ATen call returned an empty tensor in place of a declared result.
 
     So it is of ``embedding_bag`` in half, whose further results only its own gradient reads.
     """
@@ -225,7 +225,7 @@ def _is_short(tensor: torch.Tensor, place: Place) -> bool:
 
 
 def _nothing() -> None:
-    """What is known of an input before there was one."""
+    """Return None: no input is known before the first call."""
 
 
 _Batch = Sequence[torch.Tensor]
@@ -337,7 +337,7 @@ class RepeatedRunner(Runner):
 
 
 def _lie_alike(batches: Sequence[_Batch]) -> bool:
-    """Whether the elements of all micro-batches lie in the order of those of the first."""
+    """Return whether all micro-batches have the same memory layout."""
     strides = [tensor.stride() for tensor in batches[0]]
     return all([tensor.stride() for tensor in batch] == strides for batch in batches)
 
@@ -349,7 +349,7 @@ class BoundRunner(RepeatedRunner):
     """Calls a program with other state each time, or with the same; arguments as of ``Runner``."""
 
     def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
-        """A call that takes the tensors of the batch alone; see ``base.Compiled.bound``."""
+        """Return a call that takes the tensors of the batch alone; see ``base.Compiled.bound``."""
         buffers = [place.buffer for place in self._outputs]
         if not self.repeats or len(set(buffers)) < len(buffers):
             return None  # torch computes something, or a result is returned twice
@@ -394,7 +394,7 @@ class BoundRunner(RepeatedRunner):
         batch: Sequence[int],
         rows: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """Runs the program where anything may lie elsewhere, or in another order."""
+        """Run the program when addresses or layouts of any input may have changed."""
         inputs = list(arguments)
         for position, tensor in zip(batch, rows, strict=True):
             inputs[position] = tensor

@@ -231,14 +231,14 @@ class _Writer:
         end: str,
         names: Mapping[Buffer, str] = MappingProxyType({}),
     ) -> str:
-        """A call of a loop's function; ``names`` has memory that is an argument there."""
+        """Return a call of a loop's function; ``names`` has buffers that are arguments there."""
         name, pointers = self._named(kernel, names)
         return f"{name}({', '.join([*pointers, begin, end])});"
 
     def _named(
         self, kernel: loops.Kernel, names: Mapping[Buffer, str] = MappingProxyType({})
     ) -> tuple[str, list[str]]:
-        """A loop's function by name, and the pointers that it is given."""
+        """Return the name of a loop's function, and the pointers that it receives."""
         name = self._names.get(kernel.text)
         if name is None:
             name = self._names[kernel.text] = f"k{len(self._names)}"
@@ -256,7 +256,7 @@ class _Writer:
 
 
 def _segment(name: str, first: list[str], lines: list[str]) -> str:
-    """The function of a segment; a long one calls others, each of which does some of its lines."""
+    """Return the function of a segment; a long one is split into several functions."""
     parts: list[str] = []
     if len(lines) > _LONGEST:
         for begin in range(0, len(lines), _LONGEST):
@@ -276,7 +276,7 @@ def _function(head: str, lines: list[str]) -> str:
 
 
 def _with_constants(text: str) -> str:
-    """The text with what kernels are told of sizes in front, once for each."""
+    """Hoist the descriptions of sizes that kernels receive to constants, each once."""
     names: dict[str, str] = {}
 
     def name_of(described: re.Match[str]) -> str:

@@ -46,7 +46,7 @@ _IN_PLACE: dict[Any, tuple[Any, tuple[int, ...]]] = {
 
 
 def with_kernels(program: Program, library: ctypes.CDLL, arena: Arena | None = None) -> Run:
-    """The program as a function of its input tensors; state is updated in place.
+    """Return the program as a function of its input tensors; state is updated in place.
 
     Args:
         program: after the passes of its lowering.
@@ -79,13 +79,13 @@ def _kind_of(node: _Node) -> str | None:
 
 
 def with_clocks(program: Program, library: ctypes.CDLL, arena: Arena | None = None) -> Clocked:
-    """The same with a look at the clock before and after each call."""
+    """Return the program with reads of the clock before and after each call."""
     clocks = GraphClocks({node.name: node for node in program.graph.graph.nodes})
     return clocks.clocked(_run(_replaced(program, library), arena, clocks))
 
 
 def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
-    """The graph with what is called in the place of each operator."""
+    """Return the graph with each operator replaced by the function that computes it."""
     graph = _torch.graph_module(program.graph, copied_graph(program.graph.graph))
     lifetimes = Lifetimes(graph.graph)
     spared = {node: copies_back(node) for node in graph.graph.nodes if is_update(node)}

@@ -1,4 +1,4 @@
-"""Which programs run operator by operator, and why."""
+"""Choice of the programs that run operator by operator, and reasons per operator."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def why(program: Program) -> str | None:
 
 
 def has_work(program: Program) -> bool:
-    """Whether kernels of ours that emitted code does not call have enough to do.
+    """Return whether kernels that emitted code does not call have enough to do.
 
     Args:
         program: before any lowering pass.
@@ -94,7 +94,7 @@ def has_work(program: Program) -> bool:
 
 
 def _is_large(node: torch.fx.Node) -> bool:
-    """Whether an operator reads images that leave a core's cache."""
+    """Return whether an operator reads images that exceed a core's cache."""
     image = node_argument(node, 0).meta["val"]
     return image.numel() * image.element_size() >= LARGE_IMAGE
 
@@ -165,7 +165,7 @@ def _norms(program: Program) -> int:
 
 
 def _why_update(program: Program) -> str | None:
-    """The same for a program that only applies gradients."""
+    """Return why a program that only applies gradients runs operator by operator, or None."""
     if not any(slot.role is Role.ACCUMULATOR for slot in program.inputs):
         return None
     written = [slot for slot in program.inputs if slot.role is Role.PARAMETER and slot.mutated]

@@ -29,7 +29,7 @@ _LANES = 8
 
 
 def own_convolution(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | None:
-    """What computes a convolution or its backward in the place of the library, if that is faster.
+    """Return our kernel for a convolution or its backward, if it is faster than oneDNN's.
 
     Args:
         node: any node of a graph; images of its convolution are channels last.
@@ -131,7 +131,7 @@ def _patches_backward(library: ctypes.CDLL, *, transposed: bool) -> Callable[...
 
 
 def _fill(out: int, inputs: int, *kernel: int) -> bool:
-    """Whether there is code for the gradient of a weight with so few channels."""
+    """Return whether the kernel of the weight gradient supports these channels."""
     if out % _LANES == 0:
         return inputs == 1 or inputs % _LANES == 0
     return set(kernel) == {1} and inputs % _LANES == 0

@@ -1,4 +1,4 @@
-"""Which values of a graph may be overwritten by the operation that reads them last."""
+"""Values of a graph that the operation that reads them last may overwrite."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Node = torch.fx.Node
 
 
 class Lifetimes:
-    """Where in a graph the memory of each value is used for the last time, by our kernels."""
+    """Last uses of the memory of each value, as our kernels use it."""
 
     def __init__(self, graph: torch.fx.Graph):
         self._aliases = Aliases()
@@ -26,11 +26,11 @@ class Lifetimes:
                 self._kept[memory] = max(self._last(memory), self._last(node))
 
     def position(self, node: _Node) -> int:
-        """The node's place in the order of the graph."""
+        """Return the index of a node in the order of the graph."""
         return self._liveness.position(node)
 
     def may_overwrite(self, node: _Node, value: _Node) -> bool:
-        """Whether ``node`` is the last to need ``value``, and nobody else owns its memory."""
+        """Return whether ``node`` is the last to need ``value``, which owns its memory."""
         if value.op != "call_function" or self._liveness.memory(value) is not value:
             return False
         keeps = node.target is norm_activation.forward
@@ -41,7 +41,7 @@ class Lifetimes:
         return self._kept.get(memory, self._liveness.last_use(memory))
 
     def _memory(self, node: _Node) -> _Node:
-        """The node that made the memory in which a node's value lies."""
+        """Return the node that allocated the memory of a node's value."""
         memory = self._aliases.base(node)
         while is_getitem(memory):
             origin = node_argument(memory, 0)

@@ -50,7 +50,7 @@ class OpByOp(Lowering):
         return choice.why(program)
 
     def declined(self, program: Program) -> str | None:
-        """How much of its work is in which convolutions."""
+        """Return why it was not chosen: the share of its work in convolutions."""
         return choice.why_not(program)
 
     def beside(self, program: Program) -> bool:
@@ -63,7 +63,7 @@ class OpByOp(Lowering):
         return {build.LIBRARY, arena.NAME}
 
     def needs(self, program: Program) -> Collection[str]:
-        """The same."""
+        """Return the library of all kernels, and the allocator."""
         return self.may_need(program)
 
     def compile(self, program: Program) -> Compiled:
@@ -92,7 +92,7 @@ class OpByOp(Lowering):
         )
 
     def memory(self, program: Program) -> MemoryUse:
-        """What is needed where kernels write over arguments that nobody needs any more."""
+        """Return the memory of a program whose kernels overwrite dead arguments."""
         is_planned = with_planned_places()
         use = memory_use(program, with_inner=True)
         return arena.placed(use) if is_planned else use

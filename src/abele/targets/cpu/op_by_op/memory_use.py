@@ -1,4 +1,4 @@
-"""How much memory a program needs that runs operator by operator, with results over arguments."""
+"""Memory of programs that run operator by operator and overwrite dead arguments."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _is_own_pool(node: _Node) -> bool:
 
 
 class _Memories:
-    """In which node's memory each value lies, where kernels write over their arguments.
+    """Owners of the memory of each value, where kernels overwrite their arguments.
 
     Args:
         graph: of a program after the passes of its lowering.
@@ -132,7 +132,7 @@ class _Memories:
                 self._taken[kept] = self.of(first)
 
     def of(self, node: _Node) -> _Node:
-        """The node whose memory a value lies in."""
+        """Return the node that owns a value's memory."""
         memory = self._aliases.base(node)
         while memory in self._taken:
             memory = self._taken[memory]
@@ -144,13 +144,13 @@ class _Memories:
 
 
 def _copies_image(image: torch.Tensor) -> bool:
-    """Whether another order of an image is another tensor: one channel or pixel has one order."""
+    """Return whether a change of layout copies an image; one channel or pixel has one layout."""
     has_two = image.shape[1] > 1 and image.shape[2] * image.shape[3] > 1
     return has_two or not image.is_contiguous()
 
 
 def _result(node: _Node, index: int) -> _Node | None:
-    """The node that has one of a node's results."""
+    """Return the node that picks a result of a node."""
     if not isinstance(node.meta.get("val"), tuple | list):
         return None if index else node
     return next((u for u in node.users if is_getitem(u) and u.args[1] == index), None)

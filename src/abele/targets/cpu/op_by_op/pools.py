@@ -18,7 +18,7 @@ _Node = torch.fx.Node
 
 
 def own_pool(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | None:
-    """What computes a max pool or its backward in the place of the library.
+    """Return our kernel for a max pool or its backward, or None.
 
     Where an image is not channels last, the library computes it after all.
 
@@ -34,12 +34,12 @@ def own_pool(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | None:
 
 
 def has_places(node: _Node) -> bool:
-    """Whether our max pool notes where its values came from: a byte for each, for its backward."""
+    """Return whether our max pool stores the index of each maximum, a byte, for its backward."""
     return bool(_readers(node))
 
 
 def is_ours(node: _Node) -> bool:
-    """Whether a node is a max pool or its backward that is computed by our kernels."""
+    """Return whether our kernels compute a node, a max pool or its backward."""
     if node.target is not aten.max_pool2d_with_indices.default:
         return node.target is aten.max_pool2d_with_indices_backward.default
     arguments: tuple[Any, ...] = node.args
@@ -87,7 +87,7 @@ def _is_two_by_two(
 
 
 def _readers(node: _Node) -> dict[_Node, list[_Node]]:
-    """Who reads where the values of a pool came from; empty if nobody does."""
+    """Return the readers of the indices of a pool's maxima."""
     picked = [user for user in node.users if is_getitem(user) and user.args[1] == 1]
     return {each: list(each.users) for each in picked if each.users}
 

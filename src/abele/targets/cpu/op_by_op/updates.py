@@ -23,12 +23,12 @@ _LISTS: dict[Any, int] = {adam.update: 5, sgd.update: 3}
 
 
 def is_update(node: _Node) -> bool:
-    """Whether a node updates many parameters."""
+    """Return whether a node updates many parameters."""
     return node.target in _LISTS
 
 
 def own_update(node: _Node, library: ctypes.CDLL, copies: list[_Node] | None) -> Callable[..., Any]:
-    """What computes an update; copies of its results that are spared are erased.
+    """Return our kernel for an update, and erase the copies of results that it replaces.
 
     Args:
         node: of which ``is_update`` is true.
@@ -44,7 +44,7 @@ def own_update(node: _Node, library: ctypes.CDLL, copies: list[_Node] | None) ->
 
 
 def copies_back(node: _Node) -> list[_Node] | None:
-    """The copies of an update's results into its arguments; None if they cannot all be spared."""
+    """Return the copies of an update's results into its arguments; None if one is required."""
     params, grads, *state = cast("Any", node.args[: _LISTS[node.target]])
     changed: list[_Node] = [each for column in (params, *state) for each in column]
     results = {user.args[1]: user for user in node.users if is_getitem(user)}
@@ -55,7 +55,7 @@ def copies_back(node: _Node) -> list[_Node] | None:
 
 
 def _only_copy(result: _Node | None, argument: _Node) -> _Node | None:
-    """The copy of a result into its argument, if nobody else reads the result or the copy."""
+    """Return the copy of a result into its argument, if nothing else reads either."""
     users = [] if result is None else list(result.users)
     if len(users) != 1 or users[0].target is not aten.copy_.default or users[0].users:
         return None
@@ -66,7 +66,7 @@ def _only_copy(result: _Node | None, argument: _Node) -> _Node | None:
 def _are_read(
     changed: set[_Node], node: _Node, grads: list[_Node], copies: set[_Node | None]
 ) -> bool:
-    """Whether tensors that an update changes are read when some of them may be new already.
+    """Return whether tensors that an update changes are read after some may have changed.
 
     A gradient may be another parameter, or a view of one, where a function says its own backward.
     """
@@ -109,7 +109,7 @@ def own_sgd(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
 
 
 def _writable(columns: Sequence[list[torch.Tensor]], *, overwrite: bool) -> list[Any]:
-    """The lists, with copies of what the kernel changes unless it may be overwritten."""
+    """Return the lists, with copies of tensors that the kernel may not overwrite."""
     params, grads, *state = columns
     if not overwrite:
         params, *state = ([each.clone() for each in column] for column in (params, *state))
@@ -117,7 +117,7 @@ def _writable(columns: Sequence[list[torch.Tensor]], *, overwrite: bool) -> list
 
 
 def _described(kind: type[ctypes.Structure], *columns: list[torch.Tensor]) -> Any:
-    """An array that has size and addresses for each parameter, in the order of the lists."""
+    """Return an array with size and addresses of each parameter, in the order of the lists."""
     rows = zip(*columns, strict=True)
     return (kind * len(columns[0]))(
         *((row[0].numel(), *(each.data_ptr() for each in row)) for row in rows)

@@ -17,7 +17,7 @@ _Node = torch.fx.Node
 
 
 def own_upsampling(node: _Node, library: ctypes.CDLL) -> Callable[..., torch.Tensor] | None:
-    """What doubles images, or computes the gradient of that, in the place of the library.
+    """Return our kernel that doubles images, or computes the gradient, or None.
 
     Where an image is not channels last, the library computes it after all.
 
@@ -32,7 +32,7 @@ def own_upsampling(node: _Node, library: ctypes.CDLL) -> Callable[..., torch.Ten
 
 
 def is_ours(node: _Node) -> bool:
-    """Whether a node doubles images, or is the gradient of that, as our kernels do."""
+    """Return whether our kernels compute a node: images doubled, or their gradient."""
     arguments: tuple[Any, ...] = node.args
     if node.target is aten.upsample_bilinear2d.default and not node.kwargs:
         x, size, *settings = arguments
@@ -50,7 +50,7 @@ def _is_doubled(
     align_corners: bool,
     *scales: float | None,
 ) -> bool:
-    """Whether images of ``shape`` become twice as large, and their corners are not aligned."""
+    """Return whether images of ``shape`` become twice as large without aligned corners."""
     value = tensor.meta["val"]
     doubled = list(size) == [2 * each for each in shape[2:]]
     usual = all(scale in (None, 2.0) for scale in scales)

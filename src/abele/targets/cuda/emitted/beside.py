@@ -36,7 +36,7 @@ class Beside:
 
 
 def leaves_room(operation: Operation) -> bool:
-    """Whether an operation is a product that leaves room for another one beside it."""
+    """Return whether an operation is a GEMM that leaves room for another one in parallel."""
     if not blas.is_product(operation):
         return False
     *batch, rows, columns = operation.writes[0].shape

@@ -27,7 +27,7 @@ _PRODUCTS = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm
 
 
 def is_product(step: object) -> bool:
-    """Whether one of the libraries computes a step."""
+    """Return whether cuBLAS or cuBLASLt computes a step."""
     return isinstance(step, Foreign) and step.target in _PRODUCTS
 
 

@@ -1,4 +1,4 @@
-"""What blocks of threads compute together, as parts of launches with loops beside them."""
+"""Work of blocks of threads, as parts of launches that also have loops."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def call(
     numbers: Sequence[int],
     settings: Sequence[float] = (),
 ) -> Blocks:
-    """A function that is given its block, numbers, settings, what it reads, and what it writes."""
+    """Call a function with its block, numbers, settings, inputs and outputs."""
     count = len(reads) + len(writes)
     arguments = [
         *(f"abele::number(p[{count + i}])" for i in range(len(numbers))),

@@ -21,7 +21,7 @@ _LARGEST_INDEX = 2**31
 
 
 def usable(x: Place) -> bool:
-    """Whether channels of images [samples, channels, ...] are summed here."""
+    """Return whether channels of images [samples, channels, ...] are summed by our kernel."""
     small = x.size < _LARGEST_INDEX
     return x.dtype is torch.float32 and x.size > 0 and small and _pixels(x) >= _LEAST_PIXELS
 

@@ -1,4 +1,4 @@
-"""What is measured on a GPU when a program is compiled, and kept with its kernels.
+"""Choices that are measured on a GPU at compile time and stored with the kernels.
 
 A program that is loaded makes the same choices, so it has the bits of the one that was compiled.
 """
@@ -39,7 +39,7 @@ _MOST_BYTES = 1 << 28
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """How the products of a program are computed.
+    """Libraries of the GEMMs of a program, and which of them run in parallel.
 
     Attributes:
         libraries: of each product, in the order of the steps; see ``blas``.
@@ -50,14 +50,14 @@ class Choices:
     together: list[bool]
 
     def fit(self, steps: Sequence[Step]) -> bool:
-        """Whether they are choices for these steps."""
+        """Return whether the choices belong to these steps."""
         groups = [step for step in steps if isinstance(step, Beside)]
         counts = len(list(products_of(steps))), len(groups)
         return counts == (len(self.libraries), len(self.together))
 
 
 def products_of(steps: Sequence[Step]) -> Iterator[Foreign]:
-    """The products of a program in order."""
+    """Yield the GEMMs of a program in order."""
     for step in steps:
         for each in step.operations if isinstance(step, Beside) else [step]:
             if isinstance(each, Foreign) and blas.is_product(each):
@@ -92,7 +92,7 @@ class _Measurement:
         self._together: dict[object, bool] = {}
 
     def library(self, product: Foreign) -> str:
-        """The faster one."""
+        """Return the faster library of a GEMM."""
         key = _kind(product)
         if key not in self._libraries:
             self._libraries[key] = self._faster(product)
@@ -106,7 +106,7 @@ class _Measurement:
         return blas.OTHER if other < _GAIN * usual else blas.USUAL
 
     def together(self, group: Sequence[Foreign]) -> bool:
-        """Whether products are faster side by side."""
+        """Return whether GEMMs are faster in parallel."""
         key = tuple(map(_kind, group))
         if key not in self._together:
             works = [_by(self.library(each), self._work(each)) for each in group]
@@ -127,7 +127,7 @@ class _Measurement:
         return lambda: product.target(*operands, **product.options)
 
     def _numbers(self, place: Place) -> torch.Tensor:
-        """A tensor laid out as the program's; zeros would be multiplied faster than numbers."""
+        """Return a tensor laid out as the program's, without zeros, which multiply faster."""
         size = 1 + sum((n - 1) * step for n, step in zip(place.shape, place.stride, strict=True))
         numbers = torch.linspace(-1, 1, size if place.size else 0, device=self._device)
         return numbers.to(place.dtype).as_strided(place.shape, place.stride)

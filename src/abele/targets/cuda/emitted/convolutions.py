@@ -49,20 +49,20 @@ class Sizes:
 
     @property
     def pixels(self) -> int:
-        """Of all images of a channel."""
+        """Pixels of all images of a channel."""
         return self.samples * self.height * self.width
 
     def turned(self) -> Sizes:
-        """Those of the gradient of the images."""
+        """Return the sizes of the convolution that computes the input gradient."""
         return dataclasses.replace(self, channels=self.results, results=self.channels)
 
     def is_ours(self) -> bool:
-        """Whether results are computed here."""
+        """Return whether our kernels compute results."""
         limits = LEAST_PIXELS[self.taps]
         return any(self.channels <= n and self.pixels >= least for n, least in limits)
 
     def weights_are_ours(self) -> bool:
-        """Whether gradients of weights are computed here."""
+        """Return whether our kernels compute weight gradients."""
         return max(self.channels, self.results) <= MOST_CHANNELS_OF_WEIGHTS[self.taps]
 
 
@@ -138,14 +138,14 @@ def backward(translator: Any, node: torch.fx.Node) -> bool:
 
 
 def _channels_last(x: Place) -> bool:
-    """Whether channels of a pixel lie side by side: cuDNN has kernels for that."""
+    """Return whether images are channels-last: cuDNN has kernels for that."""
     return x.shape[1] > 1 and x.stride[1] == 1 and x.shape[2] * x.shape[3] > 1
 
 
 def _convolution(
     x: Place, weight: Place, bias: list[Place], result: Place, sizes: Sizes, *, turned: bool
 ) -> Blocks:
-    """A convolution.
+    """Return the call of a convolution.
 
     Args:
         x: images.
@@ -170,7 +170,7 @@ def _convolution(
 
 
 def _three_by_three(sizes: Sizes) -> tuple[str, int, tuple[int, ...]]:
-    """The function, how many blocks it takes, and the numbers that it is given first."""
+    """Return the function, its number of blocks and its first numbers for 3 x 3 windows."""
     groups = -(-sizes.results // _CHANNELS)
     lines = sizes.samples * groups * -(-sizes.height // _ROWS)
     pixels = 2 if sizes.width >= 32 and lines * -(-sizes.width // 32) >= _ENOUGH_BLOCKS else 1
@@ -179,14 +179,14 @@ def _three_by_three(sizes: Sizes) -> tuple[str, int, tuple[int, ...]]:
 
 
 def _one_by_one(sizes: Sizes) -> tuple[str, int, tuple[int, ...]]:
-    """The same of 1 x 1."""
+    """Return the function, its number of blocks and its first numbers for 1 x 1 windows."""
     pixels = sizes.height * sizes.width
     groups = -(-sizes.results // _CHANNELS)
     return "pointwise", sizes.samples * groups * -(-pixels // _THREADS), (pixels,)
 
 
 def _of_weight(translator: Any, grad: Place, x: Place, weight: Place, sizes: Sizes) -> Place:
-    """The gradient of the weight: parts of all pixels are summed apart, and then together."""
+    """Compute the weight gradient: partial sums over pixels first, then their sum."""
     pairs = -(-sizes.results // _CHANNELS) * -(-sizes.channels // _CHANNELS)
     if sizes.taps > 1:
         name, extent = "convolution_weights", (sizes.height, sizes.width)

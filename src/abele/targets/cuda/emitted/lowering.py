@@ -119,7 +119,7 @@ class Emitted(Lowering):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is known of a program before it is compiled.
+    """A translated program before it is compiled.
 
     Attributes:
         translation: the program as operations.
@@ -158,7 +158,7 @@ def planned(program: Program) -> Plan:
 
 
 def _in_memory(units: Sequence[Unit], translation: Translation) -> set[Buffer]:
-    """The memory that has to be written: other results of loops stay in registers."""
+    """Return the buffers that are written to memory: other results of loops stay in registers."""
     users: dict[Buffer, set[Unit]] = {}
     for unit in units:
         for buffer in unit.memory:

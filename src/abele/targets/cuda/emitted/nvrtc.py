@@ -138,7 +138,7 @@ class Kernels:
         _result(self._driver.cuLaunchKernel(function, *size, shared, stream, given, extra))
 
     def _found(self, name: str) -> Any:
-        """The kernel of that name, in whichever module it is."""
+        """Return the kernel of a name from whichever module has it."""
         for module in self._modules:
             status, function = self._driver.cuModuleGetFunction(module, name.encode())
             if not status.value:
@@ -151,7 +151,7 @@ def _library(name: str) -> Any:
 
 
 def _result(returned: tuple[Any, ...]) -> Any:
-    """What a call returned beside its status.
+    """Return the values of a driver call without its status.
 
     Raises:
         CompilerError: the status is an error.

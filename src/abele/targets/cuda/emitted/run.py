@@ -132,7 +132,7 @@ def _call(step: Foreign, memory: _Memory) -> None:
 
 
 class _Memory:
-    """What the buffers of one run are.
+    """Buffers of a run.
 
     Args:
         constants: of the program's graph, in the order of their buffers.
@@ -159,7 +159,7 @@ class _Memory:
             self._cast.pop(buffer, None)
 
     def address(self, pointer: Pointer) -> int:
-        """Where an element of a buffer lies, in the buffer's type; a number is itself."""
+        """Return the address of an element of a buffer; numbers stay numbers."""
         if isinstance(pointer, int):
             return pointer
         buffer, offset = pointer
@@ -173,7 +173,7 @@ class _Memory:
         return base.data_ptr() + offset * buffer.dtype.itemsize
 
     def tensor(self, place: Place) -> torch.Tensor:
-        """A tensor of what lies at a place."""
+        """Return the tensor at a place."""
         base = self._base(place.buffer)
         if _is_other(base, place):
             return base
@@ -182,7 +182,7 @@ class _Memory:
         return base.as_strided(place.shape, place.stride, base.storage_offset() + place.offset)
 
     def _base(self, buffer: Buffer) -> torch.Tensor:
-        """The memory of a buffer, made where nobody has made it yet."""
+        """Return the memory of a buffer, allocated at its first use."""
         if buffer.kind is Kind.CONSTANT:
             return self._constants[buffer.index]
         if buffer not in self._of:
@@ -191,7 +191,7 @@ class _Memory:
 
 
 def _is_other(tensor: torch.Tensor, place: Place) -> bool:
-    """Whether torch has made something else than an operator makes on the host.
+    """Return whether torch returned another tensor than the operator does on the host.
 
     So it is of what only an operator's own gradient reads, such as that of an LSTM.
     """

@@ -10,7 +10,7 @@ from abele.targets.translation.operations import Foreign
 
 
 def scheduled(units: Sequence[Unit]) -> list[list[Unit]]:
-    """Steps in order: one operator of torch, several products, or loops that are launched together.
+    """Return steps in order: an ATen call, parallel GEMMs, or loops of one launch.
 
     A launch takes microseconds however little it does, so loops wait until nothing else can run,
     and then all that are ready go at once. Products that leave room go with others that do. What
@@ -43,6 +43,6 @@ def scheduled(units: Sequence[Unit]) -> list[list[Unit]]:
 
 
 def _first(others: Sequence[Unit]) -> list[Unit]:
-    """The first operator of torch, with those that may be computed beside it."""
+    """Return the first ATen call with those that may run in parallel."""
     room = [unit for unit in others if beside.leaves_room(unit.operations[0])]
     return room[: beside.MOST] if room[:1] == [*others[:1]] else [*others[:1]]

@@ -27,7 +27,7 @@ Pointer = tuple[Buffer, int] | int
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """One kernel.
+    """A launch of a kernel.
 
     Attributes:
         name: of the function.
@@ -44,7 +44,7 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """What some blocks of a launch compute.
+    """Work of some blocks of a launch.
 
     Attributes:
         kind: parts of the same kind do the same with other tensors.
@@ -63,7 +63,7 @@ class _Part:
     unit: Unit
 
     def blocks(self, each: int) -> int:
-        """How many there are if threads compute so many elements each."""
+        """Return the number of blocks if each thread computes ``each`` elements."""
         return -(-self.size // (self.of_block or THREADS * each))
 
 
@@ -102,7 +102,7 @@ class Writer:
         return [*result, self._launch(taken)] if taken else result
 
     def texts(self, count: int) -> list[str]:
-        """The kernels in so many files at most, which can be compiled at the same time."""
+        """Return the kernels in ``count`` files at most, which can be compiled in parallel."""
         return [self._text(kernels) for kernels in _divided(self._kernels, count)]
 
     def _text(self, kernels: Sequence[_Kernel]) -> str:
@@ -153,7 +153,7 @@ class Writer:
         return Launch(name, blocks, pointers, [part.unit for part in parts])
 
     def _named(self, text: str, functions: set[str]) -> str:
-        """The name of a kernel; those of equal layers do the same with other tensors."""
+        """Return the name of a kernel; equal layers share it."""
         if text not in self._launches:
             name = self._launches[text] = f"launch_{len(self._kernels)}"
             self._kernels.append(_Kernel(text.replace(_NAME, name), functions))
@@ -161,12 +161,12 @@ class Writer:
 
 
 def _are_equal(parts: Sequence[_Part]) -> bool:
-    """Whether parts of one kind have one size, which an argument can say."""
+    """Return whether parts of one kind have one size, which fits an argument."""
     return len({part.size for part in parts}) == 1 and parts[0].size < _LARGEST_INDEX
 
 
 def _equal(parts: Sequence[_Part], each: int) -> list[str]:
-    """What the blocks of parts of one kind and size do, whatever that size is.
+    """Return the code of parts of one kind and one size, which is passed as an argument.
 
     Args:
         parts: whose blocks and size are numbers behind the pointers.
@@ -186,7 +186,7 @@ def _equal(parts: Sequence[_Part], each: int) -> list[str]:
 def _alike(
     parts: Sequence[_Part], counts: Sequence[int], at: int, each: int, table: str
 ) -> list[str]:
-    """What the blocks of parts of one kind do.
+    """Return the code of parts of one kind.
 
     Args:
         parts: of the kind.
@@ -210,7 +210,7 @@ def _alike(
 
 
 def _table(parts: Sequence[_Part], counts: Sequence[int], name: str) -> str:
-    """The first block and the size of each part."""
+    """Return a table of the first block and the size of each part."""
     begins = [0, *itertools.accumulate(counts)][:-1]
     return (
         f"__constant__ unsigned first_{name}[] = {{{', '.join(map(str, begins))}}};\n"
@@ -219,7 +219,7 @@ def _table(parts: Sequence[_Part], counts: Sequence[int], name: str) -> str:
 
 
 def _divided(kernels: Sequence[_Kernel], count: int) -> list[list[_Kernel]]:
-    """Groups of kernels with about as much text each."""
+    """Divide kernels into groups of about equal text."""
     groups: list[list[_Kernel]] = [[] for _ in range(count)]
     for kernel in sorted(kernels, key=lambda each: -len(each.text)):
         min(groups, key=lambda group: sum(len(each.text) for each in group)).append(kernel)
@@ -234,7 +234,7 @@ def _blocks(operation: Blocks, unit: Unit) -> _Part:
 
 
 def _function(loop: Loop, index: str) -> str:
-    """The function of one element of a loop."""
+    """Return the function of an element of a loop."""
     arguments = [f"{name}* __restrict__ p{i}" for i, name in enumerate(loop.types)]
     lines = [f"ABELE_INLINE void NAME({', '.join([*arguments, f'const {index} i'])}) {{"]
     rest = "i"

@@ -42,14 +42,14 @@ def sums(translator: Any, node: torch.fx.Node) -> bool:
 
 
 def _are_channels(x: Place, reduced: set[int]) -> bool:
-    """Whether images are reduced to their channels, of which there are several."""
+    """Return whether images are reduced to their channels, of which there are several."""
     if len(x.shape) < 3 or reduced != set(range(len(x.shape))) - {1} or not x.contiguous:
         return False
     return x.shape[1] > 1 and channels.usable(x)
 
 
 def summed_columns(x: Place, result: Place, rows: int, columns: int, step: int) -> Blocks:
-    """Sums of the columns of a matrix.
+    """Return the call that sums the columns of a matrix.
 
     Args:
         x: where the matrix begins.

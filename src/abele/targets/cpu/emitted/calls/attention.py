@@ -62,7 +62,7 @@ def attention_backward(translator: Any, node: torch.fx.Node) -> bool:
 
 
 def is_ours(node: torch.fx.Node) -> bool:
-    """Whether there is code for an operator of attention: float32, no mask, no dropout."""
+    """Return whether our kernel computes an attention: float32, no mask, no dropout."""
     backward = node.target is aten._scaled_dot_product_flash_attention_for_cpu_backward.default
     heads, given = arguments(node)[: 5 if backward else 3], arguments(node)[6 if backward else 3 :]
     values = [each.meta["val"] for each in heads]
@@ -76,13 +76,13 @@ def is_ours(node: torch.fx.Node) -> bool:
 
 
 def _inputs(translator: Any, nodes: tuple[torch.fx.Node, ...]) -> list[Place]:
-    """The tensors of heads, copied where elements along the depth are no neighbours."""
+    """Return the tensors of heads, copied unless elements along the depth are adjacent."""
     places = [translator.places[each] for each in nodes]
     return [each if _is_in_rows(each) else translator.contiguous(each) for each in places]
 
 
 def _is_in_rows(heads: Place) -> bool:
-    """Whether elements along the depth are neighbours."""
+    """Return whether elements along the depth are adjacent."""
     return heads.stride[3] == 1 or heads.shape[3] == 1
 
 
@@ -93,7 +93,7 @@ def _heads(translator: Any, node: torch.fx.Node, index: int) -> Place:
 
 
 def _described(node: torch.fx.Node, inputs: list[Place], given: list[Any]) -> tuple[str, str]:
-    """What ``abi.h`` calls ``AbeleAttention``, and how many threads it keeps busy; both in C++."""
+    """Return ``AbeleAttention`` of ``abi.h`` and the number of useful threads, both in C++."""
     q, _, v = inputs
     (samples, heads, queries, depth), (keys, value_depth) = q.shape, v.shape[2:]
     scale = options(node).get("scale")
@@ -105,13 +105,13 @@ def _described(node: torch.fx.Node, inputs: list[Place], given: list[Any]) -> tu
 
 
 def _steps(places: Sequence[Place]) -> str:
-    """Steps between samples, heads and positions of each tensor, in C++."""
+    """Return the strides of samples, heads and positions of each tensor, in C++."""
     each = (", ".join(map(str, place.stride[:3])) for place in places)
     return "{{" + ", ".join(f"{{{{{steps}}}}}" for steps in each) + "}}"
 
 
 def _places(count: int) -> str:
-    """Where the pointers of so many tensors come."""
+    """Return placeholders for the pointers of ``count`` tensors."""
     return ", ".join(f"{{{number}}}" for number in range(count))
 
 

@@ -1,4 +1,4 @@
-"""Which convolutions emitted code computes itself, and how."""
+"""Choice of the convolutions that emitted code computes itself."""
 
 from __future__ import annotations
 

@@ -79,12 +79,12 @@ def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
 
 
 def _described(x: Place, weight: Place, stride: list[int], padding: list[int]) -> str:
-    """The text of ``AbeleDepthwise``."""
+    """Return the text of ``AbeleDepthwise``."""
     numbers = (*x.shape, weight.shape[2], stride[0], *pair(padding))
     return f"AbeleDepthwise{{{{{', '.join(map(str, numbers))}}}}}"
 
 
 def _threads(weight: Place, result: Place) -> str:
-    """How many are worth waking, in C++."""
+    """Return the number of useful threads, in C++."""
     adds = result.size * math.prod(weight.shape[2:])
     return f"abele_threads({result.size}, {adds}, threads)"

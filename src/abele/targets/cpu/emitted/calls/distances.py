@@ -19,7 +19,7 @@ _MEAN, _SUM = 1, 2
 
 
 def loss(text: str, limit: float | None = None, *, weighted: bool = False) -> Callable[..., bool]:
-    """A handler of a loss.
+    """Return a handler of a loss.
 
     Args:
         text: the loss of one element; ``{0}`` and ``{1}`` are what is compared, ``{2}`` a limit.
@@ -56,7 +56,7 @@ def loss(text: str, limit: float | None = None, *, weighted: bool = False) -> Ca
 
 
 def gradient(text: str, *, limited: bool = False, weighted: bool = False) -> Callable[..., bool]:
-    """A handler of a loss's gradient.
+    """Return a handler of a loss's gradient.
 
     Args:
         text: ``{0}`` is the gradient of the loss, ``{1}`` and ``{2}`` are what is compared,
@@ -84,7 +84,7 @@ def gradient(text: str, *, limited: bool = False, weighted: bool = False) -> Cal
 
 
 def _compared(translator: Any, *nodes: Any) -> list[Place] | None:
-    """Both tensors in order, or None if they are no floats of one shape."""
+    """Return both tensors contiguous; None unless they are floats of one shape."""
     places = [translator.places[each] for each in nodes]
     same = places[0].shape == places[1].shape and places[0].size
     if not same or any(each.dtype is not torch.float32 for each in places):

@@ -16,18 +16,18 @@ from abele.targets.translation.places import Place, contiguous_stride
 
 
 def _each(values: Sequence[int], rank: int) -> list[int]:
-    """Those of all dimensions, of which one may be given."""
+    """Broadcast a scalar stride or padding to all spatial dimensions."""
     return list(values) * rank if len(values) == 1 else list(values)
 
 
 def are_side_by_side(weight: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether windows are of 1x1, or as large as the steps between them."""
+    """Return whether windows are 1x1 or as large as their stride, so that none overlap."""
     kernel = list(weight[2:])
     return set(kernel) == {1} or kernel == _each(stride, len(kernel))
 
 
 def windows(images: Sequence[int], weight: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
-    """How many windows there are along each dimension, without padding."""
+    """Return the number of windows along each dimension, without padding."""
     rank = len(images) - 2
     return result_shape(images, weight, _each(stride, rank), [0] * rank)[2:]
 
@@ -54,7 +54,7 @@ def seen_as(matrices: Place, shape: tuple[int, ...]) -> Place:
 def read_by_windows(
     translator: Any, images: Place, weight: tuple[int, ...], stride: list[int]
 ) -> Place:
-    """What windows read: matrices whose rows are the numbers of a window."""
+    """Return the pixels that windows read, as matrices whose rows are elements of a window."""
     read = translator.contiguous(_windows(images, weight, stride))
     pixels = math.prod(windows(images.shape, weight, stride))
     return matrices_of(read, math.prod(weight[1:]), pixels)
@@ -87,7 +87,7 @@ def spread_by_windows(
 
 
 def together(translator: Any, matrices: Place) -> Place:
-    """One matrix that has the pixels of all samples side by side."""
+    """Return a matrix that concatenates the pixels of all samples."""
     (count, rows, pixels), (sample, row, _) = matrices.shape, matrices.stride
     shape = rows, count, pixels
     moved = Place(matrices.buffer, shape, (row, sample, 1), matrices.offset)

@@ -53,7 +53,7 @@ def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
 def gradients(
     translator: Any, node: torch.fx.Node, mask: list[bool], reads: int
 ) -> tuple[list[Place | None], str]:
-    """Where those that are wanted go, and the text of all three pointers.
+    """Allocate the requested gradients, and return them with the text of all three pointers.
 
     Args:
         translator: makes the memory.
@@ -72,7 +72,7 @@ def gradients(
 def described(
     x: Place, weight: Place, stride: list[int], padding: list[int], slope: int = 1
 ) -> str:
-    """The text of a convolution's description.
+    """Return ``AbeleConv`` of a convolution, in C++.
 
     Args:
         x: its images.
@@ -111,7 +111,7 @@ def max_pool(translator: Any, node: torch.fx.Node) -> bool:
 
 
 def _by_kernel(images: Place) -> str:
-    """The call of our kernel, for windows of 2 x 2 that do not overlap."""
+    """Return the call of our max pool, for windows of 2 x 2 that do not overlap."""
     height, width = images.shape[-2:]
     sizes = f"AbelePool{{{{{images.size // (height * width)}, 1, {height}, {width}, 0}}}}"
     threads = f"abele_threads({images.size}, 0, threads)"
@@ -140,7 +140,7 @@ _POOL: tuple[Any, ...] = ([], [0, 0], [1, 1], False)
 
 
 def _only_for_backward(node: torch.fx.Node, kernel: list[int], stride: list[int]) -> bool:
-    """Whether only the gradient reads where values came from, and no two windows overlap."""
+    """Return whether only the gradient reads the indices of maxima, and no windows overlap."""
     picked = [user for user in node.users if is_getitem(user) and user.args[1] == 1]
     backward = aten.max_pool2d_with_indices_backward.default
     readers = [user for each in picked for user in each.users]
@@ -149,7 +149,7 @@ def _only_for_backward(node: torch.fx.Node, kernel: list[int], stride: list[int]
 
 
 def pair(values: Any) -> list[int]:
-    """Those of rows and columns, of which one or both may be given."""
+    """Return (height, width) from a one- or two-element list."""
     return list(values) * 2 if len(values) == 1 else list(values)
 
 

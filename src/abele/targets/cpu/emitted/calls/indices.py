@@ -161,7 +161,7 @@ def index_put(translator: Any, node: torch.fx.Node) -> bool:
 
 
 def _dims_and_numbers(translator: Any, place: Place, indices: Any) -> tuple[int, int, Place] | None:
-    """The first indexed dimension, how many, and the number of each element in them together."""
+    """Return the first indexed dimension, their count, and the flattened index of each element."""
     dims = [d for d, each in enumerate(indices) if each is not None]
     if not dims or dims != list(range(dims[0], dims[-1] + 1)):
         return None

@@ -60,7 +60,7 @@ def _softmax(
 
 
 def _around(shape: tuple[int, ...], dim: int) -> tuple[int, int, int]:
-    """How many elements lie outside a dimension, along it, and inside it."""
+    """Return the number of elements outside a dimension, along it, and inside it."""
     dim %= len(shape)
     return math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
 

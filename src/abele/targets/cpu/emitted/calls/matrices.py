@@ -122,7 +122,7 @@ def _usable_batch(translator: Any, matrices: Place) -> Place:
 
 
 def multiplied(translator: Any, a: Place, b: Place) -> Place:
-    """The product of two matrices.
+    """Multiply two matrices and return the result.
 
     Args:
         translator: what the operation is added to.
@@ -148,7 +148,7 @@ def multiplied(translator: Any, a: Place, b: Place) -> Place:
 
 
 def usable(translator: Any, matrix: Place) -> Place:
-    """A matrix with rows or columns whose elements are neighbours."""
+    """Return the matrix, copied unless elements of its rows or columns are adjacent."""
     return matrix if _is_usable(matrix) else translator.contiguous(matrix)
 
 

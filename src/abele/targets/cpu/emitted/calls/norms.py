@@ -71,7 +71,7 @@ def _workers(parts: int, floats: int) -> int:
 
 
 def _passes(parts: int, x: Place) -> int:
-    """The same for what goes over images twice."""
+    """Return the number of useful threads for a kernel that reads images twice."""
     return _workers(parts, 2 * x.size)
 
 

@@ -74,7 +74,7 @@ def why_not(node: torch.fx.Node) -> str | None:
 
 
 def _fills_tiles(pixels: int, weights: int) -> bool:
-    """Whether a product of each sample wastes little."""
+    """Return whether the tiles of a GEMM per sample waste little."""
     rest = pixels % _TILE
     computed = pixels - rest + (0 if rest == 0 else _HALF if rest <= _HALF else _TILE)
     enough = weights <= _FEW_WEIGHTS or pixels >= _LEAST_FILLED * computed
@@ -123,12 +123,12 @@ def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
 
 
 def _is_apart(images: Place, weights: int) -> bool:
-    """Whether each sample is a product of its own."""
+    """Return whether each sample is a GEMM of its own."""
     return images.shape[0] > 1 and _fills_tiles(images.shape[2], weights)
 
 
 def _weighted(translator: Any, weight: Place, images: Place) -> Place:
-    """A product of ``[O, C]`` and ``[N, C, pixels]`` for each sample: ``[N, O, pixels]``."""
+    """Multiply ``[O, C]`` by ``[N, C, pixels]`` for each sample: ``[N, O, pixels]``."""
     (rows, inner), (count, _, pixels) = weight.shape, images.shape
     if not _is_apart(images, weight.size):
         if pixels == 1:  # samples are the rows then
@@ -148,7 +148,7 @@ def _weighted(translator: Any, weight: Place, images: Place) -> Place:
 
 
 def _summed_product(translator: Any, grads: Place, images: Place) -> Place:
-    """The sum over samples of ``[O, pixels]`` times ``[pixels, C]``: ``[O, C]``."""
+    """Sum ``[O, pixels]`` times ``[pixels, C]`` over samples: ``[O, C]``."""
     (count, rows, pixels), columns = grads.shape, images.shape[1]
     if not _is_apart(images, rows * columns):
         if pixels == 1:
@@ -172,7 +172,7 @@ def _steps(matrices: Place) -> str:
 
 
 def _weight(translator: Any, place: Place) -> Place:
-    """A weight as a matrix; one of a pixel need not be in order."""
+    """Return a weight as a matrix; a 1x1 weight need not be contiguous."""
     if math.prod(place.shape[2:]) == 1:
         return Place(place.buffer, place.shape[:2], place.stride[:2], place.offset)
     place = translator.contiguous(place)

@@ -85,7 +85,7 @@ def max_pool_backward(translator: Any, node: _Node) -> bool:
 
 
 def _chain(conv: _Node) -> Chain | None:
-    """What follows a convolution, if it is as above."""
+    """Return the ReLU and max pool after a convolution and their gradients, or None."""
     relu = _user(conv, aten.relu.default) if len(conv.users) == 1 else None
     source = relu or conv
     pool = _user(source, aten.max_pool2d_with_indices.default)
@@ -102,7 +102,7 @@ def _chain(conv: _Node) -> Chain | None:
 
 
 def _leads_back(back: _Node, mask: _Node | None, source: _Node, conv: _Node) -> bool:
-    """Whether nobody but the convolution's backward reads the gradients between."""
+    """Return whether only the convolution's backward reads the gradients in between."""
     nodes = [back] if mask is None else [back, mask]
     if mask is not None and list(mask.args) != [back, source, 0]:
         return False
@@ -116,7 +116,7 @@ def _leads_back(back: _Node, mask: _Node | None, source: _Node, conv: _Node) -> 
 
 
 def _user(node: _Node, target: Any) -> _Node | None:
-    """The user of a node with this target, if there is one."""
+    """Return the user of a node with this target, or None."""
     return next((user for user in node.users if user.target is target), None)
 
 
@@ -126,7 +126,7 @@ def _only(nodes: list[_Node]) -> _Node:
 
 
 def _is_plain(pool: _Node) -> bool:
-    """Whether windows are 2 x 2 and do not overlap."""
+    """Return whether windows are 2 x 2 and do not overlap."""
     _, kernel, *given = arguments(pool)
     stride, padding, dilation, ceil = (*given, *_DEFAULTS[len(given) :])
     sizes = [images.pair(each) for each in (kernel, stride or kernel)]

@@ -60,7 +60,7 @@ class Product(Call):
     summed: bool = False
 
     def described(self) -> str:
-        """What ``abi.h`` calls ``AbeleProduct``, in C++ between the braces of a format."""
+        """Return ``AbeleProduct`` of ``abi.h`` in C++, with braces escaped for ``format``."""
         rows, columns, _ = self.sizes
         result = 0 if self.summed else rows * columns, self.writes[0].stride[-2]
         flags = int(self.packed), 0, int(self.halves)
@@ -68,7 +68,7 @@ class Product(Call):
         return f"AbeleProduct{{{{{', '.join(map(str, numbers))}}}}}"
 
     def move(self, change: Callable[[Place], Place]) -> None:
-        """Also what the text says of steps from row to row."""
+        """Move the tensors and update the row strides in the text."""
         factors, (result,) = self.reads, self.writes
         super().move(change)
         pairs = zip(factors, self.reads, self.steps, strict=True)
@@ -81,18 +81,18 @@ class Product(Call):
 
     @property
     def adds(self) -> int:
-        """How many multiply-adds it has."""
+        """Number of FMAs."""
         rows, columns, inner = self.sizes
         return self.count * rows * columns * inner
 
     @property
     def threads(self) -> str:
-        """How many it keeps busy, in C++."""
+        """Number of useful threads, in C++."""
         return threads_for(self.adds)
 
     @property
     def is_faster_by_rows(self) -> bool:
-        """Whether a loop that reads the result had better run on some rows after the other.
+        """True if a loop that reads the result is faster fused by blocks of rows.
 
         The result is larger than the caches that are near a processor, and the right factor, which
         all rows need, is not; or there are few samples, and little is packed.
@@ -104,18 +104,18 @@ class Product(Call):
 
     @property
     def keeps_factor(self) -> bool:
-        """Whether the right factor stays in the second-level cache of each thread."""
+        """True if the right factor stays in the L2 cache of each thread."""
         _, columns, inner = self.sizes
         return inner * columns <= _LARGEST_KEPT
 
 
 def threads_for(adds: int) -> str:
-    """How many threads so many multiply-adds keep busy, in C++."""
+    """Return the number of useful threads for ``adds`` FMAs, in C++."""
     return f"abele_threads(0, {_WORK_PER_ADD * adds}, threads)"
 
 
 def is_ours(dtype: torch.dtype, rows: int, columns: int, inner: int) -> bool:
-    """Whether our kernel computes a product."""
+    """Return whether our kernel computes a GEMM."""
     large = rows >= _LEAST_ROWS and columns >= _LEAST_COLUMNS
     return dtype is torch.float32 and large and rows * columns * inner >= _LEAST_WORK
 
@@ -129,7 +129,7 @@ def product(
     *,
     summed: bool = False,
 ) -> Product:
-    """The operation; the last two dimensions of the tensors are the matrices.
+    """Return a GEMM; the last two dimensions of the tensors are the matrices.
 
     Args:
         a: rows and inner dimension.
@@ -153,7 +153,7 @@ def _multiplied(made: Product) -> str:
 
 
 def by_rows(made: Product, turns: int, loop: str) -> str:
-    """The call of a product that has no memory for its result.
+    """Return the call of a GEMM whose result is consumed row by row and never stored.
 
     Args:
         made: the product.
@@ -167,12 +167,12 @@ def by_rows(made: Product, turns: int, loop: str) -> str:
 
 
 def on_rows(made: Product) -> str:
-    """The call of a product in a thread that computes rows ``begin`` to ``end`` of it."""
+    """Return the call that computes rows ``begin`` to ``end`` of a GEMM in a thread."""
     return f"abele::multiply_rows({made.described()}, {{0}}, {{1}}, {{2}}, begin, end, status);"
 
 
 def packed_once(operations: Sequence[Operation], new: _New) -> list[Operation]:
-    """The same operations; right factors that many small products read are packed before them.
+    """Pack right factors once that many small GEMMs read.
 
     Args:
         operations: in order.
@@ -193,7 +193,7 @@ def packed_once(operations: Sequence[Operation], new: _New) -> list[Operation]:
 
 
 def _written(operations: Sequence[Operation], factor: Place, products: list[Product]) -> bool:
-    """Whether something writes a factor between its first reader and its last."""
+    """Return whether a factor is written between its first reader and its last."""
     first, last = products[0].position, products[-1].position
     return any(
         place.buffer is factor.buffer for each in operations[first:last] for place in each.writes
@@ -216,7 +216,7 @@ def room_for_packed(factor: Place, new: _New) -> Place:
 
 
 def packing(factor: Place, packed: Place, described: str | None = None) -> Call:
-    """The operation that packs a right factor.
+    """Return the operation that packs a right factor.
 
     Args:
         factor: inner dimension and columns, in any order.

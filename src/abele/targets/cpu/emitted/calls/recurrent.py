@@ -77,7 +77,7 @@ def _turned(place: Place) -> Place:
 
 
 def _packed(translator: Any, factor: Place) -> Place:
-    """The right factor of the products of all steps, packed once."""
+    """Pack the right factor of the GEMMs of all steps once."""
     packed = products.room_for_packed(factor, translator.new)
     translator.add(products.packing(factor, packed))
     return packed

@@ -19,7 +19,7 @@ _FLOATS_PER_THREAD = 16384
 
 
 def _rows(translator: Any, node: torch.fx.Node) -> tuple[Place, int, int] | None:
-    """The tensor with what is reduced last, how many rows, and their length; None if empty."""
+    """Return the tensor with reduced dimensions last, its rows and their length; None if empty."""
     place: Place = translator.places[arguments(node)[0]]
     reduced = dims_of(node, len(place.shape))
     size = math.prod(place.shape[d] for d in reduced)
@@ -40,7 +40,7 @@ def _workers(rows: int, size: int) -> int:
 
 
 def extreme(name: str, which: str) -> Callable[..., bool]:
-    """A handler that calls a template with rows, and all results of the operator."""
+    """Return a handler that calls a template with rows and all results of the operator."""
 
     def handler(translator: Any, node: torch.fx.Node) -> bool:
         rows = _rows(translator, node)
@@ -145,7 +145,7 @@ def _reduced(translator: Any, node: torch.fx.Node, *, mean: bool) -> bool:
 
 
 def summed(place: Place, result: Place, reduced: set[int], scale: float) -> StridedCall:
-    """The call, of a tensor that may lie elsewhere where it is summed in the same order.
+    """Return the call; its tensor may move to strides that are summed in the same order.
 
     Takes what ``sum_text`` does, and has to be possible.
     """
@@ -164,14 +164,14 @@ def summed(place: Place, result: Place, reduced: set[int], scale: float) -> Stri
 
 
 def moved_last(place: Place, reduced: set[int]) -> Place:
-    """The same tensor with the reduced dimensions behind the others."""
+    """Permute the reduced dimensions of a tensor behind the others."""
     order = sorted(range(len(place.shape)), key=lambda d: d in reduced)
     shape, stride = (tuple(each[d] for d in order) for each in (place.shape, place.stride))
     return Place(place.buffer, shape, stride, place.offset)
 
 
 def sum_text(place: Place, result: Place, reduced: set[int], scale: float) -> str | None:
-    """The call that sums over ``reduced`` dimensions, or None if strides are too mixed.
+    """Return the call that sums over ``reduced`` dimensions, or None if strides are too mixed.
 
     Args:
         place: what is summed.
@@ -215,12 +215,12 @@ def _groups(place: Place, reduced: set[int]) -> tuple[_Dim, _Dim, _Dim, _Dim] | 
 
 
 def _is_of_columns(inner: _Dim) -> bool:
-    """Whether sums that are neighbours are those of neighbours."""
+    """Return whether adjacent sums are those of adjacent elements."""
     return inner[1] == 1 and inner[2] == 1
 
 
 def _order(groups: tuple[_Dim, _Dim, _Dim, _Dim] | None) -> tuple[object, ...] | None:
-    """What decides in which order elements are added."""
+    """Return a key that is equal for tensors whose elements are added in the same order."""
     if groups is None:
         return None
     return *((size, result) for size, _, result in groups), _is_of_columns(groups[1])

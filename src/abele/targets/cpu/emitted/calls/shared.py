@@ -25,7 +25,7 @@ def call(
     *,
     of_floats: bool = True,
 ) -> str:
-    """The text of a call.
+    """Return the text of a call.
 
     Args:
         name: of the template.

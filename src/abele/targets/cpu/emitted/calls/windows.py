@@ -112,7 +112,7 @@ def _positions(kernel: _Size) -> list[_Size]:
 
 
 def _window(place: Place, at: _Size, stride: _Size, out: tuple[int, ...]) -> Place:
-    """What lies at one position of each window."""
+    """Return the elements at a position of each window."""
     rank = len(place.shape)
     for dim, start, step in zip((rank - 2, rank - 1), at, stride, strict=True):
         place = sliced(place, dim, start, out[dim], step)
