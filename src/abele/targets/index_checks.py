@@ -7,16 +7,344 @@ then. Programs stay as they are, and so do executables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
 
+from abele import _torch
+from abele._torch import schema_of
 from abele.errors import IndexCheckError
-from abele.program import Program, Role
-from abele.targets import index_slices
+from abele.program import Program, Role, called_operator, has_tag, is_getitem, marks_of, writes
+from abele.program.core import user_line
 from abele.targets.base import Compiled, OfBatch, Repeated, Run
 from abele.targets.interpreter import function_of
+
+# Operators that index along an argument, and the names of their tensor and their index.
+_ALONG = dict.fromkeys(
+    (
+        *("gather", "scatter", "scatter_add", "scatter_reduce", "index_select", "index_add"),
+        *("index_copy", "index_reduce", "index_fill"),
+    ),
+    ("self", "index"),
+)
+_ROWS = dict.fromkeys(
+    ("embedding", "_embedding_bag", "_embedding_bag_forward_only"), ("weight", "indices")
+)
+_LISTS = ("index", "index_put", "_unsafe_index_put")
+_LOSSES = ("nll_loss_forward", "nll_loss2d_forward")
+_WRAPPING = ("index_fill", "take", "put", *_LISTS)  # -1 is the last element
+
+#: The smallest index that fits, the largest, and one more that is ignored.
+Bounds = tuple[int, int, int | None]
+
+
+def name_of(node: torch.fx.Node) -> str:
+    """Return the operator's name in torch without its overload; empty for other operators."""
+    called = called_operator(node)
+    ours = called is not None and called.namespace == "aten"
+    return str(called).split(".")[1] if ours else ""
+
+
+def indices(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, Bounds]]:
+    """Yield the indices of an operator, each with its bounds and a value that is ignored."""
+    for index, size, ignored in _sizes(name_of(node), node):
+        value = index.meta.get("val")
+        if value is None or value.dtype in (torch.bool, torch.uint8) or not value.numel():
+            continue
+        yield index, (-size if name_of(node) in _WRAPPING else 0, size - 1, ignored)
+
+
+def _sizes(name: str, node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int, int | None]]:
+    if name in _ALONG:
+        tensor, index = (argument_of(node, each) for each in _ALONG[name])
+        yield index, _size(tensor, argument_of(node, "dim")), None
+    elif name in _ROWS:
+        tensor, index = (argument_of(node, each) for each in _ROWS[name])
+        yield index, _size(tensor, 0), None
+    elif name in ("take", "put"):
+        yield argument_of(node, "index"), argument_of(node, "self").meta["val"].numel(), None
+    elif name in _LOSSES:
+        tensor = argument_of(node, "self")
+        size = _size(tensor, min(1, tensor.meta["val"].dim() - 1))
+        yield argument_of(node, "target"), size, argument_of(node, "ignore_index")
+    elif name in _LISTS:
+        for dim, index in enumerate(argument_of(node, "indices")):
+            if index is not None:
+                yield index, _size(argument_of(node, "self"), dim), None
+
+
+def _size(tensor: torch.fx.Node, dim: int) -> int:
+    shape = tensor.meta["val"].shape
+    return shape[dim] if shape else 1
+
+
+def argument_of(node: torch.fx.Node, name: str) -> Any:
+    """Return the argument of a name that an operator was given, or its default.
+
+    Raises:
+        KeyError: it has no such argument.
+    """
+    called = called_operator(node)
+    assert called is not None, node
+    for position, argument in enumerate(schema_of(called).arguments):
+        if argument.name == name:
+            given = node.args[position] if position < len(node.args) else argument.default_value
+            return node.kwargs.get(name, given)
+    raise KeyError(f"{called} has no argument {name!r}")
+
+
+def message(node: torch.fx.Node, line: str, low: int, high: int, ignored: int | None) -> str:
+    """Say which indices an operator takes; ``line`` is that of the loop or branch it stands in."""
+    name = name_of(node).removesuffix("_only").removesuffix("_forward").strip("_")
+    besides = "" if ignored is None else f" and {ignored}, which it ignores"
+    where = line_of(node) or line
+    return f"{where or 'in this program'}: {name} takes the indices {low} to {high}{besides}"
+
+
+def line_of(node: torch.fx.Node) -> str:
+    """Return the user's line that an operator comes from, or nothing."""
+    frame = user_line(node.meta.get("stack_trace"))
+    return f"{frame[0]}:{frame[1]} in {frame[2]}" if frame else marks_of(node).get("of_line", "")
+
+
+# An index that follows from these is not computed twice.
+_EXPENSIVE = ("convolution", "mm", "addmm", "bmm", "baddbmm", "_native_batch_norm_legit")
+# Their results have the elements of their first argument, as long as there are any.
+_SAME_ELEMENTS = (
+    *("view", "_unsafe_view", "reshape", "flatten", "unsqueeze", "squeeze", "expand", "repeat"),
+    *("t", "transpose", "permute", "alias", "clone", "detach"),
+)
+_WHILE, _COND = torch.ops.higher_order.while_loop, torch.ops.higher_order.cond
+
+Refuse = Callable[..., None]
+# The other arguments of such a call: see ``index_checks.refuse``.
+Arguments = tuple[int, int, int | None, str]
+Nodes = Sequence[torch.fx.Node]
+
+
+@dataclasses.dataclass(frozen=True)
+class Looks:
+    """Values to check before a program runs.
+
+    Attributes:
+        inputs: positions of inputs that are indices, with the other arguments of ``refuse``.
+        graph: calls ``refuse`` for indices that are computed, in the order of the program; None if
+            there are none.
+        read: positions of the inputs that the graph is a function of.
+    """
+
+    inputs: list[tuple[int, Arguments]]
+    graph: torch.fx.GraphModule | None
+    read: list[int]
+
+
+def of_program(program: torch.fx.GraphModule, refuse: Refuse) -> Looks:
+    """Return what is to be looked at before a program runs.
+
+    Args:
+        program: pure.
+        refuse: called with an index, what fits it, and a message.
+    """
+    part = _Slice(program, refuse, "")
+    inputs = part.add_checks(of_inputs=False)
+    read = part.used() if part.checks else []
+    return Looks(inputs, part.finished([], read) if part.checks else None, read)
+
+
+def repeat(
+    condition: Callable[..., Sequence[torch.Tensor]],
+    body: Callable[..., Sequence[torch.Tensor]],
+    carried: Sequence[torch.Tensor],
+    read: Sequence[torch.Tensor],
+) -> None:
+    """Run the checks of a loop's body, with the values that it has each time."""
+    while bool(*condition(*carried, *read)):
+        carried = body(*carried, *read)
+
+
+def follow(
+    condition: torch.Tensor,
+    first: Callable[..., Any] | None,
+    second: Callable[..., Any] | None,
+    operands: Sequence[torch.Tensor],
+) -> None:
+    """Run the checks of the side that a branch takes, if that has any."""
+    side = first if bool(condition) else second
+    if side is not None:
+        side(*operands)
+
+
+class _Slice:
+    """A copy of the nodes of a graph that checks need.
+
+    Attributes:
+        checks: how many checks it makes.
+        inputs: those of the graph.
+        results: those of the graph.
+    """
+
+    def __init__(self, source: torch.fx.GraphModule, refuse: Refuse, line: str):
+        self._source, self._refuse, self._line = source, refuse, line
+        self._graph = torch.fx.Graph()
+        self._root: dict[str, Any] = {}
+        self._copies: dict[torch.fx.Node, torch.fx.Node] = {}
+        self.checks = 0
+        self.inputs = [node for node in source.graph.nodes if node.op == "placeholder"]
+        for node in self.inputs:
+            self._copies[node] = self._graph.node_copy(node)
+        (output,) = source.graph.find_nodes(op="output")
+        results = output.args[0]
+        self.results: Nodes = [results] if isinstance(results, torch.fx.Node) else results
+
+    def add_checks(self, *, of_inputs: bool = True) -> list[tuple[int, Arguments]]:
+        """Add a check for each index of the graph.
+
+        Args:
+            of_inputs: also those that are inputs of the graph.
+
+        Returns:
+            else these, by position, with the arguments of their checks.
+        """
+        seen: set[tuple[torch.fx.Node, Bounds]] = set()
+        inputs: list[tuple[int, Arguments]] = []
+        for node in self._source.graph.nodes:
+            for place, bounds in indices(node):
+                index = same_elements(place)
+                if (index, bounds) in seen or not self.copy(index):
+                    continue
+                seen.add((index, bounds))
+                arguments = (*bounds, message(node, self._line, *bounds))
+                if index.op == "placeholder" and not of_inputs:
+                    inputs.append((self.inputs.index(index), arguments))
+                else:
+                    self._call(self._refuse, self._copies[index], *arguments)
+            if node.target is _WHILE:
+                self._add_loop(node)
+            elif node.target is _COND:
+                self._add_branch(node)
+        return inputs
+
+    def copy(self, *wanted: torch.fx.Node) -> bool:
+        """Copy what some nodes follow from, unless that is expensive, random or has an effect."""
+        sources: set[torch.fx.Node] = set()
+        waiting = list(wanted)
+        while waiting:
+            node = waiting.pop()
+            if node in self._copies or node in sources:
+                continue
+            if not is_repeatable(node, self._source):
+                return False
+            sources.add(node)
+            waiting += node.all_input_nodes
+        for node in self._source.graph.nodes:
+            if node in sources:
+                self._copies[node] = self._graph.node_copy(node, self._copies.__getitem__)
+                if node.op == "get_attr":
+                    name = str(node.target)
+                    self._root[name] = operator.attrgetter(name)(self._source)
+        return True
+
+    def used(self) -> list[int]:
+        """Return the positions of the inputs that the copy needs."""
+        return [i for i, node in enumerate(self.inputs) if self._copies[node].users]
+
+    def finished(self, results: Nodes, kept: Sequence[int]) -> torch.fx.GraphModule:
+        """Return the copy as a function of the inputs ``kept`` that returns ``results``."""
+        self._graph.output([self._copies[node] for node in results])
+        for position, node in enumerate(self.inputs):
+            if position not in kept:
+                self._graph.erase_node(self._copies[node])
+        return _torch.graph_module(self._root, self._graph)
+
+    def _add_loop(self, node: torch.fx.Node) -> None:
+        """Add the checks of a loop's body, if what they follow from can be repeated."""
+        arguments: tuple[Any, ...] = node.args
+        tested, part = (self._inner(each, node) for each in arguments[:2])
+        carried, read = arguments[2:]
+        count = len(carried)
+        if not part.checks or not tested.copy(*tested.results):
+            return
+        kept = set(tested.used()) & set(range(count))
+        while True:
+            # A value that the next repetition needs follows from others.
+            if not part.copy(*(part.results[i] for i in kept)):
+                return
+            needed = set(part.used()) & set(range(count))
+            if needed <= kept:
+                break
+            kept |= needed
+        used = sorted({*kept, *tested.used(), *part.used()})
+        outer = [[*carried, *read][i] for i in used]
+        if not self.copy(*outer):
+            return
+        values = [self._copies[each] for each in outer]
+        test = tested.finished(tested.results, used)
+        body = part.finished([part.results[i] for i in sorted(kept)], used)
+        split = len(kept)
+        self._call(repeat, self._added(test), self._added(body), values[:split], values[split:])
+
+    def _add_branch(self, node: torch.fx.Node) -> None:
+        """Add the checks of both sides of a branch, likewise."""
+        arguments: tuple[Any, ...] = node.args
+        condition, *sides, operands = arguments
+        parts = [self._inner(each, node) for each in sides]
+        used = sorted({i for part in parts for i in part.used()})
+        outer = [operands[i] for i in used]
+        if not any(part.checks for part in parts) or not self.copy(condition, *outer):
+            return
+        bodies = [self._added(p.finished([], used)) if p.checks else None for p in parts]
+        values = [self._copies[each] for each in outer]
+        self._call(follow, self._copies[condition], *bodies, values)
+
+    def _inner(self, body: Any, node: torch.fx.Node) -> _Slice:
+        """Return the checks of the body of a loop or branch."""
+        graph = operator.attrgetter(str(body.target))(self._source)
+        part = _Slice(graph, self._refuse, line_of(node) or self._line)
+        part.add_checks()
+        return part
+
+    def _added(self, body: torch.fx.GraphModule) -> torch.fx.Node:
+        name = f"checked_{len(self._root)}"
+        self._root[name] = body
+        return self._graph.get_attr(name)
+
+    def _call(self, function: Callable[..., None], *args: Any) -> None:
+        self._graph.call_function(function, args)
+        self.checks += 1
+
+
+def same_elements(node: torch.fx.Node) -> torch.fx.Node:
+    """Return the first node with equal elements, however often repeated, in whatever order."""
+    while name_of(node) in _SAME_ELEMENTS:
+        source = node.all_input_nodes[0]
+        if source.meta["val"].dtype != node.meta["val"].dtype:
+            break  # a view of another type has the same bits, and other numbers
+        node = source
+    return node
+
+
+def is_repeatable(node: torch.fx.Node, root: torch.fx.GraphModule) -> bool:
+    """Return whether a node may be computed twice: cheap, not random, and without effects."""
+    if node.op == "get_attr":
+        value = operator.attrgetter(str(node.target))(root)
+        if isinstance(value, torch.fx.GraphModule):
+            inner = (each for each in value.graph.nodes if each.op in ("call_function", "get_attr"))
+            return all(is_repeatable(each, value) for each in inner)
+        return isinstance(value, torch.Tensor)
+    if is_getitem(node) or node.target in (_WHILE, _COND):
+        return True
+    called = called_operator(node)
+    return (
+        called is not None
+        and called.namespace == "aten"
+        and not writes(node)
+        and not has_tag(node, torch.Tag.nondeterministic_seeded)
+        and name_of(node) not in _EXPENSIVE
+    )
+
 
 # So many numbers are compared sooner as a list: a small step takes half a millisecond.
 _FEW = 64
@@ -58,7 +386,7 @@ class Checked(Compiled):
 
 def checked(program: Program, compiled: Compiled) -> Compiled:
     """``compiled`` with a look at the indices of ``program`` in front, if it has any."""
-    looks = index_slices.of_program(program.graph, refuse)
+    looks = of_program(program.graph, refuse)
     if not looks.inputs and looks.graph is None:
         return compiled
     computed = None if looks.graph is None else _run_of(looks.graph)
@@ -78,7 +406,7 @@ def look(program: Program, inputs: Sequence[torch.Tensor]) -> None:
         program: has written nothing yet.
         inputs: one tensor for each slot.
     """
-    looks = index_slices.of_program(program.graph, refuse)
+    looks = of_program(program.graph, refuse)
     computed = None if looks.graph is None else _run_of(looks.graph)
     _check(looks, computed, range(len(program.inputs)))(inputs)
 
@@ -93,7 +421,7 @@ def _run_of(graph: torch.fx.GraphModule) -> Run:
     return run
 
 
-def _check(looks: index_slices.Looks, computed: Run | None, given: Sequence[int]) -> _CheckOfBatch:
+def _check(looks: Looks, computed: Run | None, given: Sequence[int]) -> _CheckOfBatch:
     """Return a check of the inputs of a program at the positions ``given``."""
     inputs = [(given.index(position), bounds) for position, bounds in looks.inputs]
     read = [given.index(position) for position in looks.read]

@@ -11,7 +11,7 @@ import torch
 
 from abele._torch import OpOverload, schema_of
 from abele.program import Program, is_getitem, is_view, returned_nodes
-from abele.targets.translation.copies import without_copies
+from abele.targets.translation.copies import sliced_results, without_copies
 from abele.targets.translation.dialect import Dialect
 from abele.targets.translation.operations import (
     Foreign,
@@ -22,7 +22,6 @@ from abele.targets.translation.operations import (
 )
 from abele.targets.translation.places import Buffer, Kind, Place, contiguous_stride, is_dense
 from abele.targets.translation.pointwise import COMPUTED, RULES, Rule, literal
-from abele.targets.translation.sliced_results import sliced_results
 
 aten = torch.ops.aten
 

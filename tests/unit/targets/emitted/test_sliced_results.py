@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
+from abele.targets.translation.copies import sliced_results
 from abele.targets.translation.groups import grouped
 from abele.targets.translation.operations import Call, Pointwise
 from abele.targets.translation.places import Buffer, Kind, Place, contiguous_stride
-from abele.targets.translation.sliced_results import sliced_results
 
 F32 = torch.float32
 ROWS, COLUMNS = 6, 5

@@ -12,8 +12,7 @@ import torch
 from abele.program import called_operator, is_getitem, is_view
 from abele.targets.cpu.emitted.calls import HANDLERS
 from abele.targets.cpu.emitted.calls.products import packed_once
-from abele.targets.index_slices import is_repeatable
-from abele.targets.index_uses import argument_of, indices, name_of
+from abele.targets.index_checks import argument_of, indices, is_repeatable, name_of
 from abele.targets.translation.dialect import Dialect
 from abele.targets.translation.pointwise import TYPES
 

@@ -17,7 +17,6 @@ from abele.program import Program, has_effect, subgraphs
 from abele.program.aliasing import last_uses
 from abele.targets.base import Compiled, Lowering, require_code
 from abele.targets.cuda.emitted import (
-    batch_norms,
     blas,
     convolutions,
     nvrtc,
@@ -63,7 +62,7 @@ _HANDLERS: dict[Any, Handler] = {
     },
     **GATES,
     **sums.HANDLERS,
-    **batch_norms.HANDLERS,
+    **sums.BATCH_NORMS,
     **convolutions.HANDLERS,
 }
 _DIALECT = Dialect(handlers=_HANDLERS, types=NAMES)

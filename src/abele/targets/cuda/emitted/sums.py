@@ -5,14 +5,88 @@ Torch has a kernel for each, which took a fifth of the time of all kernels in a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from abele.targets.cuda.emitted import channels
-from abele.targets.cuda.emitted.blocks import Blocks
+from abele.targets.cuda.emitted.blocks import Blocks, call
+from abele.targets.translation.batch_norms import BatchNorms
 from abele.targets.translation.movement import arguments, dims_of, options
 from abele.targets.translation.places import Place
+
+# Elements of a channel that a block reads, as in device.h.
+_OF_BLOCK = 4096
+# Fewer pixels lie too far apart to be read by neighbouring threads.
+_LEAST_PIXELS = 16
+_LARGEST_INDEX = 2**31
+
+
+def usable(x: Place) -> bool:
+    """Return whether channels of images [samples, channels, ...] are summed by our kernel."""
+    small = x.size < _LARGEST_INDEX
+    return x.dtype is torch.float32 and x.size > 0 and small and _pixels(x) >= _LEAST_PIXELS
+
+
+def sizes(x: Place) -> tuple[int, int, int]:
+    """Channels, pixels of an image, and elements of a channel."""
+    return x.shape[1], _pixels(x), x.size // x.shape[1]
+
+
+def parts_of(x: Place) -> tuple[int, int]:
+    """Channels, and parts of each."""
+    return x.shape[1], -(-sizes(x)[-1] // _OF_BLOCK)
+
+
+def summed(translator: Any, x: Place, result: Place) -> None:
+    """Add what sums each channel.
+
+    Args:
+        translator: of the program.
+        x: contiguous images that are ``usable``.
+        result: a number for each channel.
+    """
+    channels, parts = parts_of(x)
+    sums = result if parts == 1 else translator.new((channels, parts), x.dtype)
+    translator.add(call("channel_sums", [x], [sums], channels * parts, sizes(x)))
+    if parts > 1:
+        translator.add(call("channel_sum", [sums], [result], channels, [parts]))
+
+
+def _pixels(x: Place) -> int:
+    return x.size // (x.shape[0] * x.shape[1])
+
+
+def _statistics(
+    translator: Any,
+    x: Place,
+    running: Sequence[Place],
+    saved: Sequence[Place],
+    updated: Sequence[Place],
+    momentum: float,
+    eps: float,
+) -> None:
+    moments = translator.new((*parts_of(x), 2), x.dtype)
+    parts = moments.size // 2
+    translator.add(call("channel_moments", [x], [moments], parts, sizes(x)))
+    settings = [eps, momentum] if running else [eps]
+    reads, writes = [moments, *running], [*saved, *updated]
+    rows = sizes(x)[-1:]
+    translator.add(call("channel_statistics", reads, writes, x.shape[1], rows, settings))
+
+
+def _sums(
+    translator: Any, grad: Place, x: Place, mean: Place, rstd: Place, results: Sequence[Place]
+) -> None:
+    products = translator.new((*parts_of(x), 2), x.dtype)
+    parts, reads = products.size // 2, [grad, x, mean]
+    translator.add(call("channel_products", reads, [products], parts, sizes(x)))
+    reads, rows = [products, rstd], sizes(x)[-1:]
+    translator.add(call("channel_totals", reads, list(results), x.shape[1], rows))
+
+
+BATCH_NORMS = BatchNorms(usable, _statistics, _sums).handlers
+
 
 aten = torch.ops.aten
 
@@ -30,7 +104,7 @@ def sums(translator: Any, node: torch.fx.Node) -> bool:
         return False
     reduced = dims_of(node, len(place.shape))
     if _are_channels(place, reduced):
-        channels.summed(translator, place, result)
+        summed(translator, place, result)
         translator.places[node] = result
         return True
     matrix = _matrix(place, reduced)
@@ -45,7 +119,7 @@ def _are_channels(x: Place, reduced: set[int]) -> bool:
     """Return whether images are reduced to their channels, of which there are several."""
     if len(x.shape) < 3 or reduced != set(range(len(x.shape))) - {1} or not x.contiguous:
         return False
-    return x.shape[1] > 1 and channels.usable(x)
+    return x.shape[1] > 1 and usable(x)
 
 
 def summed_columns(x: Place, result: Place, rows: int, columns: int, step: int) -> Blocks:
