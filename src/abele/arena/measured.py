@@ -20,7 +20,7 @@ from abele.arena.places import Allocation
 from abele.arena.running import available, recorded
 from abele.containers import is_sequence
 from abele.ops import lstm
-from abele.program.memory import AFTER, MemoryUse, Piece
+from abele.program.memory import MemoryUse, Piece
 
 aten = torch.ops.aten
 
@@ -120,7 +120,7 @@ def _temporary(inside: _Inside, node: torch.fx.Node | None, step: int) -> Iterat
             last=step,
             size=each.size,
             begin=each.begin,
-            end=min(each.end, AFTER),
+            end=each.end,
             inner=True,
         )
 
@@ -140,10 +140,8 @@ def _patches(node: torch.fx.Node, step: int, channels_last: bool) -> Iterator[Pi
     *_, transposed, _, _ = node.args[:-1] if is_backward else node.args
     last = channels_last or any(each.dim() == 4 and not each.is_contiguous() for each in (x, w))
     if is_backward and not transposed and cast("list[bool]", node.args[-1])[0]:
-        copies, image = (
-            min(torch.get_num_threads(), x.shape[0]) * (1 if last else 3),
-            _value(node, 0),
-        )
+        per_thread, image = 1 if last else 3, _value(node, 0)
+        copies = per_thread * min(torch.get_num_threads(), x.shape[0])
     elif transposed and not is_backward and not last:
         copies, image = 2, x
     else:
@@ -164,7 +162,10 @@ def _inside(node: torch.fx.Node, channels_last: bool) -> _Inside | None:
     if key not in _measured:
         if not available():
             return None
-        _measured[key] = _measure(node, channels_last)
+        try:
+            _measured[key] = _measure(node, channels_last)
+        except RuntimeError:  # not on this processor, or no memory: the estimate goes without
+            _measured[key] = None
     return _measured[key]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from abele import arena
+from abele import _torch, arena
 from abele.arena import measured, places, running
 from abele.program import memory
 from abele.targets.cpu.compiler import compiler
@@ -479,6 +479,29 @@ def test_an_operator_too_large_for_the_machine_is_not_run(library, monkeypatch):
     use = memory.of_graph(step)
     assert arena.with_inner(use) == use
     assert not any(map(arena.is_measured, step.graph.graph.nodes))
+
+
+def test_an_operator_that_cannot_be_run_alone_is_left_out(library, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("not on this processor")
+
+    monkeypatch.setattr(measured, "_measured", {})
+    monkeypatch.setattr(measured, "_run", refuse)
+    (step,) = captured(Images(), (torch.randn(4, 3, 32, 32),)).programs
+    use = memory.of_graph(step)
+    assert arena.with_inner(use) == use
+
+
+def test_patches_of_half_convolutions_are_counted_though_no_allocator_sees_them(library):
+    if _torch.computes_half_convolutions():
+        pytest.skip("oneDNN computes half convolutions on this processor")
+    module = Half()
+    batch = (torch.randn(4, 3, 32, 32, dtype=torch.float16),)
+    (step,) = captured(module, batch, rule=rule_for(module)).programs
+    use = arena.with_inner(memory.of_graph(step))
+    outside = [each.size for each in use.pieces if each.inner and each.result < 0]
+    threads = min(torch.get_num_threads(), 4)
+    assert 3 * threads * 32 * 9 * 16 * 16 * 2 in outside  # of ``next``, for its input gradient
 
 
 class Degenerate(nn.Module):
