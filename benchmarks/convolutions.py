@@ -7,7 +7,7 @@ All ways run in one process in turns; what counts is processor time, so that nei
 images, as in large ones; "winograd" is our other way for these, and its library is that of "last".
 "last/planes" is the time of our second way over that of our first. --many measures many channels,
 without our first way.
-`abele/passes/few_channel_convolutions.py` takes the limits of the first from here,
+`abele/passes/of_lowerings/convolutions.py` takes the limits of the first from here,
 `abele/kernels/convolutions.py` those of the others.
 """
 
