@@ -3,9 +3,9 @@
 import os
 
 from popdist._error import Error
-from popdist._run.placement import adopt
-from popdist._run.placement.adopt import Place
-from popdist._run.problems import Problem
+from popdist._run import placement
+from popdist._run.command_line import Problem
+from popdist._run.placement import Place
 
 __all__ = ["Place", "this_place"]
 
@@ -17,6 +17,6 @@ def this_place() -> Place | None:
         popdist.Error: The environment contradicts itself.
     """
     try:
-        return adopt.find(os.environ)
+        return placement.find_place(os.environ)
     except (Problem, ValueError) as problem:
         raise Error(str(problem)) from problem

@@ -2,7 +2,7 @@
 
 import sys
 
-from popdist._run.command.cli import main
+from popdist._run.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -62,7 +62,7 @@ def test_cosmictagger_says_what_to_install(target, arguments, program):
         "gctools.monitor",
         "gctools.info",
         "gctools.inventory",
-        "popdist._run.command.cli",
+        "popdist._run.cli",
         EXAMPLES / "samba_logreg.py",
     ],
     ids=str,

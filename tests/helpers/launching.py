@@ -158,8 +158,8 @@ class Server:
 
 
 def _serve() -> None:
-    import popdist._run.instances.agent  # noqa: F401
-    from popdist._run.command.cli import main
+    import popdist._run.agent  # noqa: F401
+    from popdist._run.cli import main
 
     print("ready", flush=True)
     for line in sys.stdin:

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from popdist._run.command import cli, config, mpi_arguments, parsing
-from popdist._run.command.options import NO_EFFECT, OPTIONS
-from popdist._run.command.topology import table
-from popdist._run.placement.plan import make
-from popdist._run.problems import Problem
+from popdist._run import cli, command_line
+from popdist._run.cli import topology_table
+from popdist._run.command_line import NO_EFFECT, OPTIONS, Problem
+from popdist._run.placement import make_plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,7 +50,7 @@ def poprun(capsys, *arguments):
     ],
 )  # fmt: skip
 def test_options_end_where_the_program_begins(line, given, program):
-    assert parsing.parse(shlex.split(line)) == (given, program)
+    assert command_line.parse(shlex.split(line)) == (given, program)
 
 
 def test_every_option_of_the_original_is_taken():
@@ -136,7 +135,7 @@ def test_offline_mode_adds_to_default_options(capsys, monkeypatch):
 def test_help_version_and_mistakes_come_without_torch():
     code = """
 import sys
-from popdist._run.command.cli import main
+from popdist._run.cli import main
 for line in (["--help"], ["--version"], ["--num-instances", "2", "--print-topology"], ["--wrong"]):
     main(line)
 print(*sys.modules)
@@ -194,9 +193,9 @@ def test_versions(capsys):
 
 
 def test_help_of_the_program_is_not_that_of_poprun():
-    assert parsing.asks_for(["--num-instances", "2", "python3", "x.py", "--help"]) is None
-    assert parsing.asks_for(["--mpi-global-args", "--help", "python3"]) is None
-    assert parsing.asks_for(["--num-instances=2", "-h"])
+    assert command_line.asks_for(["--num-instances", "2", "python3", "x.py", "--help"]) is None
+    assert command_line.asks_for(["--mpi-global-args", "--help", "python3"]) is None
+    assert command_line.asks_for(["--num-instances=2", "-h"])
 
 
 def test_options_survive_a_file(capsys, tmp_path):
@@ -212,8 +211,8 @@ def test_options_survive_a_file(capsys, tmp_path):
         "verbose": 2,
     }
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
-    given = config.read(str(file))
-    assert given == parsing.parse([str(word) for word in words])[0]
+    given = command_line.read_config(str(file))
+    assert given == command_line.parse([str(word) for word in words])[0]
     # The command line wins.
     out = poprun(capsys, "--import-config", file, "--num-replicas", 2, "--print-topology")[1]
     assert "| replicas  |  0  |  1  |\n" in out
@@ -248,7 +247,7 @@ def test_files_with_mistakes(tmp_path, text, said):
     file = tmp_path / "run.json"
     file.write_text(text)
     with pytest.raises(Problem, match=re.escape(said)):
-        config.read(str(file))
+        command_line.read_config(str(file))
 
 
 def test_arguments_of_mpirun():
@@ -257,7 +256,7 @@ def test_arguments_of_mpirun():
         "--mca btl_tcp_if_include eth0",
         "--oddity",
     ]
-    result = mpi_arguments.read([*texts, "-mca pml ob1"], "mpi-global-args")
+    result = command_line.read_mpi_arguments([*texts, "-mca pml ob1"], "mpi-global-args")
     assert result.names == ["A"]
     assert result.values == {"B": "c=d", "GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
     assert result.ignored == ["--bind-to core", "--oddity", "-mca pml ob1"]
@@ -295,8 +294,8 @@ def test_mistakes_in_places_that_others_gave(capsys, monkeypatch, line, said):
 def test_the_guide_lists_every_option():
     _, _, guide = (ROOT / "docs/poprun.md").read_text().partition("## All options")
     expected = [
-        f"| `{' '.join([f'--{o.name}', parsing.metavar(o)]).strip()}` "
-        f"| {parsing.default(o)} | {o.help if o.group != NO_EFFECT else 'no effect'} |"
+        f"| `{' '.join([f'--{o.name}', command_line.metavar(o)]).strip()}` "
+        f"| {command_line.default(o)} | {o.help if o.group != NO_EFFECT else 'no effect'} |"
         for o in OPTIONS
     ]
     assert re.findall(r"^\| `--.*\|$", guide, re.MULTILINE) == expected
@@ -304,4 +303,4 @@ def test_the_guide_lists_every_option():
 
 def test_the_guide_shows_the_topology_as_it_is():
     guide = (ROOT / "docs/poprun.md").read_text()
-    assert f"```text\n{table(make(('a', 'b'), 4, 8))}\n```" in guide
+    assert f"```text\n{topology_table(make_plan(('a', 'b'), 4, 8))}\n```" in guide

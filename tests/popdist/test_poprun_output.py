@@ -5,9 +5,8 @@ import os
 
 import pytest
 
-from popdist._run.instances import endings, screen
-from popdist._run.instances.output import Relay
-from popdist._run.instances.screen import Screen
+from popdist._run import output
+from popdist._run.output import Relay, Screen
 
 MARK = "\x1dsecret\x1d"
 
@@ -101,9 +100,9 @@ def test_progress_bars_are_those_of_instance_0(watched):
 
 def test_a_file_shows_a_long_bar_now_and_then(watched, monkeypatch):
     run = watched()
-    now = screen.time.monotonic()
+    now = output.time.monotonic()
     for seconds in (1, 29, 31, 45, 62):
-        monkeypatch.setattr(screen.time, "monotonic", lambda t=seconds: now + t)
+        monkeypatch.setattr(output.time, "monotonic", lambda t=seconds: now + t)
         run.feed(0, f"\r at {seconds} s".encode(), stream=1)
     assert run.err.getvalue().splitlines() == [b"[1,0]<stderr>: at 31 s", b"[1,0]<stderr>: at 62 s"]
 
@@ -132,7 +131,7 @@ def test_endings_are_taken_out(watched):
     killed, exited = run.relay.endings
     assert (killed.rank, killed.status, killed.failed, killed.seconds) == (1, 137, True, 12.5)
     assert (exited.rank, exited.status, exited.failed) == (0, 3, True)
-    assert not endings.Ending(0, "exited", 0, 1.0).failed
+    assert not output.Ending(0, "exited", 0, 1.0).failed
 
 
 def test_a_line_without_end_does_not_fill_memory(watched):

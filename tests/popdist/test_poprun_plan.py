@@ -5,11 +5,8 @@ import re
 import pytest
 
 import popdist
-from popdist._run.command import topology
-from popdist._run.instances import shim
-from popdist._run.placement import adopt, environment, hosts
-from popdist._run.placement import plan as plans
-from popdist._run.problems import Problem
+from popdist._run import cli, placement, shim
+from popdist._run.command_line import Problem
 
 
 @pytest.mark.parametrize(
@@ -24,23 +21,23 @@ from popdist._run.problems import Problem
     ],
 )
 def test_lists_of_hosts(text, names):
-    assert hosts.expand(text) == tuple(names.split())
+    assert placement.expand_hosts(text) == tuple(names.split())
 
 
 def test_files_of_hosts(tmp_path):
     file = tmp_path / "hosts"
     file.write_text("# ours\na slots=4\n\nb[0-1]  # two\n")
-    assert hosts.read_file(str(file)) == ("a", "b0", "b1")
+    assert placement.read_hostfile(str(file)) == ("a", "b0", "b1")
     file.write_text("# none\n")
     with pytest.raises(Problem, match="lists no host"):
-        hosts.read_file(str(file))
+        placement.read_hostfile(str(file))
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(Problem, match="cannot be read: it is not text"):
-        hosts.read_file(str(file))
+        placement.read_hostfile(str(file))
 
 
 def test_instances_are_divided_evenly_and_in_order():
-    plan = plans.make(("a", "b"), 4, 12, ipus=2, domains=2)
+    plan = placement.make_plan(("a", "b"), 4, 12, ipus=2, domains=2)
     rows = [(i.rank, i.host, i.local_rank, i.local_size, i.domain, i.offset, i.replicas)
             for i in plan.instances]  # fmt: skip
     assert rows == [
@@ -50,13 +47,13 @@ def test_instances_are_divided_evenly_and_in_order():
         (3, "b", 1, 2, 1, 9, 3),
     ]
     assert plan.hosts == ("a", "b")
-    assert plans.make(("a",), 3, None).replicas == 3
+    assert placement.make_plan(("a",), 3, None).replicas == 3
 
 
 def test_popdist_reads_what_poprun_sets(monkeypatch):
-    plan = plans.make(("a", "b"), 4, 12, ipus=2)
+    plan = placement.make_plan(("a", "b"), 4, 12, ipus=2)
     for instance in plan.instances:
-        for name, value in environment.of_instance(plan, instance).items():
+        for name, value in placement.of_instance(plan, instance).items():
             monkeypatch.setenv(name, value)
         assert popdist.isPopdistEnvSet()
         popdist._environment.check()
@@ -68,7 +65,7 @@ def test_popdist_reads_what_poprun_sets(monkeypatch):
 
 
 def test_the_topology_is_a_table():
-    text = topology.table(plans.make(("localhost",), 2, 4, domains=2))
+    text = cli.topology_table(placement.make_plan(("localhost",), 2, 4, domains=2))
     assert text.splitlines() == [
         " ===========================",
         "|      poprun topology      |",
@@ -95,7 +92,9 @@ def test_the_topology_is_a_table():
     ],
 )
 def test_lines_of_the_table_are_equally_long(names, instances, replicas, ilds):
-    lines = topology.table(plans.make(names, instances, replicas, domains=ilds)).splitlines()
+    lines = cli.topology_table(
+        placement.make_plan(names, instances, replicas, domains=ilds)
+    ).splitlines()
     assert {len(line) for line in lines[1:-1]} == {len(lines[0]) + 1} == {len(lines[-1]) + 1}
     assert len(lines[1]) <= 100
     assert [re.split(r"[ |]+", line)[1] for line in lines[3::2]] == [
@@ -107,7 +106,9 @@ def test_lines_of_the_table_are_equally_long(names, instances, replicas, ilds):
 
 
 def test_a_large_run_is_listed_by_host():
-    lines = topology.table(plans.make(hosts.expand("n[0-63]"), 256, 512)).splitlines()
+    lines = cli.topology_table(
+        placement.make_plan(placement.expand_hosts("n[0-63]"), 256, 512)
+    ).splitlines()
     assert lines[0] == "poprun topology"
     assert lines[2].split() == ["hosts", "ILDs", "instances", "replicas"]
     assert lines[-1].split() == ["n63", "0", "252-255", "504-511"]
@@ -157,20 +158,20 @@ SLURM = {
 
 
 def test_places_of_slurm():
-    place = adopt.find(SLURM)
+    place = placement.find_place(SLURM)
     assert (place.by, place.rank, place.size) == ("Slurm", 5, 7)
     assert (place.local_rank, place.local_size, place.address) == (1, 3, "n07")
     assert 20000 <= place.port < 30000
-    assert place.port == adopt.find(SLURM | {"SLURM_PROCID": "0"}).port
-    assert place.port != adopt.find(SLURM | {"SLURM_STEP_ID": "3"}).port
-    assert adopt.find(SLURM | {"SLURM_STEP_TASKS_PER_NODE": "3(x2),1"}).local_size == 3
+    assert place.port == placement.find_place(SLURM | {"SLURM_PROCID": "0"}).port
+    assert place.port != placement.find_place(SLURM | {"SLURM_STEP_ID": "3"}).port
+    assert placement.find_place(SLURM | {"SLURM_STEP_TASKS_PER_NODE": "3(x2),1"}).local_size == 3
 
 
 def test_a_batch_script_is_no_place():
     batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "77"}
-    assert adopt.find(batch) is None
-    assert adopt.find(SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
-    assert adopt.find({}) is None
+    assert placement.find_place(batch) is None
+    assert placement.find_place(SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
+    assert placement.find_place({}) is None
 
 
 OMPI = {
@@ -183,19 +184,19 @@ OMPI = {
 
 
 def test_places_of_mpi():
-    place = adopt.find(OMPI)
+    place = placement.find_place(OMPI)
     assert (place.by, place.rank, place.size, place.address) == ("MPI", 1, 2, "127.0.0.1")
-    other = adopt.find(
+    other = placement.find_place(
         OMPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
     )
     assert (other.local_rank, other.local_size, other.address) == (0, 1, None)
     mpich = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
-    place = adopt.find(mpich)
+    place = placement.find_place(mpich)
     assert (place.rank, place.size, place.local_rank, place.local_size) == (2, 4, 0, 2)
     with pytest.raises(Problem, match="MPI says that this is rank 4 of 4"):
-        adopt.find(mpich | {"PMI_RANK": "4"})
+        placement.find_place(mpich | {"PMI_RANK": "4"})
 
 
 def test_what_poprun_started_is_not_adopted_again():
-    plan = plans.make(("localhost",), 2, 2)
-    assert adopt.find(environment.of_instance(plan, plan.instances[1])) is None
+    plan = placement.make_plan(("localhost",), 2, 2)
+    assert placement.find_place(placement.of_instance(plan, plan.instances[1])) is None

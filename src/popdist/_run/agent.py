@@ -26,9 +26,9 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from abele.collectives.meeting import keep_store
-from popdist._run.instances.log import logger
-from popdist._run.instances.ssh import SHIM
-from popdist._run.problems import Problem
+from popdist._run.command_line import Problem
+from popdist._run.output import logger
+from popdist._run.ssh import SHIM
 
 _RUN_ID = "poprun"
 _HANDLED = "TORCHELASTIC_SIGNALS_TO_HANDLE"

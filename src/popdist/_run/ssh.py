@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from popdist._run.instances import shim
-from popdist._run.placement.environment import FORWARDED
-from popdist._run.problems import NOT_FOUND, Problem
+from popdist._run import shim
+from popdist._run.command_line import NOT_FOUND, Problem
+from popdist._run.placement import FORWARDED
 
 VARIABLE = "POPRUN_SSH"
 SHIM = str(Path(shim.__file__).resolve())
@@ -38,7 +38,7 @@ def command(host: str) -> list[str]:
     return _to(host, shlex.join(["exec", sys.executable, "-I", "-S", SHIM, shim.REMOTE]))
 
 
-def check(hosts: Iterable[str], program: str) -> None:
+def check_hosts(hosts: Iterable[str], program: str) -> None:
     """Ask all hosts, at the same time, whether a run can start there.
 
     Args:

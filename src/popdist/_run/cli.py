@@ -1,21 +1,111 @@
-"""The command line of poprun."""
+"""The command poprun."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NoReturn
 
-from popdist._run.command import checks, config, parsing, settings
-from popdist._run.command.options import NO_EFFECT, OPTIONS
-from popdist._run.command.topology import table
-from popdist._run.instances import launch, shim
-from popdist._run.instances.log import logger, set_up
-from popdist._run.placement import adopt, hosts
-from popdist._run.placement import plan as plans
-from popdist._run.problems import Problem
+from popdist._run import command_line, launch, placement, shim
+from popdist._run.command_line import NO_EFFECT, OPTIONS, Problem
+from popdist._run.output import logger, set_up_log
+from popdist._run.placement import Instance, Place, Plan
+
+_WIDTH = 100
+_TITLE = "poprun topology"
+_ROWS = ("hosts", "ILDs", "instances", "replicas")
+
+
+def topology_table(plan: Plan) -> str:
+    """Return the table: columns that stand for what they hold, or rows of hosts where too wide."""
+    for folded in (False, True):
+        text = _columns(plan, folded)
+        if len(text.split("\n", 1)[0]) < _WIDTH:
+            return text
+    return _by_host(plan)
+
+
+def _columns(plan: Plan, folded: bool) -> str:
+    """Return one column per instance, as wide as its replicas need."""
+    replicas = [_replicas(instance, folded) for instance in plan.instances]
+    keys: tuple[Callable[[Instance], Hashable], ...] = (
+        lambda i: i.host,
+        lambda i: (i.host, i.domain),
+        lambda i: i.rank,
+    )
+    names = [_spans(plan, key) for key in keys]
+    widths = [
+        max(sum(map(len, cells)) + 3 * len(cells) - 1, len(str(instance.rank)) + 2)
+        for instance, cells in zip(plan.instances, replicas, strict=True)
+    ]
+    _widen(widths, names[0])
+    rows = [_cells(widths, spans) for spans in names[:3]]
+    rows.append("|".join(_spread(cells, w) for cells, w in zip(replicas, widths, strict=True)))
+    lines = [f"| {name:<9} |{row}|" for name, row in zip(_ROWS, rows, strict=True)]
+    inner = len(lines[0]) - 2
+    rule = "|" + "-" * 11 + "|" + "-" * (inner - 12) + "|"
+    head = [" " + "=" * inner, f"|{_TITLE:^{inner}}|", "|" + "=" * inner + "|"]
+    body = [part for line in lines for part in (line, rule)][:-1]
+    return "\n".join([*head, *body, " " + "-" * inner])
+
+
+def _replicas(instance: Instance, folded: bool) -> list[str]:
+    numbers = range(instance.offset, instance.offset + instance.replicas)
+    return [_range(numbers)] if folded else [str(number) for number in numbers]
+
+
+def _spans(plan: Plan, key: Callable[[Instance], Hashable]) -> list[tuple[str, int]]:
+    """Return labels, and how many columns each covers."""
+    spans = [(value, len(list(group))) for value, group in groupby(plan.instances, key)]
+    return [(str(v[1] if isinstance(v, tuple) else v), count) for v, count in spans]
+
+
+def _widen(widths: list[int], hosts: Sequence[tuple[str, int]]) -> None:
+    """Give the columns of a host, evenly, what its name lacks."""
+    start = 0
+    for name, count in hosts:
+        inner = sum(widths[start : start + count]) + count - 1
+        each, more = divmod(max(0, len(name) + 2 - inner), count)
+        for n in range(count):
+            widths[start + n] += each + (n < more)
+        start += count
+
+
+def _cells(widths: Sequence[int], spans: Sequence[tuple[str, int]]) -> str:
+    parts, start = [], 0
+    for label, count in spans:
+        parts.append(f"{label:^{sum(widths[start : start + count]) + count - 1}}")
+        start += count
+    return "|".join(parts)
+
+
+def _spread(cells: Sequence[str], width: int) -> str:
+    each, more = divmod(width - (len(cells) - 1), len(cells))
+    return "|".join(f"{cell:^{each + (n < more)}}" for n, cell in enumerate(cells))
+
+
+def _by_host(plan: Plan) -> str:
+    rows: list[tuple[str, ...]] = [_ROWS]
+    for host, group in groupby(plan.instances, lambda instance: instance.host):
+        instances = list(group)
+        last = instances[-1]
+        rows.append((
+            host,
+            _range(range(instances[0].domain, last.domain + 1)),
+            _range(range(instances[0].rank, last.rank + 1)),
+            _range(range(instances[0].offset, last.offset + last.replicas)),
+        ))  # fmt: skip
+    widths = [max(len(row[n]) for row in rows) for n in range(4)]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join([_TITLE, "=" * len(lines[0]), *(line.rstrip() for line in lines)])
+
+
+def _range(numbers: range) -> str:
+    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+
 
 _MOST_GRACE = 25  # seconds; the agent kills after 30
 _NO_PROGRAM = "There is no program to run: poprun [options] PROGRAM [arguments]."
@@ -32,13 +122,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status; see ``poprun --help``.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    set_up(0)
+    set_up_log(0)
     try:
-        text = parsing.asks_for(arguments)
+        text = command_line.asks_for(arguments)
         if text is not None:
             _show(text)
             return 0
-        return _run(*parsing.parse(arguments))
+        return _run(*command_line.parse(arguments))
     except Problem as problem:
         logger.error("%s", problem)
         return problem.status
@@ -75,36 +165,36 @@ def _show(text: str) -> None:
 
 def _run(explicit: dict[str, Any], program: list[str]) -> int:
     if path := explicit.get("import_config"):
-        explicit = {**config.read(path), **explicit}
+        explicit = {**command_line.read_config(path), **explicit}
     options = {option.key: option.default for option in OPTIONS} | explicit
     verbosity = 2 if options["vv"] else min(int(options["verbose"]), 2)
-    set_up(verbosity)
+    set_up_log(verbosity)
     _check(options)
     if path := options["export_config"]:
-        config.write(path, explicit, overwrite=options["overwrite_config"])
+        command_line.write_config(path, explicit, overwrite=options["overwrite_config"])
         logger.info("Wrote the options to %s", path)
         if not program:
             return 0
     _say_what_has_no_effect(explicit)
-    place = adopt.find()
+    place = placement.find_place()
     if place:
         _become(place, options, explicit, program)
     plan = _plan(options)
     _check_instance(options, plan)
     if options["print_topology"] or verbosity > 1:
         if options["print_topology"]:
-            _show(f"{table(plan)}\n")
+            _show(f"{topology_table(plan)}\n")
         else:
-            print(table(plan), file=sys.stderr, flush=True)
+            print(topology_table(plan), file=sys.stderr, flush=True)
     if not program:
         if options["print_topology"]:
             return 0
         raise Problem(_NO_PROGRAM)
-    return launch.launch(plan, program, settings.of_run(plan, options))
+    return launch.launch(plan, program, launch.settings_of_run(plan, options))
 
 
 def _check(options: Mapping[str, Any]) -> None:
-    checks.check_subnet(options["host_subnet"])
+    launch.check_subnet(options["host_subnet"])
     if options["host"] and options["hostfile"]:
         raise Problem("--host and --hostfile exclude each other; give one of them.")
     if options["grace_seconds"] > _MOST_GRACE:
@@ -113,19 +203,19 @@ def _check(options: Mapping[str, Any]) -> None:
         raise Problem(f"--master-port {options['master_port']} is no port: they end at 65535.")
 
 
-def _check_instance(options: Mapping[str, Any], plan: plans.Plan) -> None:
+def _check_instance(options: Mapping[str, Any], plan: Plan) -> None:
     only, count = options["only_output_from_instance"], len(plan.instances)
     if only is not None and only >= count:
         raise Problem(f"--only-output-from-instance {only}: there are {count} instances, from 0.")
 
 
-def _plan(options: Mapping[str, Any]) -> plans.Plan:
+def _plan(options: Mapping[str, Any]) -> Plan:
     listed: tuple[str, ...] = ("localhost",)
     if options["host"]:
-        listed = hosts.expand(options["host"])
+        listed = placement.expand_hosts(options["host"])
     elif options["hostfile"]:
-        listed = hosts.read_file(options["hostfile"])
-    return plans.make(
+        listed = placement.read_hostfile(options["hostfile"])
+    return placement.make_plan(
         listed,
         options["num_instances"] or 1,
         options["num_replicas"],
@@ -142,7 +232,7 @@ def _say_what_has_no_effect(explicit: Mapping[str, Any]) -> None:
 
 
 def _become(
-    place: adopt.Place, options: dict[str, Any], explicit: Mapping[str, Any], program: list[str]
+    place: Place, options: dict[str, Any], explicit: Mapping[str, Any], program: list[str]
 ) -> NoReturn:
     """Run the program in the place of this process, as one of the ranks that there are."""
     count = options["num_instances"] or place.size
@@ -153,8 +243,8 @@ def _become(
         )
     if not program:
         raise Problem(_NO_PROGRAM)
-    checks.check_program(program)
-    variables = settings.of_place(place, options)
+    launch.check_program(program)
+    variables = launch.variables_of_place(place, options)
     address = os.environ.get("MASTER_ADDR") or options["master_addr"] or place.address
     if address is None:
         raise Problem(

@@ -1,1 +1,0 @@
-"""From a command line to the settings of a run."""

@@ -1,0 +1,539 @@
+"""Options of poprun: their table, the command line, files of options, and arguments for mpirun."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class Problem(Exception):
+    """One sentence for the user, and the exit status that goes with it.
+
+    Args:
+        sentence: What was asked, what was found and what to do.
+        status: Exit status of poprun; never 0.
+    """
+
+    def __init__(self, sentence: str, status: int = 2) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+#: Of instances, replicas, domains and hosts: more than any run has, and lists stay small.
+MOST = 65536
+NOT_FOUND = 127  # what shells say of a program that is not there
+
+
+YES, NO = ("yes", "true", "1"), ("no", "false", "0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """A row.
+
+    Args:
+        name: Without dashes.
+        kind: text, count (1 or more), number (0 or more), boolean or flag.
+        default: What holds where it is not given; None means that poprun decides.
+        group: Heading in the help.
+        help: A sentence without its full stop.
+        metavar: How the help writes the value.
+        short: One-letter name.
+        repeats: Whether it may be given several times; the values become a list.
+    """
+
+    name: str
+    kind: str
+    default: Any
+    group: str
+    help: str
+    metavar: str = ""
+    short: str = ""
+    repeats: bool = False
+
+    @property
+    def key(self) -> str:
+        """Its name as an attribute of the parsed options."""
+        return self.name.replace("-", "_")
+
+
+RUN, HOSTS, PROGRAM = "instances and replicas", "hosts", "what instances get"
+OUTPUT, FAILURE, CONFIG = "output", "failures", "configuration files"
+NO_EFFECT = "accepted, without effect here (there is no IPU partition)"
+
+OPTIONS = (
+    Option("num-instances", "count", None, RUN,
+           "processes to start; divided evenly over the hosts. Default: 1, or under Slurm and MPI "
+           "what these started", "N"),
+    Option("num-replicas", "count", None, RUN,
+           "copies of the model in all instances together; a multiple of the instances. "
+           "Default: one per instance", "N"),
+    Option("ipus-per-replica", "count", 1, RUN, "pipeline stages or IPUs of one copy", "N"),
+    Option("num-ilds", "count", 1, RUN, "IPU-link domains; shown in the topology only", "N"),
+    Option("host", "text", None, HOSTS,
+           "hosts with commas in between; n[0-2,4] stands for n0, n1, n2, n4. "
+           "Default: this machine", "LIST", short="H"),
+    Option("hostfile", "text", None, HOSTS, "file with one host per line, instead of --host",
+           "FILE"),
+    Option("host-subnet", "text", None, HOSTS,
+           "network that instances talk over, such as 10.1.0.0/16", "CIDR"),
+    Option("master-addr", "text", None, HOSTS,
+           "name or address of this machine for the other hosts", "ADDRESS"),
+    Option("master-port", "number", 0, HOSTS,
+           "port where instances find each other; 0: a free one", "PORT"),
+    Option("executable-cache-path", "text", None, PROGRAM,
+           "folder of compiled programs, as POPTORCH_CACHE_DIR", "DIR"),
+    Option("mpi-global-args", "text", (), PROGRAM,
+           "arguments as for mpirun; -x, --tag-output and --mca btl_tcp_if_include count, the "
+           "rest is ignored", '"ARGS"', repeats=True),
+    Option("mpi-local-args", "text", (), PROGRAM,
+           'environment of the instances: "-x NAME=value" sets, "-x NAME" also takes it along to '
+           "other hosts", '"ARGS"', repeats=True),
+    Option("instance-mpi-local-args", "text", (), PROGRAM, "the same for one instance",
+           'IDX:"ARGS"', repeats=True),
+    Option("numa-aware", "boolean", False, PROGRAM,
+           "bind each instance to its own cores, those of one NUMA node where possible"),
+    Option("offline-mode", "boolean", False, PROGRAM,
+           "compile only: PopTorch programs use the offline target"),
+    Option("verbose", "flag", 0, OUTPUT, "say what is done; -vv says everything", short="v"),
+    Option("vv", "flag", False, OUTPUT, "the same as -vv"),
+    Option("tag-output", "boolean", True, OUTPUT,
+           "begin each line with [1,INSTANCE]<stdout>: or <stderr>:"),
+    Option("only-output-from-instance", "number", None, OUTPUT, "hide the output of the others",
+           "I"),
+    Option("print-topology", "boolean", False, OUTPUT,
+           "print which instance runs where; without a program that is all"),
+    Option("max-restarts", "number", 0, FAILURE,
+           "start all instances anew, up to N times, after one of them failed", "N"),
+    Option("grace-seconds", "number", 10, FAILURE,
+           "time that instances have to end by themselves before they are killed", "S"),
+    Option("import-config", "text", None, CONFIG,
+           "take options from a file; those of the command line win", "FILE"),
+    Option("export-config", "text", None, CONFIG,
+           "write the options to a file; without a program that is all", "FILE"),
+    Option("overwrite-config", "boolean", False, CONFIG,
+           "whether --export-config may replace a file"),
+    Option("allow-run-as-root", "flag", False, NO_EFFECT, "it is always allowed"),
+    Option("vipu-server-host", "text", None, NO_EFFECT, "", "H"),
+    Option("vipu-server-port", "number", 8090, NO_EFFECT, "", "P"),
+    Option("vipu-server-timeout", "number", 120, NO_EFFECT, "", "S"),
+    Option("vipu-partition", "text", None, NO_EFFECT, "", "NAME"),
+    Option("vipu-allocation", "text", None, NO_EFFECT, "", "NAME"),
+    Option("vipu-cluster", "text", None, NO_EFFECT, "", "NAME"),
+    Option("vipu-partition-attempts", "number", 1, NO_EFFECT, "", "N"),
+    Option("update-partition", "boolean", False, NO_EFFECT, ""),
+    Option("reset-partition", "boolean", None, NO_EFFECT, ""),
+    Option("remove-partition", "boolean", True, NO_EFFECT, ""),
+    Option("sync-type", "text", None, NO_EFFECT, "", "T"),
+)  # fmt: skip
+BY_NAME = {option.name: option for option in OPTIONS}
+BY_SHORT = {option.short: option for option in OPTIONS if option.short}
+
+
+_DESCRIPTION = """\
+Starts PROGRAM in several instances (processes) that train together, and watches over them: the
+lines they print come out whole and say which instance they are from; when one fails, the others
+are ended, and its last lines and exit status become those of poprun.
+
+  poprun --num-instances 2 python3 train.py --epochs 3
+  poprun --num-instances 4 --num-replicas 8 --host a,b[0-2] python3 train.py
+  poprun --num-instances 2 --max-restarts 3 python3 train.py    # the program resumes by itself
+  srun -n 4 poprun python3 train.py                             # takes the place that Slurm gives
+"""
+_EPILOG = """\
+Options before PROGRAM are poprun's; values follow after a space or "=". Booleans are yes, no, true,
+false, 1 or 0. Exit status: that of the instance that failed first, 128 + N if signal N ended it;
+2 for a mistake in the command line, 127 for a program that is not there.
+"""
+_NO_BOOLEANS = ("on", "off", "y", "n", "t", "f", "maybe", "none", "null", "2")
+_OWN = ("help", "version", "version-format")
+
+
+def parse(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Split a command line and read poprun's part.
+
+    Args:
+        argv: Without poprun's own name.
+
+    Returns:
+        The options that were given, by key, and the program with its arguments.
+
+    Raises:
+        Problem: An unknown option, or a value that an option does not take.
+    """
+    values: dict[str, Any] = {}
+    rest = list(argv)
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        if word == "--":
+            break
+        if re.fullmatch(r"-v+", word):
+            values["verbose"] = values.get("verbose", 0) + len(word) - 1
+            continue
+        _take(word, rest, values)
+    if values.pop("vv", False):
+        values["verbose"] = 2
+    return values, rest
+
+
+def convert(option: Option, text: Any) -> Any:
+    """Read the value of an option.
+
+    Args:
+        option: Its row.
+        text: As given on the command line or in a file.
+
+    Raises:
+        Problem: It is not of the option's kind.
+    """
+    word = str(text)
+    if option.kind in ("boolean", "flag"):
+        if word.lower() in (*YES, *NO):
+            return word.lower() in YES
+        expected = "yes or no"
+    elif option.kind in ("count", "number"):
+        least = 1 if option.kind == "count" else 0
+        if re.fullmatch(r"[0-9]{1,18}", word) and int(word) >= least:
+            return int(word)
+        limit = ", of up to 18 digits" if len(word) > 18 else ""
+        expected = f"an integer, {least} or more{limit}"
+    else:
+        if word:
+            return word
+        expected = "a value"
+    raise _not_taken(option, expected, word)
+
+
+def _take(word: str, rest: list[str], values: dict[str, Any]) -> None:
+    name, equals, value = word.partition("=")
+    option = _option(name)
+    if not equals:
+        value = _next(option, rest)
+    converted = convert(option, value)
+    if option.repeats:
+        values.setdefault(option.key, []).append(converted)
+    elif option.name == "verbose":
+        values["verbose"] = int(converted)
+    else:
+        values[option.key] = converted
+
+
+def _next(option: Option, rest: list[str]) -> str:
+    if option.kind == "flag":
+        return "yes"
+    if option.kind == "boolean" and not (rest and rest[0].lower() in (*YES, *NO)):
+        if rest and _is_no_program(rest):
+            raise _not_taken(option, "yes or no", rest[0])
+        return "yes"
+    if not rest:
+        raise Problem(f"--{option.name} needs a value: --{option.name} {option.metavar}.")
+    return rest.pop(0)
+
+
+def _is_no_program(rest: Sequence[str]) -> bool:
+    """Return whether the word before a program can only be a value that an option does not take.
+
+    Without a value the program itself follows, which other hosts may have and this one not.
+    """
+    word, *more = rest
+    if word.startswith("-") or shutil.which(word) or Path(word).exists():
+        return False
+    return word.lower() in _NO_BOOLEANS or bool(more and shutil.which(more[0]))
+
+
+def _not_taken(option: Option, expected: str, word: str) -> Problem:
+    shown = word if len(word) <= 60 else f"{word[:57]}..."
+    return Problem(f"--{option.name} takes {expected}, not {shown!r}.")
+
+
+def _option(name: str) -> Option:
+    bare = name.lstrip("-")
+    option = BY_NAME.get(bare) if name.startswith("--") else BY_SHORT.get(bare)
+    if option:
+        return option
+    near = difflib.get_close_matches(bare, [*BY_NAME, *_OWN], n=1, cutoff=0.5)
+    hint = f" Did you mean --{near[0]}?" if near else ""
+    raise Problem(
+        f"poprun has no option {name}.{hint} Options of the program come after the program; "
+        "poprun --help lists those of poprun."
+    )
+
+
+def asks_for(argv: Sequence[str]) -> str | None:
+    """Return what to print instead of a run: a help or version text, or None."""
+    before = _before_program(argv)
+    if {"-h", "--help"} & set(before):
+        return parser().format_help()
+    if any(word.startswith("--version") for word in before):
+        return _version(before)
+    return None
+
+
+def _before_program(argv: Sequence[str]) -> list[str]:
+    words: list[str] = []
+    rest = list(argv)
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        word = rest.pop(0)
+        words.append(word)
+        name, equals, _ = word.partition("=")
+        option = BY_NAME.get(name.removeprefix("--")) or BY_SHORT.get(name.removeprefix("-"))
+        takes = option is not None and option.kind not in ("flag", "boolean")
+        if rest and not equals and (takes or name == "--version-format"):
+            words.append(f"={rest.pop(0)}")
+    return words
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return a parser that writes the help; `parse` reads, because values may begin with dashes."""
+    root = argparse.ArgumentParser(
+        "poprun",
+        usage="poprun [options] PROGRAM [arguments of the program]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+    )
+    about = root.add_argument_group("about")
+    about.add_argument("-h", "--help", action="store_true", help="print this text")
+    about.add_argument("--version", action="store_true", help="print the version")
+    about.add_argument("--version-format", metavar="FORMAT", help="text (default) or json")
+    groups: dict[str, Any] = {}
+    for option in OPTIONS:
+        group = groups.get(option.group) or root.add_argument_group(option.group)
+        groups[option.group] = group
+        names = [f"-{option.short}"] * bool(option.short) + [f"--{option.name}"]
+        if option.kind == "flag":
+            group.add_argument(*names, action="store_true", help=_described(option))
+        else:
+            group.add_argument(*names, metavar=metavar(option), help=_described(option))
+    return root
+
+
+def metavar(option: Option) -> str:
+    """Return how the value of an option is written in texts."""
+    return option.metavar or {"boolean": "BOOL"}.get(option.kind, "")
+
+
+def _described(option: Option) -> str | None:
+    shown = default(option)
+    more = f" (default: {shown})" if shown and option.group != NO_EFFECT else ""
+    return (option.help + more) or None
+
+
+def default(option: Option) -> str:
+    """Return the default of an option as text; nothing where there is none to tell."""
+    if option.kind == "flag" or option.default in (None, ()):
+        return ""
+    return ("no", "yes")[option.default] if option.kind == "boolean" else str(option.default)
+
+
+def _version(words: Sequence[str]) -> str:
+    text = " ".join(words)
+    versions = {"poprun": _own_version(), "torch": _installed("torch")}
+    if "json" in text:
+        return json.dumps(versions) + "\n"
+    return f"poprun {versions['poprun']} (torch {versions['torch']})\n"
+
+
+def _installed(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _own_version() -> str:
+    # Importing abele would load torch, and a source tree has no installed distribution.
+    spec = importlib.util.find_spec("abele")
+    if spec and spec.origin:
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+        if match := re.search(r'__version__ = "(.+)"', text):
+            return match[1]
+    return _installed("abele")
+
+
+_KNOWN = ("--tag-output", "-tag-output", "--allow-run-as-root", "-allow-run-as-root")
+_INTERFACE = "btl_tcp_if_include"
+
+
+@dataclasses.dataclass
+class Variables:
+    """Environment variables that arguments ask for.
+
+    Args:
+        values: Those with a value.
+        names: Those taken from poprun's own environment.
+        ignored: Arguments that mean nothing here.
+    """
+
+    values: dict[str, str] = dataclasses.field(default_factory=dict)
+    names: list[str] = dataclasses.field(default_factory=list)
+    ignored: list[str] = dataclasses.field(default_factory=list)
+
+
+def read_mpi_arguments(texts: Sequence[str], option: str) -> Variables:
+    """Read arguments of mpirun.
+
+    Args:
+        texts: As given on the command line, each one or several arguments.
+        option: Named in errors.
+
+    Raises:
+        Problem: Quotes that do not close, or ``-x`` without a name.
+    """
+    variables = Variables()
+    for text in texts:
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise Problem(f"--{option} {text!r} cannot be read: {error}.") from error
+        while words:
+            _take_argument(words.pop(0), words, variables, option)
+    return variables
+
+
+def read_instance_arguments(texts: Sequence[str], count: int) -> dict[int, Variables]:
+    """Read ``IDX:ARGS`` for single instances.
+
+    Args:
+        texts: As given on the command line.
+        count: How many instances there are.
+
+    Returns:
+        Variables by instance.
+
+    Raises:
+        Problem: There is no such instance, or its arguments cannot be read.
+    """
+    option = "instance-mpi-local-args"
+    by_instance: dict[int, list[str]] = {}
+    for text in texts:
+        index, colon, arguments = text.partition(":")
+        if not colon or not index.isdecimal():
+            raise Problem(f'--{option} takes IDX:"ARGS" such as 0:"-x NAME=value", not {text!r}.')
+        if int(index) >= count:
+            raise Problem(f"--{option} names instance {index}, but there are {count}, from 0.")
+        by_instance.setdefault(int(index), []).append(arguments)
+    return {
+        index: read_mpi_arguments(arguments, option) for index, arguments in by_instance.items()
+    }
+
+
+def _take_argument(word: str, words: list[str], variables: Variables, option: str) -> None:
+    if word == "-x":
+        if not words:
+            raise Problem(f"--{option}: -x needs a variable: -x NAME or -x NAME=value.")
+        _variable(words.pop(0), variables, option)
+    elif word.lstrip("-") == "mca" and len(words) >= 2:
+        name, value = words.pop(0), words.pop(0)
+        # Names of interfaces only: gloo and NCCL take no networks.
+        if name == _INTERFACE and re.fullmatch(r"[A-Za-z][\w.-]*", value):
+            variables.values |= {"GLOO_SOCKET_IFNAME": value, "NCCL_SOCKET_IFNAME": value}
+        else:
+            variables.ignored.append(f"{word} {name} {value}")
+    elif word not in _KNOWN:
+        value = words.pop(0) if words and not words[0].startswith("-") else ""
+        variables.ignored.append(f"{word} {value}".strip())
+
+
+def _variable(text: str, variables: Variables, option: str) -> None:
+    name, equals, value = text.partition("=")
+    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise Problem(f"--{option}: -x {text} names no variable: -x NAME or -x NAME=value.")
+    if equals:
+        variables.values[name] = value
+    else:
+        variables.names.append(name)
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """Read options from a JSON object whose keys are names without dashes in front.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Values by key of the option.
+
+    Raises:
+        Problem: The file cannot be read, or holds something else.
+    """
+    try:
+        entries = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Problem(f"--import-config {path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise Problem(f"--import-config {path} is not JSON: {error}.") from error
+    if not isinstance(entries, dict):
+        raise Problem(
+            f'--import-config {path} should hold an object such as {{"num-instances": 2}}.'
+        )
+    return dict(_entry(path, name, value) for name, value in entries.items())
+
+
+def _entry(path: str, name: str, value: Any) -> tuple[str, Any]:
+    option = BY_NAME.get(name)
+    if option is None or option.group == CONFIG:
+        near = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise Problem(f"--import-config {path} names {name!r}, which is no option.{hint}")
+    if option.name == "verbose" and isinstance(value, int):
+        return option.key, int(value)
+    if option.repeats:
+        values = value if isinstance(value, list) else [value]
+        return option.key, [convert(option, one) for one in values]
+    return option.key, convert(option, value)
+
+
+def write_config(path: str, values: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Write the options that were given, all at once or not at all.
+
+    Args:
+        path: The file.
+        values: Values by key of the option.
+        overwrite: Whether an existing file may be replaced.
+
+    Raises:
+        Problem: The file exists, or cannot be written.
+    """
+    target = Path(path)
+    if target.exists() and not overwrite:
+        raise Problem(
+            f"--export-config {path} exists; choose another name, or add --overwrite-config yes."
+        )
+    entries = {
+        option.name: values[option.key]
+        for option in BY_NAME.values()
+        if option.key in values and option.group != CONFIG
+    }
+    try:
+        _replace_file(target, json.dumps(entries, indent=2) + "\n")
+    except OSError as error:
+        raise Problem(f"--export-config {path} cannot be written: {error.strerror}.") from error
+
+
+def _replace_file(target: Path, text: str) -> None:
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(handle)
+        os.replace(name, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise

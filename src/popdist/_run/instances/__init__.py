@@ -1,1 +1,0 @@
-"""Starting instances, watching them, and what they print."""

@@ -1,1 +1,0 @@
-"""Which instance runs on which host, and which devices it has."""
