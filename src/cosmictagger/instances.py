@@ -101,13 +101,10 @@ class Instances:
         Raises:
             InstanceError: see ``barrier``.
         """
-        size = self.from_first(topic, len(data or b""))
-        if self._connection is None or not size:
+        if self._connection is None:
             return data or b""
-        wire = torch.frombuffer(bytearray(data or size), dtype=torch.uint8)
         with _typed():
-            self._connection.broadcast(wire)
-        return wire.numpy().tobytes()
+            return collectives.broadcast_bytes(self._connection, topic, data)
 
     def tensors_from_first(self, topic: str, values: Any = None) -> Any:
         """Give every instance tensors of the first, in dictionaries and lists with plain values.

@@ -7,6 +7,7 @@ Importing this package does not load torch; `popdist.poptorch` has the options o
 
 from popdist import _horovod_import
 from popdist._environment import (
+    Error,
     checkNumIpusPerReplica,
     getDeviceId,
     getInstanceIndex,
@@ -18,7 +19,6 @@ from popdist._environment import (
     getReplicaIndexOffset,
     isPopdistEnvSet,
 )
-from popdist._error import Error
 from popdist._instances import execute_on_instances, init
 
 __all__ = [

@@ -1,12 +1,12 @@
 """The connection of instances, as the wrappers of `poptorch` use it."""
 
 import poptorch
-from popdist._error import Error
+from popdist._environment import Error
 from poptorch import processes
 
 
 class InstanceError(poptorch.Error, Error):
-    """Something between instances went wrong.
+    """An error of the exchange between instances.
 
     Two bases, because it may come out of this package or out of a wrapper's call.
     """

@@ -9,7 +9,21 @@ is an instance.
 
 import os
 
-from popdist._error import Error
+
+class Error(RuntimeError):
+    """The environment is not one of poprun, or something went wrong between instances.
+
+    Differs from the original: a class of its own, so that programs can tell it from others.
+    """
+
+
+class CheckpointError(Error):
+    """A checkpoint cannot be written, or training cannot go on from it."""
+
+
+class CheckpointWarning(UserWarning):
+    """A damaged checkpoint was left out."""
+
 
 TOTAL = "POPDIST_NUM_TOTAL_REPLICAS"
 LOCAL = "POPDIST_NUM_LOCAL_REPLICAS"

@@ -16,12 +16,12 @@ _FOLDER = Path(__file__).parent / "_horovod"
 
 
 class StandInFinder(MetaPathFinder):
-    """Finds the package that stands for Horovod."""
+    """The import finder of the package that stands for Horovod."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: object = None
     ) -> ModuleSpec | None:
-        """Where the package is; None for every other name."""
+        """Return the spec of the package `horovod`; None for every other name."""
         del path, target
         if fullname != "horovod":
             return None
@@ -34,6 +34,6 @@ class StandInFinder(MetaPathFinder):
 
 
 def install() -> None:
-    """Has Python ask this finder last, after everything that is installed."""
+    """Append the finder to `sys.meta_path`, after everything that is installed."""
     if not any(isinstance(finder, StandInFinder) for finder in sys.meta_path):
         sys.meta_path.append(StandInFinder())

@@ -1,10 +1,10 @@
-"""What instances do together."""
+"""Operations of instances: connecting them, and calling a function on some of them."""
 
 from collections.abc import Callable, Collection
 from typing import ParamSpec, TypeVar
 
 from popdist import _environment
-from popdist._error import Error
+from popdist._environment import Error
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

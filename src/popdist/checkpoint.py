@@ -10,12 +10,25 @@ Instance 0 alone reads and writes; the others bring their parts and get theirs.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from popdist._error import CheckpointError, CheckpointWarning
+import torch
+
+import poptorch
+from abele.collectives import Collective, broadcast_bytes, connected, gather_bytes
+from abele.errors import CollectiveError, SerializationError
+from abele.runtime import host_random
+from abele.storage import atomic, digests, state_file
+from abele.storage.checkpoint_folder import CheckpointFolder
+from abele.warn import warn_user
+from popdist._environment import CheckpointError, CheckpointWarning
+from poptorch import processes, resuming
 
 __all__ = ["CheckpointError", "CheckpointWarning", "Checkpointer"]
 
@@ -106,7 +119,7 @@ class Checkpointer:
             self.save()
 
     def batches(self) -> Iterator[Any]:
-        """The batches that are left of this epoch; a step is made when the next one is asked for.
+        """Yield the remaining batches of this epoch; a step counts when the next one is requested.
 
         Raises:
             CheckpointError: There is no loader; see also `save`.
@@ -145,11 +158,9 @@ class Checkpointer:
         """
         if self._restored:
             return self._saved is not None
-        from popdist._checkpoint import restoring
-
-        content = restoring.read(self.folder, self._model)
+        content = _read(self.folder, self._model)
         if content is not None:
-            restoring.put_back(content, self._objects())
+            _put_back(content, self._objects())
             self.steps, self.epoch = content["steps"], content["epoch"]
             self._saved = self.steps
         self._restored = True
@@ -165,10 +176,8 @@ class Checkpointer:
                 gone.
             poptorch.Error: The model has not run yet.
         """
-        from popdist._checkpoint import restoring
-
         counts = {"steps": self.steps, "epoch": self.epoch}
-        restoring.write(self.folder, self.keep, counts, self._objects())
+        _write(self.folder, self.keep, counts, self._objects())
         self._saved = self.steps
 
     def _objects(self) -> dict[str, Any]:
@@ -182,10 +191,6 @@ class Checkpointer:
 
 
 def _require_training(model: Any) -> None:
-    # Here, because importing this package loads no torch.
-    import poptorch
-    from poptorch import resuming
-
     if resuming.is_training_wrapper(model):
         return
     inference = isinstance(model, poptorch.PoplarExecutor)
@@ -201,3 +206,272 @@ def _require_state(objects: dict[str, Any]) -> None:
                 "cannot go on where it was. Use poptorch.DataLoader for data; give other objects "
                 "both methods."
             )
+
+
+KIND = "popdist.checkpoint"
+FORMAT = 1
+
+
+def _prepare(folder: Path) -> None:
+    """Make the folder, check that it can be written, and delete what a killed run left half.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        atomic.sweep(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"Checkpoints are to be kept in {folder}, which cannot be written: {error}. Choose a "
+            "folder that can."
+        ) from error
+
+
+def _newest(folder: Path) -> tuple[Path, bytes] | None:
+    """Return the newest checkpoint that is whole and its bytes; None if the run is new.
+
+    Damaged ones that are newer are renamed, with a warning.
+
+    Raises:
+        CheckpointError: all are damaged, or one cannot be read. Then no file is renamed.
+    """
+    checkpoints = _checkpoints(folder)
+    with _storage_errors():
+        if checkpoints.latest() is None:
+            return None
+        found, damaged = checkpoints.newest_whole(path for _, path in checkpoints.entries())
+        bad = "; ".join(f"{path} ({problem})" for path, problem in damaged)
+        if found is None:
+            raise CheckpointError(
+                f"All checkpoints in {folder} are damaged: {bad}. Copy a whole one there, or start "
+                "anew with another folder."
+            )
+        if damaged:
+            checkpoints.set_aside(path for path, _ in damaged)
+            warn_user(
+                f"Training goes on from {found.path}, because newer ones are damaged: {bad}. They "
+                "are kept as *.ckpt.damaged.",
+                CheckpointWarning,
+            )
+    return found.path, found.data
+
+
+def _write_file(folder: Path, step: int, content: Mapping[str, Any], keep: int) -> Path:
+    """Write a checkpoint and then delete the oldest ones.
+
+    Raises:
+        CheckpointError: it cannot be written; all earlier ones are still there.
+    """
+    with _storage_errors():
+        return _checkpoints(folder, keep).write(step, {"kind": KIND, "format": FORMAT, **content})
+
+
+def _checkpoints(folder: Path, keep: int = 1) -> CheckpointFolder:
+    return CheckpointFolder(folder, "step", keep, _require)
+
+
+def _require(content: Any) -> None:
+    if not isinstance(content, dict) or content.get("kind") != KIND:
+        raise ValueError("it is no checkpoint of popdist")
+    if content.get("format") != FORMAT:
+        raise ValueError(f"its format is {content.get('format')}, not {FORMAT}")
+
+
+@contextlib.contextmanager
+def _storage_errors() -> Iterator[None]:
+    """Raise errors of files as `CheckpointError`."""
+    try:
+        yield
+    except SerializationError as error:
+        raise CheckpointError(str(error)) from error
+
+
+class Instances:
+    """The instances that train one model.
+
+    Args:
+        model: their wrapper; it knows how many there are.
+    """
+
+    def __init__(self, model: Any) -> None:
+        several = resuming.processes_of(model) > 1
+        if several:
+            processes.connect(model.options)
+        self._collective: Collective | None = connected() if several else None
+        self.index = 0 if self._collective is None else self._collective.rank
+        self.number = 1 if self._collective is None else self._collective.size
+
+    def agree(self, facts: dict[str, str]) -> None:
+        """Raise a `popdist.Error` unless all instances are at the same point."""
+        if self._collective is not None:
+            with _collective_errors():
+                self._collective.agree("the checkpoint", facts)
+
+    def bring(self, part: bytes) -> list[bytes]:
+        """Return the parts of all instances by index, on every instance."""
+        if self._collective is None:
+            return [part]
+        with _collective_errors():
+            return gather_bytes(self._collective, "parts", part)
+
+    def from_first(self, data: bytes | None, problem: str = "") -> bytes | None:
+        """Return the bytes of instance 0 on all instances; None if it has none.
+
+        Args:
+            data: bytes of instance 0.
+            problem: failure of instance 0, which all instances raise as `CheckpointError`.
+        """
+        if self._collective is not None:
+            with _collective_errors():
+                outcome = f"{'none' if data is None else 'bytes'} {problem}"
+                kind, _, problem = self._collective.gather("outcome", outcome)[0].partition(" ")
+                if not problem and kind == "bytes":
+                    data = broadcast_bytes(self._collective, "size", data)
+        if problem:
+            raise CheckpointError(problem)
+        return data
+
+
+@contextlib.contextmanager
+def _collective_errors() -> Iterator[None]:
+    """Raise errors between instances as `popdist.Error`."""
+    try:
+        yield
+    except CollectiveError as problem:
+        raise processes.problem_between(problem) from problem
+
+
+_OWN = "buffers/"
+
+
+def _common(model: Any, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the state that all instances share, and the wrapper's state of this instance."""
+    state = resuming.state_of(model)
+    tensors = _plain(state.pop("tensors"), "model")
+    shared = {name: value for name, value in tensors.items() if not name.startswith(_OWN)}
+    buffers = {name: value for name, value in tensors.items() if name.startswith(_OWN)}
+    joint = {
+        "state_dict": resuming.named_weights(model, tensors),
+        "tensors": shared,
+        "told": state["told"],
+        "schedule": state["schedule"],
+        "device": state["device"],
+        "programs": state["programs"],
+        "optimizer": None if optimizer is None else resuming.optimizer_state(optimizer),
+    }
+    return _plain(joint, "optimizer"), {"buffers": buffers, "random": state["random"]}
+
+
+def _of_instance(loader: Any, others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of this instance outside of the wrapper."""
+    return {
+        "host": host_random.read(),
+        "loader": None if loader is None else _plain(loader.state_dict(), "loader"),
+        "others": {name: _plain(each.state_dict(), name) for name, each in others.items()},
+    }
+
+
+def _put_back(content: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
+    """Restore all objects from the content of a file.
+
+    Args:
+        content: as `read` returned it.
+        objects: `model`, `optimizer`, `loader`, `others` and `replay` of the checkpointer.
+
+    Raises:
+        CheckpointError: The file is of other objects.
+    """
+    index = Instances(objects["model"]).index
+    mine = content["instances"][index]
+    optimizer, others, loader = objects["optimizer"], objects["others"], objects["loader"]
+    for what, there, here in (
+        ("an optimizer", content["optimizer"] is not None, optimizer is not None),
+        ("a loader", mine["loader"] is not None, loader is not None),
+        ("other objects", ", ".join(mine["others"]) or "none", ", ".join(others) or "none"),
+    ):
+        if there != here:
+            raise CheckpointError(
+                f"The checkpoint and this checkpointer do not hold the same: {what} there: "
+                f"{_said(there)}; here: {_said(here)}. Make it with what it was made with before."
+            )
+    if optimizer is not None:
+        resuming.put_optimizer(optimizer, content["optimizer"])
+    state = {
+        "tensors": {**content["tensors"], **mine["buffers"]},
+        "random": mine["random"],
+        **{name: content[name] for name in ("told", "schedule", "device")},
+    }
+    resuming.put_back(objects["model"], state, optimizer)
+    for name, each in others.items():
+        each.load_state_dict(mine["others"][name])
+    if loader is not None:
+        replay = {"replay": True} if objects["replay"] else {}
+        loader.load_state_dict(mine["loader"], **replay)
+    host_random.write(mine["host"])  # last: what comes before may draw
+
+
+def _said(what: bool | str) -> str:
+    return what if isinstance(what, str) else ("yes" if what else "no")
+
+
+def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return a short hash of the names and bits of tensors."""
+    hasher = hashlib.sha256()
+    for name in sorted(tensors):
+        hasher.update(name.encode())
+        hasher.update(digests.raw_bytes(tensors[name]))
+    return hasher.hexdigest()[:16]
+
+
+def _plain(value: Any, name: str) -> Any:
+    try:
+        return state_file.plain(value, name)
+    except SerializationError as error:
+        raise CheckpointError(f"No checkpoint can be made: {error}") from error
+
+
+def _write(where: Path, keep: int, counts: Mapping[str, int], objects: Mapping[str, Any]) -> None:
+    """Write a checkpoint of all instances; `counts` has `steps` and `epoch`."""
+    instances = Instances(objects["model"])
+    joint, of_wrapper = _common(objects["model"], objects["optimizer"])
+    mine = {**of_wrapper, **_of_instance(objects["loader"], objects["others"])}
+    if instances.number > 1:
+        facts = {name: str(value) for name, value in counts.items()}
+        instances.agree({**facts, "hash of the weights": _digest(joint["tensors"])})
+    parts = instances.bring(state_file.to_bytes(mine))
+    problem = ""
+    if instances.index == 0:
+        each = [state_file.from_bytes(part) for part in parts]
+        try:
+            _write_file(where, counts["steps"], {**counts, **joint, "instances": each}, keep)
+        except CheckpointError as error:
+            problem = str(error)
+    instances.from_first(None, problem)
+
+
+def _read(where: Path, model: Any) -> dict[str, Any] | None:
+    """Return the content of the newest checkpoint that is whole; None if there is none."""
+    instances = Instances(model)
+    data, problem, path = None, "", where
+    if instances.index == 0:
+        try:
+            _prepare(where)
+            newest = _newest(where)
+            path, data = newest or (where, None)
+        except CheckpointError as error:
+            problem = str(error)
+    data = instances.from_first(data, problem)
+    if data is None:
+        return None
+    stored = state_file.from_bytes(data)
+    number = len(stored["instances"])
+    if number != instances.number:
+        raise CheckpointError(
+            f"The checkpoint in {path} was written by {number} instances, this run has "
+            f"{instances.number}. Start it with as many as before, or begin a new run with its "
+            'weights: torch.load(path, weights_only=True)["state_dict"].'
+        )
+    return stored

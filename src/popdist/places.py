@@ -2,7 +2,7 @@
 
 import os
 
-from popdist._error import Error
+from popdist._environment import Error
 from popdist._run import placement
 from popdist._run.command_line import Problem
 from popdist._run.placement import Place

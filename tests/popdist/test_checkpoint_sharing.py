@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from popdist._checkpoint import sharing
+from popdist import checkpoint
 from popdist.checkpoint import CheckpointError
 
 
@@ -35,7 +35,7 @@ def together(function, size=3):
     shared, barrier, results = {}, threading.Barrier(size), {}
 
     def run(rank):
-        instances = sharing.Instances.__new__(sharing.Instances)
+        instances = checkpoint.Instances.__new__(checkpoint.Instances)
         instances._collective = Meeting(rank, size, shared, barrier)
         instances.index, instances.number = rank, size
         try:

@@ -2,7 +2,7 @@
 
 from abele.collectives.connection import connect, connected, disconnect
 from abele.collectives.place import TIMEOUT, Place, timeout_s
-from abele.collectives.protocol import Collective, Counts
+from abele.collectives.protocol import Collective, Counts, broadcast_bytes, gather_bytes
 from abele.collectives.torch_group import TorchCollective
 
 __all__ = [
@@ -11,8 +11,10 @@ __all__ = [
     "Counts",
     "Place",
     "TorchCollective",
+    "broadcast_bytes",
     "connect",
     "connected",
     "disconnect",
+    "gather_bytes",
     "timeout_s",
 ]

@@ -89,3 +89,26 @@ class Collective(Protocol):
     def leave(self, topic: str, why: str) -> None:
         """Announce that this process takes no further part in exchanges of a topic."""
         ...
+
+
+def gather_bytes(collective: Collective, topic: str, part: bytes) -> list[bytes]:
+    """Return the bytes of every process by rank, on every process."""
+    sizes = [int(size) for size in collective.gather(topic, str(len(part)))]
+    joined = torch.zeros(sum(sizes), dtype=torch.uint8)
+    if part:
+        start = sum(sizes[: collective.rank])
+        joined[start : start + len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+    collective.all_reduce(joined)  # the slices of other processes are zero
+    return [each.numpy().tobytes() for each in joined.split(sizes)]
+
+
+def broadcast_bytes(collective: Collective, topic: str, data: bytes | None) -> bytes:
+    """Return the bytes of rank 0 on every process; other processes pass None."""
+    size = int(collective.gather(topic, str(len(data or b"")))[0])
+    if not size:
+        return b""
+    wire = torch.frombuffer(
+        bytearray(data if collective.rank == 0 and data else size), dtype=torch.uint8
+    )
+    collective.broadcast(wire)
+    return wire.numpy().tobytes()

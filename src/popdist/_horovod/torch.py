@@ -1,7 +1,7 @@
-"""What PopTorch programs call of `horovod.torch`, between the instances that `popdist` connects.
+"""The subset of `horovod.torch` that PopTorch programs call, between instances of `popdist`.
 
-Values go in and come out on the host; nothing is differentiated. A single instance gets its own
-values back. Gradients are no business of these functions: wrappers add them up.
+Arguments and results are host tensors; nothing is differentiated. A single instance gets its own
+values back. Wrappers exchange gradients, not these functions.
 """
 
 import enum
@@ -12,13 +12,13 @@ import torch
 from torch import distributed
 
 from popdist import _environment, _instances
-from popdist._error import Error
+from popdist._environment import Error
 
 _ready = False
 
 
 class ReduceOp(enum.Enum):
-    """How values of instances become one."""
+    """A reduction of the values of all instances."""
 
     Average = "average"
     Sum = "sum"
@@ -39,41 +39,37 @@ _OPERATIONS = {
 
 
 def init() -> None:
-    """Connects the instances, as ``popdist.init`` does.
-
-    Raises:
-        popdist.Error: as there.
-    """
+    """Connect the instances; see ``popdist.init``."""
     global _ready
     _instances.init()
     _ready = True
 
 
 def shutdown() -> None:
-    """Ends the use of these functions; instances stay connected for their wrappers."""
+    """End the use of these functions; instances stay connected for their wrappers."""
     global _ready
     _ready = False
 
 
 def is_initialized() -> bool:
-    """Whether ``init`` or ``popdist.init`` was called."""
+    """Return whether ``init`` or ``popdist.init`` was called."""
     return _ready or distributed.is_initialized()
 
 
 def rank() -> int:
-    """The number of this instance."""
+    """Return the index of this instance, from 0."""
     _check()
     return _environment.getInstanceIndex()
 
 
 def size() -> int:
-    """How many instances there are."""
+    """Return the number of instances."""
     _check()
     return _environment.getNumInstances()
 
 
 def local_rank() -> int:
-    """The number of this instance on its host."""
+    """Return the index of this instance on its host, from 0."""
     _check()
     return _environment.getLocalInstanceIndex()
 
@@ -85,9 +81,9 @@ def allreduce(
     *,
     op: ReduceOp | None = None,
 ) -> torch.Tensor:
-    """One value of those of all instances.
+    """Reduce a tensor over all instances.
 
-    Half is added up in float32 and rounded once; the average of integers is rounded towards zero.
+    Half precision is accumulated in float32 and rounded once; averages of integers round towards 0.
 
     Args:
         tensor: of the same shape and type on all instances.
@@ -122,7 +118,7 @@ def allreduce(
 
 
 def allreduce_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Does what ``allreduce`` does, over its argument."""
+    """Reduce a tensor over all instances in place; see ``allreduce``."""
     with torch.no_grad():
         return tensor.copy_(allreduce(tensor, *args, **kwargs))
 
@@ -130,12 +126,12 @@ def allreduce_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 def grouped_allreduce(
     tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any
 ) -> list[torch.Tensor]:
-    """``allreduce`` of each of several tensors."""
+    """Reduce each of several tensors over all instances; see ``allreduce``."""
     return [allreduce(tensor, *args, **kwargs) for tensor in tensors]
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
-    """The tensors of all instances, joined along their first dimension in the order of instances.
+    """Concatenate the tensors of all instances along dimension 0, in the order of instances.
 
     Args:
         tensor: of the same type on all instances and, but for its first dimension, of one shape; a
@@ -148,7 +144,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Objects of all instances, in their order; each is pickled."""
+    """Return the objects of all instances in their order; objects are pickled."""
     del name
     _check()
     if size() == 1:
@@ -159,7 +155,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """A new tensor with the value that one instance has.
+    """Return a new tensor with the value of one instance.
 
     Args:
         tensor: of the same shape and type on all instances.
@@ -178,13 +174,13 @@ def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> 
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """Does what ``broadcast`` does, over its argument."""
+    """Overwrite a tensor with that of one instance; see ``broadcast``."""
     with torch.no_grad():
         return tensor.copy_(broadcast(tensor, root_rank, name))
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
-    """The object of one instance, which is pickled; the others' is ignored."""
+    """Return the object of one instance, which is pickled."""
     del name
     _check_root(root_rank)
     if size() == 1:
@@ -197,7 +193,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int
 ) -> None:
-    """Gives all instances the tensors of one, in place.
+    """Overwrite the tensors of all instances with those of one instance.
 
     Args:
         params: ``model.state_dict()`` or ``model.named_parameters()``.
@@ -213,11 +209,7 @@ def broadcast_parameters(
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
-    """Gives the optimizers of all instances the state of one instance's.
-
-    Raises:
-        popdist.Error: no instance has that number.
-    """
+    """Load the optimizer state of one instance on all instances."""
     _check_root(root_rank)
     mine = rank() == root_rank
     state = broadcast_object(optimizer.state_dict() if mine else None, root_rank)

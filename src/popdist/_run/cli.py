@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _NobodyReadsError(Exception):
-    """Who reads standard output has seen enough, such as ``head``."""
+    """Standard output is closed by its reader, such as ``head``."""
 
 
 def _show(text: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 
 class Problem(Exception):
-    """One sentence for the user, and the exit status that goes with it.
+    """A mistake that stops poprun before the launch: a sentence and an exit status.
 
     Args:
         sentence: What was asked, what was found and what to do.
@@ -66,7 +66,7 @@ class Option:
 
     @property
     def key(self) -> str:
-        """Its name as an attribute of the parsed options."""
+        """The name as an attribute of the parsed options."""
         return self.name.replace("-", "_")
 
 

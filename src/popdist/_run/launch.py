@@ -35,7 +35,7 @@ _BY_OTHERS = (
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a launch needs besides plan and program.
+    """Settings of a launch besides plan and program.
 
     Args:
         environments: Variables of each instance, by its number.

@@ -53,7 +53,7 @@ SILENT = "silent"  # what killed the instance killed its shim, too
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """How an instance ended, as its shim tells.
+    """The end of an instance, as its shim reports it.
 
     Args:
         rank: The instance.
@@ -69,7 +69,7 @@ class Ending:
 
     @property
     def failed(self) -> bool:
-        """Whether it is neither a success nor the doing of poprun."""
+        """True for an instance that failed by itself: neither a success nor stopped by poprun."""
         return self.kind != shim.STOPPED and (self.kind, self.value) != (shim.EXITED, 0)
 
     @property

@@ -107,7 +107,7 @@ def _ranges(part: str, text: str) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """One process of the run.
+    """A process of the run.
 
     Args:
         rank: Its number among all instances.
