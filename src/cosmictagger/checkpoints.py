@@ -54,11 +54,7 @@ class Checkpoints(CheckpointFolder):
             raise SerializationError(f"The index of checkpoints is not read: {error}.") from error
 
     def latest(self) -> Path | None:
-        """Return the newest file, whole or not; None if the run has never written one.
-
-        Raises:
-            CheckpointError: the folder cannot be read, or all that it has is set aside.
-        """
+        """Return the newest file, whole or not; None if the run has never written one."""
         with _translated():
             return super().latest()
 
@@ -82,10 +78,6 @@ class Checkpoints(CheckpointFolder):
         Args:
             step: steps made so far.
             content: tensors, numbers and strings in dictionaries and lists.
-
-        Raises:
-            CheckpointError: it cannot be written, for example because the disk is full, or holds
-                something that no file can. All earlier checkpoints are still there.
         """
         plain = _plain(content)
         with _translated():
@@ -101,9 +93,6 @@ def locate(location: str | os.PathLike[str]) -> Path:
 
     Args:
         location: a ``.ckpt`` file, a folder of checkpoints, or a run's output folder.
-
-    Raises:
-        CheckpointError: there is none.
     """
     path = Path(location)
     if path.is_file() and path.name != INDEX:
@@ -121,12 +110,7 @@ def locate(location: str | os.PathLike[str]) -> Path:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a checkpoint completely, on the host.
-
-    Raises:
-        CheckpointError: it cannot be read, or is no checkpoint; if it is damaged, the message names
-            an older one that is whole, and how to choose it.
-    """
+    """Read a checkpoint completely, on the host."""
     checkpoints = Checkpoints(path.parent)
     with _translated():
         try:
@@ -180,11 +164,7 @@ def network_weights(content: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 def check_fits(
     weights: Mapping[str, torch.Tensor], network: torch.nn.Module, path: Path | str
 ) -> None:
-    """Refuse weights of another network.
-
-    Raises:
-        CheckpointError: names or shapes differ; the message shows the first of each kind.
-    """
+    """Refuse weights of another network."""
     tensors = network.state_dict()
     missing = [name for name in tensors if name not in weights]
     unknown = [name for name in weights if name not in tensors]

@@ -97,12 +97,7 @@ def _not_installed(missing: ModuleNotFoundError) -> int:
 
 
 def _show(text: str) -> None:
-    """Print text.
-
-    Raises:
-        BrokenPipeError: nobody reads it.
-        CosmicTaggerError: standard output is closed, or cannot be written.
-    """
+    """Print text."""
     if sys.stdout is None:
         raise CosmicTaggerError("Standard output is closed.")
     try:

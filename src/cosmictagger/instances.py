@@ -63,9 +63,6 @@ class Instances:
 
         Args:
             topic: the place in words, for the error of those that wait in vain.
-
-        Raises:
-            InstanceError: an instance is gone, or waits elsewhere.
         """
         self.gather(topic, None)
 
@@ -78,9 +75,6 @@ class Instances:
 
         Returns:
             The values by index of the instance; alone, the value itself in a list.
-
-        Raises:
-            InstanceError: see ``barrier``.
         """
         if self._connection is None:
             return [value]
@@ -97,9 +91,6 @@ class Instances:
         Args:
             topic: see ``barrier``.
             data: of the first instance; others give None.
-
-        Raises:
-            InstanceError: see ``barrier``.
         """
         if self._connection is None:
             return data or b""
@@ -115,9 +106,6 @@ class Instances:
 
         Returns:
             On the host; alone, the very values.
-
-        Raises:
-            InstanceError: see ``barrier``.
         """
         if self._connection is None:
             return values
@@ -133,9 +121,6 @@ class Instances:
         Args:
             topic: what the facts are about, in words.
             facts: values by name, compared and shown as text.
-
-        Raises:
-            InstanceError: names the first facts that differ, instances and both values.
         """
         if self._connection is None:
             return
@@ -157,10 +142,6 @@ class Instances:
 
         Args:
             topic: see ``barrier``.
-
-        Raises:
-            CosmicTaggerError, OSError: as raised in the block, where that was this instance.
-            InstanceError: another instance has failed; has its number and its message.
         """
         problem: CosmicTaggerError | OSError | None = None
         try:
@@ -177,10 +158,6 @@ class Instances:
         Args:
             topic: see ``barrier``.
             problem: of this instance, or None.
-
-        Raises:
-            CosmicTaggerError, OSError: ``problem``, where that is not None.
-            InstanceError: another instance has one.
         """
         texts = self.gather(topic, None if problem is None else str(problem))
         self.is_told = any(text is not None for text in texts)
@@ -193,14 +170,7 @@ class Instances:
     # -- numbers, in every step --------------------------------------------------------------
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Add numbers up over all instances, in float64; some ten microseconds on one host.
-
-        Args:
-            values: as many on every instance.
-
-        Raises:
-            InstanceError: see ``barrier``.
-        """
+        """Add numbers up over all instances, in float64; some ten microseconds on one host."""
         if self._connection is None:
             return list(values)
         wire = torch.tensor(values, dtype=torch.float64)
@@ -213,9 +183,6 @@ class Instances:
 
         Args:
             values: of one shape on every instance, which all end with the same bits.
-
-        Raises:
-            InstanceError: see ``barrier``.
         """
         if self._connection is not None:
             with _typed():
@@ -229,9 +196,6 @@ class Instances:
 
         Returns:
             [count * n, ...] on every instance; alone, the tensor itself.
-
-        Raises:
-            InstanceError: see ``barrier``.
         """
         if self._connection is None:
             return values
@@ -247,9 +211,6 @@ class Instances:
             values: means over this instance's images, by name; the same names on every instance.
                 NaN is left out; the mean of nothing but NaN is NaN.
             images: how many these are; 0 counts nothing, whatever the values are.
-
-        Raises:
-            InstanceError: see ``barrier``.
         """
         if self._connection is None:
             return dict(values)
@@ -277,11 +238,7 @@ def alone() -> Instances:
 
 
 def of_popdist() -> Instances:
-    """Return the instances of poprun, mpirun or torchrun, connected by ``popdist.init()``.
-
-    Raises:
-        InstanceError: the environment contradicts itself, or an instance does not come.
-    """
+    """Return the instances of poprun, mpirun or torchrun, connected by ``popdist.init()``."""
     import popdist
 
     try:
@@ -296,10 +253,6 @@ def of_torch() -> Instances:
 
     Gloo connects processors, NCCL processes that have a GPU each. The current CUDA device is
     afterwards that of this process.
-
-    Raises:
-        ConfigError: it is not known where the processes meet.
-        InstanceError: a process does not come, or runs other versions.
     """
     place = _place()
     if place is not None:
@@ -313,11 +266,7 @@ def of_torch() -> Instances:
 
 
 def processes() -> int:
-    """Return how many processes the launcher has started for this run, as far as it tells; else 1.
-
-    Raises:
-        ConfigError: the environment contradicts itself.
-    """
+    """Return the instances of poprun, mpirun or torchrun, connected by ``popdist.init()``."""
     place = _place()
     return 1 if place is None else place[1]
 

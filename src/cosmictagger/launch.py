@@ -82,15 +82,7 @@ class Launch:
         return minibatch(self.config, self.instances.count)
 
     def backend(self, image_size: tuple[int, int], *, training: bool) -> Backend:
-        """Build the network and hand it to the backend of the run's compute mode.
-
-        Args:
-            image_size: rows and columns of the images.
-            training: an optimizer goes along.
-
-        Raises:
-            ConfigError: image and network do not fit, or a precision that the device lacks.
-        """
+        """Build the network and hand it to the backend of the run's compute mode."""
         config = self.config
         models.check_not_sparse(config.framework.sparse)
         rows, columns = (edge << config.data.downsample for edge in image_size)
@@ -152,9 +144,6 @@ class Launch:
         """Return the checkpoint to start from: the named one, or the run's; None if there is none.
 
         The first instance reads it and gives it to the others.
-
-        Raises:
-            CheckpointError: the one that was named is not there, or one cannot be read.
         """
         with self.instances.together("the checkpoint"):
             content = self._read_weights() if self.instances.is_first else None
@@ -174,12 +163,7 @@ class Launch:
         return content
 
     def load_for_inference(self, backend: Backend) -> None:
-        """Give the network its weights.
-
-        Raises:
-            CheckpointError: there are none, or those of another network. Scores of untrained
-                weights are given only where ``mode.weights_location=random`` asks for them.
-        """
+        """Give the network its weights."""
         content = self.weights()
         if content is not None:
             checkpoints.check_fits(content["state_dict"], backend.network, content["path"])
@@ -205,9 +189,6 @@ def launched(config: Config) -> Iterator[Launch]:
 
     Args:
         config: changed in place by ``settle``.
-
-    Raises:
-        CosmicTaggerError: something cannot be; it is in log and record as well.
     """
     for name, value in config.framework.environment_variables.items():
         os.environ[name] = value

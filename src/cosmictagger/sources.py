@@ -26,9 +26,6 @@ def training(config: Config, seed: int, instances: Instances | None = None) -> B
         config: settled.
         seed: of the order.
         instances: that share the images; None for one.
-
-    Raises:
-        DataError: the file is missing, damaged, without labels, or has too few events.
     """
     together = instances or alone()
     size = minibatch(config, together.count) * config.run.num_replicas
@@ -50,9 +47,6 @@ def validation(config: Config, instances: Instances | None = None) -> BatchStrea
 
     A file that is missing is said in the log. The last batch of an epoch may be smaller, and of
     some of several instances empty.
-
-    Raises:
-        DataError: the aux file is damaged.
     """
     data = config.data
     if not config.run.aux_iterations or data.name is DataKind.synthetic:
@@ -77,12 +71,7 @@ def validation(config: Config, instances: Instances | None = None) -> BatchStrea
 
 
 def prepare(config: Config) -> None:
-    """Make the events that the built-in generator has to make, so that all instances find them.
-
-    Raises:
-        ConfigError: fewer than one event was asked for.
-        OSError: they cannot be written.
-    """
+    """Make the events that the built-in generator has to make, so that all instances find them."""
     if config.data.name is DataKind.generated:
         trains = config.mode.name is ModeKind.train
         if trains:
@@ -100,9 +89,6 @@ def in_order(config: Config, seed: int, instances: Instances | None = None) -> B
         config: settled.
         seed: of random events.
         instances: that take the batches in turn; None for one.
-
-    Raises:
-        DataError: the file is missing or damaged.
     """
     size, data = config.run.minibatch_size, config.data
     if data.name is DataKind.synthetic:
@@ -123,9 +109,6 @@ def beginning_at(loader: BatchStream, start: int) -> Iterator[Batch]:
     """Yield the batches of one epoch from an event on; the first one may be smaller.
 
     Where instances share the events these are this instance's batches, see ``turns``.
-
-    Raises:
-        DataError: there is no such event.
     """
     if start >= loader.events:
         raise DataError(

@@ -21,9 +21,6 @@ def create(network: nn.Module, loss: nn.Module, settings: Settings) -> Backend:
         network: float32, on the host.
         loss: ``(logits, label) -> scalar``.
         settings: ``settings.mode`` chooses.
-
-    Raises:
-        ConfigError: there is no such mode, or it cannot compute in that precision.
     """
     if settings.mode in (ComputeMode.CPU, ComputeMode.GPU):
         from cosmictagger.backends.plain import PlainBackend

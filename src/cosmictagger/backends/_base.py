@@ -151,16 +151,7 @@ class Backend(abc.ABC):
         self.training_steps = self.evaluation_steps = 0
 
     def train_step(self, batch: Batch, rate: float) -> StepResult:
-        """Return one update from ``settings.images`` images, and as many of every other instance.
-
-        Args:
-            batch: with labels.
-            rate: the learning rate.
-
-        Raises:
-            BackendError: the batch has another size, or the step did not run on the device.
-            InstanceError: another instance did not come to this update.
-        """
+        """Make an update from ``settings.images`` images of each instance."""
         images = self.settings.images
         if self.settings.optimizer is None:
             raise BackendError("This backend was made without an optimizer, so it cannot train.")
@@ -177,9 +168,6 @@ class Backend(abc.ABC):
         Args:
             batch: of any size up to ``micro_batch``; programs of fixed size are fed the last event
                 again, and what comes of that is left out.
-
-        Raises:
-            BackendError: too many images, or the step did not run on the device.
         """
         count, size = len(batch), self.settings.micro_batch
         if not 0 < count <= size:
@@ -234,11 +222,7 @@ class Backend(abc.ABC):
         return {"state_dict": weights, "optimizer": self._optimizer_state()}
 
     def load_state_dict(self, content: Mapping[str, Any]) -> None:
-        """Take what ``state_dict`` of any backend gave; without ``optimizer`` only weights.
-
-        Raises:
-            BackendError: the optimizer's state is of another kind of optimizer.
-        """
+        """Take what ``state_dict`` of any backend gave; without ``optimizer`` only weights."""
         self.network.load_state_dict(content["state_dict"])
         self._weights_loaded()
         state, settings = content.get("optimizer"), self.settings.optimizer
@@ -335,9 +319,6 @@ def require_updates(mode: ComputeMode, expected: int, counts: set[int]) -> None:
         mode: of the device.
         expected: how many updates were made here.
         counts: of the device, for each of its parameters.
-
-    Raises:
-        BackendError: they differ.
     """
     if counts != {expected}:
         raise BackendError(

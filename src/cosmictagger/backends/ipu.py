@@ -57,9 +57,6 @@ class IpuBackend(Backend):
         module: network and loss as one module.
         trainer: runs updates; None where nothing is trained.
         evaluator: runs forward and loss with the trainer's present weights.
-
-    Raises:
-        ConfigError: a precision that the device does not have.
     """
 
     def __init__(self, network: nn.Module, loss: nn.Module, settings: Settings):
@@ -177,11 +174,7 @@ class IpuBackend(Backend):
         return loss.float().mean(), tuple(logits)
 
     def proof(self) -> Proof:
-        """Of the training executor, or of the other where nothing is trained.
-
-        Raises:
-            BackendError: the device has counted other updates than were made here.
-        """
+        """Of the training executor, or of the other where nothing is trained."""
         self._compare_counts()
         executor = self.evaluator if self._optimizer is None else self.trainer
         self._require_executor(executor, "training or evaluation")

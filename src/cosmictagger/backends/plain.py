@@ -39,9 +39,6 @@ class PlainBackend(Backend):
 
     Args:
         network, loss, settings: see ``Backend``; the network itself is moved and trained.
-
-    Raises:
-        ConfigError: float16 is asked for training.
     """
 
     def __init__(self, network: nn.Module, loss: nn.Module, settings: Settings):

@@ -44,9 +44,6 @@ class RduBackend(Backend):
 
     Args:
         network, loss, settings: see ``Backend``; ``settings.folder`` takes the compiled files.
-
-    Raises:
-        ConfigError: a precision that the device does not have, or gradient accumulation.
     """
 
     def __init__(self, network: nn.Module, loss: nn.Module, settings: Settings):
@@ -81,9 +78,6 @@ class RduBackend(Backend):
 
     def compile(self, image_size: tuple[int, int]) -> Path:
         """Compile the program of training without running it.
-
-        Args:
-            image_size: rows and columns.
 
         Returns:
             The PEF file, which a launch with the same ``output_dir`` will use.
@@ -188,11 +182,7 @@ class RduBackend(Backend):
             self._host_is_old = False
 
     def proof(self) -> Proof:
-        """Of the training session, or of the other where nothing is trained.
-
-        Raises:
-            BackendError: the device has counted other updates than were made here.
-        """
+        """Of the training session, or of the other where nothing is trained."""
         self._compare_counts()
         session = self.evaluator if self._optimizer is None else self.trainer
         report = None if session.graph is None else session.report

@@ -10,11 +10,7 @@ from cosmictagger.recording.records import logger
 
 
 def run(config: Config) -> None:
-    """Compile the training program of a configuration into its output folder.
-
-    Raises:
-        ConfigError: the mode is another one; those compile at their first step.
-    """
+    """Compile the training program of a configuration into its output folder."""
     if config.run.compute_mode is not ComputeMode.RDU or config.mode.name is not ModeKind.train:
         raise ConfigError(
             "compile makes the file that training in RDU mode loads. Add run.compute_mode=RDU; "

@@ -8,15 +8,8 @@ from pathlib import Path
 def main(argv: Sequence[str]) -> int:
     """Make the file.
 
-    Args:
-        argv: without the name of the command.
-
     Returns:
         The exit status.
-
-    Raises:
-        DataError: the file cannot be written, or a number is out of range.
-        ConfigError: it exists already.
     """
     args = _parser().parse_args(argv)
     from cosmictagger.data import generator

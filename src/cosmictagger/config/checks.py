@@ -31,9 +31,6 @@ def settle(config: Config) -> list[str]:
 
     Returns:
         A sentence for each key that is set and has no effect.
-
-    Raises:
-        ConfigError: something is asked for that cannot be.
     """
     _check_names(config)
     _check_framework(config)

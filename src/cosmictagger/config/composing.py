@@ -32,9 +32,6 @@ def composed(preset: str, overrides: Sequence[str]) -> Config:
     Args:
         preset: one of ``PRESETS``.
         overrides: like ``data=real`` or ``run.id=first``, in the grammar of Hydra.
-
-    Raises:
-        ConfigError: an unknown key or choice, with those that are near; a value of another type.
     """
     check_preset(preset)
     for sentence in _choices(overrides):
@@ -54,11 +51,7 @@ def composed(preset: str, overrides: Sequence[str]) -> Config:
 
 
 def check_preset(name: str) -> None:
-    """Refuse an unknown ``--config-name``.
-
-    Raises:
-        ConfigError: names those that there are.
-    """
+    """Refuse an unknown ``--config-name``."""
     if name not in PRESETS:
         raise ConfigError(
             f"--config-name {name} was asked for; presets are {', '.join(PRESETS)}."
@@ -70,9 +63,6 @@ def as_typed(overrides: Sequence[str]) -> list[str]:
     """Quote values of keys that take text where Hydra would read numbers.
 
     To Hydra ``run.id=12e4567`` is infinite, and ``2024_11_28`` the number 20241128.
-
-    Raises:
-        ConfigError: an override cannot be read.
     """
     return [_quoted(text, override) for text, override in _parsed(overrides)]
 

@@ -68,9 +68,6 @@ def member(kind: type[Member], value: Any, key: str) -> Member:
         kind: the enumeration.
         value: a member, its name, or its number (also as a string, as a command line has it).
         key: how the user calls this setting; for the message.
-
-    Raises:
-        ConfigError: there is no such member; the message lists those that exist.
     """
     if isinstance(value, kind):
         return value
@@ -210,11 +207,7 @@ NETWORKS: Mapping[str, Mapping[str, Any]] = {
 
 
 def named(name: str, **changes: Any) -> Network:
-    """Return a network by its name in ``NETWORKS``, with further changes.
-
-    Raises:
-        ConfigError: no network has that name, or a value is out of range.
-    """
+    """Return a network by its name in ``NETWORKS``, with further changes."""
     if name not in NETWORKS:
         raise ConfigError(f"network={name} was asked for. Known: {', '.join(NETWORKS)}.")
     return Network(**{**NETWORKS[name], **changes})

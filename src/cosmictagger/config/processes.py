@@ -28,9 +28,6 @@ def settle_processes(config: Config) -> list[str]:
 
     Returns:
         A sentence for each key that is set and has no effect.
-
-    Raises:
-        ConfigError: they cannot, or it is not known which of them this is.
     """
     count = instances.processes()
     _check_known(count)
@@ -45,11 +42,7 @@ def settle_processes(config: Config) -> list[str]:
 
 
 def minibatch(config: Config, count: int) -> int:
-    """Return images of one pass forward of one of ``count`` processes, of each of its replicas.
-
-    Raises:
-        ConfigError: the images cannot be shared out.
-    """
+    """Return images of one pass forward of one of ``count`` processes, of each of its replicas."""
     size = config.run.minibatch_size
     if config.mode.name is not ModeKind.train:
         return size  # whole batches in turn: the loss of a batch is not a mean over its images

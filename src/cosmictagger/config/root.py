@@ -97,11 +97,7 @@ def register() -> None:
 
 
 def typed(composed: DictConfig) -> Config:
-    """Return the dataclasses of a configuration that Hydra has composed.
-
-    Raises:
-        ConfigError: ``run.id`` is missing, or a value is out of range.
-    """
+    """Return the dataclasses of a configuration that Hydra has composed."""
     if OmegaConf.is_missing(composed.run, "id"):
         raise ConfigError(
             "run.id is missing. Give this run a name, for example: cosmictagger run.id=first"

@@ -17,9 +17,6 @@ def dense_size(size: tuple[int, int], downsample: int) -> tuple[int, int]:
     Args:
         size: (H, W) of the stored images.
         downsample: exponent k: cells of 2^k x 2^k pixels become one.
-
-    Raises:
-        DataError: the exponent is negative, or 2^k does not divide the size.
     """
     factor = 1 << downsample if downsample >= 0 else 0
     if not factor or size[0] % factor or size[1] % factor:
@@ -74,9 +71,6 @@ def densify(
 
     Returns:
         float32 (image) or int64 (label) [3, H / 2^k, W / 2^k]; rows are times, columns are wires.
-
-    Raises:
-        DataError: the size is not divisible, or a number of planes other than three.
     """
     height, width = dense_size(size, downsample)
     if len(planes) != PLANES:

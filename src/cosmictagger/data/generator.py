@@ -50,9 +50,6 @@ def generate(
         seed: another seed gives other events; the same one gives the same file.
         size: (H, W) of the images; smaller ones show the same detector with coarser pixels.
         progress: show a progress bar, where standard error is a terminal.
-
-    Raises:
-        DataError: a number or size out of range, or the file cannot be written.
     """
     if events < 1:
         raise DataError(f"{events} events were asked for; at least 1 is needed.")

@@ -55,9 +55,6 @@ class Detector:
     that tracks keep their brightness, and the number of noise pixels as well, so that noise keeps
     its share of all pixels. As tracks are lines, the share of pixels that are not zero grows with
     the factor, just as when a full image is downsampled.
-
-    Args:
-        size: (H, W) of the images.
     """
 
     def __init__(self, size: tuple[int, int]) -> None:

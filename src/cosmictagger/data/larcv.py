@@ -49,10 +49,6 @@ class EventFile:
         label: producer of the labels, or None.
         event_ids: int64 [events, 3]: run, subrun and event number; -1 where it was not recorded.
         image_size: (H, W): rows (time) and columns (wires) of every image of the file.
-
-    Raises:
-        DataError: the file is missing, is not HDF5, is cut off, lacks a producer, or its tables
-            contradict each other.
     """
 
     event_ids: npt.NDArray[np.int64]
@@ -131,10 +127,6 @@ class EventFile:
 
         Returns:
             Three planes, in order; a plane without charge is empty.
-
-        Raises:
-            DataError: no such event or producer, a damaged chunk, a pixel outside of the image, or
-                a label outside 0..2.
         """
         if not 0 <= event < len(self):
             raise self._fault(f"it has {len(self)} events, event {event} was asked for")
@@ -159,16 +151,9 @@ class EventFile:
     ) -> npt.NDArray[np.void] | None:
         """Read the true particles of one event, the neutrino first.
 
-        Args:
-            event: index of the event.
-            producer: producer of the particles.
-
         Returns:
             Records of ``layout.PARTICLE`` (energies and momenta in GeV, positions in cm, times in
             ns), or None if the file has no such table.
-
-        Raises:
-            DataError: the table contradicts itself or cannot be read.
         """
         group = layout.particle_group(producer)
         if self._node(group) is None:

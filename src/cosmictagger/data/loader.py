@@ -60,9 +60,6 @@ class BatchStream(abc.ABC):
     Attributes:
         stored_size: as given.
         image_size: (H, W) of the images.
-
-    Raises:
-        DataError: a size that does not fit the downsampling, or ``prefetch`` is negative.
     """
 
     def __init__(
@@ -145,9 +142,6 @@ class BatchStream(abc.ABC):
         """Go on where ``state_dict`` was taken: the very same events follow.
 
         In the same batches, if these are of the same size, of all instances together.
-
-        Raises:
-            DataError: the stored position is of other data, or an entry is missing.
         """
         missing = {"epoch", "position", "seed", "step_size", *_IDENTITY} - set(state)
         if missing:
@@ -223,10 +217,6 @@ class EventLoader(BatchStream):
         img_transform: give ln(1 + x) of the images.
         image: producer of the images, for files given by name.
         label: producer of the labels, or None to read none, for files given by name.
-
-    Raises:
-        DataError: a file cannot be used, files differ in image size, the size does not fit the
-            downsampling, or there are fewer events than a full batch takes.
     """
 
     def __init__(
@@ -265,12 +255,7 @@ class EventLoader(BatchStream):
         return file, entry - int(self._ends[index]) + len(file)
 
     def load(self, entries: Sequence[int]) -> Batch:
-        """Read the given events and make one batch of them, here and now.
-
-        Raises:
-            DataError: an event cannot be read, has a wrong label or an image value that is no
-                number; says which file, event and plane.
-        """
+        """Read the given events and make one batch of them, here and now."""
         shape = (len(entries), PLANES, *self.image_size)
         places = [self.locate(entry) for entry in entries]
         labelled = all(file.label is not None for file, _ in places)

@@ -30,9 +30,6 @@ class Order:
         equal: all instances get the same number of batches; at the end of an epoch some may be
             empty.
         origin: where the first step begins, counted in events of all epochs; with across_epochs.
-
-    Raises:
-        DataError: an argument out of range, or fewer events than a batch where each has to be full.
     """
 
     events: int

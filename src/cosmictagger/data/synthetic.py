@@ -27,9 +27,6 @@ class SyntheticLoader(BatchStream):
         shard: (index, count) of this instance.
         prefetch: how many batches are prepared ahead.
         img_transform: give ln(1 + x) of the images.
-
-    Raises:
-        DataError: a size that does not fit the downsampling, or an argument out of range.
     """
 
     def __init__(

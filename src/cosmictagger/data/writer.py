@@ -50,9 +50,6 @@ class EventWriter:
         size: (H, W) of the images.
         producers: names of the sparse images that every event has.
         particles: whether every event has a table of true particles.
-
-    Raises:
-        DataError: the folder is missing or cannot be written, or the disk is full.
     """
 
     def __init__(
@@ -92,12 +89,7 @@ class EventWriter:
             self.discard()
 
     def write(self, event: Event) -> None:
-        """Add one event.
-
-        Raises:
-            DataError: a producer or a plane is missing, ids and values differ in number, a pixel
-                lies outside of the image, or the disk is full.
-        """
+        """Add one event."""
         self._check(event)
         self._add(layout.EVENT_IDS, np.array([tuple(event.event_id)], layout.EVENT_ID))
         for producer in self.producers:
@@ -262,9 +254,6 @@ def write_events(
 
     Returns:
         How many events were written.
-
-    Raises:
-        DataError: see ``EventWriter``.
     """
     with EventWriter(path, size, producers, particles) as writer:
         for event in events:

@@ -36,9 +36,6 @@ class Loss(nn.Module):
 
     Args:
         scheme: a ``LossBalanceScheme``, its name or its number.
-
-    Raises:
-        ConfigError: there is no such scheme.
     """
 
     def __init__(self, scheme: LossBalanceScheme | str | int):

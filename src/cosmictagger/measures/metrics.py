@@ -39,9 +39,6 @@ def compute(scores: Scores, label: Tensor, loss: Tensor | float | None = None) -
 
     Returns:
         Values by ``KEYS``, in that order; NaN for what no image of the batch has.
-
-    Raises:
-        DataError: shapes do not fit, or a class is none of 0, 1, 2.
     """
     first = {} if loss is None else {"loss": float(loss)}
     return first | of_batch(counts(scores, label))
@@ -96,9 +93,6 @@ def counts(scores: Scores, label: Tensor) -> Counts:
     Returns:
         ``[B, plane, true class, predicted class]``. Summed over the first axis it is the
         confusion matrix of each plane.
-
-    Raises:
-        DataError: shapes do not fit, or a class is none of 0, 1, 2.
     """
     predicted = scores if isinstance(scores, Tensor) else _highest_of_all(scores)
     if predicted.shape != label.shape or label.ndim != 4 or label.shape[1] != PLANES:

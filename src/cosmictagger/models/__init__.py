@@ -36,9 +36,6 @@ def build(network: Network, image_size: tuple[int, int]) -> nn.Module:
     Returns:
         A module from ``[B, 3, H, W]`` to three of ``[B, 3, H, W]``: for each plane the scores of
         background, cosmic and neutrino.
-
-    Raises:
-        ConfigError: the image cannot be halved as often as the network does.
     """
     check_image_size(network, image_size)
     if network.conv_mode is ConvMode.conv_3D:
@@ -55,10 +52,6 @@ def load_weights(network: nn.Module, path: str | os.PathLike[str]) -> int | None
 
     Returns:
         The step after which it was saved, if it says.
-
-    Raises:
-        CheckpointError: it is missing or damaged, or its weights are of another network; the
-            message names what is missing, unknown, or of another shape.
     """
     file: Path = checkpoints.locate(path)
     content = checkpoints.load(file)

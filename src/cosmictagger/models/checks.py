@@ -17,9 +17,6 @@ def check_image_size(
         network: its depth counts.
         image_size: rows and columns.
         stored: those of the file, before they shrink.
-
-    Raises:
-        ConfigError: names the size, the depth, and the values of ``data.downsample`` that fit.
     """
     rows, columns = image_size
     factor = 2**network.depth
@@ -38,9 +35,6 @@ def check_not_sparse(sparse: bool) -> None:
     What was tried with torch 2.13 on a CPU: spconv 2.3.8 installs and runs forward, and its
     backward asks for CUDA. The package index has no torchsparse. The metadata of MinkowskiEngine's
     source package cannot be made, so pip does not install it.
-
-    Raises:
-        ConfigError: it was asked for.
     """
     if sparse:
         raise ConfigError(

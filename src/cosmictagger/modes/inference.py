@@ -39,11 +39,6 @@ def infer(launch: Launch) -> int | None:
 
     Returns:
         The number of the signal that ended it early, or None.
-
-    Raises:
-        CheckpointError: there are no weights, or those of another network.
-        DataError: an event cannot be read, or its scores are no numbers.
-        InstanceError: another instance cannot go on, or works on other events or weights.
     """
     config, instances = launch.config, launch.instances
     with contextlib.ExitStack() as stack:
@@ -62,11 +57,6 @@ def infer(launch: Launch) -> int | None:
 
 class Pass:
     """One pass over the events, or this instance's part of it.
-
-    Args:
-        launch: configuration, folder and record.
-        backend: with its weights.
-        events: in order.
 
     Attributes:
         steps: those made so far.

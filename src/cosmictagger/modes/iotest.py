@@ -22,9 +22,6 @@ def measure(launch: Launch) -> int | None:
 
     Returns:
         The number of the signal that ended it early, or None.
-
-    Raises:
-        DataError: a file or an event cannot be read.
     """
     total = launch.config.run.iterations
     seconds: list[float] = []

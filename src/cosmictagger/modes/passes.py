@@ -79,11 +79,7 @@ class Passed:
 
 
 class Records:
-    """The table and the TensorBoard files of a pass; a context manager.
-
-    Args:
-        launch: of the pass.
-    """
+    """The table and the TensorBoard files of a pass; a context manager."""
 
     def __init__(self, launch: Launch):
         self._mode = launch.config.mode
@@ -92,11 +88,7 @@ class Records:
         self._summaries = Summaries(launch.folder / "ana", 0, writes)
 
     def add(self, step: Step) -> None:
-        """Record a step where that is due.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Record a step where that is due."""
         if step.values and step.index % self._mode.logging_iteration == 0:
             self._table.add(step.index, step.values)
         if step.index % self._mode.summary_iteration == 0:

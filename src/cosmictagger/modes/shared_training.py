@@ -26,12 +26,7 @@ _RESTARTS, _OF_TORCHRUN = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
 def open_events(
     launch: Launch, stack: contextlib.ExitStack
 ) -> tuple[BatchStream, BatchStream | None]:
-    """Return the events to train on and those to validate on, the same on all instances.
-
-    Raises:
-        DataError: they cannot be opened here, or there are too few.
-        InstanceError: that is so on another instance, or it has other events.
-    """
+    """Return the events to train on and those to validate on, the same on all instances."""
     config, instances = launch.config, launch.instances
     with instances.together("the generated events"):
         if instances.is_first:
@@ -77,11 +72,6 @@ def mean_loss(
 ) -> tuple[float, int | None]:
     """Return the loss over the images of all instances, of which each has as many.
 
-    Args:
-        instances: the instances.
-        result: of this instance's update.
-        signal: that has come to this instance.
-
     Returns:
         The loss, and a signal that has come to any instance, for all to obey at the same step.
     """
@@ -121,11 +111,7 @@ def of_nothing(batch: Batch) -> StepResult:
 
 
 def compare_weights(instances: Instances, backend: Backend, step: int) -> None:
-    """Prove that all instances have trained one network: they end with the same bits.
-
-    Raises:
-        InstanceError: they do not.
-    """
+    """Prove that all instances have trained one network: they end with the same bits."""
     if instances.count > 1:
         weights_hash = checkpoints.weights_hash(dict(backend.network.named_parameters()))
         instances.agree(

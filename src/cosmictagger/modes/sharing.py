@@ -43,15 +43,8 @@ _FORMAT = 1
 def run(one_pass: Pass) -> int | None:
     """Make this instance's part of a pass; the first instance joins all of them.
 
-    Args:
-        one_pass: with this instance's events.
-
     Returns:
         The number of the signal that ended any instance early, or None.
-
-    Raises:
-        DataError: an event cannot be read, scores are no numbers, or the disk is full.
-        InstanceError: another instance cannot go on, or its part cannot be read.
     """
     launch, instances = one_pass.launch, one_pass.launch.instances
     identity = _identity(one_pass)

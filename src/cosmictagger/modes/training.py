@@ -45,9 +45,6 @@ def train(launch: Launch) -> int | None:
 
     Returns:
         The number of the signal that ended it early, or None.
-
-    Raises:
-        CosmicTaggerError: see ``Training``.
     """
     with contextlib.ExitStack() as stack:
         events, aux = shared_training.open_events(launch, stack)
@@ -67,13 +64,6 @@ class Training:
 
     Attributes:
         step: updates made since the first launch of the run.
-
-    Raises:
-        CheckpointError: a checkpoint is damaged or of another network, or cannot be written.
-        DataError: an event cannot be read; names it and the step, after saving a checkpoint.
-        TrainingError: the loss is no number; names event and step, and saves nothing.
-        BackendError: a step did not go through the backend.
-        InstanceError: another instance has raised one of these, or is gone.
     """
 
     def __init__(

@@ -135,11 +135,7 @@ class Table:
         self._columns: list[str] | None = None
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a row; metrics that the table has no column for are left out.
-
-        Raises:
-            OSError: the disk is full, or the folder is gone.
-        """
+        """Add a row; metrics that the table has no column for are left out."""
         if self._path is None:
             return
         columns = self._columns or self._columns_in(self._path) or list(metrics)

@@ -41,10 +41,6 @@ def read(path: Path) -> Curves:
     """Return columns of a metrics file by name, float64 ``[steps]`` in the order of their steps.
 
     A resumed run may have repeated steps after its last checkpoint: the last line of a step counts.
-
-    Raises:
-        DataError: the file has no column ``step``, a cell is no number, or a line is too long. A
-            line that is too short is what a killed run left unfinished; it does not count.
     """
     with path.open(newline="", encoding="utf-8") as file:
         lines = list(csv.reader(file))

@@ -41,9 +41,6 @@ def save(event: EventRecord, path: Path) -> Path:
     Args:
         event: with or without labels; without, the column of the truth shows the charge.
         path: a PNG file.
-
-    Raises:
-        OSError: the folder is not writable, or the disk is full.
     """
     with replacing(path) as file:
         draw(event).savefig(file, format="png", dpi=130)

@@ -54,10 +54,6 @@ def write_files(
         proof: what proves where the pass ran: a dataclass or a mapping.
         settings: more that the report shall name.
         progress: whether drawing shows a progress bar.
-
-    Raises:
-        DataError: a metrics file of the training is damaged.
-        OSError: the disk is full.
     """
     table = folder / "event_metrics.csv"
     write_text(table, as_csv(tally.rows, tally.keys()))

@@ -49,11 +49,7 @@ class Part(NamedTuple):
 
 
 def save(part: Part) -> None:
-    """Write a part beside its predictions; each file at once or not at all.
-
-    Raises:
-        OSError: the disk is full.
-    """
+    """Write a part beside its predictions; each file at once or not at all."""
     arrays: dict[str, Any] = {}
     events = []
     for event in part.candidates.events():
@@ -76,11 +72,7 @@ def save(part: Part) -> None:
 
 
 def load(folder: Path) -> Part:
-    """Read what ``save`` wrote.
-
-    Raises:
-        DataError: a file is not there, or damaged.
-    """
+    """Read what ``save`` wrote."""
     try:
         return _loaded(folder)
     except (OSError, LookupError, TypeError, ValueError, zipfile.BadZipFile) as problem:
@@ -107,9 +99,6 @@ def join(parts: Sequence[Part]) -> tuple[Tally, Candidates]:
 
     Args:
         parts: of all instances, also of those that had no event.
-
-    Raises:
-        DataError: an event is in two parts.
     """
     rows = sorted((row for part in parts for row in part.tally.rows), key=lambda row: row.entry)
     for before, after in itertools.pairwise(rows):
@@ -130,9 +119,6 @@ def join_predictions(parts: Sequence[Part], path: Path) -> None:
     Args:
         parts: of all instances; at least one has an event.
         path: the file to make or to replace.
-
-    Raises:
-        DataError: a part is missing or damaged, or the disk is full.
     """
     places = sorted(
         (row.entry, number, event)

@@ -48,9 +48,6 @@ def scores_of(logits: torch.Tensor) -> Scores:
 
     Args:
         logits: ``[3, H, W]`` of one event and plane; any floating type and device.
-
-    Raises:
-        DataError: a logit is not finite.
     """
     logits = logits.detach().float()
     if not bool(torch.isfinite(logits).all()):
@@ -72,9 +69,6 @@ class PredictionWriter:
     Args:
         path: the file; it gets its name when it is complete, an older one is replaced.
         size: height and width of the images as they were run.
-
-    Raises:
-        DataError: the folder is missing or cannot be written, or the disk is full.
     """
 
     def __init__(self, path: str | Path, size: tuple[int, int]) -> None:
@@ -121,21 +115,12 @@ class PredictionWriter:
 
 
 def open_predictions(path: str | Path) -> EventFile:
-    """Open a file of predictions; ``sparse(NEUTRINO_PRODUCER, event)`` gives the scores.
-
-    Raises:
-        DataError: the file is missing, damaged, or holds no predictions.
-    """
+    """Open a file of predictions; ``sparse(NEUTRINO_PRODUCER, event)`` gives the scores."""
     return EventFile(path, image=NEUTRINO_PRODUCER, label=CLASS_PRODUCER)
 
 
 def read_scores(file: EventFile, event: int) -> NDArray[np.float32]:
-    """Return one event's scores, float32 ``[plane, class, H, W]``; zero where no charge is.
-
-    Args:
-        file: from `open_predictions`.
-        event: its position in the file.
-    """
+    """Return one event's scores, float32 ``[plane, class, H, W]``; zero where no charge is."""
     height, width = file.image_size
     scores = np.zeros((PLANES, CLASSES, width, height), np.float32)
     for producer, number in ((COSMIC_PRODUCER, COSMIC), (NEUTRINO_PRODUCER, NEUTRINO)):

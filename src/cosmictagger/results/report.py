@@ -51,11 +51,7 @@ class Content:
 
 
 def save(content: Content, path: Path) -> Path:
-    """Write the page at once or not at all.
-
-    Raises:
-        OSError: a picture is not readable, the folder not writable, or the disk full.
-    """
+    """Write the page at once or not at all."""
     write_text(path, page(content))
     return path
 

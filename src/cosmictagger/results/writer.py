@@ -44,9 +44,6 @@ class Collector:
     Attributes:
         tally: metrics and confusion of the events so far.
         candidates: the events that may be drawn.
-
-    Raises:
-        DataError: ``size`` cannot be downsampled so far, or the folder cannot be written.
     """
 
     def __init__(
@@ -77,10 +74,6 @@ class Collector:
                 (``Average/mIoU``, ``plane0/Cosmic_IoU``...); None for a file without labels.
             particles: one particle table (or None) per event, as `EventFile.particles` returns it,
                 for IoU by energy and interaction.
-
-        Raises:
-            DataError: logits have another shape or are not finite, labels come without metrics or
-                metrics without labels, or the disk is full.
         """
         self._check(batch, logits, per_event_metrics)
         for index, entry in enumerate(batch.entries):
@@ -98,11 +91,7 @@ class Collector:
             self._record(int(entry), ids, metrics, image, label, scores)
 
     def close(self) -> Any:
-        """Complete the predictions.
-
-        Raises:
-            DataError: the disk is full.
-        """
+        """Complete the predictions."""
         self._predictions.close()
 
     def discard(self) -> None:
@@ -185,9 +174,6 @@ class ResultsWriter(Collector):
     Attributes:
         files: what was written, once `close` is through.
         tally, candidates: see `Collector`.
-
-    Raises:
-        DataError: ``size`` cannot be downsampled so far, or the folder cannot be written.
     """
 
     files: WrittenFiles
@@ -208,12 +194,7 @@ class ResultsWriter(Collector):
         super().__init__(output_dir, size, downsample, displays)
 
     def close(self) -> WrittenFiles:
-        """Complete the predictions, then draw the displays and write the page.
-
-        Raises:
-            DataError: a metrics file of the training is damaged, or the disk is full.
-            OSError: a picture cannot be written.
-        """
+        """Complete the predictions, then draw the displays and write the page."""
         super().close()
         self.files = write_files(
             self.folder,

@@ -144,12 +144,7 @@ class _NobodyReadsError(Exception):
 
 
 def _show(text: str) -> None:
-    """Write to standard output.
-
-    Raises:
-        _NobodyReadsError: nobody reads it.
-        Problem: it is closed, or cannot be written.
-    """
+    """Write to standard output."""
     if sys.stdout is None:
         raise Problem("Standard output is closed.", 1)
     try:

@@ -165,14 +165,8 @@ _OWN = ("help", "version", "version-format")
 def parse(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Split a command line and read poprun's part.
 
-    Args:
-        argv: Without poprun's own name.
-
     Returns:
         The options that were given, by key, and the program with its arguments.
-
-    Raises:
-        Problem: An unknown option, or a value that an option does not take.
     """
     values: dict[str, Any] = {}
     rest = list(argv)
@@ -195,9 +189,6 @@ def convert(option: Option, text: Any) -> Any:
     Args:
         option: Its row.
         text: As given on the command line or in a file.
-
-    Raises:
-        Problem: It is not of the option's kind.
     """
     word = str(text)
     if option.kind in ("boolean", "flag"):
@@ -390,9 +381,6 @@ def read_mpi_arguments(texts: Sequence[str], option: str) -> Variables:
     Args:
         texts: As given on the command line, each one or several arguments.
         option: Named in errors.
-
-    Raises:
-        Problem: Quotes that do not close, or ``-x`` without a name.
     """
     variables = Variables()
     for text in texts:
@@ -408,15 +396,8 @@ def read_mpi_arguments(texts: Sequence[str], option: str) -> Variables:
 def read_instance_arguments(texts: Sequence[str], count: int) -> dict[int, Variables]:
     """Read ``IDX:ARGS`` for single instances.
 
-    Args:
-        texts: As given on the command line.
-        count: How many instances there are.
-
     Returns:
         Variables by instance.
-
-    Raises:
-        Problem: There is no such instance, or its arguments cannot be read.
     """
     option = "instance-mpi-local-args"
     by_instance: dict[int, list[str]] = {}
@@ -462,14 +443,8 @@ def _variable(text: str, variables: Variables, option: str) -> None:
 def read_config(path: str) -> dict[str, Any]:
     """Read options from a JSON object whose keys are names without dashes in front.
 
-    Args:
-        path: The file.
-
     Returns:
         Values by key of the option.
-
-    Raises:
-        Problem: The file cannot be read, or holds something else.
     """
     try:
         entries = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -505,9 +480,6 @@ def write_config(path: str, values: Mapping[str, Any], *, overwrite: bool) -> No
         path: The file.
         values: Values by key of the option.
         overwrite: Whether an existing file may be replaced.
-
-    Raises:
-        Problem: The file exists, or cannot be written.
     """
     target = Path(path)
     if target.exists() and not overwrite:

@@ -49,15 +49,7 @@ class Settings:
 
 
 def settings_of_run(plan: Plan, options: Mapping[str, Any]) -> Settings:
-    """Return the variables of all instances that poprun starts.
-
-    Args:
-        plan: Which instances there are.
-        options: Values of poprun's options, by key.
-
-    Raises:
-        Problem: Arguments of mpirun that cannot be read.
-    """
+    """Return the variables of all instances that poprun starts."""
     count = len(plan.instances)
     for_all, single = _arguments(options, count)
     _warn([for_all, *single.values()])
@@ -81,15 +73,7 @@ def settings_of_run(plan: Plan, options: Mapping[str, Any]) -> Settings:
 
 
 def variables_of_place(place: Place, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables of one instance in a place that something else gave.
-
-    Args:
-        place: Where this process is.
-        options: Values of poprun's options, by key.
-
-    Raises:
-        Problem: Replicas that do not divide, or arguments of mpirun that cannot be read.
-    """
+    """Return the variables of one instance in a place that something else gave."""
     plan = placement.make_plan(
         ("adopted",), place.size, options["num_replicas"], options["ipus_per_replica"]
     )
@@ -130,11 +114,7 @@ def _warn(variables: Sequence[command_line.Variables]) -> None:
 
 
 def check(plan: Plan, program: Sequence[str], port: int) -> None:
-    """Look for what would keep instances from starting.
-
-    Raises:
-        Problem: No such program, a host that cannot be used, or a port that is taken.
-    """
+    """Look for what would keep instances from starting."""
     if any(map(placement.is_here, plan.hosts)):
         check_program(program)
     if port and not _is_free(port):
@@ -146,11 +126,7 @@ def check(plan: Plan, program: Sequence[str], port: int) -> None:
 
 
 def check_program(program: Sequence[str]) -> None:
-    """Look for a program on this machine.
-
-    Raises:
-        Problem: It is not there, or cannot be started.
-    """
+    """Look for a program on this machine."""
     name = program[0]
     if shutil.which(name):
         return
@@ -165,15 +141,7 @@ def check_program(program: Sequence[str]) -> None:
 
 
 def meeting_address(plan: Plan, options: Mapping[str, Any]) -> str:
-    """Return where instances find this process.
-
-    Args:
-        plan: The run.
-        options: Values of poprun's options, by key.
-
-    Raises:
-        Problem: No address of this machine is in ``--host-subnet``.
-    """
+    """Return where instances find this process."""
     if options["master_addr"]:
         return options["master_addr"]
     others = [host for host in plan.hosts if not placement.is_here(host)]
@@ -194,11 +162,7 @@ def meeting_address(plan: Plan, options: Mapping[str, Any]) -> str:
 
 
 def check_subnet(text: str | None) -> None:
-    """Check ``--host-subnet``.
-
-    Raises:
-        Problem: It is no network.
-    """
+    """Check ``--host-subnet``."""
     try:
         ipaddress.ip_network(text or "0.0.0.0/0", strict=False)
     except ValueError as error:
@@ -224,16 +188,8 @@ _PIPE_CLOSED = 128 + signal.SIGPIPE
 def launch(plan: Plan, program: Sequence[str], settings: Settings) -> int:
     """Run all instances.
 
-    Args:
-        plan: Which runs where.
-        program: What each of them starts.
-        settings: The rest.
-
     Returns:
         The exit status: that of the instance that failed first, 0 if all succeeded.
-
-    Raises:
-        Problem: a check before the start fails.
     """
     options = settings.options
     check(plan, program, options["master_port"])

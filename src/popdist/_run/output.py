@@ -53,14 +53,7 @@ SILENT = "silent"  # what killed the instance killed its shim, too
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """The end of an instance, as its shim reports it.
-
-    Args:
-        rank: The instance.
-        kind: One of the shim's words for it.
-        value: Exit status or signal number.
-        seconds: Time of its host, since the epoch.
-    """
+    """The end of an instance, as its shim reports it."""
 
     rank: int
     kind: str

@@ -31,9 +31,6 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     Args:
         text: Names with commas in between; ``n[0-2,4]`` stands for n0, n1, n2 and n4, and
             ``n[08-10]`` keeps its zeros.
-
-    Raises:
-        Problem: It is no such list, or names a host twice.
     """
     listed = (name for part in _BETWEEN.split(text) for name in _ranges(part.strip(), text))
     names = tuple(itertools.islice(listed, MOST + 1))
@@ -49,11 +46,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
 
 
 def read_hostfile(path: str) -> tuple[str, ...]:
-    """Read a file with one host per line; ``#`` starts a comment, ``slots=N`` is ignored.
-
-    Raises:
-        Problem: The file cannot be read, or lists no host.
-    """
+    """Read a file with one host per line; ``#`` starts a comment, ``slots=N`` is ignored."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -130,13 +123,7 @@ class Instance:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All instances.
-
-    Args:
-        instances: In the order of their numbers.
-        replicas: Of all instances together.
-        ipus: Of one replica.
-    """
+    """All instances."""
 
     instances: tuple[Instance, ...]
     replicas: int
@@ -159,9 +146,6 @@ def make_plan(
         replicas: How many in all; None for one per instance.
         ipus: Of one replica.
         domains: Number of IPU-link domains.
-
-    Raises:
-        Problem: Something does not divide evenly, or is too many.
     """
     replicas = instances if replicas is None else replicas
     for name, count in (("num-instances", instances), ("num-replicas", replicas)):
@@ -207,12 +191,7 @@ FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
 def of_instance(plan: Plan, instance: Instance) -> dict[str, str]:
-    """Return what popdist, poptorch and torch.distributed read in one instance.
-
-    Args:
-        plan: The run.
-        instance: One of its instances.
-    """
+    """Return what popdist, poptorch and torch.distributed read in one instance."""
     size, hosts = len(plan.instances), plan.hosts
     variables = {
         names.TOTAL: plan.replicas,
@@ -236,14 +215,7 @@ def of_instance(plan: Plan, instance: Instance) -> dict[str, str]:
 
 
 def of_program(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return what options of poprun say to the program, the same in all instances.
-
-    Args:
-        options: Values by key.
-
-    Raises:
-        Problem: ``POPTORCH_DEFAULT_OPTIONS`` holds something that offline mode cannot be added to.
-    """
+    """Return what options of poprun say to the program, the same in all instances."""
     variables = {}
     if folder := options["executable_cache_path"]:
         variables[CACHE] = str(Path(folder).absolute())
@@ -293,11 +265,7 @@ class Place:
 
 
 def find_place(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """Return the place of this process; None where nothing started it as one of several.
-
-    Raises:
-        Problem: The variables contradict each other.
-    """
+    """Return the place of this process; None where nothing started it as one of several."""
     if any(name in environment for name in names.OF_POPRUN):
         return None
     place = _of_slurm(environment) or _of_mpi(environment)

@@ -39,15 +39,7 @@ def command(host: str) -> list[str]:
 
 
 def check_hosts(hosts: Iterable[str], program: str) -> None:
-    """Ask all hosts, at the same time, whether a run can start there.
-
-    Args:
-        hosts: Their names.
-        program: What instances will start.
-
-    Raises:
-        Problem: One cannot be reached, or lacks something; names the first such host.
-    """
+    """Ask all hosts, at the same time, whether a run can start there."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for problem in pool.map(lambda host: _problem(host, program), hosts):
             if problem:
