@@ -53,7 +53,7 @@ def _network(name: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
 def _a21() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     import poptorch
     from cosmictagger.config.network import named
-    from cosmictagger.measures.losses import Loss
+    from cosmictagger.measures import Loss
     from cosmictagger.models import LossInForward, build
 
     size = (128, 128)

@@ -156,7 +156,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _prepare(options: argparse.Namespace) -> tuple[Callable[[], Any], dict[str, Any]]:
     from cosmictagger.config.network import named
-    from cosmictagger.measures.losses import Loss
+    from cosmictagger.measures import Loss
     from cosmictagger.models import LossInForward, build
 
     height, width = 1280 >> options.downsample, 2048 >> options.downsample

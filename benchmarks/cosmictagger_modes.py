@@ -33,8 +33,8 @@ from cosmictagger.backends._base import ADAM_EPS, BETAS  # noqa: E402
 from cosmictagger.cli import main as cosmictagger  # noqa: E402
 from cosmictagger.config.network import named  # noqa: E402
 from cosmictagger.data import EventFile, EventLoader  # noqa: E402
-from cosmictagger.measures.losses import Loss  # noqa: E402
-from cosmictagger.modes.schedule import Schedule  # noqa: E402
+from cosmictagger.measures import Loss  # noqa: E402
+from cosmictagger.modes.training import Schedule  # noqa: E402
 
 WAYS = {
     "CPU": ["run.compute_mode=CPU"],

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT / "src"))
 from cosmictagger import checkpoints  # noqa: E402 - after the path above
 from cosmictagger.cli import main as cosmictagger  # noqa: E402
 from cosmictagger.data import EventFile  # noqa: E402
-from cosmictagger.results import curves  # noqa: E402
+from cosmictagger.results import plots  # noqa: E402
 
 TRAINED, HELD_OUT, NEUTRINO = 200, 40, 2
 REACH = 0.5
@@ -141,7 +141,7 @@ def launch(output: Path, *overrides: str) -> None:
 def curve(output: Path) -> dict[str, Any]:
     """Return the loss and IoU by step, of every training step and of the validations between."""
     columns = ("step", "loss", *(f"Average/{name}" for name in NAMES))
-    by_saver = curves.read_folder(output)
+    by_saver = plots.read_curves(output)
     return {
         saver: {key: by_saver[saver][key].round(4).tolist() for key in columns}
         for saver in by_saver

@@ -52,7 +52,7 @@ def main() -> int:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return relative errors of losses, and of the gradients of the first step."""
     from cosmictagger.config.network import named
-    from cosmictagger.measures.losses import Loss
+    from cosmictagger.measures import Loss
     from cosmictagger.models import LossInForward, build
 
     batches = _batches(options)

@@ -55,7 +55,7 @@ from abele.targets.base import Target  # noqa: E402
 from abele.targets.cpu.emitted.lowering import Emitted  # noqa: E402
 from abele.targets.cpu.op_by_op.lowering import OpByOp  # noqa: E402
 from cosmictagger.config.network import named  # noqa: E402
-from cosmictagger.measures.losses import Loss  # noqa: E402
+from cosmictagger.measures import Loss  # noqa: E402
 from cosmictagger.models import LossInForward  # noqa: E402
 from cosmictagger.models import build as build_network  # noqa: E402
 from garment_model import ClassificationModel  # noqa: E402

@@ -101,7 +101,7 @@ def steps() -> dict[str, Any]:
     sys.path.insert(0, str(ROOT / "src"))
     import poptorch
     from cosmictagger.config.network import named
-    from cosmictagger.measures.losses import Loss
+    from cosmictagger.measures import Loss
     from cosmictagger.models import LossInForward, build
 
     torch.manual_seed(0)

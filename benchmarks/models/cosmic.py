@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 from cosmictagger import backends
-from cosmictagger.config.mode import Optimizer
+from cosmictagger.config.keys import ComputeMode, Optimizer
 from cosmictagger.config.network import named
-from cosmictagger.config.run import ComputeMode
 from cosmictagger.data import Batch
-from cosmictagger.measures.losses import Loss
+from cosmictagger.measures import Loss
 from cosmictagger.models import LossInForward, build
 
 A21_SIZE = (320, 512)

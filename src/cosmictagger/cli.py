@@ -20,7 +20,7 @@ from cosmictagger import __version__
 from cosmictagger.errors import ConfigError, CosmicTaggerError
 
 if TYPE_CHECKING:
-    from cosmictagger.config.root import Config
+    from cosmictagger.config.composing import Config
 
 # What the extra ``cosmictagger`` installs, by the names that are imported. This module imports none
 # of them before ``main``, which says what to install where one is missing.
@@ -168,7 +168,7 @@ def _with_hydra(arguments: Sequence[str], task: Task) -> int:
     """Hydra's own command line, for --multirun, --cfg and what else it can do."""
     import hydra
 
-    from cosmictagger.config.root import register, typed
+    from cosmictagger.config.composing import register, typed
 
     register()
     signals: list[int | None] = []
@@ -198,7 +198,7 @@ def _with_hydra(arguments: Sequence[str], task: Task) -> int:
 
 def _run(config: Config) -> int | None:
     """Run the mode of a configuration."""
-    from cosmictagger.config.mode import ModeKind
+    from cosmictagger.config.keys import ModeKind
     from cosmictagger.launch import launched
 
     with launched(config) as launch:

@@ -266,7 +266,7 @@ def of_torch() -> Instances:
 
 
 def processes() -> int:
-    """Return the instances of poprun, mpirun or torchrun, connected by ``popdist.init()``."""
+    """Return the number of processes that the launcher has started; 1 if it does not tell."""
     place = _place()
     return 1 if place is None else place[1]
 

@@ -20,16 +20,13 @@ import torch
 from abele.storage.turns import only_process
 from cosmictagger import __version__, backends, checkpoints, instances, models
 from cosmictagger.backends import Backend, Proof, Settings
-from cosmictagger.config.checks import dump, plain, settle
-from cosmictagger.config.data import DataFormat
-from cosmictagger.config.mode import ModeKind
-from cosmictagger.config.processes import minibatch
-from cosmictagger.config.root import Config
-from cosmictagger.config.run import ComputeMode
+from cosmictagger.config.checks import dump, minibatch, plain, settle
+from cosmictagger.config.composing import Config
+from cosmictagger.config.keys import ComputeMode, DataFormat, ModeKind
 from cosmictagger.errors import CheckpointError, ConfigError, CosmicTaggerError
 from cosmictagger.instances import Instances
-from cosmictagger.measures.losses import Loss
-from cosmictagger.recording.records import (
+from cosmictagger.measures import Loss
+from cosmictagger.recording import (
     LOG,
     RunRecord,
     entries_of,

@@ -5,15 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cosmictagger.config.data import DataKind
-from cosmictagger.config.mode import ModeKind
-from cosmictagger.config.processes import minibatch
-from cosmictagger.config.root import Config
+from cosmictagger.config.checks import minibatch
+from cosmictagger.config.composing import Config
+from cosmictagger.config.keys import DataKind, ModeKind
 from cosmictagger.data import Batch, EventFile, EventLoader, SyntheticLoader
 from cosmictagger.data.loader import BatchStream
 from cosmictagger.errors import ConfigError, DataError
 from cosmictagger.instances import Instances, alone
-from cosmictagger.recording.records import logger, warn_once
+from cosmictagger.recording import logger, warn_once
 
 _CACHE = "COSMICTAGGER_CACHE"
 _HELD_OUT = 1_000_000  # added to the generator's seed for events that nothing is trained on

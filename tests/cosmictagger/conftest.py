@@ -8,7 +8,7 @@ import torch
 
 from cosmictagger import launch
 from cosmictagger.cli import main
-from cosmictagger.data.writer import write_events
+from cosmictagger.data.larcv import write_events
 from helpers.cosmic_small import SIZE, PlaneNet, event, given
 
 

@@ -7,9 +7,8 @@ import h5py
 import numpy as np
 import pytest
 
-from cosmictagger.data import layout
-from cosmictagger.data.layout import IMAGE, LABEL, Plane
-from cosmictagger.data.writer import Event, write_events
+from cosmictagger.data import larcv
+from cosmictagger.data.larcv import IMAGE, LABEL, Event, Plane, write_events
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("ABELE_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))
@@ -25,7 +24,7 @@ needs_sample = pytest.mark.skipif(
 def random_event(number: int, size: tuple[int, int] = SIZE, filled: float = 0.1) -> Event:
     rng = np.random.default_rng([number, 5])
     image, label = [], []
-    for _ in range(layout.PLANES):
+    for _ in range(larcv.PLANES):
         ids = np.flatnonzero(rng.random(size[0] * size[1]) < filled).astype(np.uint64)
         image.append(Plane(ids, (5 + rng.exponential(40, len(ids))).astype(np.float32)))
         label.append(Plane(ids, rng.integers(0, 3, len(ids)).astype(np.float32)))

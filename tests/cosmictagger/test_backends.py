@@ -9,10 +9,9 @@ import poptorch
 from cosmictagger.backends import Settings, create
 from cosmictagger.backends.ipu import IpuBackend
 from cosmictagger.checkpoints import weights_hash
-from cosmictagger.config.mode import Optimizer, OptimizerKind
-from cosmictagger.config.run import ComputeMode, Precision
+from cosmictagger.config.keys import ComputeMode, Optimizer, OptimizerKind, Precision
 from cosmictagger.errors import BackendError, ConfigError
-from cosmictagger.measures.losses import Loss
+from cosmictagger.measures import Loss
 from helpers.cosmic_small import PlaneNet, batch_of
 
 STEPS = 10

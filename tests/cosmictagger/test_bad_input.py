@@ -16,10 +16,8 @@ from abele.storage import atomic
 from cosmictagger import checkpoints
 from cosmictagger.cli import main
 from cosmictagger.data import generator
-from cosmictagger.data.larcv import EventFile
-from cosmictagger.data.layout import Plane
+from cosmictagger.data.larcv import EventFile, Plane, write_events
 from cosmictagger.data.loader import EventLoader
-from cosmictagger.data.writer import write_events
 from cosmictagger.errors import DataError
 from cosmictagger.modes import training
 from helpers.cosmic_small import SIZE, column, event, record

@@ -9,11 +9,8 @@ import sys
 import pytest
 
 from cosmictagger.cli import main
-from cosmictagger.config.data import DATA
-from cosmictagger.config.framework import Torch
-from cosmictagger.config.mode import MODES
-from cosmictagger.config.root import PRESETS, network_choices
-from cosmictagger.config.run import Run
+from cosmictagger.config.composing import PRESETS, network_choices
+from cosmictagger.config.keys import DATA, MODES, Run, Torch
 from helpers.cosmic_small import record
 
 

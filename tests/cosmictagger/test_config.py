@@ -10,13 +10,22 @@ from hydra import compose, initialize
 
 from cosmictagger.commands.help import attributes
 from cosmictagger.config.checks import dump, look_up, settle
-from cosmictagger.config.composing import as_typed, composed
-from cosmictagger.config.data import DATA, DataFormat, DataKind
-from cosmictagger.config.framework import Torch
-from cosmictagger.config.mode import MODES, LossBalanceScheme, ModeKind, Optimizer, OptimizerKind
+from cosmictagger.config.composing import PRESETS, as_typed, composed, register, typed
+from cosmictagger.config.keys import (
+    DATA,
+    MODES,
+    ComputeMode,
+    DataFormat,
+    DataKind,
+    LossBalanceScheme,
+    ModeKind,
+    Optimizer,
+    OptimizerKind,
+    Precision,
+    Run,
+    Torch,
+)
 from cosmictagger.config.network import Connection, Network
-from cosmictagger.config.root import PRESETS, register, typed
-from cosmictagger.config.run import ComputeMode, Precision, Run
 from cosmictagger.errors import ConfigError
 
 

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from cosmictagger.data.dense import densify
-from cosmictagger.data.larcv import EventFile
-from cosmictagger.data.layout import IMAGE, LABEL, Plane
+from cosmictagger.data.larcv import IMAGE, LABEL, EventFile, Plane
+from cosmictagger.data.loader import densify
 from cosmictagger.errors import DataError
 
 from .data_cases import SAMPLE, SIZE, needs_sample, random_event

@@ -5,13 +5,11 @@ import sys
 import numpy as np
 import pytest
 
-from cosmictagger.data import generator, layout
+from cosmictagger.data import generator, larcv
 from cosmictagger.data import generator_physics as physics
-from cosmictagger.data.generator_cascade import cascade
-from cosmictagger.data.generator_detector import CORNERS, FULL_SIZE, Detector
-from cosmictagger.data.generator_tracks import track
-from cosmictagger.data.larcv import EventFile
-from cosmictagger.data.layout import IMAGE, LABEL
+from cosmictagger.data.generator import CORNERS, FULL_SIZE, Detector
+from cosmictagger.data.generator_physics import cascade, track
+from cosmictagger.data.larcv import IMAGE, LABEL, EventFile
 from cosmictagger.errors import DataError
 
 from .data_cases import SAMPLE, needs_sample
@@ -131,7 +129,7 @@ def test_the_true_neutrino_is_first_in_the_table(full):
     for event in full:
         table = event.particles
         assert table is not None
-        assert table.dtype == layout.PARTICLE
+        assert table.dtype == larcv.PARTICLE
         assert abs(table["pdg"][0]) in (12, 14)
         assert table["current_type"][0] in (0, 1)
         assert (table["current_type"][1:] == -1).all()

@@ -7,16 +7,14 @@ import h5py
 import numpy as np
 import pytest
 
-from cosmictagger.data import layout
-from cosmictagger.data.larcv import EventFile
-from cosmictagger.data.layout import IMAGE, LABEL, Plane
-from cosmictagger.data.writer import Event, EventWriter, write_events
+from cosmictagger.data import larcv
+from cosmictagger.data.larcv import IMAGE, LABEL, Event, EventFile, EventWriter, Plane, write_events
 from cosmictagger.errors import DataError
 
 from .data_cases import SAMPLE, SIZE, change, needs_sample, random_event, write_random
 
-GROUP = layout.sparse_group(IMAGE)
-LABELS = layout.sparse_group(LABEL)
+GROUP = larcv.sparse_group(IMAGE)
+LABELS = larcv.sparse_group(LABEL)
 
 
 @pytest.fixture
@@ -56,7 +54,7 @@ def test_no_voxel_is_lost_beyond_fifty_thousand_of_a_plane(tmp_path):
 
 
 def test_many_events_flush_more_than_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("cosmictagger.data.writer._BUFFER", 10_000)
+    monkeypatch.setattr("cosmictagger.data.larcv._BUFFER", 10_000)
     with EventFile(write_random(tmp_path / "f.h5", 9)) as file:
         for number in range(9):
             assert_same(file.sparse(IMAGE, number), random_event(number).planes[IMAGE])
@@ -141,13 +139,13 @@ def test_a_copy_of_the_sample_has_its_layout(tmp_path):
             for number in range(2)
         ]
     write_events(tmp_path / "copy.h5", events, (1280, 2048), particles=True)
-    names = [layout.EVENT_IDS]
+    names = [larcv.EVENT_IDS]
     names += [
-        f"{layout.sparse_group(producer)}/{table}"
+        f"{larcv.sparse_group(producer)}/{table}"
         for producer in (IMAGE, LABEL)
         for table in ("extents", "voxel_extents", "image_meta", "voxels")
     ]
-    names += [f"{layout.particle_group()}/{table}" for table in ("extents", "particles")]
+    names += [f"{larcv.particle_group()}/{table}" for table in ("extents", "particles")]
     with h5py.File(SAMPLE) as source, h5py.File(tmp_path / "copy.h5") as copy:
         for name in names:
             rows = copy[name][()]
@@ -300,8 +298,8 @@ def test_nothing_is_left_when_writing_fails(tmp_path):
 @pytest.mark.parametrize(("room", "buffer"), [(10_000, 8 << 20), (400_000, 10_000)])
 def test_a_full_disk_is_told_and_nothing_is_left(tmp_path, monkeypatch, room, buffer):
     # A limit on the size of files refuses space as a full disk does, at the start or on the way.
-    monkeypatch.setattr("cosmictagger.data.writer._BUFFER", buffer)
-    monkeypatch.setattr("cosmictagger.data.writer._SLACK", 200_000)
+    monkeypatch.setattr("cosmictagger.data.larcv._BUFFER", buffer)
+    monkeypatch.setattr("cosmictagger.data.larcv._SLACK", 200_000)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:
@@ -382,7 +380,7 @@ def without_fields(file, name):
 
 
 def scalar(file, name):
-    file.create_dataset(name, (), layout.VOXEL)
+    file.create_dataset(name, (), larcv.VOXEL)
 
 
 def without_values(file, name):
@@ -390,7 +388,7 @@ def without_values(file, name):
 
 
 def of_two_dimensions(file, name):
-    file.create_dataset(name, (20, 5), layout.VOXEL)
+    file.create_dataset(name, (20, 5), larcv.VOXEL)
 
 
 def of_text(file, name):
@@ -431,8 +429,8 @@ def test_voxels_that_are_something_else(path, make, text):
 
 NAMES = [
     "Events",
-    layout.EVENT_IDS,
-    layout.DATA,
+    larcv.EVENT_IDS,
+    larcv.DATA,
     GROUP,
     *(f"{GROUP}/{table}" for table in ("extents", "voxel_extents", "image_meta")),
     LABELS,
@@ -452,22 +450,20 @@ def test_no_place_of_a_file_holds_something_that_is_not_told(path, name):
 
 @pytest.mark.parametrize("table", ["", "/extents", "/particles"])
 def test_particles_that_are_something_else(path, table):
-    place = layout.particle_group()
+    place = larcv.particle_group()
     whole = path.read_bytes()
     for make in (*LINKS, named_type, without_fields, scalar, without_values, of_text):
         path.write_bytes(whole)
         if table:
-            replaced(
-                path, f"{place}/extents", lambda f, n: f.create_dataset(n, (4,), layout.EXTENT)
-            )
+            replaced(path, f"{place}/extents", lambda f, n: f.create_dataset(n, (4,), larcv.EXTENT))
         replaced(path, f"{place}{table}", make)
         with EventFile(path) as file, pytest.raises(DataError, match=rf"events\.h5: .*{place}"):
             file.particles(0)
 
 
 def test_particles_may_lack_fields(path):
-    place = layout.particle_group()
-    extents = np.zeros(4, layout.EXTENT)
+    place = larcv.particle_group()
+    extents = np.zeros(4, larcv.EXTENT)
     extents["N"] = 1
     with h5py.File(path, "r+") as file:
         file[f"{place}/extents"] = extents

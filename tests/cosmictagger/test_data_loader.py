@@ -9,12 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from cosmictagger.data.dense import densify
-from cosmictagger.data.larcv import EventFile
-from cosmictagger.data.layout import IMAGE, LABEL
-from cosmictagger.data.loader import EventLoader
-from cosmictagger.data.order import Order
-from cosmictagger.data.synthetic import SyntheticLoader
+from cosmictagger.data.larcv import IMAGE, LABEL, EventFile
+from cosmictagger.data.loader import EventLoader, Order, SyntheticLoader, densify
 from cosmictagger.errors import DataError
 from cosmictagger.sources import endless
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cosmictagger import instances
-from cosmictagger.config import processes
+from cosmictagger.config import checks
 from cosmictagger.config.composing import composed
 from cosmictagger.errors import ConfigError, DataError
 from helpers.instances import results, started
@@ -96,7 +96,7 @@ def test_a_launcher_that_contradicts_itself_is_named(monkeypatch):
 def settled(monkeypatch, launcher: str, *overrides: str):
     monkeypatch.setattr("os.environ", dict(LAUNCHERS.get(launcher, {})))
     config = composed("config", ["run.id=x", *overrides])
-    return config, processes.settle_processes(config)
+    return config, checks.settle_processes(config)
 
 
 CPU, IPU = "run.compute_mode=CPU", "run.compute_mode=IPU"
@@ -125,11 +125,11 @@ def test_what_processes_cannot_share_is_refused(monkeypatch, launcher, overrides
 def test_a_minibatch_is_of_all_processes_with_files_and_of_each_otherwise(monkeypatch):
     shared = (CPU, "run.distributed=True", "run.minibatch_size=6")
     config, notes = settled(monkeypatch, "torchrun", *shared)
-    assert (processes.minibatch(config, 3), notes) == (2, [])
+    assert (checks.minibatch(config, 3), notes) == (2, [])
     config, _ = settled(monkeypatch, "torchrun", *shared, "data=synthetic")
-    assert processes.minibatch(config, 3) == 6
+    assert checks.minibatch(config, 3) == 6
     config, _ = settled(monkeypatch, "poprun", IPU, "run.minibatch_size=4")
-    assert processes.minibatch(config, 3) == 4
+    assert checks.minibatch(config, 3) == 4
 
 
 def test_poprun_decides_how_many_replicas_there_are(monkeypatch):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from cosmictagger.config.mode import LossBalanceScheme
+from cosmictagger.config.keys import LossBalanceScheme
 from cosmictagger.errors import ConfigError
-from cosmictagger.measures.losses import Loss
+from cosmictagger.measures import Loss
 from helpers import cosmic_reference as reference
 
 SCHEMES = ["none", "light", "even", "focal"]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from cosmictagger import measures
 from cosmictagger.errors import DataError
-from cosmictagger.measures import metrics
-from cosmictagger.measures.physics_metrics import Neutrino, by_energy, by_interaction, neutrino_of
+from cosmictagger.results.tally import Neutrino, by_energy, by_interaction, neutrino_of
 from helpers import cosmic_reference as reference
 
 # Average and planes, in the order of metrics.NAMES.
@@ -44,10 +44,10 @@ GOLDEN = {
 def test_the_published_metrics():
     logits = list(torch.from_numpy(reference.published_logits()))
     label = torch.from_numpy(reference.labels())
-    output = metrics.compute(logits, label)
+    output = measures.compute(logits, label)
     assert list(output.values()) == pytest.approx(np.ravel(PUBLISHED).tolist(), abs=6e-7)
-    predicted = metrics._highest_of_all(logits).long()
-    assert metrics.compute(predicted, label) == output
+    predicted = measures._highest_of_all(logits).long()
+    assert measures.compute(predicted, label) == output
     wanted = reference.metrics(predicted.numpy(), label.numpy())
     assert {key: output[key] for key in wanted} == pytest.approx(wanted, rel=1e-12)
 
@@ -55,15 +55,15 @@ def test_the_published_metrics():
 @reference.needs_sample
 def test_metrics_of_a_network_on_real_events():
     logits = list(torch.from_numpy(reference.network_logits()))
-    classes = metrics.compute(logits, torch.from_numpy(reference.labels()))
+    classes = measures.compute(logits, torch.from_numpy(reference.labels()))
     assert {key: classes[key] for key in GOLDEN} == pytest.approx(GOLDEN, abs=2e-5)
-    wanted = reference.metrics(metrics._highest_of_all(logits).long().numpy(), reference.labels())
+    wanted = reference.metrics(measures._highest_of_all(logits).long().numpy(), reference.labels())
     assert {key: classes[key] for key in wanted} == pytest.approx(wanted, rel=1e-12)
 
 
 def test_keys_are_in_the_order_of_the_original():
     label = torch.zeros(1, 3, 2, 2, dtype=torch.int64)
-    keys = list(metrics.compute(label, label, loss=torch.tensor(0.5)))
+    keys = list(measures.compute(label, label, loss=torch.tensor(0.5)))
     assert keys[:7] == [
         "loss",
         "Average/Total_Accuracy",
@@ -86,13 +86,13 @@ def random_labels(images, classes, seed):
 def test_every_image_is_counted_by_itself(predicted, true):
     predicted, true = random_labels(4, predicted, 1), random_labels(4, true, 2)
     true[1] = 0  # an image without labelled pixels
-    output = metrics.compute(predicted, true)
+    output = measures.compute(predicted, true)
     wanted = reference.metrics(predicted.numpy(), true.numpy())
     assert {key: output[key] for key in wanted} == pytest.approx(wanted, nan_ok=True)
-    rows = metrics.per_event(predicted, true)
-    assert metrics.average(rows)["plane1/mIoU"] == pytest.approx(output["plane1/mIoU"])
+    rows = measures.per_event(predicted, true)
+    assert measures.average(rows)["plane1/mIoU"] == pytest.approx(output["plane1/mIoU"])
     for image, row in enumerate(rows):
-        alone = metrics.compute(predicted[image : image + 1], true[image : image + 1])
+        alone = measures.compute(predicted[image : image + 1], true[image : image + 1])
         assert row == pytest.approx(alone, nan_ok=True)
 
 
@@ -101,33 +101,33 @@ def test_an_image_without_labels_spoils_no_average():
     predicted = true.clone()
     true[0, :, 0] = 1
     predicted[0, :, 0, 0] = 1
-    rows = metrics.per_event(predicted, true)
+    rows = measures.per_event(predicted, true)
     assert rows[0]["Average/Non_Bkg_Accuracy"] == 0.5
     assert math.isnan(rows[1]["Average/Non_Bkg_Accuracy"])
     assert rows[1]["Average/mIoU"] == 1.0  # nobody expects or claims anything
-    assert metrics.average(rows)["Average/Non_Bkg_Accuracy"] == 0.5
-    assert metrics.compute(predicted, true)["Average/Non_Bkg_Accuracy"] == 0.5
+    assert measures.average(rows)["Average/Non_Bkg_Accuracy"] == 0.5
+    assert measures.compute(predicted, true)["Average/Non_Bkg_Accuracy"] == 0.5
 
 
 def test_a_plane_without_labels_spoils_no_average():
     true = torch.zeros(1, 3, 2, 2, dtype=torch.int64)
     true[0, 0] = 2
-    output = metrics.compute(true, true)
+    output = measures.compute(true, true)
     assert math.isnan(output["plane1/Non_Bkg_Accuracy"])
     assert output["Average/Non_Bkg_Accuracy"] == 1.0
 
 
 def test_what_no_row_has_is_no_number():
     nothing = torch.zeros(1, 3, 2, 2, dtype=torch.int64)
-    row = metrics.compute(nothing, nothing)
-    assert math.isnan(metrics.average([row, row])["Average/Non_Bkg_Accuracy"])
+    row = measures.compute(nothing, nothing)
+    assert math.isnan(measures.average([row, row])["Average/Non_Bkg_Accuracy"])
 
 
 def test_counts_are_a_confusion_matrix():
     true = torch.tensor([0, 0, 1, 1, 2, 2]).reshape(1, 1, 2, 3).repeat(1, 3, 1, 1)
     predicted = true.clone()
     predicted[0, 1] = torch.tensor([0, 1, 1, 2, 2, 0]).reshape(2, 3)
-    table = metrics.counts(predicted, true)
+    table = measures.counts(predicted, true)
     assert table.dtype == np.int64
     np.testing.assert_array_equal(table[0, 0], [[2, 0, 0], [0, 2, 0], [0, 0, 2]])
     np.testing.assert_array_equal(table[0, 1], [[1, 1, 0], [0, 1, 1], [1, 0, 1]])
@@ -136,11 +136,11 @@ def test_counts_are_a_confusion_matrix():
 def test_shapes_and_classes_are_checked():
     label = torch.zeros(1, 3, 2, 2, dtype=torch.int64)
     with pytest.raises(DataError, match=r"\[1, 3, 2, 2\] against \[2, 3, 2, 2\]"):
-        metrics.compute(label, label.repeat(2, 1, 1, 1))
+        measures.compute(label, label.repeat(2, 1, 1, 1))
     with pytest.raises(DataError, match="true class of 3 was found"):
-        metrics.compute(label, label + 3)
+        measures.compute(label, label + 3)
     with pytest.raises(DataError, match="predicted class of -1 was found"):
-        metrics.compute(label - 1, label)
+        measures.compute(label - 1, label)
 
 
 PARTICLE = np.dtype([("current_type", "<i2"), ("pdg", "<i4"), ("energy_init", "<f8")])

@@ -6,7 +6,7 @@ import torch
 import poptorch
 from cosmictagger import models
 from cosmictagger.config.network import named
-from cosmictagger.measures.losses import Loss
+from cosmictagger.measures import Loss
 
 SIZE = (8, 16)
 TINY = {

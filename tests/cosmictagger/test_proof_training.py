@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from cosmictagger.config.composing import composed
-from cosmictagger.config.data import DataKind
+from cosmictagger.config.keys import DataKind
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 RECORDS = sorted((BENCHMARKS / "records").glob("cosmictagger_training_*.json"))

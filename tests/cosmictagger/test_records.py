@@ -10,10 +10,21 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from cosmictagger.recording.progress import Bar
-from cosmictagger.recording.records import RunRecord, Table, log_step, logger, logging_to, step_line
-from cosmictagger.recording.tensorboard import Summaries
-from cosmictagger.recording.timings import PARTS, Timings, closing_lines, split_line, throughput
+from cosmictagger.recording import (
+    PARTS,
+    Bar,
+    RunRecord,
+    Summaries,
+    Table,
+    Timings,
+    closing_lines,
+    log_step,
+    logger,
+    logging_to,
+    split_line,
+    step_line,
+    throughput,
+)
 
 
 def test_a_log_line_has_its_words_where_the_analysis_looks(tmp_path):

@@ -7,7 +7,7 @@ pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
 pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
 
 from cosmictagger.errors import DataError
-from cosmictagger.results import curves
+from cosmictagger.results import plots
 
 HEADER = "step,loss,Average/Cosmic_IoU,Average/Neutrino_IoU,Average/mIoU"
 
@@ -23,7 +23,7 @@ def folder(tmp_path):
 
 
 def test_columns_by_name(folder):
-    runs = curves.read_folder(folder)
+    runs = plots.read_curves(folder)
     assert set(runs) == {"train", "test"}
     np.testing.assert_allclose(runs["train"]["Average/mIoU"], np.arange(100) / 200)
     assert runs["test"]["step"].tolist() == [10]
@@ -32,7 +32,7 @@ def test_columns_by_name(folder):
 def test_a_resumed_run_overrides_the_steps_it_repeats(tmp_path):
     path = tmp_path / "train_metrics.csv"
     path.write_text("step,loss\n0,5\n1,4\n2,3\n1,4.5\n2,3.5\n")
-    result = curves.read(path)
+    result = plots.read(path)
     assert result["step"].tolist() == [0, 1, 2]
     assert result["loss"].tolist() == [5, 4.5, 3.5]
 
@@ -40,7 +40,7 @@ def test_a_resumed_run_overrides_the_steps_it_repeats(tmp_path):
 def test_a_line_that_a_killed_run_left_unfinished_is_left_out(tmp_path):
     path = tmp_path / "train_metrics.csv"
     path.write_text("step,loss,Average/mIoU\n0,5,0.1\n1,4\n1,4,0.2\n2,3.")
-    assert curves.read(path)["step"].tolist() == [0, 1]
+    assert plots.read(path)["step"].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def test_other_files_are_refused(tmp_path, text, message):
     path = tmp_path / "train_metrics.csv"
     path.write_text(text)
     with pytest.raises(DataError, match=message):
-        curves.read(path)
+        plots.read(path)
 
 
 def test_one_panel_for_each_kind_of_number(folder):
-    figure = curves.draw(curves.read_folder(folder))
+    figure = plots.draw_curves(plots.read_curves(folder))
     assert [axes.get_title(loc="left") for axes in figure.axes] == [
         "loss",
         "intersection over union",
@@ -70,12 +70,12 @@ def test_one_panel_for_each_kind_of_number(folder):
 
 
 def test_nothing_to_draw_makes_no_file(tmp_path):
-    assert curves.save(curves.read_folder(tmp_path), tmp_path / "curves.png") is None
+    assert plots.save_curves(plots.read_curves(tmp_path), tmp_path / "curves.png") is None
     assert not list(tmp_path.iterdir())
 
 
 def test_the_running_mean_neither_shifts_nor_spreads_what_is_missing():
     values = np.arange(100, dtype=float)
-    np.testing.assert_allclose(curves._running_mean(values)[5:-5], values[5:-5])
+    np.testing.assert_allclose(plots._running_mean(values)[5:-5], values[5:-5])
     values[50] = np.nan
-    assert np.isfinite(curves._running_mean(values)).all()
+    assert np.isfinite(plots._running_mean(values)).all()

@@ -9,8 +9,8 @@ pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from cosmictagger.results import displays
-from cosmictagger.results.events import EventRecord, sparse_plane
+from cosmictagger.results import plots
+from cosmictagger.results.tally import EventRecord, sparse_plane
 
 SIZE = (80, 128)
 METRICS = {"Average/mIoU": 0.4321, "plane0/Cosmic_IoU": 0.5, "plane0/Neutrino_IoU": 0.25}
@@ -46,13 +46,13 @@ def test_sparse_planes_come_back_dense():
 
 
 def test_a_picture_is_written_at_once(tmp_path):
-    path = displays.save(make(), tmp_path / "displays" / "entry.png")
+    path = plots.save_display(make(), tmp_path / "displays" / "entry.png")
     assert imread(path).shape[:2] == (1378, 1950)
     assert [file.name for file in path.parent.iterdir()] == ["entry.png"]
 
 
 def test_nine_panels_with_axes_ids_and_metrics():
-    figure = displays.draw(make())
+    figure = plots.draw_display(make())
     assert len(panels(figure)) == 9
     shown = texts(figure)
     for wanted in (
@@ -73,24 +73,24 @@ def test_nine_panels_with_axes_ids_and_metrics():
 
 
 def test_a_small_neutrino_is_magnified_where_nothing_is_hidden():
-    figure = displays.draw(make())
+    figure = plots.draw_display(make())
     inset = panels(figure)[0].child_axes[0]
     (left, right), (bottom, top) = inset.get_xlim(), inset.get_ylim()
     assert left <= 200 < 220 <= right
     assert bottom <= 20 < 32 <= top
     view = make().plane(0)
-    x, y = displays._empty_place(view, (5, 20, 95, 115))
-    rows = slice(int(y * 80), int((y + displays._INSET) * 80))
-    columns = slice(int(x * 128), int((x + displays._INSET) * 128))
+    x, y = plots._empty_place(view, (5, 20, 95, 115))
+    rows = slice(int(y * 80), int((y + plots._INSET) * 80))
+    columns = slice(int(x * 128), int((x + plots._INSET) * 128))
     assert not view.label[rows, columns].any()
 
 
 def test_without_neutrino_there_is_nothing_to_magnify():
-    assert not panels(displays.draw(make(neutrino=False)))[0].child_axes
+    assert not panels(plots.draw_display(make(neutrino=False)))[0].child_axes
 
 
 def test_without_labels_the_charge_stands_for_the_truth():
-    shown = texts(displays.draw(make(label=False)))
+    shown = texts(plots.draw_display(make(label=False)))
     assert "Charge" in shown
     assert "Truth" not in shown
     assert "IoU" not in shown
@@ -100,27 +100,27 @@ def test_an_empty_event_can_be_drawn(tmp_path):
     nothing = np.zeros(SIZE)
     plane = sparse_plane(nothing, nothing, nothing.astype(int), nothing)
     assert len(plane[0]) == 0
-    displays.save(EventRecord(0, (-1, -1, -1), SIZE, 0, {}, (plane,) * 3), tmp_path / "e.png")
+    plots.save_display(EventRecord(0, (-1, -1, -1), SIZE, 0, {}, (plane,) * 3), tmp_path / "e.png")
 
 
 def test_hue_is_the_class_and_depth_the_charge():
     image = np.array([[0, 10.0, 1000.0]], np.float32)
-    picture = displays._colour(np.array([[0, 2, 2]]), image)
+    picture = plots._colour(np.array([[0, 2, 2]]), image)
     assert picture[0, 0, 3] == 0
     assert picture[0, 1, :3].sum() > picture[0, 2, :3].sum()
-    np.testing.assert_allclose(picture[0, 2, :3], to_rgb(displays.CLASS_COLORS[2]), atol=0.02)
+    np.testing.assert_allclose(picture[0, 2, :3], to_rgb(plots.CLASS_COLORS[2]), atol=0.02)
 
 
 def test_thinning_keeps_the_rarest_class():
     classes = np.zeros((800, 1200), np.int64)
     image = np.ones((800, 1200), np.float32)
     classes[401, 601] = 2
-    thin = displays._thin(displays._colour(classes, image))
+    thin = plots._thin(plots._colour(classes, image))
     assert thin.shape == (266, 400, 4)
     assert (thin[..., 3] == 3).sum() == 1
 
 
 def test_darkness_of_the_score_rises():
-    rgb = displays.SCORE_MAP(np.linspace(0, 1, 32))[:, :3]
+    rgb = plots.SCORE_MAP(np.linspace(0, 1, 32))[:, :3]
     luminance = rgb @ [0.2126, 0.7152, 0.0722]
     assert (np.diff(luminance) < 0).all()

@@ -13,12 +13,9 @@ pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
 pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
 pytest.importorskip("hydra", reason="needs abele[cosmictagger]")
 
-from cosmictagger.config.data import Generated, Real
-from cosmictagger.config.framework import Torch
-from cosmictagger.config.mode import Inference, Train
+from cosmictagger.config.composing import PRESETS
+from cosmictagger.config.keys import Generated, Inference, Real, Run, Torch, Train
 from cosmictagger.config.network import NETWORKS, Network
-from cosmictagger.config.root import PRESETS
-from cosmictagger.config.run import Run
 from cosmictagger.results.predictions import PredictionWriter, scores_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cosmictagger.md").read_text()

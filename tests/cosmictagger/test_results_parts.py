@@ -10,8 +10,8 @@ pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
 from abele.storage import atomic
 from cosmictagger.data.loader import Batch
 from cosmictagger.errors import DataError
-from cosmictagger.results import Collector, displays, parts, write_files
-from cosmictagger.results.candidates import Candidates
+from cosmictagger.results import Collector, plots, write_files, writer
+from cosmictagger.results.tally import Candidates
 
 SIZE, RUN = (16, 32), (8, 16)
 
@@ -26,7 +26,7 @@ def quick_pictures(monkeypatch):
         path.write_bytes(repr((event.event_id, event.metrics, seen)).encode())
         return path
 
-    monkeypatch.setattr(displays, "save", save)
+    monkeypatch.setattr(plots, "save", save)
 
 
 def batch(entries, label=True):
@@ -73,10 +73,10 @@ def of_instances(folder, count, most, instances, label=True, size=2, owner=None)
             for number, start in enumerate(range(0, count, size)):
                 if (owner or (lambda n: n % instances))(number) == index:
                     add(collector, range(start, min(start + size, count)), label)
-        parts.save(parts.Part(place, collector.tally, collector.candidates))
-        made.append(parts.load(place))
-    parts.join_predictions(made, folder / "predictions.h5")
-    tally, candidates = parts.join(made)
+        writer.save_part(writer.Part(place, collector.tally, collector.candidates))
+        made.append(writer.load_part(place))
+    writer.join_predictions(made, folder / "predictions.h5")
+    tally, candidates = writer.join_parts(made)
     write_files(folder, tally, candidates.events(), {"mode": "CPU"}, {}, False)
 
 
@@ -127,10 +127,10 @@ def test_a_failure_while_joining_leaves_parts_and_older_predictions(tmp_path, mo
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("cosmictagger.data.writer.os.posix_fallocate", full)
-    made = [parts.load(tmp_path / "parts" / str(index)) for index in range(2)]
+    monkeypatch.setattr("cosmictagger.data.larcv.os.posix_fallocate", full)
+    made = [writer.load_part(tmp_path / "parts" / str(index)) for index in range(2)]
     with pytest.raises(DataError, match="No space left on device"):
-        parts.join_predictions(made, tmp_path / "predictions.h5")
+        writer.join_predictions(made, tmp_path / "predictions.h5")
     assert files(tmp_path) == before
     assert {file: file.read_bytes() for file in kept} == kept
 
@@ -140,9 +140,9 @@ def test_a_part_is_complete_or_not_there(tmp_path, monkeypatch):
         add(collector, range(2))
     monkeypatch.setattr(atomic, "write_text", lambda *_: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):
-        parts.save(parts.Part(tmp_path, collector.tally, collector.candidates))
+        writer.save_part(writer.Part(tmp_path, collector.tally, collector.candidates))
     with pytest.raises(DataError, match=r"The part of a pass in .* cannot be read.*Delete"):
-        parts.load(tmp_path)
+        writer.load_part(tmp_path)
 
 
 def test_candidates_of_events_without_labels_are_the_first():

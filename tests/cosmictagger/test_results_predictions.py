@@ -119,7 +119,7 @@ def test_an_interrupted_pass_leaves_no_file(tmp_path, event):
 
 @pytest.mark.skipif(not SAMPLE.is_file(), reason="no cosmic_tagging_light.h5: ABELE_SHARED_DATA")
 def test_real_events_keep_their_voxels(tmp_path):
-    from cosmictagger.data.dense import densify
+    from cosmictagger.data.loader import densify
 
     with EventFile(SAMPLE) as source:
         image = densify(source.sparse("sbndwire", 4), source.image_size)

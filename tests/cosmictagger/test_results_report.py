@@ -9,10 +9,9 @@ import torch
 pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
 pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
 
-from cosmictagger.measures.metrics import KEYS
-from cosmictagger.measures.physics_metrics import Neutrino
+from cosmictagger.measures import KEYS
 from cosmictagger.results import report
-from cosmictagger.results.tally import Row, Tally, as_csv
+from cosmictagger.results.tally import Neutrino, Row, Tally, as_csv
 
 VOID = {"meta", "img", "br", "link", "input"}
 PIXEL = bytes.fromhex(

@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
 
 from cosmictagger.data.loader import Batch
 from cosmictagger.errors import DataError
-from cosmictagger.results import ResultsWriter, displays, write
+from cosmictagger.results import ResultsWriter, plots, write
 from cosmictagger.results.predictions import open_predictions
 
 SIZE, RUN = (16, 32), (8, 16)
@@ -33,7 +33,7 @@ def quick_pictures(monkeypatch):
         path.write_bytes(str(event.entry).encode())
         return path
 
-    monkeypatch.setattr(displays, "save", save)
+    monkeypatch.setattr(plots, "save", save)
 
 
 def batch(entries, label=True):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cosmictagger.modes.schedule import Schedule
+from cosmictagger.modes.training import Schedule
 
 _PUBLISHED = {
     0: 1.00000e-4,

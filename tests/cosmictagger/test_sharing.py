@@ -13,8 +13,8 @@ from cosmictagger.config.composing import composed
 from cosmictagger.errors import DataError, InstanceError
 from cosmictagger.instances import Instances
 from cosmictagger.launch import launched
-from cosmictagger.modes import inference, sharing
-from cosmictagger.results import displays
+from cosmictagger.modes import inference
+from cosmictagger.results import plots
 from helpers.cosmic_small import given, record
 
 pytestmark = pytest.mark.usefixtures("plane_net")
@@ -29,7 +29,7 @@ def quick_pictures(monkeypatch):
         path.write_text(repr((event.event_id, event.metrics, [p[0].sum() for p in event.planes])))
         return path
 
-    monkeypatch.setattr(displays, "save", save)
+    monkeypatch.setattr(plots, "save", save)
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_failure_while_joining_loses_nothing(instance, instances, monkeypatch)
         raise DataError("no space")
 
     with monkeypatch.context() as patch:
-        patch.setattr("cosmictagger.results.parts.join_predictions", full)
+        patch.setattr("cosmictagger.results.writer.join_predictions", full)
         with pytest.raises(DataError, match="no space"):
             instances("many", 2, *overrides)
     assert {name: content for name, content in files(many).items() if name in before} == before
@@ -173,7 +173,7 @@ def test_a_damaged_part_is_named(instance, monkeypatch):
 
 
 def test_a_pass_that_was_stopped_leaves_what_is_done(instance, instances, monkeypatch):
-    original = sharing.Stop
+    original = inference.Stop
 
     class Stopped(original):
         def __enter__(self):
@@ -183,7 +183,7 @@ def test_a_pass_that_was_stopped_leaves_what_is_done(instance, instances, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(Instances, "is_first", False)
-        patch.setattr(sharing, "Stop", Stopped)
+        patch.setattr(inference, "Stop", Stopped)
         instance("many", 1, 2)
     many = instance("many", 0, 2)
     assert record(many)["ended"] == "stopped by signal 15"

@@ -16,7 +16,7 @@ from cosmictagger import checkpoints
 from cosmictagger.backends import StepResult
 from cosmictagger.backends.ipu import IpuBackend
 from cosmictagger.backends.plain import PlainBackend
-from cosmictagger.data.writer import write_events
+from cosmictagger.data.larcv import write_events
 from cosmictagger.modes import training
 from cosmictagger.modes.stopping import Stop, Stopped
 from helpers.cosmic_small import SIZE, column, event, record

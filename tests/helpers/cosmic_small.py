@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from cosmictagger.data import Batch
-from cosmictagger.data.writer import Event, Plane
+from cosmictagger.data.larcv import Event, Plane
 
 SIZE = (64, 128)
 

@@ -8,7 +8,7 @@ RDU         `rdu`     sambaflow: sections forward, backward and update; loss on 
 from torch import nn
 
 from cosmictagger.backends._base import Backend, Proof, Settings, StepResult
-from cosmictagger.config.run import ComputeMode
+from cosmictagger.config.keys import ComputeMode
 from cosmictagger.errors import ConfigError
 
 __all__ = ["Backend", "Proof", "Settings", "StepResult", "create"]

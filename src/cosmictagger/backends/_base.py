@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cosmictagger.config.mode import Optimizer, OptimizerKind
-from cosmictagger.config.run import ComputeMode, Precision
+from cosmictagger.config.keys import ComputeMode, Optimizer, OptimizerKind, Precision
 from cosmictagger.data import Batch
 from cosmictagger.errors import BackendError
 from cosmictagger.instances import Instances

@@ -32,10 +32,9 @@ from cosmictagger.backends._base import (
     processor,
     require_updates,
 )
-from cosmictagger.config.mode import OptimizerKind
-from cosmictagger.config.run import Precision
+from cosmictagger.config.keys import OptimizerKind, Precision
 from cosmictagger.errors import BackendError, ConfigError, InstanceError
-from cosmictagger.models.with_loss import LossInForward
+from cosmictagger.models.networks import LossInForward
 
 _SEED = 42  # the published port's
 # What the device calls the state of a parameter.

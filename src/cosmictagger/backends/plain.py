@@ -1,4 +1,4 @@
-"""CPU and GPU mode: PyTorch as it comes, eager or compiled."""
+"""CPU and GPU mode: PyTorch, eager or compiled, in one process or data parallel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from cosmictagger.backends._base import (
     ADAM_EPS,
@@ -26,10 +27,67 @@ from cosmictagger.backends._base import (
     processor,
     torch_state,
 )
-from cosmictagger.backends.data_parallel import Shared
-from cosmictagger.config.mode import OptimizerKind
-from cosmictagger.config.run import ComputeMode, Precision
-from cosmictagger.errors import BackendError, ConfigError
+from cosmictagger.config.keys import ComputeMode, OptimizerKind, Precision
+from cosmictagger.errors import BackendError, ConfigError, InstanceError
+from cosmictagger.instances import Instances
+
+
+class Shared(nn.Module):
+    """A network whose backward averages gradients over all instances.
+
+    Args:
+        network: on its device; gets the first instance's weights and buffers.
+        instances: more than one, connected.
+        broadcast_buffers: before each pass, all get the first instance's statistics.
+    """
+
+    def __init__(self, network: nn.Module, instances: Instances, *, broadcast_buffers: bool):
+        super().__init__()
+        with self.losing_processes():
+            self._parallel = DistributedDataParallel(
+                network, forward_sync_buffers=broadcast_buffers, gradient_as_bucket_view=True
+            )
+        if distributed.get_backend() == distributed.Backend.GLOO:
+            self._parallel.register_comm_hook(instances, _mean)
+
+    def forward(self, image: torch.Tensor) -> Any:
+        """See the network."""
+        return self._parallel(image)
+
+    @contextlib.contextmanager
+    def losing_processes(self) -> Iterator[None]:
+        """A block in which the loss of a process is an ``InstanceError``."""
+        try:
+            yield
+        except distributed.DistError as error:
+            raise InstanceError(_loss_message(error)) from error
+        except RuntimeError as error:
+            # Gloo's own errors have no type.
+            if "gloo" not in str(error):
+                raise
+            raise InstanceError(_loss_message(error)) from error
+
+    def adding(self, last: bool) -> contextlib.AbstractContextManager:
+        """A block whose backward exchanges gradients only if it is the last one of an update."""
+        return contextlib.nullcontext() if last else self._parallel.no_sync()
+
+
+def _mean(
+    instances: Instances, bucket: distributed.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    values = bucket.buffer().div_(instances.count)
+    instances.add_up(values)
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(values)
+    return done
+
+
+def _loss_message(error: Exception) -> str:
+    return (
+        f"An update could not be made together: {str(error).splitlines()[0]}. Another instance has "
+        "probably died; look at its output."
+    )
+
 
 _DTYPES = {Precision.bfloat16: torch.bfloat16, Precision.float16: torch.float16}
 

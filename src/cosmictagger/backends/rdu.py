@@ -29,8 +29,7 @@ from cosmictagger.backends._base import (
     require_updates,
     torch_state,
 )
-from cosmictagger.config.mode import OptimizerKind
-from cosmictagger.config.run import Precision
+from cosmictagger.config.keys import OptimizerKind, Precision
 from cosmictagger.errors import BackendError, ConfigError
 from sambaflow import samba
 from sambaflow.errors import PefError, SambaError

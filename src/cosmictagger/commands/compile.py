@@ -1,12 +1,11 @@
 """``cosmictagger compile``: makes the PEF file of RDU mode without training."""
 
 from cosmictagger import sources
-from cosmictagger.config.mode import ModeKind
-from cosmictagger.config.root import Config
-from cosmictagger.config.run import ComputeMode
+from cosmictagger.config.composing import Config
+from cosmictagger.config.keys import ComputeMode, ModeKind
 from cosmictagger.errors import ConfigError
 from cosmictagger.launch import launched
-from cosmictagger.recording.records import logger
+from cosmictagger.recording import logger
 
 
 def run(config: Config) -> None:

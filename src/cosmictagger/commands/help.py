@@ -7,12 +7,9 @@ from dataclasses import MISSING, fields
 from enum import Enum
 from typing import Any
 
-from cosmictagger.config.data import DATA
-from cosmictagger.config.framework import Torch
-from cosmictagger.config.mode import MODES, Optimizer
+from cosmictagger.config.composing import PRESETS, network_choices
+from cosmictagger.config.keys import DATA, MODES, Optimizer, Run, Torch
 from cosmictagger.config.network import Network
-from cosmictagger.config.root import PRESETS, network_choices
-from cosmictagger.config.run import Run
 
 _WIDTH, _COLUMN = 100, 38
 _HEAD = """\

@@ -10,10 +10,8 @@
 - ``generator``: events of a simulated detector
 """
 
-from cosmictagger.data.dense import densify
 from cosmictagger.data.larcv import EventFile, EventWriter, Plane, write_events
-from cosmictagger.data.loader import Batch, EventLoader
-from cosmictagger.data.synthetic import SyntheticLoader
+from cosmictagger.data.loader import Batch, EventLoader, SyntheticLoader, densify
 
 __all__ = [
     "Batch",

@@ -1,15 +1,10 @@
-"""Reading events of larcv3 HDF5 files through h5py, without the larcv library or its voxel limit.
-
-Everything that can be checked without reading pixels is checked when a file is opened, so that a
-damaged table stops a run at its start and not after hours. What concerns one event names the file,
-the event and the plane.
-"""
+"""larcv3 HDF5 files of events, read and written through h5py without the larcv library."""
 
 import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +12,96 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from cosmictagger.data import layout
-from cosmictagger.data.layout import IMAGE, LABEL, PLANES, Plane
-from cosmictagger.data.writer import EventWriter, write_events
+from abele.storage.atomic import replacing
 from cosmictagger.errors import DataError
 
-__all__ = ["EventFile", "EventWriter", "Plane", "write_events"]
+IMAGE = "sbndwire"
+LABEL = "sbnd_cosmicseg"
+PARTICLES = "sbndneutrino"
+PLANES = 3
+CLASSES = ("background", "cosmic", "neutrino")
+
+EVENT_IDS = "Events/event_id"
+DATA = "Data"
+
+
+def _padded(names: list[str], formats: list[str], offsets: list[int], itemsize: int) -> np.dtype:
+    return np.dtype(
+        {"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize}  # type: ignore[arg-type]
+    )
+
+
+EVENT_ID = np.dtype([("run", "<i8"), ("subrun", "<i8"), ("event", "<i8")])
+EXTENT = _padded(["first", "N"], ["<u8", "<u4"], [0, 8], 16)
+PLANE_EXTENT = np.dtype([("first", "<u8"), ("N", "<u4"), ("ID", "<u4")])
+VOXEL = _padded(["id", "value"], ["<u8", "<f4"], [0, 8], 16)
+META = np.dtype(
+    {
+        "names": ["valid", "projection_id", "image_sizes", "number_of_voxels", "origin"],
+        "formats": ["u1", "<u8", ("<f8", (2,)), ("<u8", (2,)), ("<f8", (2,))],
+        "offsets": [0, 8, 16, 32, 48],
+        "itemsize": 72,
+    }
+)
+POINT = np.dtype([("x", "<f8"), ("y", "<f8"), ("z", "<f8"), ("t", "<f8")])
+
+_PARTICLE_FIELDS: list[tuple[str, npt.DTypeLike, int]] = [
+    ("id", "<u2", 0),
+    ("mcst_index", "<u2", 2),
+    ("mct_index", "<u2", 4),
+    ("shape", "<i4", 8),
+    ("current_type", "<i2", 12),
+    ("interaction_type", "<i2", 14),
+    ("trackid", "<u4", 16),
+    ("pdg", "<i4", 20),
+    ("px", "<f8", 24),
+    ("py", "<f8", 32),
+    ("pz", "<f8", 40),
+    ("vtx", POINT, 48),
+    ("end_pt", POINT, 80),
+    ("first_step", POINT, 112),
+    ("last_step", POINT, 144),
+    ("dist_travel", "<f8", 176),
+    ("energy_init", "<f8", 184),
+    ("energy_deposit", "<f8", 192),
+    ("process", "S64", 200),
+    ("parent_trackid", "<u4", 264),
+    ("parent_pdg", "<i4", 268),
+    ("parent_vtx", POINT, 272),
+    ("ancestor_trackid", "<u4", 304),
+    ("ancestor_pdg", "<i4", 308),
+    ("ancestor_vtx", POINT, 312),
+]
+PARTICLE = np.dtype(
+    {
+        "names": [name for name, _, _ in _PARTICLE_FIELDS],
+        "formats": [kind for _, kind, _ in _PARTICLE_FIELDS],
+        "offsets": [offset for _, _, offset in _PARTICLE_FIELDS],
+        "itemsize": 344,
+    }
+)
+
+
+class Plane(NamedTuple):
+    """The stored pixels of one wire plane.
+
+    Attributes:
+        ids: uint64 [n], ``x * H + y``, ascending in files that larcv3 wrote.
+        values: float32 [n], charge of an image, class of a label, score of a prediction.
+    """
+
+    ids: npt.NDArray[np.uint64]
+    values: npt.NDArray[np.float32]
+
+
+def sparse_group(producer: str) -> str:
+    """Return the path of the group that holds a producer's sparse images."""
+    return f"{DATA}/sparse2d_{producer}_group"
+
+
+def particle_group(producer: str = PARTICLES) -> str:
+    """Return the path of the group that holds a producer's true particles."""
+    return f"{DATA}/particle_{producer}_group"
 
 
 class _Tables(NamedTuple):
@@ -70,7 +149,7 @@ class EventFile:
             raise
 
     def _read_head(self) -> None:
-        ids = self._table(layout.EVENT_IDS, layout.EVENT_ID)
+        ids = self._table(EVENT_IDS, EVENT_ID)
         self.event_ids = np.stack([ids["run"], ids["subrun"], ids["event"]], axis=1)
         for producer in (self.image, self.label):
             if producer is not None:
@@ -110,7 +189,7 @@ class EventFile:
 
     def producers(self) -> list[str]:
         """Return names of the producers of sparse images that the file holds, sorted."""
-        data = self._node(layout.DATA)
+        data = self._node(DATA)
         names = list(data) if isinstance(data, h5py.Group) else []
         matches = (re.fullmatch(r"sparse2d_(.+)_group", name) for name in names)
         return sorted(match[1] for match in matches if match)
@@ -135,8 +214,8 @@ class EventFile:
         table = self._tables[producer]
         first, count = table.first[event], table.count[event]
         start, stop = int(first.min()), int((first + count).max())
-        name = f"{layout.sparse_group(producer)}/voxels"
-        rows = self._rows(name, layout.VOXEL, start, stop, event)
+        name = f"{sparse_group(producer)}/voxels"
+        rows = self._rows(name, VOXEL, start, stop, event)
         ids = np.ascontiguousarray(rows["id"], np.uint64)
         values = np.ascontiguousarray(rows["value"], np.float32)
         planes = []
@@ -146,28 +225,26 @@ class EventFile:
             self._check(producer, event, plane, planes[-1])
         return planes
 
-    def particles(
-        self, event: int, producer: str = layout.PARTICLES
-    ) -> npt.NDArray[np.void] | None:
+    def particles(self, event: int, producer: str = PARTICLES) -> npt.NDArray[np.void] | None:
         """Read the true particles of one event, the neutrino first.
 
         Returns:
             Records of ``layout.PARTICLE`` (energies and momenta in GeV, positions in cm, times in
             ns), or None if the file has no such table.
         """
-        group = layout.particle_group(producer)
+        group = particle_group(producer)
         if self._node(group) is None:
             return None
-        extents = self._table(f"{group}/extents", layout.EXTENT)
+        extents = self._table(f"{group}/extents", EXTENT)
         if len(extents) != len(self):
             raise self._fault(f"{group}/extents has {len(extents)} rows for {len(self)} events")
         first, count = int(extents["first"][event]), int(extents["N"][event])
-        total = len(self._dataset(f"{group}/particles", layout.PARTICLE))
+        total = len(self._dataset(f"{group}/particles", PARTICLE))
         if first + count > total:
             raise self._fault(
                 f"event {event} has particles {first} to {first + count}, the table has {total}"
             )
-        return self._rows(f"{group}/particles", layout.PARTICLE, first, first + count, event)
+        return self._rows(f"{group}/particles", PARTICLE, first, first + count, event)
 
     def _file(self) -> h5py.File:
         if self._handle is None or self._process != os.getpid():
@@ -198,7 +275,7 @@ class EventFile:
             )
         present = [field for field in kind.names or () if field in (fields.names or ())]
         missing = [field for field in kind.names or () if field not in present]
-        if missing and (kind is not layout.PARTICLE or not present):
+        if missing and (kind is not PARTICLE or not present):
             raise self._fault(f"table {name!r} lacks the fields {missing}")
         for field in present:
             if not _becomes(fields[field], kind[field]):
@@ -234,14 +311,14 @@ class EventFile:
 
     def _producer(self, producer: str) -> _Tables:
         """Read and check the tables of one producer."""
-        group = layout.sparse_group(producer)
+        group = sparse_group(producer)
         if self._node(group) is None:
             raise self._fault(
                 f"it has no sparse images of producer {producer!r}; it has "
                 f"{', '.join(map(repr, self.producers())) or 'none at all'}"
             )
-        events = self._table(f"{group}/extents", layout.EXTENT)
-        planes = self._table(f"{group}/voxel_extents", layout.PLANE_EXTENT)
+        events = self._table(f"{group}/extents", EXTENT)
+        planes = self._table(f"{group}/voxel_extents", PLANE_EXTENT)
         if len(events) != len(self):
             raise self._fault(f"{group}/extents has {len(events)} rows for {len(self)} events")
         wrong = np.flatnonzero((events["N"] != PLANES) | _outside(events, len(planes)))
@@ -261,8 +338,8 @@ class EventFile:
     def _check_planes(
         self, producer: str, planes: npt.NDArray[np.void], rows: npt.NDArray[np.int64]
     ) -> None:
-        name = f"{layout.sparse_group(producer)}/voxels"
-        total = len(self._dataset(name, layout.VOXEL))
+        name = f"{sparse_group(producer)}/voxels"
+        total = len(self._dataset(name, VOXEL))
         wrong = np.argwhere(_outside(planes, total)[rows])
         if len(wrong):
             event, place = wrong[0]
@@ -281,7 +358,7 @@ class EventFile:
 
     def _size(self, producer: str) -> tuple[int, int]:
         """(H, W) of a producer's images, which has to be one for the whole file."""
-        meta = self._table(f"{layout.sparse_group(producer)}/image_meta", layout.META)
+        meta = self._table(f"{sparse_group(producer)}/image_meta", META)
         if not len(meta):
             raise self._fault(f"the image size of {producer!r} cannot be read: it has no events")
         sizes = meta["number_of_voxels"].astype(np.int64).reshape(len(meta), -1)
@@ -357,3 +434,253 @@ def _opened(path: Path) -> h5py.File:
             ) from problem
         cut = "is cut off" if "truncated" in str(problem) else "cannot be opened"
         raise DataError(f"{path} {cut}: {problem}. Fetch it again.") from problem
+
+
+# Rows of a chunk. Larger chunks read and write faster; a plane has 3 to 50 thousand voxels.
+_CHUNK = {"voxels": 4096, "extents": 256, "event_id": 256}
+_CHUNK_OTHERWISE = 256
+# Bytes of records kept back before they go to the file, so that each chunk is compressed once.
+_BUFFER = 8 << 20
+# Bytes on the disk beyond those of the records: HDF5's own tables, and chunks it writes anew.
+_SLACK = 4 << 20
+
+
+class Event(NamedTuple):
+    """One event to write.
+
+    Attributes:
+        planes: for each producer its three planes.
+        event_id: run, subrun and event number.
+        particles: records of ``layout.PARTICLE``, or None.
+    """
+
+    planes: Mapping[str, Sequence[Plane]]
+    event_id: Sequence[int] = (-1, -1, -1)
+    particles: npt.NDArray[np.void] | None = None
+
+
+class EventWriter:
+    """Writes events one after another; a context manager.
+
+    Args:
+        path: the file to make or to replace.
+        size: (H, W) of the images.
+        producers: names of the sparse images that every event has.
+        particles: whether every event has a table of true particles.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        size: tuple[int, int],
+        producers: Sequence[str] = (IMAGE, LABEL),
+        particles: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self.size = size
+        self.producers = tuple(producers)
+        self.events = 0
+        self._with_particles = particles
+        self._meta = _meta(size)
+        self._rows: dict[str, list[npt.NDArray[np.void]]] = {}
+        self._rows_written: dict[str, int] = {}
+        self._buffered_bytes = 0
+        self._file: h5py.File | None = None
+        self._partial = replacing(self.path)
+        self._entered = False
+        with self._writing():
+            partial = self._partial.__enter__()
+            self._entered = True
+            self._descriptor = partial.fileno()
+            self._reserve(0)
+            self._file = h5py.File(partial.name, "w")
+            self._create_tables()
+
+    def __enter__(self) -> "EventWriter":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def write(self, event: Event) -> None:
+        """Add one event."""
+        self._check(event)
+        self._add(EVENT_IDS, np.array([tuple(event.event_id)], EVENT_ID))
+        for producer in self.producers:
+            self._add_planes(sparse_group(producer), event.planes[producer])
+        if self._with_particles and event.particles is not None:
+            group = particle_group()
+            self._add_extent(f"{group}/extents", f"{group}/particles", len(event.particles))
+            self._add(f"{group}/particles", event.particles.astype(PARTICLE, copy=False))
+        self.events += 1
+        if self._buffered_bytes > _BUFFER:
+            with self._writing():
+                self._flush()
+
+    def close(self) -> None:
+        """Complete the file and give it its name."""
+        if self._file is None:
+            return
+        with self._writing():
+            self._flush()
+            size = self._file.id.get_filesize()
+            self._file.close()
+            os.truncate(self._descriptor, size)
+            self._file, self._entered = None, False
+            self._partial.__exit__(None, None, None)
+
+    def discard(self) -> None:
+        """Give up; what was under the name before stays."""
+        file, self._file = self._file, None
+        if file is not None:
+            # A full disk fails once more while the handle closes; the first error is the story.
+            with contextlib.suppress(OSError, RuntimeError):
+                file.close()
+        if self._entered:
+            self._entered = False
+            given_up = DataError("given up")
+            self._partial.__exit__(DataError, given_up, None)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError) as problem:
+            self.discard()
+            raise DataError(
+                f"{self.path} cannot be written after {self.events} events: {problem}. Nothing is "
+                "left of it; check the folder and the space on the disk."
+            ) from problem
+        except BaseException:
+            self.discard()
+            raise
+
+    def _check(self, event: Event) -> None:
+        place = f"{self.path}, event {self.events}"
+        if self._with_particles and event.particles is None:
+            raise DataError(f"{place}: particles were promised for every event, found none.")
+        missing = [name for name in self.producers if name not in event.planes]
+        if missing:
+            raise DataError(f"{place}: planes of {missing} are missing.")
+        for name in self.producers:
+            planes = event.planes[name]
+            if len(planes) != PLANES:
+                raise DataError(f"{place}: {name!r} has {len(planes)} planes, needed are {PLANES}.")
+            for plane, (ids, values) in enumerate(planes):
+                if len(ids) != len(values):
+                    raise DataError(
+                        f"{place}, plane {plane}: {name!r} has {len(ids)} ids for {len(values)} "
+                        "values."
+                    )
+                if len(ids) and int(ids.max()) >= self.size[0] * self.size[1]:
+                    raise DataError(
+                        f"{place}, plane {plane}: pixel id {ids.max()} of {name!r} lies beyond the "
+                        f"image of {self.size} (rows, columns)."
+                    )
+
+    def _add_planes(self, group: str, planes: Sequence[Plane]) -> None:
+        self._add_extent(f"{group}/extents", f"{group}/voxel_extents", PLANES)
+        first = self._count(f"{group}/voxels")
+        extents = np.zeros(PLANES, PLANE_EXTENT)
+        extents["ID"] = np.arange(PLANES)
+        extents["N"] = [len(plane.ids) for plane in planes]
+        extents["first"] = first + np.concatenate([[0], np.cumsum(extents["N"])[:-1]])
+        voxels = np.zeros(int(extents["N"].sum()), VOXEL)
+        voxels["id"] = np.concatenate([plane.ids for plane in planes])
+        voxels["value"] = np.concatenate([plane.values for plane in planes])
+        self._add(f"{group}/voxel_extents", extents)
+        self._add(f"{group}/image_meta", self._meta)
+        self._add(f"{group}/voxels", voxels)
+
+    def _add_extent(self, extents: str, table: str, count: int) -> None:
+        row = np.zeros(1, EXTENT)
+        row["first"], row["N"] = self._count(table), count
+        self._add(extents, row)
+
+    def _add(self, name: str, rows: npt.NDArray[np.void]) -> None:
+        self._rows[name].append(rows)
+        self._rows_written[name] += len(rows)
+        self._buffered_bytes += rows.nbytes
+
+    def _count(self, name: str) -> int:
+        """Return rows of a table so far, in the file or held back."""
+        return self._rows_written[name]
+
+    def _create_tables(self) -> None:
+        tables = {EVENT_IDS: EVENT_ID}
+        for producer in self.producers:
+            group = sparse_group(producer)
+            tables[f"{group}/extents"] = EXTENT
+            tables[f"{group}/voxel_extents"] = PLANE_EXTENT
+            tables[f"{group}/image_meta"] = META
+            tables[f"{group}/voxels"] = VOXEL
+        if self._with_particles:
+            tables[f"{particle_group()}/extents"] = EXTENT
+            tables[f"{particle_group()}/particles"] = PARTICLE
+        assert self._file is not None
+        for name, kind in tables.items():
+            chunk = _CHUNK.get(name.rsplit("/", 1)[1], _CHUNK_OTHERWISE)
+            self._file.create_dataset(
+                name, (0,), kind, maxshape=(None,), chunks=(chunk,), compression=1
+            )
+            self._rows[name], self._rows_written[name] = [], 0
+
+    def _reserve(self, more: int) -> None:
+        """Take the space for so many more bytes from the disk, or fail while nothing is lost.
+
+        HDF5 writes when it sees fit. When a write fails then, it tells nobody or ends the process
+        (seen with HDF5 2.0), so it must not be the one that finds the disk full.
+        """
+        present = self._file.id.get_filesize() if self._file is not None else 0
+        os.posix_fallocate(self._descriptor, 0, present + more + _SLACK)
+
+    def _flush(self) -> None:
+        assert self._file is not None
+        self._reserve(self._buffered_bytes)
+        for name, pending in self._rows.items():
+            if pending:
+                rows = np.concatenate(pending)
+                dataset = self._file[name]
+                assert isinstance(dataset, h5py.Dataset)
+                start = dataset.shape[0]
+                dataset.resize((start + len(rows),))
+                dataset[start:] = rows
+                pending.clear()
+        self._buffered_bytes = 0
+        self._file.flush()
+
+
+def write_events(
+    path: str | os.PathLike[str],
+    events: Iterable[Event],
+    size: tuple[int, int],
+    producers: Sequence[str] = (IMAGE, LABEL),
+    particles: bool = False,
+) -> int:
+    """Write a whole file of events.
+
+    Args:
+        path: the file to make or to replace; it appears only when it is complete.
+        events: what to write, in order.
+        size: (H, W) of the images.
+        producers: names of the sparse images that every event has.
+        particles: whether every event has a table of true particles.
+
+    Returns:
+        How many events were written.
+    """
+    with EventWriter(path, size, producers, particles) as writer:
+        for event in events:
+            writer.write(event)
+    return writer.events
+
+
+def _meta(size: tuple[int, int]) -> npt.NDArray[np.void]:
+    meta = np.zeros(PLANES, META)
+    meta["valid"] = 1
+    meta["projection_id"] = np.arange(PLANES)
+    meta["image_sizes"] = meta["number_of_voxels"] = (size[1], size[0])
+    return meta

@@ -9,10 +9,14 @@ from torch import nn
 
 from cosmictagger import checkpoints
 from cosmictagger.config.network import ConvMode, Network
-from cosmictagger.models.checks import check_image_size, check_not_sparse, fitting_downsamples
-from cosmictagger.models.uresnet import UResNet
-from cosmictagger.models.uresnet3d import UResNet3D
-from cosmictagger.models.with_loss import LossInForward
+from cosmictagger.models.networks import (
+    LossInForward,
+    UResNet,
+    UResNet3D,
+    check_image_size,
+    check_not_sparse,
+    fitting_downsamples,
+)
 
 __all__ = [
     "LossInForward",

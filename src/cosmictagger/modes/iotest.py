@@ -6,12 +6,11 @@ import itertools
 import time
 
 from cosmictagger import sources
-from cosmictagger.config.data import DataKind
+from cosmictagger.config.keys import DataKind
 from cosmictagger.errors import ConfigError
 from cosmictagger.launch import Launch
 from cosmictagger.modes.stopping import Stop
-from cosmictagger.recording.progress import Bar
-from cosmictagger.recording.records import logger
+from cosmictagger.recording import Bar, logger
 
 
 def measure(launch: Launch) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
-from cosmictagger.recording.records import warn_once
+from cosmictagger.recording import warn_once
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -1,38 +1,187 @@
-"""``mode=train``: the loop over batches, steps and files, independent of the device.
-
-An iteration is a validation where one is due, an update, the records of both, and a checkpoint
-where one is due. A run that is stopped, killed or runs into a bad event goes on from its latest
-checkpoint as if nothing had happened: the same batches, the same rates, the same weights.
-"""
+"""Training: the loop over batches, steps and files; its learning rate; work of all instances."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import math
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from abele.collectives.place import SECRET
 from abele.storage import atomic
-from cosmictagger import checkpoints, sources
+from cosmictagger import checkpoints, measures, sources
 from cosmictagger.backends import Backend, StepResult
 from cosmictagger.config.checks import plain
 from cosmictagger.data import Batch
 from cosmictagger.data.loader import BatchStream
 from cosmictagger.errors import BackendError, DataError, TrainingError
+from cosmictagger.instances import Instances
 from cosmictagger.launch import Launch
-from cosmictagger.modes import shared_training
-from cosmictagger.modes.schedule import Schedule
-from cosmictagger.modes.shared_training import all_metrics, of_nothing
-from cosmictagger.modes.stopping import Stop
-from cosmictagger.recording.progress import Bar
-from cosmictagger.recording.records import Table, log_step, logger, warn_once
-from cosmictagger.recording.tensorboard import IMAGES_EVERY, Summaries
-from cosmictagger.recording.timings import Timings, closing_lines, split_line, throughput
+from cosmictagger.modes.stopping import SIGNALS, Stop
+from cosmictagger.recording import (
+    IMAGES_EVERY,
+    Bar,
+    Summaries,
+    Table,
+    Timings,
+    closing_lines,
+    log_step,
+    logger,
+    split_line,
+    throughput,
+    warn_once,
+)
+
+LOWEST = 1e-4
+"""Where the rise begins and the fall ends."""
+
+_RISE = 1.0  # epochs
+_FALL = 21.0  # epochs at which the plateau ends
+_DECAY = 0.999  # per epoch
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate by step.
+
+    Attributes:
+        peak: learning rate of the plateau.
+        images_per_step: images that one update of all instances sees, accumulated ones included.
+            (The original leaves the accumulated ones out; without them there is no difference.)
+        events: events in the training set.
+        surplus: images that earlier steps saw beyond that: negative if their batches were smaller.
+    """
+
+    peak: float
+    images_per_step: int
+    events: int
+    surplus: int = 0
+
+    def images(self, step: int) -> int:
+        """Return how many images were seen before a step."""
+        return step * self.images_per_step + self.surplus
+
+    def epoch(self, step: int) -> float:
+        """Return how often the training set has been seen before a step."""
+        return self.images(step) / self.events
+
+    def __call__(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        x = self.epoch(step)
+        if x < _RISE:
+            return LOWEST + x * (self.peak - LOWEST)
+        if x < _FALL:
+            return self.peak
+        return (self.peak - LOWEST) * math.exp(-_DECAY * (x - _FALL)) + LOWEST
+
+
+# Poprun and torchrun say how often they have restarted a run, and give each run a value of its own.
+_RESTARTS, _OF_TORCHRUN = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
+
+
+def open_events(
+    launch: Launch, stack: contextlib.ExitStack
+) -> tuple[BatchStream, BatchStream | None]:
+    """Return the events to train on and those to validate on, the same on all instances."""
+    config, instances = launch.config, launch.instances
+    with instances.together("the generated events"):
+        if instances.is_first:
+            sources.prepare(config)
+    with instances.together("the events"):
+        events = stack.enter_context(sources.training(config, launch.data_seed, instances))
+        aux = sources.validation(config, instances)
+        if aux is not None:
+            stack.enter_context(aux)
+    facts = {"events to train on": events.events, "images": events.image_size}
+    facts["events to validate on"] = 0 if aux is None else aux.events
+    instances.agree("the events", facts)
+    return events, aux
+
+
+def steps_to_make(launch: Launch, step: int) -> int:
+    """``run.iterations``, or what is left of them where a launcher has restarted the run.
+
+    Args:
+        launch: its record keeps the goal for that case.
+        step: steps made so far.
+    """
+    iterations = launch.config.run.iterations
+    assert iterations is not None  # settled
+    until, launcher = step + iterations, _launcher()
+    goal = launch.record.before.get("goal", {})
+    if os.environ.get(_RESTARTS, "0") != "0" and goal.get("launcher") == launcher:
+        until = int(goal["step"])
+    until = launch.instances.from_first("the last step", until)
+    with launch.instances.together("the record"):
+        launch.record.update({"goal": {"step": until, "launcher": launcher}})
+    return max(0, until - step)
+
+
+def _launcher() -> str:
+    """Tell runs of poprun and torchrun apart, without giving away how."""
+    secret = os.environ.get(SECRET) or os.environ.get(_OF_TORCHRUN, "")
+    return hashlib.sha256(secret.encode()).hexdigest()[:16]
+
+
+def mean_loss(
+    instances: Instances, result: StepResult, signal: int | None
+) -> tuple[float, int | None]:
+    """Return the loss over the images of all instances, of which each has as many.
+
+    Returns:
+        The loss, and a signal that has come to any instance, for all to obey at the same step.
+    """
+    assert result.loss is not None  # Backend.train_step asks for labels
+    loss = float(result.loss)
+    if instances.count == 1:
+        return loss, signal
+    total, *numbers = instances.total([loss, *(signal == each for each in SIGNALS)])
+    received = next((each for each, n in zip(SIGNALS, numbers, strict=True) if n), None)
+    return total / instances.count, received
+
+
+def all_metrics(
+    instances: Instances, logits: Sequence[torch.Tensor], label: torch.Tensor, size: int
+) -> dict[str, float]:
+    """Return metrics over the images of all instances, equal to those of one with all these images.
+
+    Args:
+        instances: the instances.
+        logits: of this one; see ``metrics.compute``.
+        label: likewise.
+        size: the most images that an instance has.
+    """
+    counts = measures.counts(logits, label)
+    if instances.count == 1:
+        return measures.of_batch(counts)
+    table = torch.from_numpy(counts)
+    missing = table.new_full((size - len(table), *table.shape[1:]), -1)
+    joined = instances.rows(torch.cat([table, missing]))
+    return measures.of_batch(joined[joined[:, 0, 0, 0] >= 0].numpy())
+
+
+def of_nothing(batch: Batch) -> StepResult:
+    """Return the step of an instance that has no images left; others have the last ones."""
+    empty = torch.zeros(0, 3, *batch.image.shape[2:])
+    return StepResult(torch.tensor(torch.nan), (empty, empty, empty))
+
+
+def compare_weights(instances: Instances, backend: Backend, step: int) -> None:
+    """Prove that all instances have trained one network: they end with the same bits."""
+    if instances.count > 1:
+        weights_hash = checkpoints.weights_hash(dict(backend.network.named_parameters()))
+        instances.agree(
+            "what was trained", {f"the hash of the weights after step {step}": weights_hash}
+        )
+
 
 _FORMAT = 1  # of checkpoints
 
@@ -47,7 +196,7 @@ def train(launch: Launch) -> int | None:
         The number of the signal that ended it early, or None.
     """
     with contextlib.ExitStack() as stack:
-        events, aux = shared_training.open_events(launch, stack)
+        events, aux = open_events(launch, stack)
         backend = launch.backend(events.image_size, training=True)
         stack.callback(backend.close)
         return Training(launch, backend, events, aux).run()
@@ -150,7 +299,7 @@ class Training:
 
     def run(self) -> int | None:
         """Make ``run.iterations`` steps and everything that belongs to them."""
-        total = shared_training.steps_to_make(self.launch, self.step)
+        total = steps_to_make(self.launch, self.step)
         self._open_summaries()
         try:
             with Stop() as stop, Bar(total, "train", shown=self.instances.is_first) as bar:
@@ -235,7 +384,7 @@ class Training:
 
     def _checked(self, batch: Batch, result: StepResult, stop: Stop) -> StepResult:
         """Return the result with the loss over all instances, which has to be a number."""
-        loss, self._signal = shared_training.mean_loss(self.instances, result, stop.signal)
+        loss, self._signal = mean_loss(self.instances, result, stop.signal)
         if math.isfinite(loss):
             return dataclasses.replace(result, loss=torch.tensor(loss, dtype=torch.float64))
         problem = self._not_finite(batch, result)
@@ -326,7 +475,7 @@ class Training:
             "images_per_second": speed,
             "seconds_per_iteration": split,
         }
-        shared_training.compare_weights(self.instances, self.backend, self.step)
+        compare_weights(self.instances, self.backend, self.step)
         self.launch.prove_end(self.backend, f"after step {self.step}", values)
         if signal is not None:
             self.launch.record.end(f"stopped by signal {signal}")

@@ -23,7 +23,6 @@ Every file appears complete or not at all. A pass that ends in an exception leav
 Where several instances share a pass, each has a `Collector`, and `parts` joins what they keep.
 """
 
-from cosmictagger.results.files import WrittenFiles, write_files
-from cosmictagger.results.writer import Collector, ResultsWriter, write
+from cosmictagger.results.writer import Collector, ResultsWriter, WrittenFiles, write, write_files
 
 __all__ = ["Collector", "ResultsWriter", "WrittenFiles", "write", "write_files"]

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cosmictagger.data.larcv import EventFile, Plane
-from cosmictagger.data.writer import Event, EventWriter
+from cosmictagger.data.larcv import Event, EventFile, EventWriter, Plane
 from cosmictagger.errors import DataError
-from cosmictagger.measures.metrics import CLASSES, COSMIC, NEUTRINO, PLANES
+from cosmictagger.measures import CLASSES, COSMIC, NEUTRINO, PLANES
 
 COSMIC_PRODUCER = "cosmic_prediction"
 NEUTRINO_PRODUCER = "neutrino_prediction"

@@ -1,19 +1,191 @@
-"""The numbers of a pass that the report needs, a few per event."""
+"""Events of a pass: sparse records, metrics by property of the neutrino, and events to draw."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cosmictagger.measures import metrics, physics_metrics
-from cosmictagger.measures.metrics import CLASSES, PLANES
-from cosmictagger.measures.physics_metrics import Bin, Neutrino
+from cosmictagger import measures
+from cosmictagger.measures import CLASSES, PLANES
+
+ENERGIES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, math.inf)
+"""Edges of the energy bins in GeV; most of the Booster beam is below 2."""
+
+UNKNOWN = "unknown"
+_FLAVOURS = {12: "nu_e", 14: "nu_mu", 16: "nu_tau"}  # by the Particle Data Group's numbers
+_CURRENTS = {0: "CC", 1: "NC"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Neutrino:
+    """The neutrino of an event, as the simulation made it.
+
+    Attributes:
+        energy: GeV.
+        flavour: like ``nu_mu`` or ``anti nu_e``.
+        current: ``CC`` (charged), ``NC`` (neutral), or ``unknown``.
+    """
+
+    energy: float
+    flavour: str
+    current: str = UNKNOWN
+
+
+@dataclasses.dataclass(frozen=True)
+class Bin:
+    """A group of events.
+
+    Attributes:
+        name: like ``0.5 to 1 GeV`` or ``nu_mu CC``.
+        events: how many have the metric.
+        mean: of the metric over these.
+        error: standard error of the mean; NaN for one event.
+    """
+
+    name: str
+    events: int
+    mean: float
+    error: float
+
+
+Valued = Iterable[tuple[Neutrino | None, float]]
+"""For each event its neutrino, None if it has none, and a metric, NaN if it has none."""
+
+
+def neutrino_of(particles: NDArray[np.void] | None) -> Neutrino | None:
+    """Return the first neutrino of an event's true particles; None if there is none, or no table.
+
+    Args:
+        particles: structured, with fields ``pdg`` and ``energy_init`` (GeV), and ``current_type``
+            (0 charged, 1 neutral) if it is known.
+    """
+    fields = () if particles is None else particles.dtype.names or ()
+    if particles is None or not {"pdg", "energy_init"} <= set(fields):
+        return None
+    rows = particles[np.isin(np.abs(particles["pdg"]), list(_FLAVOURS))]
+    if not len(rows):
+        return None
+    code = int(rows[0]["pdg"])
+    current = int(rows[0]["current_type"]) if "current_type" in fields else -1
+    return Neutrino(
+        energy=float(rows[0]["energy_init"]),
+        flavour=("anti " if code < 0 else "") + _FLAVOURS[abs(code)],
+        current=_CURRENTS.get(current, UNKNOWN),
+    )
+
+
+def by_energy(events: Valued, edges: Sequence[float] = ENERGIES) -> list[Bin]:
+    """Return a metric by the neutrino's energy, by lower bin edge, without empty bins."""
+    events = list(events)
+    bins = []
+    for low, high in itertools.pairwise(edges):
+        name = f"above {low:g} GeV" if math.isinf(high) else f"{low:g} to {high:g} GeV"
+        bins += _bin(name, events, lambda nu, low=low, high=high: low <= nu.energy < high)
+    return bins
+
+
+def by_interaction(events: Valued) -> list[Bin]:
+    """Return a metric by flavour and current, in alphabetical order."""
+    events = list(events)
+    kinds = sorted({_kind(neutrino) for neutrino, _ in events if neutrino is not None})
+    return [row for kind in kinds for row in _bin(kind, events, lambda nu, k=kind: _kind(nu) == k)]
+
+
+def _kind(neutrino: Neutrino) -> str:
+    return f"{neutrino.flavour} {neutrino.current}"
+
+
+def _bin(
+    name: str, events: Iterable[tuple[Neutrino | None, float]], belongs: Callable[[Neutrino], bool]
+) -> list[Bin]:
+    values = [value for neutrino, value in events if neutrino is not None and belongs(neutrino)]
+    values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return []
+    error = np.std(values, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return [Bin(name, len(values), float(np.mean(values)), float(error))]
+
+
+@dataclass(frozen=True)
+class PlaneView:
+    """One plane as dense arrays ``[H, W]``; rows are time, columns are wires.
+
+    Attributes:
+        image: float32, charge.
+        label: uint8 true class, or None without labels.
+        prediction: uint8 class with the highest score.
+        score: float32 probability of neutrino; zero where nothing is to be seen.
+    """
+
+    image: NDArray[np.float32]
+    label: NDArray[np.uint8] | None
+    prediction: NDArray[np.uint8]
+    score: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class EventRecord:
+    """An event's images and scores; about 16 bytes for each pixel with charge, label or prediction.
+
+    Attributes:
+        entry: position in the file.
+        event_id: run, subrun and event number.
+        size: height and width of the planes as they were run.
+        downsample: exponent of the downsampling between the file and ``size``.
+        metrics: of this event, with the keys of the specification's section 6.
+        planes: sparse arrays (pixel, image, label or None, prediction, score) of each plane.
+    """
+
+    entry: int
+    event_id: tuple[int, int, int]
+    size: tuple[int, int]
+    downsample: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    planes: tuple[tuple[NDArray, NDArray, NDArray | None, NDArray, NDArray], ...] = ()
+
+    @property
+    def has_label(self) -> bool:
+        """Whether the true classes are known."""
+        return bool(self.planes) and self.planes[0][2] is not None
+
+    def plane(self, index: int) -> PlaneView:
+        """Return plane ``index`` as dense arrays, made anew by each call."""
+        pixel, image, label, prediction, score = self.planes[index]
+
+        def dense(values: NDArray) -> NDArray:
+            result = np.zeros(self.size[0] * self.size[1], values.dtype)
+            result[pixel] = values
+            return result.reshape(self.size)
+
+        return PlaneView(
+            dense(image), None if label is None else dense(label), dense(prediction), dense(score)
+        )
+
+
+def sparse_plane(
+    image: NDArray, label: NDArray | None, prediction: NDArray, score: NDArray
+) -> tuple[NDArray, NDArray, NDArray | None, NDArray, NDArray]:
+    """Keep the pixels of dense arrays ``[H, W]`` with charge, label or a predicted class."""
+    seen = (image != 0) | (prediction != 0)
+    if label is not None:
+        seen |= label != 0
+    pixel = np.flatnonzero(seen)
+    return (
+        pixel.astype(np.uint32),
+        image.reshape(-1)[pixel].astype(np.float32),
+        None if label is None else label.reshape(-1)[pixel].astype(np.uint8),
+        prediction.reshape(-1)[pixel].astype(np.uint8),
+        score.reshape(-1)[pixel].astype(np.float32),
+    )
 
 
 @dataclass(frozen=True)
@@ -41,7 +213,7 @@ class Tally:
 
     def count(self, prediction: Tensor, label: Tensor) -> None:
         """Add the pixels of one event; both are int64 ``[plane, H, W]``."""
-        self.confusion += metrics.counts(prediction[None], label[None])[0]
+        self.confusion += measures.counts(prediction[None], label[None])[0]
 
     def mean(self, key: str) -> tuple[float, int]:
         """Mean of a metric over the events where it is a number, and how many these are."""
@@ -55,11 +227,11 @@ class Tally:
 
     def by_energy(self, metric: str = "Average/Neutrino_IoU") -> list[Bin]:
         """Return a metric by the neutrino's energy; empty bins are left out."""
-        return physics_metrics.by_energy(self._valued(metric))
+        return by_energy(self._valued(metric))
 
     def by_interaction(self, metric: str = "Average/Neutrino_IoU") -> list[Bin]:
         """Return a metric by flavour and current of the neutrino."""
-        return physics_metrics.by_interaction(self._valued(metric))
+        return by_interaction(self._valued(metric))
 
     def _valued(self, metric: str) -> list[tuple[Neutrino | None, float]]:
         return [(row.neutrino, row.metrics.get(metric, np.nan)) for row in self.rows]
@@ -78,3 +250,62 @@ def as_csv(rows: Sequence[Row], keys: Iterable[str]) -> str:
         truth = [f"{nu.energy:.5f}", nu.flavour, nu.current] if nu else ["", "", ""]
         writer.writerow([row.entry, *row.event_id, *values, *truth])
     return text.getvalue()
+
+
+class Candidates:
+    """The events that may still be drawn; their number does not grow with the pass.
+
+    Args:
+        most: how many to draw. Of events without labels these are the first ones.
+
+    Attributes:
+        most: as given.
+        seen: how many events with labels were offered.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.seen = 0
+        self._events: list[EventRecord] = []
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def wants(self, labelled: bool) -> bool:
+        """Return whether the next event may be drawn."""
+        return labelled or len(self) < self.most
+
+    def add(self, event: EventRecord) -> None:
+        """Take an event, and forget one where there are too many."""
+        self.seen += event.has_label
+        self._events.append(event)
+        if len(self._events) > self.most:
+            # Neither among the worst half nor among the best: it cannot become either any more.
+            self._events.sort(key=_rank)
+            del self._events[self.most // 2]
+
+    def events(self) -> list[EventRecord]:
+        """Those to draw: from the worst to the best, or in order where all of them are drawn."""
+        chosen = sorted(self._events, key=lambda event: event.entry)
+        return sorted(chosen, key=_rank) if self.seen > self.most else chosen
+
+
+def joined_candidates(parts: Sequence[Candidates]) -> Candidates:
+    """Return the candidates of one pass over the events of all parts.
+
+    An event that is among the worst or the best of all is so in its part, too.
+
+    Args:
+        parts: at least one, all with the same ``most``.
+    """
+    result = Candidates(parts[0].most)
+    events = [event for part in parts for event in part.events()]
+    for event in sorted(events, key=lambda event: event.entry):
+        if result.wants(event.has_label):
+            result.add(event)
+    result.seen = sum(part.seen for part in parts)
+    return result
+
+
+def _rank(event: EventRecord) -> float:
+    return event.metrics.get("Average/mIoU", np.inf)

@@ -1,33 +1,138 @@
-"""Writing the results of an inference pass, batch by batch."""
+"""Files of an inference pass: predictions, table of events, displays, report; and joined parts."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import json
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tqdm import tqdm
 
-from cosmictagger.data.dense import dense_size
+from abele.storage import atomic
+from abele.storage.atomic import write_text
+from cosmictagger.data.larcv import Event, EventWriter
+from cosmictagger.data.loader import dense_size
 from cosmictagger.errors import DataError
-from cosmictagger.measures.metrics import CLASSES, PLANES
-from cosmictagger.measures.physics_metrics import neutrino_of
-from cosmictagger.results.candidates import Candidates
-from cosmictagger.results.events import EventRecord, sparse_plane
-from cosmictagger.results.files import (
-    PREDICTIONS,
-    WrittenFiles,
-    fields,
-    with_image_size,
-    write_files,
+from cosmictagger.measures import CLASSES, PLANES
+from cosmictagger.results import plots, report
+from cosmictagger.results.predictions import (
+    PRODUCERS,
+    PredictionWriter,
+    Scores,
+    open_predictions,
+    scores_of,
 )
-from cosmictagger.results.predictions import PredictionWriter, Scores, scores_of
-from cosmictagger.results.tally import Row, Tally
+from cosmictagger.results.tally import (
+    Candidates,
+    EventRecord,
+    Neutrino,
+    Row,
+    Tally,
+    as_csv,
+    joined_candidates,
+    neutrino_of,
+    sparse_plane,
+)
 
 if TYPE_CHECKING:
     from cosmictagger.data.loader import Batch
+
+PREDICTIONS = "predictions.h5"
+_FILES = {
+    PREDICTIONS: "Scores of every non-zero pixel, in the larcv3 layout of the images.",
+    "event_metrics.csv": "The metrics of each event, one line per event.",
+    "displays/": "The pictures of this page.",
+    "curves.png": "The training curves of this page.",
+    "compute/training/report.html": "What training ran as, what it needed and how long it took.",
+    "compute/inference/report.html": "The same of this pass; its numbers are those at its end.",
+}
+
+
+@dataclass(frozen=True)
+class WrittenFiles:
+    """Paths of what a pass left behind; None where there was nothing to write."""
+
+    predictions: Path
+    event_metrics: Path
+    displays: tuple[Path, ...]
+    curves: Path | None
+    report: Path
+
+
+def write_files(
+    folder: Path,
+    tally: Tally,
+    events: Sequence[EventRecord],
+    proof: Any,
+    settings: Mapping[str, object],
+    progress: bool = True,
+) -> WrittenFiles:
+    """Write the table of events, the displays and the report.
+
+    Args:
+        folder: the run's; its ``predictions.h5`` and its tables of the training are there.
+        tally: of all events.
+        events: those to draw, in the order of the report.
+        proof: what proves where the pass ran: a dataclass or a mapping.
+        settings: more that the report shall name.
+        progress: whether drawing shows a progress bar.
+    """
+    table = folder / "event_metrics.csv"
+    write_text(table, as_csv(tally.rows, tally.keys()))
+    pictures = _draw(folder / "displays", events, progress)
+    curves_picture = plots.save_curves(plots.read_curves(folder), folder / "curves.png")
+    by_entry = {row.entry: row for row in tally.rows}
+    content = report.Content(
+        title="CosmicTagger: report of an inference pass",
+        proof=fields(proof),
+        settings=settings,
+        tally=tally,
+        displays=[(by_entry[entry], path) for entry, path in pictures.items()],
+        curves=curves_picture,
+        files={name: text for name, text in _FILES.items() if (folder / name).exists()},
+    )
+    page = report.save(content, folder / "report.html")
+    return WrittenFiles(folder / PREDICTIONS, table, tuple(pictures.values()), curves_picture, page)
+
+
+def with_image_size(
+    settings: Mapping[str, object] | None, size: tuple[int, int], downsample: int
+) -> dict[str, object]:
+    """Return the settings of a report, and the size of the images in the file and in the pass."""
+    height, width = (edge >> downsample for edge in size)
+    size_text = f"{size[0]} x {size[1]}, downsample {downsample} ({height} x {width})"
+    return {**(settings or {}), "image size": size_text}
+
+
+def fields(proof: Any) -> dict[str, object]:
+    """Return what proves where the pass ran, by names for people."""
+    if dataclasses.is_dataclass(proof) and not isinstance(proof, type):
+        values: Mapping[str, object] = {
+            field.name: getattr(proof, field.name) for field in dataclasses.fields(proof)
+        }
+    elif isinstance(proof, Mapping):
+        values = proof
+    else:
+        raise TypeError(f"proof is a {type(proof).__name__}; needed is a dataclass or a mapping")
+    return {str(name).replace("_", " "): value for name, value in values.items()}
+
+
+def _draw(folder: Path, events: Sequence[EventRecord], progress: bool) -> dict[int, Path]:
+    for earlier in folder.glob("entry_*.png"):
+        earlier.unlink()  # of a pass over other events, perhaps: they would be taken for these
+    bar = tqdm(events, "Drawing events", disable=not progress or not events)
+    return {
+        event.entry: plots.save_display(event, folder / f"entry_{event.entry:06d}.png")
+        for event in bar
+    }
 
 
 class Collector:
@@ -223,4 +328,141 @@ def write(output_dir: str | Path, passes: Iterable[Sequence[Any]], **settings: A
 
 def _event_id(numbers: Any) -> tuple[int, int, int]:
     run, subrun, event = (int(number) for number in numbers)
+    return run, subrun, event
+
+
+_ARRAYS = ("pixel", "image", "label", "prediction", "score")
+
+
+class Part(NamedTuple):
+    """What an instance has found out.
+
+    Attributes:
+        folder: with its predictions.
+        tally: of its events.
+        candidates: those of its events that may be drawn.
+    """
+
+    folder: Path
+    tally: Tally
+    candidates: Candidates
+
+
+def save_part(part: Part) -> None:
+    """Write a part beside its predictions; each file at once or not at all."""
+    arrays: dict[str, Any] = {}
+    events = []
+    for event in part.candidates.events():
+        values = dataclasses.asdict(dataclasses.replace(event, planes=()))
+        events.append({name: value for name, value in values.items() if name != "planes"})
+        for number, plane in enumerate(event.planes):
+            for name, array in zip(_ARRAYS, plane, strict=True):
+                if array is not None:
+                    arrays[f"{event.entry}.{number}.{name}"] = array
+    with atomic.replacing(part.folder / "displays.npz") as file:
+        np.savez(file, **arrays)
+    content = {
+        "rows": [dataclasses.asdict(row) for row in part.tally.rows],
+        "confusion": part.tally.confusion.tolist(),
+        "most": part.candidates.most,
+        "seen": part.candidates.seen,
+        "events": events,
+    }
+    atomic.write_text(part.folder / "results.json", json.dumps(content))
+
+
+def load_part(folder: Path) -> Part:
+    """Read what ``save`` wrote."""
+    try:
+        return _loaded_part(folder)
+    except (OSError, LookupError, TypeError, ValueError, zipfile.BadZipFile) as problem:
+        raise DataError(
+            f"The part of a pass in {folder} cannot be read: {problem}. Delete {folder} and start "
+            "the pass again."
+        ) from problem
+
+
+def _loaded_part(folder: Path) -> Part:
+    content = json.loads((folder / "results.json").read_text("utf-8"))
+    tally = Tally([_row(values) for values in content["rows"]])
+    tally.confusion += np.array(content["confusion"], np.int64)
+    candidates = Candidates(content["most"])
+    with np.load(folder / "displays.npz", allow_pickle=False) as arrays:
+        for values in content["events"]:
+            candidates.add(_event(values, arrays))
+    candidates.seen = content["seen"]
+    return Part(folder, tally, candidates)
+
+
+def join_parts(parts: Sequence[Part]) -> tuple[Tally, Candidates]:
+    """Return the tally and the candidates of the whole pass.
+
+    Args:
+        parts: of all instances, also of those that had no event.
+    """
+    rows = sorted((row for part in parts for row in part.tally.rows), key=lambda row: row.entry)
+    for before, after in itertools.pairwise(rows):
+        if before.entry == after.entry:
+            raise DataError(
+                f"Event {after.entry} is in two parts of {parts[0].folder.parent}. Delete that "
+                "folder and start the pass anew."
+            )
+    tally = Tally(rows)
+    for part in parts:
+        tally.confusion += part.tally.confusion
+    return tally, joined_candidates([part.candidates for part in parts])
+
+
+def join_predictions(parts: Sequence[Part], path: Path) -> None:
+    """Write one file of predictions; an older one stays until the new one is complete.
+
+    Args:
+        parts: of all instances; at least one has an event.
+        path: the file to make or to replace.
+    """
+    places = sorted(
+        (row.entry, number, event)
+        for number, part in enumerate(parts)
+        for event, row in enumerate(part.tally.rows)
+    )
+    numbers = {number for _, number, _ in places}
+    files = {number: open_predictions(parts[number].folder / PREDICTIONS) for number in numbers}
+    try:
+        with EventWriter(path, next(iter(files.values())).image_size, PRODUCERS) as writer:
+            for _, number, event in places:
+                file = files[number]
+                planes = {name: file.sparse(name, event) for name in PRODUCERS}
+                writer.write(Event(planes, tuple(int(n) for n in file.event_ids[event])))
+    finally:
+        for file in files.values():
+            file.close()
+
+
+def _row(values: dict[str, Any]) -> Row:
+    neutrino = values["neutrino"]
+    return Row(
+        values["entry"],
+        _three(values["event_id"]),
+        values["metrics"],
+        None if neutrino is None else Neutrino(**neutrino),
+    )
+
+
+def _event(values: dict[str, Any], arrays: Any) -> EventRecord:
+    def plane(number: int) -> Any:
+        names = [f"{values['entry']}.{number}.{name}" for name in _ARRAYS]
+        return tuple(arrays.get(name) for name in names)
+
+    return EventRecord(
+        **{
+            **values,
+            "event_id": _three(values["event_id"]),
+            "size": tuple(values["size"]),
+            "planes": tuple(plane(number) for number in range(PLANES)),
+        }
+    )
+
+
+def _three(numbers: Sequence[int]) -> tuple[int, int, int]:
+    run, subrun, event = numbers
     return run, subrun, event

@@ -102,8 +102,8 @@ def test_the_page_of_a_large_network_stays_small(tmp_path, monkeypatch):
     pytest.importorskip("omegaconf", reason="needs abele[cosmictagger]")
     from cosmictagger import models
     from cosmictagger.config.network import named
-    from cosmictagger.measures.losses import Loss
-    from cosmictagger.models.with_loss import LossInForward
+    from cosmictagger.measures import Loss
+    from cosmictagger.models.networks import LossInForward
 
     monkeypatch.setenv("ABELE_TARGET", "null")
     network = models.build(named("a21"), (320, 512))

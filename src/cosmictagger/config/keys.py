@@ -1,0 +1,361 @@
+"""The keys of a configuration below ``run.``, ``mode.``, ``data.`` and ``framework.``."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+
+class ComputeMode(Enum):
+    """Where the network runs. The numbers are those of the published ports."""
+
+    CPU = 0
+    GPU = 1
+    DPCPP = 2
+    XPU = 3
+    HPU = 4
+    IPU = 5
+    RDU = 6
+
+
+class Precision(Enum):
+    """In which number format the network computes."""
+
+    float32 = 0
+    mixed = 1
+    bfloat16 = 2
+    float16 = 3
+
+
+@dataclass
+class Run:
+    """One launch.
+
+    Attributes:
+        id: name of this run and of its output folder; has to be given.
+        compute_mode: CPU, GPU, IPU or RDU, or 0, 1, 5, 6; null: GPU where CUDA is present, else
+            CPU.
+        iterations: steps of this launch; a resumed run makes that many more. null: 500; in
+            inference and evaluate: every event once.
+        aux_iterations: validate on the aux file every so many steps; 0: never.
+        minibatch_size: images per micro-batch; in IPU mode, with synthetic data and in inference of
+            each replica or process, else of all processes together.
+        num_replicas: IPU mode: copies of the network that share each update; under poprun it
+            decides.
+        precision: float32, mixed, bfloat16 or float16.
+        profile: write a Chrome trace of every step to profiles/; in IPU mode also time each
+            operator once the run is over, for the page in compute/.
+        saver: write TensorBoard files.
+        distributed: CPU and GPU mode: the processes of torchrun, mpirun or Slurm share the run.
+        horovod_num_groups: no effect: processes are connected by torch.distributed.
+        broadcast_buffers: with distributed: all use the statistics of the first process.
+    """
+
+    id: str = MISSING
+    compute_mode: ComputeMode | None = None
+    iterations: int | None = None
+    aux_iterations: int = 10
+    minibatch_size: int = 2
+    num_replicas: int = 1
+    precision: Precision = Precision.float32
+    profile: bool = False
+    saver: bool = True
+    distributed: bool = False
+    horovod_num_groups: int = 0
+    broadcast_buffers: bool = True
+
+
+class ModeKind(Enum):
+    """What a launch does."""
+
+    train = 0
+    iotest = 1
+    inference = 2
+    evaluate = 3
+
+
+class OptimizerKind(Enum):
+    """The update rule."""
+
+    adam = 0
+    rmsprop = 1
+
+
+class LossBalanceScheme(Enum):
+    """How pixels of rare classes count more in the loss."""
+
+    none = 0
+    light = 1
+    even = 2
+    focal = 3
+
+
+@dataclass
+class Optimizer:
+    """How weights change.
+
+    Attributes:
+        learning_rate: peak of the schedule.
+        loss_balance_scheme: none, light, even or focal.
+        name: adam or rmsprop.
+        gradient_accumulation: micro-batches whose gradients are averaged before one update.
+    """
+
+    learning_rate: float = 0.0003
+    loss_balance_scheme: LossBalanceScheme = LossBalanceScheme.focal
+    name: OptimizerKind = OptimizerKind.adam
+    gradient_accumulation: int = 1
+
+
+@dataclass
+class Train:
+    """``mode=train``.
+
+    Attributes:
+        name: set by mode=.
+        no_summary_images: False: TensorBoard images every 25 steps.
+        weights_location: folder with checkpoints, or one .ckpt file to go on from; default: the
+            run's own, if any.
+        checkpoint_iteration: checkpoint every so many steps, and at the end.
+        summary_iteration: TensorBoard scalars every so many steps.
+        logging_iteration: log line and CSV row every so many steps.
+        quantization_aware: refused: not available.
+        optimizer: how weights change.
+    """
+
+    name: ModeKind = ModeKind.train
+    no_summary_images: bool = True
+    weights_location: str = ""
+    checkpoint_iteration: int = 500
+    summary_iteration: int = 1
+    logging_iteration: int = 1
+    quantization_aware: bool = False
+    optimizer: Optimizer = field(default_factory=Optimizer)
+
+
+@dataclass
+class Inference:
+    """``mode=inference``: every event of ``data.file`` once, in order, with files of results.
+
+    Attributes:
+        name: set by mode=.
+        start_index: first event.
+        no_summary_images: False: TensorBoard images every 25 steps.
+        weights_location: folder with checkpoints, or one .ckpt file; default: the run's own;
+            random: untrained.
+        summary_iteration: TensorBoard scalars every so many steps.
+        logging_iteration: log line and CSV row every so many steps.
+        optimizer: how weights change.
+        displays: event displays to draw.
+    """
+
+    name: ModeKind = ModeKind.inference
+    start_index: int = 0
+    no_summary_images: bool = True
+    weights_location: str = ""
+    summary_iteration: int = 1
+    logging_iteration: int = 1
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    displays: int = 5
+
+
+@dataclass
+class Evaluate:
+    """``mode=evaluate``: as inference, numbers only.
+
+    Attributes:
+        name: set by mode=.
+        start_index: first event.
+        no_summary_images: no effect here.
+        weights_location: folder with checkpoints, or one .ckpt file; default: the run's own;
+            random: untrained.
+        summary_iteration: TensorBoard scalars every so many steps.
+        logging_iteration: log line and CSV row every so many steps.
+        optimizer: how weights change.
+    """
+
+    name: ModeKind = ModeKind.evaluate
+    start_index: int = 0
+    no_summary_images: bool = True
+    weights_location: str = ""
+    summary_iteration: int = 1
+    logging_iteration: int = 1
+    optimizer: Optimizer = field(default_factory=Optimizer)
+
+
+@dataclass
+class IOTest:
+    """``mode=iotest``: reads, no network.
+
+    Attributes:
+        name: set by mode=.
+        start_index: first event.
+        no_summary_images: no effect here.
+        weights_location: no effect here.
+    """
+
+    name: ModeKind = ModeKind.iotest
+    start_index: int = 0
+    no_summary_images: bool = True
+    weights_location: str = ""
+
+
+MODES: dict[str, Any] = {
+    "train": Train,
+    "inference": Inference,
+    "evaluate": Evaluate,
+    "iotest": IOTest,
+}
+
+
+class DataFormat(Enum):
+    """Order of the axes; the network's results do not depend on it."""
+
+    channels_last = 0
+    channels_first = 1
+
+
+class DataKind(Enum):
+    """Where events come from."""
+
+    real = 0
+    synthetic = 1
+    generated = 2
+
+
+@dataclass
+class Real:
+    """``data=real``: larcv3 HDF5 files.
+
+    Attributes:
+        name: set by data=.
+        synthetic: set by data=.
+        downsample: power of two by which images shrink: 0 leaves 1280 x 2048, 1 640 x 1024.
+        data_format: layout in memory of convolutions in CPU and GPU mode.
+        img_transform: images become ln(image + 1).
+        seed: order of events; 0 draws one and says which.
+        data_directory: folder of the files.
+        file: events to train on, or to label.
+        aux_file: events to validate on; empty: none.
+        image: producer of the images.
+        label: producer of the labels; empty: there are none, which inference can do with.
+    """
+
+    name: DataKind = DataKind.real
+    synthetic: bool = False
+    downsample: int = 1
+    data_format: DataFormat = DataFormat.channels_last
+    img_transform: bool = False
+    seed: int = 0
+    data_directory: str = "/data/datasets/SBND/cosmic_tagging_1/"
+    file: str = "cosmic_tagging_train.h5"
+    aux_file: str = "cosmic_tagging_test.h5"
+    image: str = "sbndwire"
+    label: str = "sbnd_cosmicseg"
+
+
+@dataclass
+class Synthetic:
+    """``data=synthetic``: uniform random images, for measuring speed.
+
+    Attributes:
+        name: set by data=.
+        synthetic: set by data=.
+        downsample: power of two by which images shrink: 0 leaves 1280 x 2048, 1 640 x 1024.
+        data_format: layout in memory of convolutions in CPU and GPU mode.
+        img_transform: images become ln(image + 1).
+        seed: of the random images; 0 draws one and says which.
+    """
+
+    name: DataKind = DataKind.synthetic
+    synthetic: bool = True
+    downsample: int = 1
+    data_format: DataFormat = DataFormat.channels_last
+    img_transform: bool = False
+    seed: int = 0
+
+
+@dataclass
+class Generated:
+    """``data=generated``: events of the built-in generator, made once and kept; the default.
+
+    Attributes:
+        name: set by data=.
+        synthetic: set by data=.
+        downsample: power of two by which images shrink: 0 leaves 1280 x 2048, 1 640 x 1024.
+        data_format: layout in memory of convolutions in CPU and GPU mode.
+        img_transform: images become ln(image + 1).
+        seed: order of events; 0 draws one and says which.
+        events: events to train on.
+        aux_events: other events: to validate on, and those of inference and evaluate; 0: none.
+        generator_seed: of the events themselves.
+        rows: height of an image before it shrinks.
+        columns: width, likewise.
+        folder: where they are kept; default ~/.cache/cosmictagger.
+    """
+
+    name: DataKind = DataKind.generated
+    synthetic: bool = False
+    downsample: int = 3
+    data_format: DataFormat = DataFormat.channels_last
+    img_transform: bool = True
+    seed: int = 0
+    events: int = 64
+    aux_events: int = 16
+    generator_seed: int = 1
+    rows: int = 1280
+    columns: int = 2048
+    folder: str = ""
+
+
+DATA: dict[str, Any] = {"real": Real, "synthetic": Synthetic, "generated": Generated}
+
+
+class DistributedMode(Enum):
+    """How processes would exchange gradients."""
+
+    DDP = 0
+    horovod = 1
+
+
+@dataclass
+class Torch:
+    """``framework=torch``.
+
+    Attributes:
+        name: set by framework=.
+        seed: of the first weights, with deterministic kernels; 0 draws one and says it.
+        sparse: a sparse network, where one is available.
+        compile: CPU and GPU mode: torch.compile instead of eager.
+        distributed_mode: DDP; horovod has no effect.
+        environment_variables: put into the environment; add with
+            +framework.environment_variables.NAME='value'.
+    """
+
+    name: str = "torch"
+    seed: int = 0
+    sparse: bool = False
+    compile: bool = False
+    distributed_mode: DistributedMode = DistributedMode.DDP
+    environment_variables: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class TensorFlow:
+    """``framework=tensorflow``: known so that it can be refused in words.
+
+    Attributes:
+        name: refused: this application is PyTorch.
+        environment_variables: put into the environment; add with
+            +framework.environment_variables.NAME='value'.
+    """
+
+    name: str = "tensorflow"
+    seed: int = 0
+    inter_op_parallelism_threads: int = 2
+    intra_op_parallelism_threads: int = 24
+    environment_variables: dict[str, str] = field(default_factory=dict)
+
+
+FRAMEWORKS: dict[str, Any] = {"torch": Torch, "tensorflow": TensorFlow}

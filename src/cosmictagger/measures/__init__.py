@@ -1,1 +1,0 @@
-"""How good a prediction is: the loss that trains it, and metrics."""

@@ -1,0 +1,533 @@
+"""UResNet for images and for volumes of planes, of the same blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from cosmictagger.config.network import Connection, DownSampling, Network, Norm, UpSampling
+from cosmictagger.errors import ConfigError
+
+SLOPE = 0.01  # of the leaky ReLU below zero
+
+
+@dataclasses.dataclass(frozen=True)
+class Dimensions:
+    """The layers of a kind of network, and what a square kernel means to them.
+
+    Attributes:
+        conv: a convolution.
+        conv_transpose: a transposed convolution.
+        norm: batch normalisation.
+        pool: max pooling.
+        extent: an edge in pixels as a shape; volumes have 1 along planes.
+        interpolation: how an image is doubled without weights.
+        resampled: the activation after convolutions that halve or double.
+    """
+
+    conv: type[nn.Conv2d] | type[nn.Conv3d]
+    conv_transpose: type[nn.ConvTranspose2d] | type[nn.ConvTranspose3d]
+    norm: type[nn.BatchNorm2d] | type[nn.BatchNorm3d]
+    pool: type[nn.MaxPool2d] | type[nn.MaxPool3d]
+    extent: Callable[[int], tuple[int, ...]]
+    interpolation: str
+    resampled: Callable[[], nn.Module]
+
+
+def leaky() -> nn.Module:
+    """Return the activation of every ordinary block."""
+    return nn.LeakyReLU(negative_slope=SLOPE)
+
+
+IMAGES = Dimensions(
+    conv=nn.Conv2d,
+    conv_transpose=nn.ConvTranspose2d,
+    norm=nn.BatchNorm2d,
+    pool=nn.MaxPool2d,
+    extent=lambda edge: (edge, edge),
+    interpolation="bilinear",
+    resampled=leaky,
+)
+VOLUMES = Dimensions(
+    conv=nn.Conv3d,
+    conv_transpose=nn.ConvTranspose3d,
+    norm=nn.BatchNorm3d,
+    pool=nn.MaxPool3d,
+    extent=lambda edge: (1, edge, edge),
+    interpolation="nearest",
+    resampled=nn.ReLU,
+)
+
+
+class Block(nn.Module):
+    """Convolution, normalisation, activation.
+
+    Args:
+        network: whether there is a bias and a normalisation.
+        dimensions: images or volumes.
+        inputs: channels in.
+        outputs: channels out.
+        kernel: shape of the kernel; padding keeps the size of the image.
+        activation: what comes last; None for nothing.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        dimensions: Dimensions,
+        inputs: int,
+        outputs: int,
+        kernel: tuple[int, ...],
+        activation: Callable[[], nn.Module] | None = leaky,
+    ):
+        super().__init__()
+        padding = tuple(edge // 2 for edge in kernel)
+        self.conv = dimensions.conv(
+            inputs,
+            outputs,
+            kernel,  # type: ignore[arg-type]  # the length fits the class
+            padding=padding,  # type: ignore[arg-type]
+            bias=network.bias,
+        )
+        self.norm = _norm(network, dimensions, outputs)
+        self.activation = nn.Identity() if activation is None else activation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, inputs, ...]`` to ``[B, outputs, ...]``."""
+        return self.activation(self.norm(self.conv(x)))
+
+
+class Resampling(nn.Module):
+    """A convolution of 2 x 2 that halves the image, or doubles it; normalisation, activation."""
+
+    def __init__(
+        self, network: Network, dimensions: Dimensions, inputs: int, outputs: int, up: bool
+    ):
+        super().__init__()
+        kind = dimensions.conv_transpose if up else dimensions.conv
+        edges = dimensions.extent(2)
+        self.conv = kind(inputs, outputs, edges, stride=edges, bias=network.bias)  # type: ignore[arg-type]
+        self.norm = _norm(network, dimensions, outputs)
+        self.activation = dimensions.resampled()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, inputs, ..., H, W]`` to ``[B, outputs, ..., H / 2, W / 2]``, or ``2 H, 2 W``."""
+        return self.activation(self.norm(self.conv(x)))
+
+
+class ResidualBlock(nn.Module):
+    """Two blocks around which the input is added (He et al., arXiv:1512.03385)."""
+
+    def __init__(
+        self, network: Network, dimensions: Dimensions, channels: int, kernel: tuple[int, ...]
+    ):
+        super().__init__()
+        self.convolution_1 = Block(network, dimensions, channels, channels, kernel)
+        self.convolution_2 = Block(network, dimensions, channels, channels, kernel, None)
+        self.activation = leaky()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keeps the shape."""
+        return self.activation(self.convolution_2(self.convolution_1(x)) + x)
+
+
+def repeated(
+    network: Network, dimensions: Dimensions, count: int, channels: int, edge: int = 3
+) -> list[nn.Module]:
+    """Blocks of ``edge`` x ``edge`` pixels that keep the shape, residual if the network says so."""
+    kernel = dimensions.extent(edge)
+    return [
+        ResidualBlock(network, dimensions, channels, kernel)
+        if network.residual
+        else Block(network, dimensions, channels, channels, kernel)
+        for _ in range(count)
+    ]
+
+
+class PoolingDown(nn.Module):
+    """Halves by the largest of 2 x 2 pixels, then changes the channels."""
+
+    def __init__(self, network: Network, dimensions: Dimensions, inputs: int, outputs: int):
+        super().__init__()
+        self.pool = dimensions.pool(dimensions.extent(2))  # type: ignore[arg-type]
+        self.bottleneck = Block(network, dimensions, inputs, outputs, dimensions.extent(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, inputs, ..., H, W]`` to ``[B, outputs, ..., H / 2, W / 2]``."""
+        return self.bottleneck(self.pool(x))
+
+
+class InterpolationUp(nn.Module):
+    """Doubles by interpolation, then changes the channels."""
+
+    def __init__(self, network: Network, dimensions: Dimensions, inputs: int, outputs: int):
+        super().__init__()
+        factors = tuple(map(float, dimensions.extent(2)))
+        self.up = nn.Upsample(scale_factor=factors, mode=dimensions.interpolation)
+        self.bottleneck = Block(network, dimensions, inputs, outputs, dimensions.extent(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, inputs, ..., H, W]`` to ``[B, outputs, ..., 2 H, 2 W]``."""
+        return self.bottleneck(self.up(x))
+
+
+class SumConnection(nn.Module):
+    """Adds what the way down saw."""
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        """Keeps the shape, which both have."""
+        return x + skip
+
+
+class NoConnection(nn.Module):
+    """Forgets what the way down saw."""
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        """Returns the first."""
+        return x
+
+
+class ConcatConnection(nn.Module):
+    """Puts what the way down saw behind the channels, and learns what to keep of both."""
+
+    def __init__(self, network: Network, dimensions: Dimensions, channels: int):
+        super().__init__()
+        self.bottleneck = Block(network, dimensions, 2 * channels, channels, dimensions.extent(1))
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        """Keeps the shape, which both have."""
+        return self.bottleneck(torch.cat([x, skip], dim=1))
+
+
+def down(network: Network, dimensions: Dimensions, inputs: int, outputs: int) -> nn.Module:
+    """Return what halves an image."""
+    if network.downsampling is DownSampling.convolutional:
+        return Resampling(network, dimensions, inputs, outputs, up=False)
+    return PoolingDown(network, dimensions, inputs, outputs)
+
+
+def up(network: Network, dimensions: Dimensions, inputs: int, outputs: int) -> nn.Module:
+    """Return what doubles an image."""
+    if network.upsampling is UpSampling.convolutional:
+        return Resampling(network, dimensions, inputs, outputs, up=True)
+    return InterpolationUp(network, dimensions, inputs, outputs)
+
+
+def connection(network: Network, dimensions: Dimensions, channels: int) -> nn.Module:
+    """Return what brings the way down and the way up together."""
+    if network.connections is Connection.concat:
+        return ConcatConnection(network, dimensions, channels)
+    return SumConnection() if network.connections is Connection.sum else NoConnection()
+
+
+def _norm(network: Network, dimensions: Dimensions, channels: int) -> nn.Module:
+    return dimensions.norm(channels) if network.normalization is Norm.batch else nn.Identity()
+
+
+PLANES = 3
+CLASSES = 3
+
+Planes = tuple[Tensor, ...]
+
+
+class BlockSeries(nn.Module):
+    """A number of blocks, one after the other."""
+
+    def __init__(self, network: Network, count: int, channels: int, edge: int = 3):
+        super().__init__()
+        self.blocks = nn.Sequential(*repeated(network, IMAGES, count, channels, edge))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, channels, h, w]``; keeps the shape."""
+        return self.blocks(x)
+
+
+class SharedDeepest(nn.Module):
+    """The smallest size: planes meet as channels, the only place where they see each other."""
+
+    def __init__(self, network: Network, channels: int):
+        super().__init__()
+        wide, narrow = channels, network.bottleneck_deepest
+        self.bottleneck = Block(network, IMAGES, wide, narrow, (1, 1))
+        self.blocks = BlockSeries(
+            network, network.blocks_deepest_layer, narrow, network.filter_size_deepest
+        )
+        self.unbottleneck = Block(network, IMAGES, narrow, wide, (1, 1))
+
+    def forward(self, planes: Planes) -> Planes:
+        """Three of ``[B, C, h, w]``; keeps the shapes."""
+        return self._through(torch.cat(planes, dim=1)).chunk(PLANES, dim=1)
+
+    def _through(self, x: Tensor) -> Tensor:
+        return self.unbottleneck(self.blocks(self.bottleneck(x)))
+
+
+class SeparateDeepest(SharedDeepest):
+    """The smallest size where planes stay apart (``network.block_concat``)."""
+
+    def forward(self, planes: Planes) -> Planes:
+        """Three of ``[B, C, h, w]``; keeps the shapes."""
+        return tuple(self._through(plane) for plane in planes)
+
+
+class Bottom(nn.Module):
+    """Below the last level; a module of its own because the original's names have it."""
+
+    def __init__(self, network: Network, channels: int):
+        super().__init__()
+        self.main_module = (
+            SeparateDeepest(network, channels)
+            if network.block_concat
+            else SharedDeepest(network, PLANES * channels)
+        )
+
+    def forward(self, planes: Planes) -> Planes:
+        """Three of ``[B, C, h, w]``; keeps the shapes."""
+        return self.main_module(planes)
+
+
+class Level(nn.Module):
+    """One size on the way down and on the way up, with everything smaller inside."""
+
+    def __init__(self, network: Network, level: int):
+        super().__init__()
+        filters, filters_below = network.filters(level), network.filters(level + 1)
+        count = network.blocks_per_layer
+        self.down_blocks = BlockSeries(network, count, filters)
+        self.downsample = down(network, IMAGES, filters, filters_below)
+        self.main_module = _below(network, level + 1)
+        self.upsample = up(network, IMAGES, filters_below, filters)
+        self.up_blocks = BlockSeries(network, count, filters)
+        self.connection = connection(network, IMAGES, filters)
+
+    def forward(self, planes: Planes) -> Planes:
+        """Three of ``[B, C, h, w]``; keeps the shapes. The skip is what comes in, untouched."""
+        smaller = tuple(self.downsample(self.down_blocks(plane)) for plane in planes)
+        smaller = self.main_module(smaller)
+        return tuple(
+            self.up_blocks(self.connection(self.upsample(small), plane))
+            for small, plane in zip(smaller, planes, strict=True)
+        )
+
+
+class UResNet(nn.Module):
+    """Labels the pixels of three planes. Build it with :func:`cosmictagger.models.build`."""
+
+    def __init__(self, network: Network):
+        super().__init__()
+        filters = network.n_initial_filters
+        self.initial_convolution = Block(network, IMAGES, 1, filters, (5, 5))
+        self.net_core = _below(network, 0)
+        self.final_layer = BlockSeries(network, network.blocks_final, filters)
+        self.bottleneck = nn.Conv2d(filters, CLASSES, kernel_size=1, bias=network.bias)
+        self.apply(_initialise)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores of the classes for each pixel.
+
+        Args:
+            image: ``[B, 3, H, W]``, one channel for each plane.
+
+        Returns:
+            For each plane ``[B, 3, H, W]``, now with one channel for each class; no softmax.
+        """
+        planes = tuple(self.initial_convolution(plane) for plane in image.chunk(PLANES, dim=1))
+        planes = self.net_core(planes)
+        first, second, third = (self.bottleneck(self.final_layer(plane)) for plane in planes)
+        return first, second, third
+
+
+def _below(network: Network, level: int) -> nn.Module:
+    """Return what a level has inside: the next one, or the smallest size."""
+    if level < network.depth:
+        return Level(network, level)
+    return Bottom(network, network.filters(level))
+
+
+def _initialise(module: nn.Module) -> None:
+    """Xavier for convolutions (Glorot and Bengio 2010); transposed ones keep torch's default."""
+    if isinstance(module, nn.Conv2d):
+        nn.init.xavier_uniform_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def series(network: Network, count: int, channels: int, edge: int = 3) -> nn.Sequential:
+    """Return a number of blocks, one after the other, under the names the original gives them."""
+    blocks = repeated(network, VOLUMES, count, channels, edge)
+    return nn.Sequential(OrderedDict((f"block_{i}", block) for i, block in enumerate(blocks)))
+
+
+class Deepest3D(nn.Module):
+    """The smallest size: the kernels that change the channels also reach over the planes."""
+
+    def __init__(self, network: Network, channels: int):
+        super().__init__()
+        narrow, across = network.bottleneck_deepest, (PLANES, 1, 1)
+        self.merger = Block(network, VOLUMES, channels, narrow, across)
+        self.blocks = series(
+            network, network.blocks_deepest_layer, narrow, network.filter_size_deepest
+        )
+        self.splitter = Block(network, VOLUMES, narrow, channels, across)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, C, 3, h, w]``; keeps the shape."""
+        return self.splitter(self.blocks(self.merger(x)))
+
+
+class Bottom3D(nn.Module):
+    """Below the last level; a module of its own because the original's names have it."""
+
+    def __init__(self, network: Network, channels: int):
+        super().__init__()
+        self.main_module = Deepest3D(network, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, C, 3, h, w]``; keeps the shape."""
+        return self.main_module(x)
+
+
+class Level3D(nn.Module):
+    """One size on the way down and on the way up, with everything smaller inside."""
+
+    def __init__(self, network: Network, level: int):
+        super().__init__()
+        filters, filters_below = network.filters(level), network.filters(level + 1)
+        count = network.blocks_per_layer
+        self.down_blocks = series(network, count, filters)
+        self.downsample = down(network, VOLUMES, filters, filters_below)
+        self.main_module = _below_3d(network, level + 1)
+        self.upsample = up(network, VOLUMES, filters_below, filters)
+        self.up_blocks = series(network, count, filters)
+        self.connection = connection(network, VOLUMES, filters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, C, 3, h, w]``; keeps the shape. The skip is what the way down made of it."""
+        skip = self.down_blocks(x)
+        x = self.upsample(self.main_module(self.downsample(skip)))
+        return self.connection(self.up_blocks(x), skip)
+
+
+class UResNet3D(nn.Module):
+    """Labels the pixels of a volume. Build it with :func:`cosmictagger.models.build`."""
+
+    def __init__(self, network: Network):
+        super().__init__()
+        filters = network.n_initial_filters
+        self.initial_convolution = Block(network, VOLUMES, 1, filters, VOLUMES.extent(5))
+        self.net_core = _below_3d(network, 0)
+        self.final_layer = series(network, network.blocks_final, filters)
+        self.bottleneck = nn.Conv3d(filters, CLASSES, kernel_size=1, bias=network.bias)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores of the classes for each pixel.
+
+        Args:
+            image: ``[B, 3, H, W]``, one channel for each plane.
+
+        Returns:
+            For each plane ``[B, 3, H, W]``, now with one channel for each class; no softmax.
+        """
+        volume = self.net_core(self.initial_convolution(image.unsqueeze(1)))
+        first, second, third = self.bottleneck(self.final_layer(volume)).unbind(dim=2)
+        return first, second, third
+
+
+def _below_3d(network: Network, level: int) -> nn.Module:
+    """Return what a level has inside: the next one, or the smallest size."""
+    if level < network.depth:
+        return Level3D(network, level)
+    return Bottom3D(network, network.filters(level))
+
+
+class LossInForward(nn.Module):
+    """A network and its loss as one module.
+
+    Args:
+        network: from ``[B, 3, H, W]`` to three of ``[B, 3, H, W]``.
+        loss: ``(logits, label) -> scalar``.
+        mark: applied to the loss before it is returned; where a front-end wants to be told which
+            value is the loss, its function for that.
+    """
+
+    def __init__(
+        self, network: nn.Module, loss: nn.Module, mark: Callable[[Tensor], Tensor] | None = None
+    ):
+        super().__init__()
+        self.network = network
+        self.loss = loss
+        self._mark = mark
+
+    def forward(self, image: Tensor, label: Tensor) -> tuple[Tensor, ...]:
+        """The scores of the three planes, and the loss.
+
+        Args:
+            image: ``[B, 3, H, W]``.
+            label: int64 ``[B, 3, H, W]``.
+        """
+        logits = self.network(image)
+        loss = self.loss(logits, label)
+        return (*logits, loss if self._mark is None else self._mark(loss))
+
+
+FULL_SIZE = (1280, 2048)  # rows (time) and columns (wires) of an SBND image
+
+
+def check_image_size(
+    network: Network, image_size: tuple[int, int], stored: tuple[int, int] = FULL_SIZE
+) -> None:
+    """See to it that every halving of the network meets an even size.
+
+    Args:
+        network: its depth counts.
+        image_size: rows and columns.
+        stored: those of the file, before they shrink.
+    """
+    rows, columns = image_size
+    factor = 2**network.depth
+    if rows > 0 and columns > 0 and rows % factor == 0 and columns % factor == 0:
+        return
+    raise ConfigError(
+        f"A network of depth {network.depth} halves the image {network.depth} times, so rows and "
+        f"columns must be multiples of {factor}, but the image has {rows} x {columns}. "
+        f"{_advice(network.depth, stored)}"
+    )
+
+
+def check_not_sparse(sparse: bool) -> None:
+    """Refuse ``framework.sparse=True``: no library computes it here.
+
+    What was tried with torch 2.13 on a CPU: spconv 2.3.8 installs and runs forward, and its
+    backward asks for CUDA. The package index has no torchsparse. The metadata of MinkowskiEngine's
+    source package cannot be made, so pip does not install it.
+    """
+    if sparse:
+        raise ConfigError(
+            "framework.sparse=True was asked for, but there is no sparse network: of the libraries "
+            "for sparse convolutions, spconv 2.3.8 computes no gradients without CUDA, torchsparse "
+            "is not on the package index, and MinkowskiEngine's package cannot be installed. "
+            "Use framework.sparse=False."
+        )
+
+
+def fitting_downsamples(depth: int, size: tuple[int, int] = FULL_SIZE) -> list[int]:
+    """Return the values of ``data.downsample`` that make images fit a network's depth."""
+    return [k for k in range(16) if all(edge % 2 ** (depth + k) == 0 for edge in size)]
+
+
+def _advice(depth: int, stored: tuple[int, int]) -> str:
+    values = ", ".join(map(str, fitting_downsamples(depth, stored)))
+    deepest = max((d for d in range(1, 16) if fitting_downsamples(d, stored)), default=0)
+    full = f"{stored[0]} x {stored[1]}"
+    if values:
+        return (
+            f"For images of {full}, data.downsample may be {values} at this depth. "
+            "Choose one of these, or a smaller network.depth."
+        )
+    if not deepest:
+        return f"Images of {full} cannot be halved once: no network takes them."
+    return f"No data.downsample fits images of {full} to it; network.depth is at most {deepest}."
