@@ -26,7 +26,7 @@ def quick_pictures(monkeypatch):
         path.write_bytes(repr((event.event_id, event.metrics, seen)).encode())
         return path
 
-    monkeypatch.setattr(plots, "save", save)
+    monkeypatch.setattr(plots, "save_display", save)
 
 
 def batch(entries, label=True):

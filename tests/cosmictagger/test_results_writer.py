@@ -33,7 +33,7 @@ def quick_pictures(monkeypatch):
         path.write_bytes(str(event.entry).encode())
         return path
 
-    monkeypatch.setattr(plots, "save", save)
+    monkeypatch.setattr(plots, "save_display", save)
 
 
 def batch(entries, label=True):

@@ -29,7 +29,7 @@ def quick_pictures(monkeypatch):
         path.write_text(repr((event.event_id, event.metrics, [p[0].sum() for p in event.planes])))
         return path
 
-    monkeypatch.setattr(plots, "save", save)
+    monkeypatch.setattr(plots, "save_display", save)
 
 
 @pytest.fixture
