@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from abele.storage.turns import only_process
+from abele.storage.files import exclusive_file
 from cosmictagger import __version__, backends, checkpoints, instances, models
 from cosmictagger.backends import Backend, Proof, Settings
 from cosmictagger.config.checks import dump, minibatch, plain, settle
@@ -248,7 +248,7 @@ def _alone(config: Config, folder: Path) -> Iterator[None]:
     """Keep other launches out of a folder, whose log and record would be those of both."""
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(only_process(folder / LOG))
+            held.enter_context(exclusive_file(folder / LOG))
         except BlockingIOError:
             process = entries_of(folder / "run.json").get("process", "unknown")
             raise ConfigError(

@@ -6,7 +6,7 @@ import torch
 
 from abele import build, get_target
 from abele.pipeline import Cut, cut, pipelined
-from abele.pipeline.assignment import STAGE
+from abele.pipeline.cut import STAGE
 from abele.runtime.session import Session
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule

@@ -99,7 +99,7 @@ def gather_bytes(collective: Collective, topic: str, part: bytes) -> list[bytes]
         start = sum(sizes[: collective.rank])
         joined[start : start + len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
     collective.all_reduce(joined)  # the slices of other processes are zero
-    return [each.numpy().tobytes() for each in joined.split(sizes)]
+    return [each.numpy().tobytes() for each in torch.split(joined, sizes)]
 
 
 def broadcast_bytes(collective: Collective, topic: str, data: bytes | None) -> bytes:

@@ -1,15 +1,14 @@
 """Exchange by torch.distributed: gloo between hosts, NCCL between GPUs; shared memory in a host."""
 
-# torch re-exports its public names without __all__.
-# pyright: reportPrivateImportUsage=false
-
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import platform
+import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,11 +16,15 @@ from torch import distributed
 
 from abele.collectives import meeting
 from abele.collectives.board import ENDED, EXCHANGE, PATIENCE_S, STOPPED, Board
-from abele.collectives.place import Place
+from abele.collectives.meeting import Place
 from abele.collectives.protocol import Counts
 from abele.collectives.shared_memory import SharedSums
 from abele.errors import PlaceError, RankLostError
 from abele.version import __version__
+
+# torch re-exports its public names without __all__.
+# pyright: reportPrivateImportUsage=false
+
 
 _untyped: Any = distributed
 
@@ -297,3 +300,48 @@ def _facts(place: Place) -> dict[str, str]:
         "abele": __version__,
         "Python": ".".join(platform.python_version_tuple()[:2]),
     }
+
+
+_lock = threading.Lock()
+_connection: TorchCollective | None = None
+
+
+def connect(rank: int, size: int, local_ranks: Sequence[str] = ()) -> TorchCollective:
+    """Connect with the other processes, once; later calls return the same.
+
+    Args:
+        rank: number of this process.
+        size: how many there are.
+        local_ranks: see ``Place.of_environment``.
+
+    Raises:
+        PlaceError: the environment does not tell where to meet, or contradicts this.
+        RankLostError: a process does not come in time.
+        DisagreementError: processes of other versions.
+    """
+    global _connection
+    with _lock:
+        if _connection is None:
+            _connection = TorchCollective(Place.of_environment(rank, size, local_ranks))
+            atexit.register(disconnect)
+        elif (_connection.rank, _connection.size) != (rank, size):
+            raise PlaceError(
+                f"This process is connected as {_connection.rank} of {_connection.size}, and now "
+                f"asked to be {rank} of {size}. All wrappers of a program share one place."
+            )
+        return _connection
+
+
+def connected() -> TorchCollective | None:
+    """Return the connection, if there is one."""
+    return _connection
+
+
+def disconnect() -> None:
+    """Say goodbye to the others; the interpreter's exit does it by itself."""
+    global _connection
+    with _lock:
+        connection, _connection = _connection, None
+    if connection is not None:
+        atexit.unregister(disconnect)
+        connection.close()

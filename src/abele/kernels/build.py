@@ -28,7 +28,7 @@ from abele.errors import CompilerError
 from abele.kernels import packaged, sources
 from abele.kernels.sources import KERNELS
 from abele.storage import files, temporary
-from abele.storage.turns import turn
+from abele.storage.files import folder_lock
 
 #: Among names of sources: all kernels as a library for Python.
 LIBRARY = "library"
@@ -96,7 +96,7 @@ def library(compiler: str, instruction_set: str) -> Path:
     """
     places = _places(compiler, instruction_set)
     if not places.library.is_file():
-        with turn(cache_folder(), WAITS_S):
+        with folder_lock(cache_folder(), WAITS_S):
             if not places.library.is_file():
                 _make(compiler, places)
     return places.library
@@ -117,7 +117,7 @@ def compile_objects(compiler: str, instruction_set: str, names: Collection[str])
     if LIBRARY in names:
         library(compiler, instruction_set)
     if _missing(places, names):
-        with turn(cache_folder(), WAITS_S):
+        with folder_lock(cache_folder(), WAITS_S):
             _compile(compiler, places, _missing(places, names))
 
 

@@ -1,18 +1,193 @@
-"""Cuts a program into the forward and the backward of each stage of a pipeline."""
+"""Which part of a pipeline each operation of a program belongs to.
+
+    F0 F1 .. Fn | Bn .. B1 B0        parts, numbered from left to right
+
+For one micro-batch the parts run in this order, so an operation may stand in any part that is not
+before those of its arguments. Where it should stand, its mark says: ``stage`` in
+``node.meta["custom"]``, written by whoever knows what the user asked for. Operations of backward
+carry the stage of the operation of forward that they belong to.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
+
+import torch
 
 from abele import passes
+from abele.passes._edit import editable, finished
 from abele.passes.recomputation import SEGMENT
-from abele.pipeline.assignment import Uncuttable, assign, part_name, stage_of
-from abele.pipeline.random_draws import drawn_first
-from abele.program import Program, marks_of
+from abele.program import (
+    Program,
+    has_effect,
+    is_getitem,
+    marks_of,
+    node_argument,
+    returned_nodes,
+    writes,
+)
 from abele.program import cut as _cut
+from abele.program.cut import Parts, draws, is_copied
+from abele.program.core import node_phase
 from abele.step.config import StepConfig
 
-__all__ = ["Cut", "Part", "Uncuttable", "cut", "result_name"]
+#: Key of the mark.
+STAGE = "stage"
+
+Node = torch.fx.Node
+
+
+class Uncuttable(Exception):
+    """Why a program runs sequentially; the text completes "runs sequentially, because ..."."""
+
+
+def part_name(index: int, stages: int) -> str:
+    """``stage0_forward`` of a part's number."""
+    return f"stage{stage_of(index, stages)}_{'forward' if index < stages else 'backward'}"
+
+
+def stage_of(index: int, stages: int) -> int:
+    """The stage of a part."""
+    return index if index < stages else 2 * stages - 1 - index
+
+
+def marked_stage(node: Node) -> int | None:
+    """The stage that a node's mark names, or that of the operation of forward it belongs to."""
+    marks = marks_of(node)
+    return marks.get(STAGE, marks.get(f"of_{STAGE}"))
+
+
+def assign(program: Program, stages: int) -> Parts:
+    """The part of every operation, writes included, but for views and constants of no part.
+
+    Args:
+        program: with marks.
+        stages: how many there are; marks are below.
+
+    Raises:
+        Uncuttable: what has one order, draws or effects, would be in several parts.
+    """
+    parts = placed(program, stages)
+    _check(program, parts, stages)
+    return parts
+
+
+def placed(program: Program, stages: int) -> Parts:
+    """The same for whoever only wants to know: parts may draw or print out of order."""
+    parts = _downwards(program, stages)
+    _upwards(program, parts)
+    _place_writes(program, parts)
+    return parts
+
+
+def _downwards(program: Program, stages: int) -> Parts:
+    parts: Parts = {}
+    for node in program.graph.graph.nodes:
+        if node.op != "call_function" or writes(node):
+            continue
+        lowest = _latest(parts, node.all_input_nodes)
+        wanted = None if is_copied(node) or is_getitem(node) else _wanted(node, stages)
+        bounds = [each for each in (lowest, wanted) if each is not None]
+        if bounds:
+            parts[node] = max(bounds)
+    return parts
+
+
+def _wanted(node: Node, stages: int) -> int | None:
+    stage = marked_stage(node)
+    if stage is None or node_phase(node) == "forward":
+        return stage
+    return 2 * stages - 1 - stage
+
+
+def _latest(parts: Parts, nodes: Iterable[Node]) -> int | None:
+    return max((parts[node] for node in nodes if node in parts), default=None)
+
+
+def _upwards(program: Program, parts: Parts) -> None:
+    """What only reads state, and has no mark, is computed where its result is first needed."""
+    for node in reversed(program.graph.graph.nodes):
+        if node.op != "call_function" or node in parts or is_copied(node) or writes(node):
+            continue
+        parts[node] = min((parts[user] for user in _readers(node) if user in parts), default=0)
+    # A result of several values stands where its producer stands.
+    for node in program.graph.graph.nodes:
+        if is_getitem(node) and node_argument(node, 0) in parts:
+            parts[node] = parts[node_argument(node, 0)]
+
+
+def _readers(node: Node) -> Iterable[Node]:
+    """Who uses a value, through views of it too."""
+    for user in node.users:
+        yield user
+        if is_copied(user):
+            yield from _readers(user)
+
+
+def _place_writes(program: Program, parts: Parts) -> None:
+    """A write stands where its value is made, else where the slot is read first."""
+    for node in program.graph.graph.nodes:
+        if writes(node):
+            value = node_argument(node, 1)
+            others = (user for user in _readers(node_argument(node, 0)) if user is not node)
+            first = min((parts[user] for user in others if user in parts), default=0)
+            parts[node] = parts.get(value, first)
+
+
+def _check(program: Program, parts: Parts, stages: int) -> None:
+    for what, holds in (
+        ("draw random numbers", draws),
+        ("print or call the host", has_effect),
+    ):
+        indices = sorted({part for node, part in parts.items() if holds(node)})
+        if len(indices) > 1:
+            where = " and ".join(part_name(index, stages) for index in indices)
+            raise Uncuttable(f"{where} {what}, and at the same time they would not do so in order")
+    for node in returned_nodes(program.graph):
+        parts.setdefault(node, _latest(parts, node.all_input_nodes) or 0)
+
+
+aten = torch.ops.aten
+
+# Of the first argument of these, only the layout counts.
+_LIKE = {
+    aten.bernoulli.p,
+    aten.rand_like.default,
+    aten.randn_like.default,
+    aten.randint_like.default,
+    aten.randint_like.low_dtype,
+    aten.uniform.default,
+    aten.normal_functional.default,
+    aten.exponential.default,
+}
+
+
+def drawn_first(program: Program) -> Program:
+    """The program with every draw of forward that needs no value marked for stage 0."""
+    graph = editable(program)
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function" or not draws(node) or node_phase(node) != "forward":
+            continue
+        if node.target in _LIKE:
+            _read_no_value(node)
+        if node.target in _LIKE or not node.all_input_nodes:
+            node.meta["custom"] = {**marks_of(node), STAGE: 0}
+    return finished(program, graph)
+
+
+def _read_no_value(node: torch.fx.Node) -> None:
+    source = node.args[0]
+    assert isinstance(source, torch.fx.Node)
+    value = source.meta["val"]
+    with node.graph.inserting_before(node):
+        empty = node.graph.call_function(
+            aten.empty_strided.default,
+            (list(value.shape), list(value.stride())),
+            {"dtype": value.dtype, "device": value.device},
+        )
+    empty.meta = {"val": value}
+    node.replace_input_with(source, empty)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from abele import processor
 from abele.compile.build import BuildRecord
 from abele.compile.executable import Executable
 from abele.containers import is_sequence
-from abele.pipeline.report import Measured
+from abele.pipeline.runner import Measured
 from abele.program import Program, Stamp, is_getitem, marks_of, summary
 from abele.program.core import node_phase, type_text, user_line
 from abele.program.memory import MemoryUse, Piece

@@ -14,7 +14,7 @@ from abele.report.journal import Journal, read_journal
 from abele.report.page import page
 from abele.report.record import Run, read_run
 from abele.storage.atomic import is_full, write_text
-from abele.storage.turns import turn
+from abele.storage.files import folder_lock
 
 PAGE = "report.html"
 TRACE = "trace.json"
@@ -55,7 +55,7 @@ def write_first(folder: Path) -> None:
     first = instances.first_of(folder)
     if first is None:
         return
-    with turn(first):
+    with folder_lock(first):
         try:
             run = read_run(first)
         except ReportError:
@@ -78,7 +78,7 @@ def write(folder: Path, run: Run, journal: Journal, *, alive: bool | None = None
         OSError: a file cannot be written.
     """
     # Instances write this page too: whoever is last has read what all others have written.
-    with turn(folder):
+    with folder_lock(folder):
         _write_page(folder, page_in(folder, run, journal, alive=alive))
     write_text(folder / TRACE, json.dumps(timelines.trace_of_run(run, journal)))
     write_text(folder / SPEEDSCOPE, json.dumps(timelines.speedscope_of_run(run, journal)))

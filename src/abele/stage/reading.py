@@ -15,7 +15,7 @@ from abele import passes
 from abele.containers import is_sequence
 from abele.fit.estimate import Interval
 from abele.passes.recomputation import kept_whole
-from abele.pipeline.assignment import STAGE, placed
+from abele.pipeline.cut import STAGE, placed
 from abele.program import Program, Role, Slot, is_getitem, is_view, marks_of, node_argument, writes
 from abele.program.core import node_phase
 from abele.program.cut import Parts, is_copied

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from abele.collectives.place import SECRET
+from abele.collectives.meeting import SECRET
 from abele.storage import atomic
 from cosmictagger import checkpoints, measures, sources
 from cosmictagger.backends import Backend, StepResult

@@ -13,7 +13,7 @@ import torch
 from abele import processor
 from abele.capture import Captured
 from abele.pipeline import Cut, Uncuttable, cut
-from abele.pipeline.assignment import STAGE
+from abele.pipeline.cut import STAGE
 from abele.program import Program
 from abele.program.core import node_phase
 from abele.step.config import StepConfig

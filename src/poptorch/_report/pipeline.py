@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from abele.pipeline import PipelineRunner
-from abele.pipeline.report import Measured, state_bytes, timeline
+from abele.pipeline.runner import Measured, state_bytes, timeline
 from abele.report.words import count as counted
 from poptorch._compiled.model import CompiledModel
 from poptorch._compiled.pipelines import Pipelining

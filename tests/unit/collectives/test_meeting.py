@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch import distributed
 
-from abele.collectives import meeting, place
+from abele.collectives import meeting
 from abele.collectives.board import ENDED, Board
 from abele.errors import PlaceError, RankLostError
 from helpers import instances
@@ -56,7 +56,7 @@ def test_a_port_that_is_taken_is_named():
 
 
 def of(rank, port, secret="", address="127.0.0.1", timeout_s=20.0):
-    return place.Place(
+    return meeting.Place(
         rank=rank,
         size=2,
         address=address,
@@ -132,9 +132,9 @@ def test_signs_of_life_cannot_be_forged(notes):
 
 
 def test_the_secret_is_not_shown_and_comes_from_the_environment(monkeypatch):
-    for name, value in {"MASTER_ADDR": "x", "MASTER_PORT": "1", place.SECRET: "hush"}.items():
+    for name, value in {"MASTER_ADDR": "x", "MASTER_PORT": "1", meeting.SECRET: "hush"}.items():
         monkeypatch.setenv(name, value)
-    result = place.Place.of_environment(0, 2)
+    result = meeting.Place.of_environment(0, 2)
     assert result.secret == "hush"
     assert "hush" not in repr(result)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abele.pipeline.report import picture
+from abele.pipeline.runner import picture
 from abele.pipeline.running import Timed
 from abele.pipeline.schedule import (
     AHEAD,

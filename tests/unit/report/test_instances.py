@@ -12,7 +12,7 @@ import pytest
 from abele.__main__ import main
 from abele.report import files, instances, read_journal, read_run
 from abele.report.journal import JournalWriter
-from abele.storage.turns import turn
+from abele.storage.files import folder_lock
 from helpers.reported import run_before
 
 
@@ -114,9 +114,9 @@ def test_two_that_end_at_the_same_moment_are_both_on_the_page(tmp_path, monkeypa
 
 
 def test_nobody_waits_for_ever_for_a_folder(tmp_path):
-    with turn(tmp_path) as held, turn(tmp_path, waits_s=0.05) as again:
+    with folder_lock(tmp_path) as held, folder_lock(tmp_path, waits_s=0.05) as again:
         assert (held, again) == (True, False)
-    with turn(tmp_path, waits_s=0) as later, turn(tmp_path / "missing") as nowhere:
+    with folder_lock(tmp_path, waits_s=0) as later, folder_lock(tmp_path / "missing") as nowhere:
         assert (later, nowhere) == (True, False)
 
 

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from abele.storage.turns import only_process
+from abele.storage.files import exclusive_file
 
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from abele.storage.turns import only_process
-with only_process(Path(sys.argv[1])):
+from abele.storage.files import only_process
+with exclusive_file(Path(sys.argv[1])):
     child = os.fork()
     if not child:  # as a worker of a loader that outlives its process
         time.sleep(600)
@@ -29,11 +29,11 @@ def test_a_file_is_held_by_one_process_until_that_is_killed(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         child = int(holder.stdout.readline())
         try:
-            with pytest.raises(BlockingIOError), only_process(file):
+            with pytest.raises(BlockingIOError), exclusive_file(file):
                 pass
             holder.kill()
             holder.wait()
-            with only_process(file):
+            with exclusive_file(file):
                 os.kill(child, 0)  # the child is still there
         finally:
             os.kill(child, signal.SIGKILL)
@@ -44,5 +44,5 @@ def test_where_a_file_system_knows_no_locks_nobody_is_kept_away(tmp_path, monkey
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.lockf", without)
-    with only_process(tmp_path / "log"):
+    with exclusive_file(tmp_path / "log"):
         assert (tmp_path / "log").exists()
