@@ -29,7 +29,7 @@ _ALL = "values"
 
 
 class Instances:
-    """One process among those of a run.
+    """A process of a run, and its exchanges with the others.
 
     Args:
         connection: with the other processes; None for the only one.
@@ -48,7 +48,7 @@ class Instances:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the instance that logs and writes files."""
+        """True on the instance that logs and writes files."""
         return self.index == 0
 
     @property
@@ -132,7 +132,7 @@ class Instances:
 
     @contextlib.contextmanager
     def together(self, topic: str) -> Iterator[None]:
-        """A block that succeeds on all instances or on none; ends when all have ended it.
+        """Run a block that succeeds on all instances or on none; wait for all at its end.
 
             with instances.together("opening the events"):
                 events = open_events()

@@ -47,7 +47,7 @@ _RANDOM_WEIGHTS = "random"
 
 @dataclasses.dataclass
 class Launch:
-    """One launch under way.
+    """A launch in progress.
 
     Attributes:
         config: settled.
@@ -70,7 +70,7 @@ class Launch:
 
     @property
     def checkpoints(self) -> checkpoints.Checkpoints:
-        """Those of this run."""
+        """The checkpoints of this run."""
         return checkpoints.Checkpoints(self.folder / "checkpoints")
 
     @property
@@ -209,7 +209,7 @@ def launched(config: Config) -> Iterator[Launch]:
 
 @contextlib.contextmanager
 def _joined(config: Config) -> Iterator[Instances]:
-    """The processes that share the run; all learn at once if this one fails."""
+    """Connect the processes that share the run, and notify them if this one fails."""
     mode = config.run.compute_mode
     makers = {ComputeMode.IPU: instances.of_popdist, ComputeMode.RDU: instances.alone}
     distributed = instances.of_torch if config.run.distributed else instances.alone
@@ -341,7 +341,7 @@ def _first(config: Config, seeds: tuple[int, int], count: int) -> dict[str, Any]
 
 @contextlib.contextmanager
 def _seeded(config: Config, instances: Instances) -> Iterator[tuple[int, int]]:
-    """The seeds of data and weights; a fixed one of weights also asks for fixed kernels."""
+    """Choose the seeds; a fixed seed of weights selects deterministic kernels."""
     random_seed = random.Random(time.time_ns()).randrange(1, 2**31)
     random_seed = instances.from_first("the seeds", random_seed)
     data, weights = (

@@ -19,10 +19,10 @@ from cosmictagger.config.network import member
 from cosmictagger.errors import DataError
 
 LIGHT = (1.0, 1.5, 10.0)
-"""What a background, a cosmic and a neutrino pixel count with scheme ``light``."""
+"""Weights of a background, a cosmic and a neutrino pixel with scheme ``light``."""
 
 EVEN = 0.3333
-"""What all pixels of a class count together with scheme ``even``."""
+"""The total weight of the pixels of a class with scheme ``even``."""
 
 Weights = Callable[[Tensor, Tensor], Tensor]
 
@@ -47,7 +47,7 @@ class Loss(nn.Module):
         self._weights = _SCHEMES[self.scheme]
 
     def forward(self, logits: Sequence[Tensor], label: Tensor) -> Tensor:
-        """The loss of a batch; a scalar, float32 whatever the logits are.
+        """Return the loss of a batch: a float32 scalar for logits of any type.
 
         Args:
             logits: for each plane ``[B, 3, H, W]``.

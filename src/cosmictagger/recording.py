@@ -247,7 +247,7 @@ class Timings:
 
     @contextlib.contextmanager
     def iteration(self, index: int) -> Iterator[None]:
-        """One iteration; kept if it ends without an error."""
+        """Time an iteration; record it if it ends without an error."""
         self._row = np.zeros((), _RECORD)
         self._row["i"] = index
         self._row["start"] = np.datetime64(time.time_ns() // 1000, "us")
@@ -259,7 +259,7 @@ class Timings:
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """One part of the present iteration; repeated parts add up."""
+        """Time a part of the present iteration; repeated parts add up."""
         started = time.perf_counter()
         yield
         self.add(name, time.perf_counter() - started)
@@ -378,7 +378,7 @@ class Bar:
         self._bar.close()
 
     def step(self, metrics: Mapping[str, float]) -> None:
-        """One step is done; shows what is known of it."""
+        """Advance the bar by a step and show its metrics."""
         shown = {
             "loss": ("loss", ".3f"),
             "Average/mIoU": ("mIoU", ".3f"),
@@ -395,7 +395,7 @@ IMAGES_EVERY = 25
 
 
 class Summaries:
-    """One TensorBoard writer.
+    """A TensorBoard writer.
 
     Args:
         folder: of its files.
@@ -413,7 +413,7 @@ class Summaries:
             self._writer = SummaryWriter(str(folder), purge_step=step or None)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """One scalar per name."""
+        """Write one scalar per name."""
         if self._writer is not None:
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)

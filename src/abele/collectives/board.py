@@ -31,7 +31,7 @@ _SHOWN = 8
 
 
 class Board:
-    """One process's side of the store.
+    """The notes and signs of life of one process in the store.
 
     Args:
         store: shared by all processes, and by nothing else.

@@ -31,7 +31,7 @@ _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """One process among others.
+    """The place of a process among others.
 
     Attributes:
         rank: which one, from 0.

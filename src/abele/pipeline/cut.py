@@ -1,4 +1,4 @@
-"""Which part of a pipeline each operation of a program belongs to.
+"""The cut of a program into the forward and backward parts of pipeline stages.
 
     F0 F1 .. Fn | Bn .. B1 B0        parts, numbered from left to right
 
@@ -43,23 +43,23 @@ class Uncuttable(Exception):
 
 
 def part_name(index: int, stages: int) -> str:
-    """``stage0_forward`` of a part's number."""
+    """Return the name of a part, such as ``stage0_forward``."""
     return f"stage{stage_of(index, stages)}_{'forward' if index < stages else 'backward'}"
 
 
 def stage_of(index: int, stages: int) -> int:
-    """The stage of a part."""
+    """Return the stage of a part."""
     return index if index < stages else 2 * stages - 1 - index
 
 
 def marked_stage(node: Node) -> int | None:
-    """The stage that a node's mark names, or that of the operation of forward it belongs to."""
+    """Return the stage that marks a node or its operation of forward; None without a mark."""
     marks = marks_of(node)
     return marks.get(STAGE, marks.get(f"of_{STAGE}"))
 
 
 def assign(program: Program, stages: int) -> Parts:
-    """The part of every operation, writes included, but for views and constants of no part.
+    """Assign a part to each operation, writes included; views and constants have no part.
 
     Args:
         program: with marks.
@@ -74,7 +74,7 @@ def assign(program: Program, stages: int) -> Parts:
 
 
 def placed(program: Program, stages: int) -> Parts:
-    """The same for whoever only wants to know: parts may draw or print out of order."""
+    """Assign parts as ``assign`` does, without the check of draws and effects."""
     parts = _downwards(program, stages)
     _upwards(program, parts)
     _place_writes(program, parts)
@@ -106,7 +106,7 @@ def _latest(parts: Parts, nodes: Iterable[Node]) -> int | None:
 
 
 def _upwards(program: Program, parts: Parts) -> None:
-    """What only reads state, and has no mark, is computed where its result is first needed."""
+    """Assign operations without mark that only read state to the first part that needs them."""
     for node in reversed(program.graph.graph.nodes):
         if node.op != "call_function" or node in parts or is_copied(node) or writes(node):
             continue
@@ -118,7 +118,7 @@ def _upwards(program: Program, parts: Parts) -> None:
 
 
 def _readers(node: Node) -> Iterable[Node]:
-    """Who uses a value, through views of it too."""
+    """Yield the users of a value, also through views of it."""
     for user in node.users:
         yield user
         if is_copied(user):
@@ -126,7 +126,7 @@ def _readers(node: Node) -> Iterable[Node]:
 
 
 def _place_writes(program: Program, parts: Parts) -> None:
-    """A write stands where its value is made, else where the slot is read first."""
+    """Assign a write to the part of its value, else to the first part that reads the slot."""
     for node in program.graph.graph.nodes:
         if writes(node):
             value = node_argument(node, 1)
@@ -164,7 +164,7 @@ _LIKE = {
 
 
 def drawn_first(program: Program) -> Program:
-    """The program with every draw of forward that needs no value marked for stage 0."""
+    """Return the program with draws of forward that need only a shape marked for stage 0."""
     graph = editable(program)
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or not draws(node) or node_phase(node) != "forward":
@@ -192,7 +192,7 @@ def _read_no_value(node: torch.fx.Node) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part(_cut.Part):
-    """What one stage computes of a micro-batch in one direction.
+    """The program of one stage in one direction.
 
     Its ``gives`` call the N-th output of the whole program ``result.N``.
 
@@ -226,7 +226,7 @@ class Cut:
 
     @property
     def training(self) -> bool:
-        """Whether there are backward parts."""
+        """True if there are backward parts."""
         return len(self.parts) > self.stages
 
 

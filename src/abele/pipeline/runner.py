@@ -22,7 +22,7 @@ from abele.runtime.micro_steps import Plan, Returned, Step, Update
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageTimes:
-    """One stage in one call.
+    """Times and memory of one stage in one call.
 
     Attributes:
         forward_ns: time in its forward, of all micro-batches together.
@@ -39,7 +39,7 @@ class StageTimes:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One call.
+    """The measurements of one call.
 
     Attributes:
         stages: each stage's.
@@ -74,12 +74,12 @@ class Measured:
 
     @property
     def at_once(self) -> float:
-        """How many stages worked at the same time, on average; 1 is no overlap."""
+        """The mean number of stages that worked at the same time; 1 is no overlap."""
         return self.busy_ns / self.window_ns if self.window_ns else 1.0
 
 
 def measured(stages: int, passages: Sequence[Passage]) -> Measured:
-    """Sums up the passages of one call; their times are in ns."""
+    """Sum up the passages of one call; their times are in ns."""
     timings = [timed for passage in passages for timed in passage.times]
 
     def spent(stage: int, backward: bool) -> int:
@@ -129,7 +129,7 @@ def state_bytes(cut: Cut) -> list[dict[str, int]]:
 
 
 def timeline(measured: Measured, width: int = 76) -> str:
-    """The first passage as a ``picture``.
+    """Return the first passage as a ``picture``.
 
     Args:
         measured: the call.
@@ -139,7 +139,7 @@ def timeline(measured: Measured, width: int = 76) -> str:
 
 
 def picture(times: Sequence[Timed], stages: int, width: int = 76) -> str:
-    """A passage as text: a row per stage, forwards as digits, backwards as letters.
+    """Format a passage as text: a row per stage, forwards as digits, backwards as letters.
 
     A micro-batch has the last digit of its number in forward and the letter of it in backward; a
     dot is time in which the stage waited.
@@ -164,7 +164,7 @@ def picture(times: Sequence[Timed], stages: int, width: int = 76) -> str:
 
 
 def pipelined(cut: Cut) -> Plan:
-    """The plan of a session that runs the parts of a program, stages at the same time.
+    """Return the plan of a session that runs the stages of a cut program in parallel.
 
     Numbers are those of a session that runs the whole: every micro-batch sees the same weights,
     gradients are added in the same order, and random numbers are drawn in the same order.
@@ -218,11 +218,11 @@ class PipelineRunner:
 
     @property
     def measured(self) -> Measured | None:
-        """What the latest call took, as far as it came; None before its first update."""
+        """Measurements of the latest call, as far as it came; None before its first update."""
         return measured(self.cut.stages, self._passages) if self._passages else None
 
     def groups(self, steps: Iterable[Step], watched: bool) -> Iterator[Sequence[Step]]:
-        """The micro-steps of one update after those of another; all of a call without updates."""
+        """Yield the micro-steps of each update; all micro-steps of a call without updates."""
         del watched  # stages work on several at once
         waiting: list[Step] = []
         for step in steps:
@@ -234,7 +234,7 @@ class PipelineRunner:
             yield waiting
 
     def run(self, group: Sequence[Step], marks: list[Any], wanted: bool) -> Sequence[Returned]:
-        """Passes the micro-steps of one update through the stages; see ``Runner``."""
+        """Pass the micro-steps of one update through the stages; see ``Runner``."""
         marks.append(time.perf_counter_ns())  # something has begun
         if group[0][0].index == 0:
             self._passages = []
@@ -276,7 +276,7 @@ class PipelineRunner:
         return None
 
     def _timed(self, passage: Passage, count: int) -> tuple[Passage, list[int]]:
-        """The passage with its times in ns, and when each of ``count`` micro-steps has left.
+        """Return the passage with times in ns, and the end of each of ``count`` micro-steps.
 
         Micro-steps overlap; when one has left is when the next one's time begins. The last one's
         ends with the update.
@@ -298,5 +298,5 @@ class PipelineRunner:
         return dataclasses.replace(passage, times=times), last
 
     def close(self) -> None:
-        """Ends the workers; another call starts them again."""
+        """End the workers; another call starts them again."""
         self._crew.close()

@@ -23,29 +23,29 @@ class Lane:
     """The lane of a stage on the host."""
 
     def begin(self) -> None:
-        """The caller's work comes before that of the lane."""
+        """Order the caller's work before that of the lane."""
 
     def end(self) -> None:
-        """The lane's work comes before what the caller does next."""
+        """Order the lane's work before what the caller does next."""
 
     def open(self) -> contextlib.AbstractContextManager[Any]:
-        """While open, this thread works in the lane."""
+        """Run this thread's work in the lane while the block is open."""
         return contextlib.nullcontext()
 
     def give(self, values: Sequence[torch.Tensor]) -> Sequence[Any]:
-        """Values as others take them."""
+        """Return values as other lanes take them."""
         return values
 
     def take(self, value: Any) -> torch.Tensor:
-        """A value that another lane, or this one, has given."""
+        """Return a value that a lane has given, for use in this lane."""
         return value
 
     def leave(self, value: Any) -> torch.Tensor:
-        """A value that has been given, for the caller of the pipeline."""
+        """Return a value that has been given, for the caller of the pipeline."""
         return value
 
     def bytes_of(self, value: Any) -> int:
-        """The size of a value that has been given."""
+        """Return the size of a value that has been given."""
         return value.nbytes
 
 
@@ -93,7 +93,7 @@ class _StreamLane(Lane):
 
 
 def make_lanes(device: torch.device, count: int) -> list[Lane]:
-    """One lane for each of ``count`` stages."""
+    """Return one lane for each of ``count`` stages."""
     if device.type == "cuda":
         return [_StreamLane(device) for _ in range(count)]
     return [Lane() for _ in range(count)]
@@ -104,7 +104,7 @@ Tensors = list[torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class MicroBatch:
-    """What one micro-batch brings.
+    """The inputs of one micro-batch.
 
     Attributes:
         replica: whose buffers and random numbers it uses.
@@ -119,7 +119,7 @@ class MicroBatch:
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """When a task ran: marks of the session's clock; see ``runtime.clock``."""
+    """Begin and end of a task: marks of the session's clock; see ``runtime.clock``."""
 
     task: Task
     begin: Any
@@ -128,7 +128,7 @@ class Timed:
 
 @dataclasses.dataclass
 class Passage:
-    """What one passage of micro-batches through the pipeline left.
+    """The results of one passage of micro-batches through the pipeline.
 
     Attributes:
         outputs: per micro-batch, the outputs of the whole program, where wanted.
@@ -210,7 +210,7 @@ class Pipeline:
         return {name for name, producer in ready.part.takes.items() if producer < self.cut.stages}
 
     def run(self, micro_batches: Sequence[MicroBatch]) -> Passage:
-        """Passes micro-batches through; returns when all have left.
+        """Pass micro-batches through all stages and wait until all have left.
 
         Raises:
             BaseException: the first that a part raised; nothing runs any more then.
@@ -250,7 +250,7 @@ class _RunState:
         self.passage = Passage([None] * len(micro_batches), [], [0] * stages, [0] * stages)
 
     def job(self, stage: int, tasks: Sequence[Task]) -> Callable[[], None]:
-        """What the worker of a stage does."""
+        """Return the job of the worker of a stage."""
 
         def work() -> None:
             try:
@@ -265,7 +265,7 @@ class _RunState:
         return work
 
     def stop(self) -> None:
-        """Has every worker end after the task that it is at."""
+        """Stop every worker after its present task."""
         with self.changed:
             self.stopped = True
             self.changed.notify_all()
@@ -309,7 +309,7 @@ class _RunState:
                 raise _Stopped
 
     def _leave(self, task: Task, ready: _Ready | None, outputs: Sequence[Any]) -> None:
-        """Puts down what a task gives and forgets what nobody will take any more."""
+        """Store the outputs of a task and drop values without further readers."""
         values, readers = self.values[task.micro_batch], self.left[task.micro_batch]
         results = result_name if self.micro_batches[task.micro_batch].wanted else None
         if ready is not None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Task:
-    """One part of the work on one micro-batch.
+    """A stage's forward or backward on one micro-batch.
 
     Attributes:
         stage: where, from 0.
@@ -37,7 +37,7 @@ AHEAD = 2
 
 
 def one_forward_one_backward(stages: int, micro_batches: int) -> Order:
-    """The tasks of each stage in order, for training."""
+    """Return the tasks of each stage in order, for training."""
     order: Order = []
     for stage in range(stages):
         ahead = min(stages - stage - 1, micro_batches)
@@ -51,12 +51,12 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> Order:
 
 
 def forward_only(stages: int, micro_batches: int) -> Order:
-    """The tasks of each stage in order, for inference."""
+    """Return the tasks of each stage in order, for inference."""
     return [[Task(stage, k) for k in range(micro_batches)] for stage in range(stages)]
 
 
 def needs(task: Task, stages: int, *, training: bool) -> list[Task]:
-    """The tasks of other stages that must have ended before this one begins."""
+    """Return the tasks of other stages that must end before this one begins."""
     stage, k = task.stage, task.micro_batch
     if task.backward:
         return [Task(stage + 1, k, backward=True)] if stage + 1 < stages else []
@@ -68,14 +68,14 @@ def needs(task: Task, stages: int, *, training: bool) -> list[Task]:
 
 
 def ideal_bubble(stages: int, micro_batches: int) -> float:
-    """The share of time in which stages of equal speed have nothing to do: (p-1) / (m+p-1)."""
+    """Return the idle share of stages of equal speed: (p-1) / (m+p-1)."""
     return (stages - 1) / (micro_batches + stages - 1)
 
 
 def finished(
     order: Order, seconds: Callable[[Task], float], *, training: bool
 ) -> dict[Task, float]:
-    """When each task ends if every stage has a processor of its own.
+    """Return the end of each task if every stage has a processor of its own.
 
     Args:
         order: the tasks of each stage.

@@ -27,7 +27,7 @@ _thread_count_lock = threading.Lock()
 
 
 def share_of_cores(workers: int) -> int:
-    """Threads of torch for each of ``workers``; together no more than the cores, if possible."""
+    """Return torch's threads for each of ``workers``; together at most the cores, if possible."""
     return max(1, min(torch.get_num_threads(), processor.cores() // workers))
 
 
@@ -48,7 +48,7 @@ class WorkerPool:
         self._finalizer: weakref.finalize[[Sequence[_Inbox]], WorkerPool] | None = None
 
     def run(self, jobs: Sequence[Job], stop: Callable[[], None]) -> None:
-        """Has each worker do one job and waits until all are done.
+        """Run one job per worker and wait until all are done.
 
         Args:
             jobs: one per worker; each sees the context variables of the caller.
@@ -76,7 +76,7 @@ class WorkerPool:
             contexts.pop()
 
     def close(self) -> None:
-        """Ends the workers; the next ``run`` starts others."""
+        """End the workers; the next ``run`` starts others."""
         with self._running:
             threads, self._threads, self._started_by = self._threads, [], 0
             if self._finalizer is not None:
@@ -95,7 +95,7 @@ class WorkerPool:
 
 
 class _Done:
-    """Tells when all jobs have ended, and how."""
+    """The ends of all jobs, and their errors."""
 
     def __init__(self, jobs: int):
         self._left = set(range(jobs))
@@ -103,7 +103,7 @@ class _Done:
         self._all = threading.Event()
 
     def one(self, index: int, error: BaseException | None) -> None:
-        """A job has ended."""
+        """Record the end of one job."""
         if error is not None:
             self._errors.append(error)
         self._left.discard(index)
@@ -111,7 +111,7 @@ class _Done:
             self._all.set()
 
     def wait(self, begin: Callable[[], None], stop: Callable[[], None]) -> list[BaseException]:
-        """Returns when all have ended, with what went wrong, the caller's interruption first.
+        """Wait for all jobs and return their errors, the caller's interruption first.
 
         Args:
             begin: hands out the jobs; does what is left to do if it is called again.
@@ -131,7 +131,7 @@ class _Done:
 
 
 def _started(name: str, inbox: _Inbox, threads: int) -> threading.Thread:
-    """A worker with a number of torch's threads; that of the caller stays as it is.
+    """Start a worker with its own number of torch's threads; the caller's number stays.
 
     torch keeps one number per thread, which a thread takes over when it first asks for it, and
     setting it sets the one that new threads take.

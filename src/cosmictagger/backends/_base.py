@@ -27,7 +27,7 @@ RMSPROP_EPS = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """What one step gives back.
+    """The result of a step.
 
     Attributes:
         loss: 0-d float32, the mean over micro-batches; None where there were no labels.
@@ -42,7 +42,7 @@ class StepResult:
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
-    """Where steps ran.
+    """Evidence of the device that ran the steps.
 
     Attributes:
         mode: the compute mode that was asked for.
@@ -93,7 +93,7 @@ class Proof:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What backends are made from besides network and loss.
+    """Settings of a backend besides network and loss.
 
     Attributes:
         mode: where to run.

@@ -173,7 +173,7 @@ class IpuBackend(Backend):
         return loss.float().mean(), tuple(logits)
 
     def proof(self) -> Proof:
-        """Of the training executor, or of the other where nothing is trained."""
+        """Return the proof of the training executor, or of the only one."""
         self._compare_counts()
         executor = self.evaluator if self._optimizer is None else self.trainer
         self._require_executor(executor, "training or evaluation")

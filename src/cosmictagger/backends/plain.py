@@ -56,7 +56,7 @@ class Shared(nn.Module):
 
     @contextlib.contextmanager
     def losing_processes(self) -> Iterator[None]:
-        """A block in which the loss of a process is an ``InstanceError``."""
+        """Raise the loss of a process as an ``InstanceError``."""
         try:
             yield
         except distributed.DistError as error:
@@ -68,7 +68,7 @@ class Shared(nn.Module):
             raise InstanceError(_loss_message(error)) from error
 
     def adding(self, last: bool) -> contextlib.AbstractContextManager:
-        """A block whose backward exchanges gradients only if it is the last one of an update."""
+        """Exchange gradients in backward only for the last micro-batch of an update."""
         return contextlib.nullcontext() if last else self._parallel.no_sync()
 
 
@@ -93,7 +93,7 @@ _DTYPES = {Precision.bfloat16: torch.bfloat16, Precision.float16: torch.float16}
 
 
 class PlainBackend(Backend):
-    """One network, one optimizer of ``torch.optim``, one device.
+    """A network, an optimizer of ``torch.optim`` and a device.
 
     Args:
         network, loss, settings: see ``Backend``; the network itself is moved and trained.
@@ -151,7 +151,7 @@ class PlainBackend(Backend):
 
     @contextlib.contextmanager
     def _exchanging(self, last: bool) -> Iterator[None]:
-        """A pass of an update; the last one exchanges what all of them have added up."""
+        """Run one micro-batch of an update; the last one exchanges the accumulated gradients."""
         if self._shared is None:
             yield
             return

@@ -181,7 +181,7 @@ class RduBackend(Backend):
             self._host_is_old = False
 
     def proof(self) -> Proof:
-        """Of the training session, or of the other where nothing is trained."""
+        """Return the proof of the training session, or of the only one."""
         self._compare_counts()
         session = self.evaluator if self._optimizer is None else self.trainer
         report = None if session.graph is None else session.report

@@ -239,7 +239,7 @@ def _groups() -> dict[str, list[str]]:
 
 
 def _choices(overrides: Sequence[str]) -> Iterator[str]:
-    """Overrides of groups with something else than one of their choices, one after another."""
+    """Yield a message for each override of a group that is not one of its choices."""
     groups = _groups()
     for text, override in _parsed(overrides):
         choices = groups.get(override.key_or_group)

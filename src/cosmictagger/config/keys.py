@@ -8,7 +8,7 @@ from omegaconf import MISSING
 
 
 class ComputeMode(Enum):
-    """Where the network runs. The numbers are those of the published ports."""
+    """The device of the network, with the numbers of the published ports."""
 
     CPU = 0
     GPU = 1
@@ -20,7 +20,7 @@ class ComputeMode(Enum):
 
 
 class Precision(Enum):
-    """In which number format the network computes."""
+    """The number format of the network."""
 
     float32 = 0
     mixed = 1
@@ -30,7 +30,7 @@ class Precision(Enum):
 
 @dataclass
 class Run:
-    """One launch.
+    """The settings of a launch.
 
     Attributes:
         id: name of this run and of its output folder; has to be given.
@@ -67,7 +67,7 @@ class Run:
 
 
 class ModeKind(Enum):
-    """What a launch does."""
+    """The task of a launch."""
 
     train = 0
     iotest = 1
@@ -83,7 +83,7 @@ class OptimizerKind(Enum):
 
 
 class LossBalanceScheme(Enum):
-    """How pixels of rare classes count more in the loss."""
+    """The weighting of rare classes in the loss."""
 
     none = 0
     light = 1
@@ -93,7 +93,7 @@ class LossBalanceScheme(Enum):
 
 @dataclass
 class Optimizer:
-    """How weights change.
+    """The settings of the optimizer.
 
     Attributes:
         learning_rate: peak of the schedule.
@@ -217,7 +217,7 @@ class DataFormat(Enum):
 
 
 class DataKind(Enum):
-    """Where events come from."""
+    """The source of events."""
 
     real = 0
     synthetic = 1
@@ -313,7 +313,7 @@ DATA: dict[str, Any] = {"real": Real, "synthetic": Synthetic, "generated": Gener
 
 
 class DistributedMode(Enum):
-    """How processes would exchange gradients."""
+    """The library that exchanges gradients."""
 
     DDP = 0
     horovod = 1

@@ -15,14 +15,14 @@ from cosmictagger.errors import ConfigError
 
 
 class ConvMode(enum.Enum):
-    """Whether planes are images that share weights, or slices of one volume."""
+    """Planes as images that share weights, or as slices of one volume."""
 
     conv_2D = 0  # noqa: N815  the original spells it so
     conv_3D = 1  # noqa: N815
 
 
 class Norm(enum.Enum):
-    """What follows each convolution. ``layer`` is a known name without an implementation."""
+    """The normalisation after each convolution; ``layer`` is a name without implementation."""
 
     none = 0
     batch = 1
@@ -30,7 +30,7 @@ class Norm(enum.Enum):
 
 
 class Connection(enum.Enum):
-    """How the way up takes in what the way down saw at the same size."""
+    """The skip connection between encoder and decoder at one size."""
 
     concat = 0
     sum = 1
@@ -45,14 +45,14 @@ class GrowthRate(enum.Enum):
 
 
 class DownSampling(enum.Enum):
-    """How an image is halved."""
+    """The downsampling of an image by two."""
 
     convolutional = 0
     max_pooling = 1
 
 
 class UpSampling(enum.Enum):
-    """How an image is doubled."""
+    """The upsampling of an image by two."""
 
     convolutional = 0
     interpolation = 1
@@ -203,7 +203,7 @@ NETWORKS: Mapping[str, Mapping[str, Any]] = {
     },
     "uresnet3d": {"name": "uresnet3d", "conv_mode": ConvMode.conv_3D},
 }
-"""What each network known by name has different from ``Network()``."""
+"""Differences of each named network from ``Network()``."""
 
 
 def named(name: str, **changes: Any) -> Network:

@@ -231,7 +231,7 @@ class Primary(NamedTuple):
 
 
 class Interaction(NamedTuple):
-    """One neutrino interaction: what flies off, and its truth as larcv3 stores it."""
+    """A neutrino interaction: its products, and its truth as larcv3 stores it."""
 
     primaries: list[Primary]
     particles: npt.NDArray[np.void]

@@ -157,7 +157,7 @@ _STEP = 0.15
 
 
 class Track(NamedTuple):
-    """What became of a heavy charged particle."""
+    """The track of a heavy charged particle."""
 
     deposits: Deposits
     deltas: Flying

@@ -105,14 +105,14 @@ def particle_group(producer: str = PARTICLES) -> str:
 
 
 class _Tables(NamedTuple):
-    """Where the voxels of each event are: [events, 3] first rows and counts, planes in order."""
+    """Voxel ranges of each event: [events, 3] first rows and counts, planes in order."""
 
     first: npt.NDArray[np.int64]
     count: npt.NDArray[np.int64]
 
 
 class EventFile:
-    """One file of events, opened lazily in each process that reads it.
+    """A file of events, opened lazily in each process that reads it.
 
     It may be pickled or inherited by a forked process: the tables go along, the HDF5 handle does
     not. Reading from several threads is safe, but HDF5 lets only one of them in at a time.
@@ -446,7 +446,7 @@ _SLACK = 4 << 20
 
 
 class Event(NamedTuple):
-    """One event to write.
+    """An event to write.
 
     Attributes:
         planes: for each producer its three planes.

@@ -312,7 +312,7 @@ class BatchStream(abc.ABC):
 
     @property
     def events(self) -> int:
-        """How many events there are, of all instances together."""
+        """The number of events of all instances together."""
         return self.order.events
 
     @property

@@ -131,7 +131,7 @@ class ResidualBlock(nn.Module):
         self.activation = leaky()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Keeps the shape."""
+        """Return a tensor of the same shape."""
         return self.activation(self.convolution_2(self.convolution_1(x)) + x)
 
 
@@ -179,7 +179,7 @@ class SumConnection(nn.Module):
     """Adds what the way down saw."""
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        """Keeps the shape, which both have."""
+        """Return a tensor of the shape that both inputs have."""
         return x + skip
 
 
@@ -187,7 +187,7 @@ class NoConnection(nn.Module):
     """Forgets what the way down saw."""
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        """Returns the first."""
+        """Return the first input."""
         return x
 
 
@@ -199,7 +199,7 @@ class ConcatConnection(nn.Module):
         self.bottleneck = Block(network, dimensions, 2 * channels, channels, dimensions.extent(1))
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        """Keeps the shape, which both have."""
+        """Return a tensor of the shape that both inputs have."""
         return self.bottleneck(torch.cat([x, skip], dim=1))
 
 
@@ -291,7 +291,7 @@ class Bottom(nn.Module):
 
 
 class Level(nn.Module):
-    """One size on the way down and on the way up, with everything smaller inside."""
+    """A level of encoder and decoder, with all smaller levels inside."""
 
     def __init__(self, network: Network, level: int):
         super().__init__()
@@ -392,7 +392,7 @@ class Bottom3D(nn.Module):
 
 
 class Level3D(nn.Module):
-    """One size on the way down and on the way up, with everything smaller inside."""
+    """A level of encoder and decoder, with all smaller levels inside."""
 
     def __init__(self, network: Network, level: int):
         super().__init__()
@@ -463,7 +463,7 @@ class LossInForward(nn.Module):
         self._mark = mark
 
     def forward(self, image: Tensor, label: Tensor) -> tuple[Tensor, ...]:
-        """The scores of the three planes, and the loss.
+        """Return the scores of the three planes and the loss.
 
         Args:
             image: ``[B, 3, H, W]``.

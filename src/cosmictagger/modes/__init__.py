@@ -1,1 +1,1 @@
-"""What a run does: train, infer, evaluate, read events."""
+"""The modes of a run: train, infer, evaluate, read events."""

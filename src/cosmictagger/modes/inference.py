@@ -41,7 +41,7 @@ from cosmictagger.recording import (
 
 @dataclass(frozen=True)
 class Step:
-    """One batch of a pass.
+    """A batch of a pass.
 
     Attributes:
         index: number of the batch, counted over all instances.
@@ -59,7 +59,7 @@ class Step:
 
     @property
     def shown(self) -> dict[str, float]:
-        """What log, bar and TensorBoard show."""
+        """Metrics for log, progress bar and TensorBoard."""
         return {**self.values, "images_per_second": self.images_per_second}
 
 
@@ -83,7 +83,7 @@ class Passed:
 
     @property
     def events(self) -> int:
-        """How many events were labelled."""
+        """The number of events that were labelled."""
         return sum(len(step.entries) for step in self.steps)
 
     def means(self) -> dict[str, float]:
@@ -356,7 +356,7 @@ def infer(launch: Launch) -> int | None:
 
 
 class Pass:
-    """One pass over the events, or this instance's part of it.
+    """A pass over the events, or this instance's part of it.
 
     Attributes:
         steps: those made so far.
@@ -370,7 +370,7 @@ class Pass:
 
     @property
     def is_inference(self) -> bool:
-        """Whether there are files of results."""
+        """True in mode inference, which writes files of results."""
         return self.mode.name is ModeKind.inference
 
     def run(self) -> int | None:

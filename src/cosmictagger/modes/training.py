@@ -41,7 +41,7 @@ from cosmictagger.recording import (
 )
 
 LOWEST = 1e-4
-"""Where the rise begins and the fall ends."""
+"""The learning rate at the start of the rise and at the end of the fall."""
 
 _RISE = 1.0  # epochs
 _FALL = 21.0  # epochs at which the plateau ends
@@ -203,7 +203,7 @@ def train(launch: Launch) -> int | None:
 
 
 class Training:
-    """One launch of the loop.
+    """The training loop of one launch.
 
     Args:
         launch: configuration, folder and record.
@@ -379,7 +379,7 @@ class Training:
 
     @property
     def _suffix(self) -> str:
-        """What tells this instance's files from those of the first one."""
+        """The suffix of this instance's files; empty on the first instance."""
         return "" if self.instances.is_first else f"-{self.instances.index}"
 
     def _checked(self, batch: Batch, result: StepResult, stop: Stop) -> StepResult:

@@ -197,7 +197,7 @@ def _neutrino_box(view: PlaneView) -> tuple[int, int, int, int] | None:
 
 
 def _fullest_window(mask: NDArray, scale: float) -> tuple[int, tuple[int, int, int, int]]:
-    """Of all windows of ``scale`` times the frame, the fullest of ``mask``; first its count."""
+    """Return count and bounds of the window of ``scale`` times the frame that has most pixels."""
     height, width = mask.shape
     high, wide = max(1, round(scale * height)), max(1, round(scale * width))
     sums = np.pad(mask.astype(np.int32).cumsum(0).cumsum(1), ((1, 0), (1, 0)))

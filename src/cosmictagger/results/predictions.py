@@ -29,7 +29,7 @@ PRODUCERS = (COSMIC_PRODUCER, NEUTRINO_PRODUCER, CLASS_PRODUCER)
 
 @dataclass(frozen=True)
 class Scores:
-    """What the network says about one plane.
+    """The scores of one plane.
 
     Attributes:
         cosmic: float32 ``[H, W]``, probability.

@@ -85,7 +85,7 @@ _MOST_ROWS = 20
 
 @dataclass(frozen=True)
 class Content:
-    """What a report shows.
+    """The content of a report.
 
     Attributes:
         title: of the page.
@@ -252,7 +252,7 @@ def _events(content: Content) -> list[str]:
 
 
 def _described(name: str) -> str:
-    """What the picture of an event shows, for those who cannot see it."""
+    """Return the alternative text of an event display."""
     return (
         f"Event display of {name}: true labels, predicted labels and neutrino score side by side, "
         "one row for each of three wire planes, wires to the right and drift time upwards"
@@ -279,7 +279,7 @@ def _files(files: Mapping[str, str]) -> list[str]:
 
 
 def _file(name: str) -> str:
-    """The name of a file; a page is linked."""
+    """Format the name of a file; link to it if it is a page."""
     text = f"<code>{escape(name)}</code>"
     return f'<a href="{quote(name)}">{text}</a>' if name.endswith(".html") else text
 

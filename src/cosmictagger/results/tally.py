@@ -117,7 +117,7 @@ def _bin(
 
 @dataclass(frozen=True)
 class PlaneView:
-    """One plane as dense arrays ``[H, W]``; rows are time, columns are wires.
+    """A plane as dense arrays ``[H, W]``; rows are time, columns are wires.
 
     Attributes:
         image: float32, charge.
@@ -154,7 +154,7 @@ class EventRecord:
 
     @property
     def has_label(self) -> bool:
-        """Whether the true classes are known."""
+        """True if the true classes are known."""
         return bool(self.planes) and self.planes[0][2] is not None
 
     def plane(self, index: int) -> PlaneView:
@@ -190,7 +190,7 @@ def sparse_plane(
 
 @dataclass(frozen=True)
 class Row:
-    """One event: where it is in the file, its metrics, and its neutrino if the file tells."""
+    """An event: its position in the file, its metrics, and its neutrino or None."""
 
     entry: int
     event_id: tuple[int, int, int]
@@ -285,7 +285,7 @@ class Candidates:
             del self._events[self.most // 2]
 
     def events(self) -> list[EventRecord]:
-        """Those to draw: from the worst to the best, or in order where all of them are drawn."""
+        """Return the events to draw from the worst to the best; in order if all are drawn."""
         chosen = sorted(self._events, key=lambda event: event.entry)
         return sorted(chosen, key=_rank) if self.seen > self.most else chosen
 

@@ -335,7 +335,7 @@ _ARRAYS = ("pixel", "image", "label", "prediction", "score")
 
 
 class Part(NamedTuple):
-    """What an instance has found out.
+    """The results of one instance.
 
     Attributes:
         folder: with its predictions.

@@ -13,7 +13,7 @@ from abele.storage.files import exclusive_file
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from abele.storage.files import only_process
+from abele.storage.files import exclusive_file
 with exclusive_file(Path(sys.argv[1])):
     child = os.fork()
     if not child:  # as a worker of a loader that outlives its process
