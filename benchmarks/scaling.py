@@ -1,7 +1,7 @@
 """How a step would take on up to 4,096 ranks: a model, calibrated with what this machine does.
 
     python benchmarks/scaling.py               measures and prints, about two minutes
-    python benchmarks/scaling.py --record      also keeps the record and renews docs/scaling.*
+    python benchmarks/scaling.py --record      also keeps the record and renews notes/scaling.*
     python benchmarks/scaling.py --redraw benchmarks/records/scaling_....json
 
 The model is ``scaling_model.py``; what is measured and how, ``scaling_measure.py``. ResNet-18's

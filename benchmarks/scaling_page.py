@@ -1,4 +1,4 @@
-"""What a record of ``scaling.py`` says: the lines of ``docs/scaling.md`` and a picture."""
+"""What a record of ``scaling.py`` says: the lines of ``notes/scaling.md`` and a picture."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+NOTES = Path(__file__).resolve().parent / "notes"
 BEGIN, END = "<!-- written by benchmarks/scaling.py -->", "<!-- end of what it writes -->"
 BEGIN_64, END_64 = "<!-- 64 instances, by benchmarks/scaling.py -->", "<!-- end of 64 instances -->"
 _SHOWN = ("1", "4", "64", "256", "1024", "4096")
@@ -49,17 +49,17 @@ def renew(result: dict[str, Any], record: str) -> None:
         result: of ``scaling.project``.
         record: name of the file with it, for the reader of the page.
     """
-    page = DOCS / "scaling.md"
-    link = f"From [`{record}`](../benchmarks/records/{record}):"
+    page = NOTES / "scaling.md"
+    link = f"From [`{record}`](../records/{record}):"
     text = _replaced(page.read_text(), BEGIN, [link, "", *lines(result)], END)
     page.write_text(_replaced(text, BEGIN_64, lines_64(result), END_64))
-    draw(result, DOCS / "scaling.svg")
+    draw(result, NOTES / "scaling.svg")
 
 
 def _replaced(page: str, begin: str, body: list[str], end: str) -> str:
     pattern = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", re.DOTALL)
     if not pattern.search(page):
-        raise RuntimeError(f"docs/scaling.md has no lines between {begin!r} and {end!r}.")
+        raise RuntimeError(f"notes/scaling.md has no lines between {begin!r} and {end!r}.")
     return pattern.sub(lambda _: "\n".join([begin, *body, end]), page)
 
 

@@ -192,8 +192,8 @@ def test_a_record_holds_what_was_measured_assumed_and_follows():
 
 
 def test_the_page_says_what_its_record_says():
-    page = (ROOT / "docs" / "scaling.md").read_text()
-    name = re.search(r"benchmarks/records/(scaling_\S+\.json)\)", page)[1]
+    page = (ROOT / "benchmarks" / "notes" / "scaling.md").read_text()
+    name = re.search(r"\.\./records/(scaling_\S+\.json)\)", page)[1]
     record = json.loads((ROOT / "benchmarks" / "records" / name).read_text())
     assert "\n".join(scaling_page.lines(record)) in page
     assert "\n".join(scaling_page.lines_64(record)) in page
