@@ -29,8 +29,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from cosmictagger import checkpoints, models  # noqa: E402 - after the path above
-from cosmictagger.backends._base import ADAM_EPS, BETAS  # noqa: E402
+from cosmictagger.backends._base import CONSTANTS  # noqa: E402
 from cosmictagger.cli import main as cosmictagger  # noqa: E402
+from cosmictagger.config.keys import OptimizerKind  # noqa: E402
 from cosmictagger.config.network import named  # noqa: E402
 from cosmictagger.data import EventFile, EventLoader  # noqa: E402
 from cosmictagger.measures import Loss  # noqa: E402
@@ -115,7 +116,7 @@ def in_float64(options: argparse.Namespace) -> tuple[list[float], Weights]:
     torch.manual_seed(SEED)
     network = models.build(named("a21"), loader.image_size).double()
     loss_of = Loss("focal").double()
-    optimizer = torch.optim.Adam(network.parameters(), betas=BETAS, eps=ADAM_EPS)
+    optimizer = torch.optim.Adam(network.parameters(), **CONSTANTS[OptimizerKind.adam])
     schedule, losses = Schedule(RATE, BATCH, loader.events), []
     with loader:
         for step, batch in zip(range(options.steps), epochs(loader), strict=False):

@@ -112,21 +112,21 @@ def _show(text: str) -> None:
 
 def _run_command(arguments: list[str]) -> int:
     if arguments[:1] == ["generate"]:
-        from cosmictagger.commands import generate
+        from cosmictagger import commands
 
-        return generate.main(arguments[1:])
+        return commands.generate(arguments[1:])
     if "--version" in arguments:
         _show(f"cosmictagger {__version__}")
         return 0
     if "--help" in arguments or "-h" in arguments:
-        from cosmictagger.commands import help as help_
+        from cosmictagger import commands
 
-        _show(help_.text())
+        _show(commands.help_text())
         return 0
     if arguments[:1] == ["compile"]:
-        from cosmictagger.commands import compile as compile_
+        from cosmictagger.modes import training
 
-        return _configured(arguments[1:], compile_.run)
+        return _configured(arguments[1:], training.compile_program)
     return _configured(arguments, _run)
 
 

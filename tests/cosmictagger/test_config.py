@@ -8,7 +8,7 @@ import pytest
 import torch
 from hydra import compose, initialize
 
-from cosmictagger.commands.help import attributes
+from cosmictagger.commands import attributes
 from cosmictagger.config.checks import dump, look_up, settle
 from cosmictagger.config.composing import PRESETS, as_typed, composed, register, typed
 from cosmictagger.config.keys import (

@@ -5,6 +5,8 @@ IPU         `ipu`     poptorch: one program per step with the loss inside
 RDU         `rdu`     sambaflow: sections forward, backward and update; loss on the host
 """
 
+import importlib
+
 from torch import nn
 
 from cosmictagger.backends._base import Backend, Proof, Settings, StepResult
@@ -12,6 +14,13 @@ from cosmictagger.config.keys import ComputeMode
 from cosmictagger.errors import ConfigError
 
 __all__ = ["Backend", "Proof", "Settings", "StepResult", "create"]
+
+_CLASSES = {
+    ComputeMode.CPU: ("plain", "PlainBackend"),
+    ComputeMode.GPU: ("plain", "PlainBackend"),
+    ComputeMode.IPU: ("ipu", "IpuBackend"),
+    ComputeMode.RDU: ("rdu", "RduBackend"),
+}
 
 
 def create(network: nn.Module, loss: nn.Module, settings: Settings) -> Backend:
@@ -22,19 +31,12 @@ def create(network: nn.Module, loss: nn.Module, settings: Settings) -> Backend:
         loss: ``(logits, label) -> scalar``.
         settings: ``settings.mode`` chooses.
     """
-    if settings.mode in (ComputeMode.CPU, ComputeMode.GPU):
-        from cosmictagger.backends.plain import PlainBackend
-
-        return PlainBackend(network, loss, settings)
-    if settings.mode is ComputeMode.IPU:
-        from cosmictagger.backends.ipu import IpuBackend
-
-        return IpuBackend(network, loss, settings)
-    if settings.mode is ComputeMode.RDU:
-        from cosmictagger.backends.rdu import RduBackend
-
-        return RduBackend(network, loss, settings)
-    raise ConfigError(
-        f"run.compute_mode={settings.mode.name} was asked for; modes that exist are CPU, GPU, IPU "
-        "and RDU."
-    )
+    place = _CLASSES.get(settings.mode)
+    if place is None:
+        raise ConfigError(
+            f"run.compute_mode={settings.mode.name} was asked for; modes that exist are CPU, GPU, "
+            "IPU and RDU."
+        )
+    module, name = place
+    kind = getattr(importlib.import_module(f"cosmictagger.backends.{module}"), name)
+    return kind(network, loss, settings)

@@ -21,8 +21,10 @@ EAGER = "eager"  # the target of what no compiler has seen
 
 # Per-parameter state of each optimizer, besides its count of steps.
 STATE = {OptimizerKind.adam: ("exp_avg", "exp_avg_sq"), OptimizerKind.rmsprop: ("square_avg",)}
-BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
-RMSPROP_EPS = 1e-4
+CONSTANTS: Mapping[OptimizerKind, Mapping[str, Any]] = {
+    OptimizerKind.adam: {"betas": (0.9, 0.999), "eps": 1e-8},
+    OptimizerKind.rmsprop: {"eps": 1e-4},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,6 +211,15 @@ class Backend(abc.ABC):
     def proof(self) -> Proof:
         """Return where the steps ran, as far as is known by now."""
 
+    def _proof(self, **values: Any) -> Proof:
+        return Proof(
+            mode=self.settings.mode.name,
+            precision=self.settings.precision.name,
+            training_steps=self.training_steps,
+            evaluation_steps=self.evaluation_steps,
+            **values,
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """Return weights and optimizer state on the host, the same for every backend.
 
@@ -262,6 +273,17 @@ def _by_name(state: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
         kind for kind, keys in STATE.items() if all(keys[0] in each for each in by_name.values())
     ]
     return {kinds[0].name: by_name} if by_name and kinds else {}
+
+
+def make_optimizer(
+    network: nn.Module, settings: Settings, kinds: Mapping[OptimizerKind, Any], **more: Any
+) -> Any:
+    """Return the optimizer of a table of classes; None if nothing is trained."""
+    if settings.optimizer is None:
+        return None
+    kind = settings.optimizer.name
+    # The rate comes with each step, and so changes without another compilation.
+    return kinds[kind](network.parameters(), lr=1.0, **CONSTANTS[kind], **more)
 
 
 def torch_state(

@@ -20,21 +20,19 @@ import popdist
 import popdist.poptorch
 import poptorch
 from cosmictagger.backends._base import (
-    ADAM_EPS,
-    BETAS,
-    RMSPROP_EPS,
     STATE,
     Backend,
     Logits,
     Proof,
     Settings,
     StepResult,
+    make_optimizer,
     processor,
     require_updates,
 )
 from cosmictagger.config.keys import OptimizerKind, Precision
 from cosmictagger.errors import BackendError, ConfigError, InstanceError
-from cosmictagger.models.networks import LossInForward
+from cosmictagger.models import LossInForward
 
 _SEED = 42  # the published port's
 # What the device calls the state of a parameter.
@@ -69,7 +67,15 @@ class IpuBackend(Backend):
         if self.half:
             network.half()
         self.module = LossInForward(network, loss, mark=_mark)
-        self._optimizer = self._make_optimizer()
+        self._optimizer = make_optimizer(
+            self.module,
+            settings,
+            {
+                OptimizerKind.adam: poptorch.optim.Adam,
+                OptimizerKind.rmsprop: poptorch.optim.RMSprop,
+            },
+            loss_scaling=1024.0 if self.half else None,
+        )
         self.trainer: Any = None
         # Each wrapper keeps the mode that the module is in when it is wrapped.
         self.module.train()
@@ -117,18 +123,6 @@ class IpuBackend(Backend):
         if self.settings.instances.count * self.settings.replicas > 1:
             options.randomSeed(_SEED)  # a common one
         return options
-
-    def _make_optimizer(self) -> Any:
-        if self.settings.optimizer is None:
-            return None
-        # lr is given, and so may change from step to step without another compilation.
-        parameters = self.module.parameters()
-        scale = 1024.0 if self.half else None
-        if self.settings.optimizer.name is OptimizerKind.rmsprop:
-            return poptorch.optim.RMSprop(parameters, lr=1.0, eps=RMSPROP_EPS, loss_scaling=scale)
-        return poptorch.optim.Adam(
-            parameters, lr=1.0, betas=BETAS, eps=ADAM_EPS, loss_scaling=scale
-        )
 
     def _train(self, image: torch.Tensor, label: torch.Tensor, rate: float) -> StepResult:
         self._require_executor(self.trainer, "training")
@@ -179,16 +173,12 @@ class IpuBackend(Backend):
         self._require_executor(executor, "training or evaluation")
         record = executor.build_record
         target = executor.target
-        return Proof(
-            mode=self.settings.mode.name,
+        return self._proof(
             backend=f"poptorch{self._copies()}",
             target=target,
             device=torch.cuda.get_device_name() if target == "cuda" else processor(),
-            precision=self.settings.precision.name,
             executable=executor.executable_hash,
             compile_seconds=None if record is None else sum(record.seconds.values()),
-            training_steps=self.training_steps,
-            evaluation_steps=self.evaluation_steps,
         )
 
     def _copies(self) -> str:

@@ -12,10 +12,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cosmictagger.backends._base import (
-    ADAM_EPS,
-    BETAS,
     EAGER,
-    RMSPROP_EPS,
     Backend,
     Logits,
     Proof,
@@ -23,6 +20,7 @@ from cosmictagger.backends._base import (
     StepResult,
     joined,
     load_torch_state,
+    make_optimizer,
     micro_batches,
     processor,
     torch_state,
@@ -89,6 +87,10 @@ def _loss_message(error: Exception) -> str:
     )
 
 
+_OPTIMIZERS = {
+    OptimizerKind.adam: torch.optim.Adam,
+    OptimizerKind.rmsprop: torch.optim.RMSprop,
+}
 _DTYPES = {Precision.bfloat16: torch.bfloat16, Precision.float16: torch.float16}
 
 
@@ -115,7 +117,9 @@ class PlainBackend(Backend):
             self._shared = Shared(
                 self._forward, settings.instances, broadcast_buffers=settings.broadcast_buffers
             )
-        self._optimizer = _optimizer(network, settings)
+        self._optimizer: torch.optim.Optimizer | None = make_optimizer(
+            network, settings, _OPTIMIZERS
+        )
         mixed_gpu = settings.precision is Precision.mixed and self.device.type == "cuda"
         self._scaler = torch.amp.GradScaler("cuda", enabled=mixed_gpu)
         self._first_seconds: float | None = None
@@ -189,16 +193,12 @@ class PlainBackend(Backend):
         """Plain PyTorch has no executable; the time of compiling is that of the first step."""
         compiled = self.settings.compile
         gpu = self.device.type == "cuda"
-        return Proof(
-            mode=self.settings.mode.name,
+        return self._proof(
             backend=f"PyTorch, {'compiled' if compiled else 'eager'}{self._parallel()}",
             target="inductor" if compiled else EAGER,
             device=torch.cuda.get_device_name() if gpu else processor(),
-            precision=self.settings.precision.name,
             executable=None,
             compile_seconds=self._first_seconds if compiled else None,
-            training_steps=self.training_steps,
-            evaluation_steps=self.evaluation_steps,
         )
 
     def _parallel(self) -> str:
@@ -249,12 +249,3 @@ def _check(settings: Settings) -> None:
             "weights, their updates and the optimizer's epsilon would all vanish in float16. Use "
             "run.precision=mixed or bfloat16, or run.compute_mode=IPU, which updates in float32."
         )
-
-
-def _optimizer(network: nn.Module, settings: Settings) -> torch.optim.Optimizer | None:
-    if settings.optimizer is None:
-        return None
-    # The rate comes with each step.
-    if settings.optimizer.name is OptimizerKind.rmsprop:
-        return torch.optim.RMSprop(network.parameters(), lr=1.0, eps=RMSPROP_EPS)
-    return torch.optim.Adam(network.parameters(), lr=1.0, betas=BETAS, eps=ADAM_EPS)

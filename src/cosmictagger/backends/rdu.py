@@ -16,15 +16,13 @@ import torch
 from torch import nn
 
 from cosmictagger.backends._base import (
-    ADAM_EPS,
-    BETAS,
-    RMSPROP_EPS,
     Backend,
     Logits,
     Proof,
     Settings,
     StepResult,
     load_torch_state,
+    make_optimizer,
     processor,
     require_updates,
     torch_state,
@@ -59,21 +57,20 @@ class RduBackend(Backend):
             )
         self.dtype = _TYPES[settings.precision]
         samba.from_torch_model_(network.to(self.dtype))
-        self._optimizer = self._make_optimizer()
+        self._optimizer: torch.optim.Optimizer | None = make_optimizer(
+            network,
+            settings,
+            {
+                OptimizerKind.adam: samba.optim.Adam,
+                OptimizerKind.rmsprop: torch.optim.RMSprop,
+            },
+        )
         self.trainer = samba.SambaSession()
         self.evaluator = samba.SambaSession()
         self._seconds: float | None = None
         # Whether the device has weights that the host or the evaluator have not seen.
         self._host_is_old = self._evaluator_is_old = False
         self._updates_before = 0
-
-    def _make_optimizer(self) -> torch.optim.Optimizer | None:
-        if self.settings.optimizer is None:
-            return None
-        # The rate comes with each step.
-        if self.settings.optimizer.name is OptimizerKind.rmsprop:
-            return torch.optim.RMSprop(self.network.parameters(), lr=1.0, eps=RMSPROP_EPS)
-        return samba.optim.Adam(self.network.parameters(), lr=1.0, betas=BETAS, eps=ADAM_EPS)
 
     def compile(self, image_size: tuple[int, int]) -> Path:
         """Compile the program of training without running it.
@@ -185,18 +182,14 @@ class RduBackend(Backend):
         self._compare_counts()
         session = self.evaluator if self._optimizer is None else self.trainer
         report = None if session.graph is None else session.report
-        return Proof(
-            mode=self.settings.mode.name,
+        return self._proof(
             backend="sambaflow",
             target=None if report is None else report.target,
             device=torch.cuda.get_device_name()
             if report is not None and report.target == "cuda"
             else processor(),
-            precision=self.settings.precision.name,
             executable=None if report is None else report.executable,
             compile_seconds=self._seconds,
-            training_steps=self.training_steps,
-            evaluation_steps=self.evaluation_steps,
         )
 
     def _compare_counts(self) -> None:

@@ -135,56 +135,6 @@ class Train:
 
 
 @dataclass
-class Inference:
-    """``mode=inference``: every event of ``data.file`` once, in order, with files of results.
-
-    Attributes:
-        name: set by mode=.
-        start_index: first event.
-        no_summary_images: False: TensorBoard images every 25 steps.
-        weights_location: folder with checkpoints, or one .ckpt file; default: the run's own;
-            random: untrained.
-        summary_iteration: TensorBoard scalars every so many steps.
-        logging_iteration: log line and CSV row every so many steps.
-        optimizer: how weights change.
-        displays: event displays to draw.
-    """
-
-    name: ModeKind = ModeKind.inference
-    start_index: int = 0
-    no_summary_images: bool = True
-    weights_location: str = ""
-    summary_iteration: int = 1
-    logging_iteration: int = 1
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    displays: int = 5
-
-
-@dataclass
-class Evaluate:
-    """``mode=evaluate``: as inference, numbers only.
-
-    Attributes:
-        name: set by mode=.
-        start_index: first event.
-        no_summary_images: no effect here.
-        weights_location: folder with checkpoints, or one .ckpt file; default: the run's own;
-            random: untrained.
-        summary_iteration: TensorBoard scalars every so many steps.
-        logging_iteration: log line and CSV row every so many steps.
-        optimizer: how weights change.
-    """
-
-    name: ModeKind = ModeKind.evaluate
-    start_index: int = 0
-    no_summary_images: bool = True
-    weights_location: str = ""
-    summary_iteration: int = 1
-    logging_iteration: int = 1
-    optimizer: Optimizer = field(default_factory=Optimizer)
-
-
-@dataclass
 class IOTest:
     """``mode=iotest``: reads, no network.
 
@@ -199,6 +149,37 @@ class IOTest:
     start_index: int = 0
     no_summary_images: bool = True
     weights_location: str = ""
+
+
+@dataclass
+class Evaluate(IOTest):
+    """``mode=evaluate``: as inference, numbers only.
+
+    Attributes:
+        weights_location: folder with checkpoints, or one .ckpt file; default: the run's own;
+            random: untrained.
+        summary_iteration: TensorBoard scalars every so many steps.
+        logging_iteration: log line and CSV row every so many steps.
+        optimizer: how weights change.
+    """
+
+    name: ModeKind = ModeKind.evaluate
+    summary_iteration: int = 1
+    logging_iteration: int = 1
+    optimizer: Optimizer = field(default_factory=Optimizer)
+
+
+@dataclass
+class Inference(Evaluate):
+    """``mode=inference``: every event of ``data.file`` once, in order, with files of results.
+
+    Attributes:
+        no_summary_images: False: TensorBoard images every 25 steps.
+        displays: event displays to draw.
+    """
+
+    name: ModeKind = ModeKind.inference
+    displays: int = 5
 
 
 MODES: dict[str, Any] = {
@@ -225,37 +206,6 @@ class DataKind(Enum):
 
 
 @dataclass
-class Real:
-    """``data=real``: larcv3 HDF5 files.
-
-    Attributes:
-        name: set by data=.
-        synthetic: set by data=.
-        downsample: power of two by which images shrink: 0 leaves 1280 x 2048, 1 640 x 1024.
-        data_format: layout in memory of convolutions in CPU and GPU mode.
-        img_transform: images become ln(image + 1).
-        seed: order of events; 0 draws one and says which.
-        data_directory: folder of the files.
-        file: events to train on, or to label.
-        aux_file: events to validate on; empty: none.
-        image: producer of the images.
-        label: producer of the labels; empty: there are none, which inference can do with.
-    """
-
-    name: DataKind = DataKind.real
-    synthetic: bool = False
-    downsample: int = 1
-    data_format: DataFormat = DataFormat.channels_last
-    img_transform: bool = False
-    seed: int = 0
-    data_directory: str = "/data/datasets/SBND/cosmic_tagging_1/"
-    file: str = "cosmic_tagging_train.h5"
-    aux_file: str = "cosmic_tagging_test.h5"
-    image: str = "sbndwire"
-    label: str = "sbnd_cosmicseg"
-
-
-@dataclass
 class Synthetic:
     """``data=synthetic``: uniform random images, for measuring speed.
 
@@ -277,15 +227,32 @@ class Synthetic:
 
 
 @dataclass
-class Generated:
+class Real(Synthetic):
+    """``data=real``: larcv3 HDF5 files.
+
+    Attributes:
+        seed: order of events; 0 draws one and says which.
+        data_directory: folder of the files.
+        file: events to train on, or to label.
+        aux_file: events to validate on; empty: none.
+        image: producer of the images.
+        label: producer of the labels; empty: there are none, which inference can do with.
+    """
+
+    name: DataKind = DataKind.real
+    synthetic: bool = False
+    data_directory: str = "/data/datasets/SBND/cosmic_tagging_1/"
+    file: str = "cosmic_tagging_train.h5"
+    aux_file: str = "cosmic_tagging_test.h5"
+    image: str = "sbndwire"
+    label: str = "sbnd_cosmicseg"
+
+
+@dataclass
+class Generated(Synthetic):
     """``data=generated``: events of the built-in generator, made once and kept; the default.
 
     Attributes:
-        name: set by data=.
-        synthetic: set by data=.
-        downsample: power of two by which images shrink: 0 leaves 1280 x 2048, 1 640 x 1024.
-        data_format: layout in memory of convolutions in CPU and GPU mode.
-        img_transform: images become ln(image + 1).
         seed: order of events; 0 draws one and says which.
         events: events to train on.
         aux_events: other events: to validate on, and those of inference and evaluate; 0: none.
@@ -298,9 +265,7 @@ class Generated:
     name: DataKind = DataKind.generated
     synthetic: bool = False
     downsample: int = 3
-    data_format: DataFormat = DataFormat.channels_last
     img_transform: bool = True
-    seed: int = 0
     events: int = 64
     aux_events: int = 16
     generator_seed: int = 1

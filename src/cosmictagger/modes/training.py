@@ -20,11 +20,13 @@ from abele.storage import atomic
 from cosmictagger import checkpoints, measures, sources
 from cosmictagger.backends import Backend, StepResult
 from cosmictagger.config.checks import plain
+from cosmictagger.config.composing import Config
+from cosmictagger.config.keys import ComputeMode, ModeKind
 from cosmictagger.data import Batch
 from cosmictagger.data.loader import BatchStream
-from cosmictagger.errors import BackendError, DataError, TrainingError
+from cosmictagger.errors import BackendError, ConfigError, DataError, TrainingError
 from cosmictagger.instances import Instances
-from cosmictagger.launch import Launch
+from cosmictagger.launch import Launch, launched
 from cosmictagger.modes.stopping import SIGNALS, Stop
 from cosmictagger.recording import (
     IMAGES_EVERY,
@@ -483,3 +485,18 @@ class Training:
             logger.info(line)
         if split:
             logger.info(split_line(split))
+
+
+def compile_program(config: Config) -> None:
+    """Compile the training program of a configuration into its output folder."""
+    if config.run.compute_mode is not ComputeMode.RDU or config.mode.name is not ModeKind.train:
+        raise ConfigError(
+            "compile makes the file that training in RDU mode loads. Add run.compute_mode=RDU; "
+            "other modes compile by themselves at their first step."
+        )
+    with launched(config) as launch, sources.training(config, launch.data_seed) as events:
+        from cosmictagger.backends.rdu import RduBackend
+
+        backend = launch.backend(events.image_size, training=True)
+        assert isinstance(backend, RduBackend)
+        logger.info(f"Compiled {backend.compile(events.image_size)}")

@@ -103,7 +103,7 @@ def test_the_page_of_a_large_network_stays_small(tmp_path, monkeypatch):
     from cosmictagger import models
     from cosmictagger.config.network import named
     from cosmictagger.measures import Loss
-    from cosmictagger.models.networks import LossInForward
+    from cosmictagger.models import LossInForward
 
     monkeypatch.setenv("ABELE_TARGET", "null")
     network = models.build(named("a21"), (320, 512))

@@ -1,4 +1,4 @@
-"""UResNet for images and for volumes of planes, of the same blocks."""
+"""The networks, UResNet for images and for volumes of planes, and checks that images fit them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from cosmictagger.config.network import Connection, DownSampling, Network, Norm, UpSampling
+from cosmictagger.config.network import (
+    Connection,
+    ConvMode,
+    DownSampling,
+    Network,
+    Norm,
+    UpSampling,
+)
 from cosmictagger.errors import ConfigError
 
 SLOPE = 0.01  # of the leaky ReLU below zero
@@ -531,3 +538,20 @@ def _advice(depth: int, stored: tuple[int, int]) -> str:
     if not deepest:
         return f"Images of {full} cannot be halved once: no network takes them."
     return f"No data.downsample fits images of {full} to it; network.depth is at most {deepest}."
+
+
+def build(network: Network, image_size: tuple[int, int]) -> nn.Module:
+    """Return the network a configuration describes, with fresh weights from torch's random numbers.
+
+    Args:
+        network: its shape.
+        image_size: rows and columns of the images it will see.
+
+    Returns:
+        A module from ``[B, 3, H, W]`` to three of ``[B, 3, H, W]``: for each plane the scores of
+        background, cosmic and neutrino.
+    """
+    check_image_size(network, image_size)
+    if network.conv_mode is ConvMode.conv_3D:
+        return UResNet3D(network)
+    return UResNet(network)

@@ -1,10 +1,13 @@
-"""The text of ``cosmictagger --help``, generated from the configuration's keys and docstrings."""
+"""The command generate, and the help of the application from its configuration's docstrings."""
 
+import argparse
 import inspect
 import re
 import textwrap
+from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from cosmictagger.config.composing import PRESETS, network_choices
@@ -42,7 +45,7 @@ Choose
 """
 
 
-def text() -> str:
+def help_text() -> str:
     """Return the whole help."""
     groups = _GROUPS.format(
         modes=", ".join(MODES),
@@ -63,12 +66,16 @@ def _section(prefix: str, location: str, kind: Any) -> str:
     descriptions = attributes(kind)
     lines = [f"\n  {prefix}{location}"]
     for each in fields(kind):
-        text = descriptions.get(each.name, "")
-        if not text or each.name == "optimizer" or text.startswith(("set by", "kept for")):
+        help_text = descriptions.get(each.name, "")
+        if (
+            not help_text
+            or each.name == "optimizer"
+            or help_text.startswith(("set by", "kept for"))
+        ):
             continue
         head = f"    {each.name}={_default(each)}"
         # A default that is too long for its column has a line of its own.
-        rows = textwrap.wrap(text, _WIDTH - _COLUMN)
+        rows = textwrap.wrap(help_text, _WIDTH - _COLUMN)
         lines += [head] if len(head) >= _COLUMN else []
         starts = ["" if len(head) >= _COLUMN else head] + [""] * (len(rows) - 1)
         lines += [f"{s:<{_COLUMN}}{row}" for s, row in zip(starts, rows, strict=True)]
@@ -86,9 +93,45 @@ def _default(field: Any) -> str:
 
 
 def attributes(kind: type) -> dict[str, str]:
-    """Return the ``Attributes:`` of a docstring, each as one line."""
-    doc = inspect.getdoc(kind) or ""
-    _, _, block = doc.partition("Attributes:\n")
-    joined = re.sub(r"\n {8,}", " ", block)
-    pairs = re.findall(r"^ {4}(\w+): (.*)$", joined, re.MULTILINE)
-    return {name: text.rstrip(".") for name, text in pairs}
+    """Return the ``Attributes:`` of a docstring and of its bases, each as one line."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        _, _, block = inspect.cleandoc(vars(base).get("__doc__") or "").partition("Attributes:\n")
+        joined = re.sub(r"\n {8,}", " ", block)
+        pairs = re.findall(r"^ {4}(\w+): (.*)$", joined, re.MULTILINE)
+        found |= {name: text.rstrip(".") for name, text in pairs}
+    return found
+
+
+def generate(argv: Sequence[str]) -> int:
+    """Make the file.
+
+    Returns:
+        The exit status.
+    """
+    args = _generate_parser().parse_args(argv)
+    from cosmictagger.data import generator
+    from cosmictagger.errors import ConfigError
+
+    path = Path(args.output)
+    if path.exists() and not args.force:
+        raise ConfigError(f"{path} exists already. Choose another --output, or add --force.")
+    size = (args.rows, args.columns)
+    generator.generate(path, args.events, args.seed, size=size, progress=True)
+    print(f"{path}: {args.events} events of {args.rows} x {args.columns}, seed {args.seed}")
+    return 0
+
+
+def _generate_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cosmictagger generate",
+        description="Writes events of the built-in generator in the layout of larcv3 files, so "
+        "that they can take the place of real ones (data=real data.file=...).",
+    )
+    parser.add_argument("--events", type=int, required=True, help="how many")
+    parser.add_argument("--output", required=True, help="the file to write")
+    parser.add_argument("--seed", type=int, default=1, help="equal seeds give equal events (1)")
+    parser.add_argument("--rows", type=int, default=1280, help="height of an image (1280)")
+    parser.add_argument("--columns", type=int, default=2048, help="width of an image (2048)")
+    parser.add_argument("--force", action="store_true", help="replace a file that exists")
+    return parser

@@ -1,1 +1,0 @@
-"""The sub-commands of ``cosmictagger``, one per file, and its help."""
