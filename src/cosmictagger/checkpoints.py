@@ -28,12 +28,7 @@ _LATEST = "latest"
 
 
 class Checkpoints(CheckpointFolder):
-    """The checkpoints of one run, with the index that CosmicTagger's folders have.
-
-    Args:
-        folder: where they are; made at the first save.
-        keep: how many stay; older ones are deleted after a newer one is complete.
-    """
+    """The checkpoints of one run, with the index that CosmicTagger's folders have."""
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 5):
         super().__init__(folder, "model", keep, _require)
@@ -73,12 +68,7 @@ class Checkpoints(CheckpointFolder):
             return super().read(path)
 
     def save(self, step: int, content: Mapping[str, Any]) -> Path:
-        """Write a checkpoint and drop the oldest ones.
-
-        Args:
-            step: steps made so far.
-            content: tensors, numbers and strings in dictionaries and lists.
-        """
+        """Write a checkpoint and drop the oldest ones."""
         plain = _plain(content)
         with _translated():
             return self.write(step, plain)

@@ -59,11 +59,7 @@ class Instances:
     # -- values, now and then ----------------------------------------------------------------
 
     def barrier(self, topic: str) -> None:
-        """Wait until every instance has come here.
-
-        Args:
-            topic: the place in words, for the error of those that wait in vain.
-        """
+        """Wait until every instance has come here."""
         self.gather(topic, None)
 
     def gather(self, topic: str, value: Any) -> list[Any]:
@@ -116,12 +112,7 @@ class Instances:
         return values if self.is_first else received[_ALL]
 
     def agree(self, topic: str, facts: Mapping[str, object]) -> None:
-        """Compare what all instances must have in common; all raise where they differ.
-
-        Args:
-            topic: what the facts are about, in words.
-            facts: values by name, compared and shown as text.
-        """
+        """Compare what all instances must have in common; all raise where they differ."""
         if self._connection is None:
             return
         try:
@@ -179,20 +170,13 @@ class Instances:
         return wire.tolist()
 
     def add_up(self, values: torch.Tensor) -> None:
-        """Replace a contiguous tensor by its sum over all instances, added in their order.
-
-        Args:
-            values: of one shape on every instance, which all end with the same bits.
-        """
+        """Replace a contiguous tensor by its sum over all instances, added in their order."""
         if self._connection is not None:
             with _typed():
                 self._connection.all_reduce(values)
 
     def rows(self, values: torch.Tensor) -> torch.Tensor:
         """Join tensors of all instances along their first dimension, in order of the instances.
-
-        Args:
-            values: on the host; of one shape and dtype on every instance.
 
         Returns:
             [count * n, ...] on every instance; alone, the tensor itself.

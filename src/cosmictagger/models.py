@@ -487,13 +487,7 @@ FULL_SIZE = (1280, 2048)  # rows (time) and columns (wires) of an SBND image
 def check_image_size(
     network: Network, image_size: tuple[int, int], stored: tuple[int, int] = FULL_SIZE
 ) -> None:
-    """See to it that every halving of the network meets an even size.
-
-    Args:
-        network: its depth counts.
-        image_size: rows and columns.
-        stored: those of the file, before they shrink.
-    """
+    """See to it that every halving of the network meets an even size."""
     rows, columns = image_size
     factor = 2**network.depth
     if rows > 0 and columns > 0 and rows % factor == 0 and columns % factor == 0:
@@ -542,10 +536,6 @@ def _advice(depth: int, stored: tuple[int, int]) -> str:
 
 def build(network: Network, image_size: tuple[int, int]) -> nn.Module:
     """Return the network a configuration describes, with fresh weights from torch's random numbers.
-
-    Args:
-        network: its shape.
-        image_size: rows and columns of the images it will see.
 
     Returns:
         A module from ``[B, 3, H, W]`` to three of ``[B, 3, H, W]``: for each plane the scores of

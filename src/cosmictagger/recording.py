@@ -305,10 +305,6 @@ def _microseconds(seconds: float) -> np.timedelta64:
 def throughput(iterations: list[float], images: float) -> dict[str, float]:
     """Return images per second without the first iterations, which compile and warm up.
 
-    Args:
-        iterations: seconds of each.
-        images: of one iteration, accumulated ones included.
-
     Returns:
         By name: ``all``, ``except_first``, ``except_first_two``, and ``last_40`` of longer runs.
     """

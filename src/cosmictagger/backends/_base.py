@@ -334,13 +334,7 @@ def joined(parts: Sequence[Logits]) -> Logits:
 
 
 def require_updates(mode: ComputeMode, expected: int, counts: set[int]) -> None:
-    """Compare the updates that were made here with those that a device has counted.
-
-    Args:
-        mode: of the device.
-        expected: how many updates were made here.
-        counts: of the device, for each of its parameters.
-    """
+    """Compare the updates that were made here with those that a device has counted."""
     if counts != {expected}:
         raise BackendError(
             f"{expected} updates were asked for in {mode.name} mode, but the device has made "

@@ -31,13 +31,7 @@ from cosmictagger.instances import Instances
 
 
 class Shared(nn.Module):
-    """A network whose backward averages gradients over all instances.
-
-    Args:
-        network: on its device; gets the first instance's weights and buffers.
-        instances: more than one, connected.
-        broadcast_buffers: before each pass, all get the first instance's statistics.
-    """
+    """A network whose backward averages gradients over all instances."""
 
     def __init__(self, network: nn.Module, instances: Instances, *, broadcast_buffers: bool):
         super().__init__()

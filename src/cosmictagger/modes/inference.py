@@ -120,14 +120,7 @@ class Records:
 
 
 def end_pass(launch: Launch, backend: Backend, passed: Passed, report: Path | None) -> None:
-    """Write to record and log what the whole pass has come to.
-
-    Args:
-        launch: of the pass.
-        backend: with the weights.
-        passed: of all instances.
-        report: the page that was written, if there is one.
-    """
+    """Write to record and log what the whole pass has come to."""
     means, steps = passed.means(), len(passed.steps)
     times, images = list(passed.seconds), _images(launch, passed)
     values: dict[str, Any] = {
@@ -333,9 +326,6 @@ _SYNTHETIC_STEPS = 500
 
 def infer(launch: Launch) -> int | None:
     """Run the network over the events, from ``mode.start_index`` on.
-
-    Args:
-        launch: a settled configuration with folder and record.
 
     Returns:
         The number of the signal that ended it early, or None.

@@ -16,9 +16,6 @@ from cosmictagger.recording import Bar, logger
 def measure(launch: Launch) -> int | None:
     """Read ``run.iterations`` batches, or as many as there are, and log the speed.
 
-    Args:
-        launch: a settled configuration with folder and record.
-
     Returns:
         The number of the signal that ended it early, or None.
     """

@@ -109,12 +109,7 @@ def open_events(
 
 
 def steps_to_make(launch: Launch, step: int) -> int:
-    """``run.iterations``, or what is left of them where a launcher has restarted the run.
-
-    Args:
-        launch: its record keeps the goal for that case.
-        step: steps made so far.
-    """
+    """``run.iterations``, or what is left of them where a launcher has restarted the run."""
     iterations = launch.config.run.iterations
     assert iterations is not None  # settled
     until, launcher = step + iterations, _launcher()
@@ -190,9 +185,6 @@ _FORMAT = 1  # of checkpoints
 
 def train(launch: Launch) -> int | None:
     """Train for ``run.iterations`` steps more.
-
-    Args:
-        launch: a settled configuration with folder and record.
 
     Returns:
         The number of the signal that ended it early, or None.

@@ -255,9 +255,6 @@ def as_csv(rows: Sequence[Row], keys: Iterable[str]) -> str:
 class Candidates:
     """The events that may still be drawn; their number does not grow with the pass.
 
-    Args:
-        most: how many to draw. Of events without labels these are the first ones.
-
     Attributes:
         most: as given.
         seen: how many events with labels were offered.

@@ -313,13 +313,7 @@ class ResultsWriter(Collector):
 
 
 def write(output_dir: str | Path, passes: Iterable[Sequence[Any]], **settings: Any) -> WrittenFiles:
-    """Write the results of a whole pass.
-
-    Args:
-        output_dir: the run's folder.
-        passes: the arguments of `ResultsWriter.add`, batch after batch.
-        **settings: the other arguments of `ResultsWriter`.
-    """
+    """Write the results of a whole pass."""
     with ResultsWriter(output_dir, **settings) as results:
         for arguments in passes:
             results.add(*arguments)
@@ -395,11 +389,7 @@ def _loaded_part(folder: Path) -> Part:
 
 
 def join_parts(parts: Sequence[Part]) -> tuple[Tally, Candidates]:
-    """Return the tally and the candidates of the whole pass.
-
-    Args:
-        parts: of all instances, also of those that had no event.
-    """
+    """Return the tally and the candidates of the whole pass."""
     rows = sorted((row for part in parts for row in part.tally.rows), key=lambda row: row.entry)
     for before, after in itertools.pairwise(rows):
         if before.entry == after.entry:
@@ -414,12 +404,7 @@ def join_parts(parts: Sequence[Part]) -> tuple[Tally, Candidates]:
 
 
 def join_predictions(parts: Sequence[Part], path: Path) -> None:
-    """Write one file of predictions; an older one stays until the new one is complete.
-
-    Args:
-        parts: of all instances; at least one has an event.
-        path: the file to make or to replace.
-    """
+    """Write one file of predictions; an older one stays until the new one is complete."""
     places = sorted(
         (row.entry, number, event)
         for number, part in enumerate(parts)

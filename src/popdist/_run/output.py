@@ -256,13 +256,7 @@ class _Lines:
 
 
 class Relay:
-    """Reads the pipes of all instances, in a thread of its own, until `finish`.
-
-    Args:
-        count: Number of instances.
-        screen: Where their lines go.
-        mark: What the shims' last lines begin and end with.
-    """
+    """Reads the pipes of all instances, in a thread of its own, until `finish`."""
 
     def __init__(self, count: int, screen: Screen, mark: str) -> None:
         self.screen, self.mark = screen, mark
