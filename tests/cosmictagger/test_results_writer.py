@@ -1,7 +1,7 @@
-"""A pass through ResultsWriter: every file, a few events in memory, nothing after an exception."""
+"""Results of a pass: every file, a few events in memory, nothing after an exception."""
 
+import contextlib
 import csv
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,16 +12,14 @@ pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
 
 from cosmictagger.data.loader import Batch
 from cosmictagger.errors import DataError
-from cosmictagger.results import ResultsWriter, plots, write
+from cosmictagger.results import Collector, plots, write_files
 from cosmictagger.results.predictions import open_predictions
+from cosmictagger.results.writer import image_size_text
 
 SIZE, RUN = (16, 32), (8, 16)
 
 
-@dataclass
-class Proof:
-    mode: str = "CPU"
-    compile_seconds: float = 0.25
+PROOF = {"mode": "CPU", "compile_seconds": 0.25}
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +52,13 @@ def rows(batch, value=None):
     return [{"Average/mIoU": entry / 10 if value is None else value} for entry in batch.entries]
 
 
-def writer(folder, **settings):
-    return ResultsWriter(folder, SIZE, 1, Proof(), progress=False, **settings)
+@contextlib.contextmanager
+def writer(folder, displays=8):
+    with Collector(folder, SIZE, 1, displays) as results:
+        yield results
+    size = {"image size": image_size_text(SIZE, 1)}
+    events = results.candidates.events()
+    results.files = write_files(folder, results.tally, events, PROOF, size, progress=False)
 
 
 def test_everything_is_written(tmp_path):
@@ -82,23 +85,6 @@ def test_everything_is_written(tmp_path):
     page = files.report.read_text()
     for wanted in ("compile seconds", "downsample 1 (8 x 16)", "predictions.h5", "Training"):
         assert wanted in page
-
-
-def test_the_proof_may_come_at_the_end(tmp_path):
-    steps = []
-    with ResultsWriter(tmp_path, SIZE, 1, lambda: {"evaluation_steps": len(steps)}) as results:
-        events = batch((0,))
-        results.add(events, logits(events), rows(events))
-        steps += [1, 2, 3]
-    assert "<td>evaluation steps</td><td><code>3</code>" in results.files.report.read_text()
-
-
-def test_write_takes_a_whole_pass(tmp_path):
-    passes = ((events, logits(events), rows(events)) for events in (batch((0,)), batch((1,))))
-    files = write(tmp_path, passes, size=SIZE, downsample=1, proof={"mode": "CPU"}, displays=0)
-    assert files.displays == ()
-    with open_predictions(files.predictions) as predictions:
-        assert len(predictions) == 2
 
 
 def test_the_worst_and_the_best_are_kept_and_no_more(tmp_path):
@@ -183,6 +169,4 @@ def test_what_does_not_fit_is_refused(tmp_path):
         with pytest.raises(DataError, match="Entry 3 of the events: the network's output"):
             results.add(events, broken, rows(events))
     with pytest.raises(DataError, match="downsample=9 does not fit"):
-        ResultsWriter(tmp_path, SIZE, 9, Proof())
-    with pytest.raises(TypeError, match="proof is a str"):
-        ResultsWriter(tmp_path, SIZE, 1, "CPU")
+        Collector(tmp_path, SIZE, 9, 1)

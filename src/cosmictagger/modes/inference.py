@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -37,6 +37,9 @@ from cosmictagger.recording import (
     split_line,
     throughput,
 )
+
+if TYPE_CHECKING:
+    from cosmictagger.results.tally import Candidates, Tally
 
 
 @dataclass(frozen=True)
@@ -302,21 +305,25 @@ def _proof(parts: Sequence[Passed]) -> Proof:
 
 
 def _write_joined(one_pass: Pass, folders: Sequence[Path], passed: Passed) -> Path:
-    from cosmictagger.results import write_files, writer
-    from cosmictagger.results.writer import PREDICTIONS, with_image_size
+    from cosmictagger.results import writer
 
-    launch = one_pass.launch
     loaded = [writer.load_part(folder) for folder in folders]
-    writer.join_predictions(loaded, launch.folder / PREDICTIONS)
-    tally, candidates = writer.join_parts(loaded)
-    settings = {**one_pass.settings(), "instances": len(folders)}
-    size, downsample = one_pass.events.stored_size, launch.config.data.downsample
+    writer.join_predictions(loaded, one_pass.launch.folder / writer.PREDICTIONS)
+    return _write_report(one_pass, *writer.join_parts(loaded), passed, {"instances": len(folders)})
+
+
+def _write_report(
+    one_pass: Pass, tally: Tally, candidates: Candidates, passed: Passed, more: dict[str, object]
+) -> Path:
+    from cosmictagger.results.writer import image_size_text, write_files
+
+    size, downsample = one_pass.events.stored_size, one_pass.launch.config.data.downsample
     return write_files(
-        launch.folder,
+        one_pass.launch.folder,
         tally,
         candidates.events(),
-        passed.proof,
-        with_image_size(settings, size, downsample),
+        dataclasses.asdict(passed.proof),
+        {**one_pass.settings(), **more, "image size": image_size_text(size, downsample)},
         sys.stderr.isatty(),
     ).report
 
@@ -365,13 +372,14 @@ class Pass:
 
     def run(self) -> int | None:
         """Make the pass and everything that belongs to it."""
-        with contextlib.ExitStack() as stack:
-            records = stack.enter_context(Records(self.launch))
-            stop = stack.enter_context(Stop())
-            results = stack.enter_context(self._results()) if self.is_inference else None
-            self.loop(stop, results, records.add)
-        report = None if results is None else results.files.report
-        end_pass(self.launch, self.backend, self.passed(stop.signal), report)
+        report = None
+        with Records(self.launch) as records, Stop() as stop:
+            with _collector(self, self.launch.folder) as results:
+                self.loop(stop, results, records.add)
+            passed = self.passed(stop.signal)
+            if results is not None:
+                report = _write_report(self, results.tally, results.candidates, passed, {})
+        end_pass(self.launch, self.backend, passed, report)
         return stop.signal
 
     def loop(self, stop: Stop, results: Any, note: Callable[[Step], None]) -> None:
@@ -420,20 +428,6 @@ class Pass:
         if iterations is None and not isinstance(self.events, EventLoader):
             iterations = _SYNTHETIC_STEPS
         return max(1, whole if iterations is None else min(iterations, whole))
-
-    def _results(self) -> Any:
-        """Return the writer of files, which gives them their names when the pass has ended well."""
-        from cosmictagger.results import ResultsWriter
-
-        return ResultsWriter(
-            self.launch.folder,
-            size=self.events.stored_size,
-            downsample=self.launch.config.data.downsample,
-            proof=self.backend.proof,
-            displays=self.mode.displays,
-            settings=self.settings(),
-            progress=sys.stderr.isatty(),
-        )
 
     def _step(self, index: int, batches: Iterator[Batch], results: Any) -> Step:
         started = time.perf_counter()

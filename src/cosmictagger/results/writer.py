@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -71,7 +71,7 @@ def write_files(
     folder: Path,
     tally: Tally,
     events: Sequence[EventRecord],
-    proof: Any,
+    proof: Mapping[str, object],
     settings: Mapping[str, object],
     progress: bool = True,
 ) -> WrittenFiles:
@@ -81,7 +81,7 @@ def write_files(
         folder: the run's; its ``predictions.h5`` and its tables of the training are there.
         tally: of all events.
         events: those to draw, in the order of the report.
-        proof: what proves where the pass ran: a dataclass or a mapping.
+        proof: evidence of the device that ran the pass, by name.
         settings: more that the report shall name.
         progress: whether drawing shows a progress bar.
     """
@@ -92,7 +92,7 @@ def write_files(
     by_entry = {row.entry: row for row in tally.rows}
     content = report.Content(
         title="CosmicTagger: report of an inference pass",
-        proof=fields(proof),
+        proof={name.replace("_", " "): value for name, value in proof.items()},
         settings=settings,
         tally=tally,
         displays=[(by_entry[entry], path) for entry, path in pictures.items()],
@@ -103,26 +103,10 @@ def write_files(
     return WrittenFiles(folder / PREDICTIONS, table, tuple(pictures.values()), curves_picture, page)
 
 
-def with_image_size(
-    settings: Mapping[str, object] | None, size: tuple[int, int], downsample: int
-) -> dict[str, object]:
-    """Return the settings of a report, and the size of the images in the file and in the pass."""
+def image_size_text(size: tuple[int, int], downsample: int) -> str:
+    """Format the size of the images in the file and in the pass."""
     height, width = (edge >> downsample for edge in size)
-    size_text = f"{size[0]} x {size[1]}, downsample {downsample} ({height} x {width})"
-    return {**(settings or {}), "image size": size_text}
-
-
-def fields(proof: Any) -> dict[str, object]:
-    """Return what proves where the pass ran, by names for people."""
-    if dataclasses.is_dataclass(proof) and not isinstance(proof, type):
-        values: Mapping[str, object] = {
-            field.name: getattr(proof, field.name) for field in dataclasses.fields(proof)
-        }
-    elif isinstance(proof, Mapping):
-        values = proof
-    else:
-        raise TypeError(f"proof is a {type(proof).__name__}; needed is a dataclass or a mapping")
-    return {str(name).replace("_", " "): value for name, value in values.items()}
+    return f"{size[0]} x {size[1]}, downsample {downsample} ({height} x {width})"
 
 
 def _draw(folder: Path, events: Sequence[EventRecord], progress: bool) -> dict[int, Path]:
@@ -256,68 +240,6 @@ class Collector:
         self.candidates.add(
             EventRecord(entry, event_id, self._size, self._downsample, metrics, planes)
         )
-
-
-class ResultsWriter(Collector):
-    """Collects the results of one inference pass; a context manager.
-
-    Leaving the block normally calls `close`; leaving it by an exception calls `discard`.
-
-    Args:
-        output_dir: the run's folder; made if absent. Training curves are read from its
-            ``train_metrics.csv`` and ``test_metrics.csv``.
-        size: height and width of the images in the file, in pixels, before downsampling.
-        downsample: exponent k of the run; scores have the size ``(H / 2**k, W / 2**k)``.
-        proof: what proves where the pass ran: a `cosmictagger.backends.Proof`, any other dataclass
-            or a mapping of names to values, or a function that gives one. A function is called at
-            the end, when the executable is known and the steps are counted.
-        displays: how many events to draw, half of them the worst by mIoU and half the best. Without
-            labels the first ones.
-        settings: more that the report shall name: the events, the weights, the network.
-        progress: whether drawing shows a progress bar.
-
-    Attributes:
-        files: what was written, once `close` is through.
-        tally, candidates: see `Collector`.
-    """
-
-    files: WrittenFiles
-
-    def __init__(
-        self,
-        output_dir: str | Path,
-        size: tuple[int, int],
-        downsample: int,
-        proof: Any,
-        displays: int = 8,
-        settings: Mapping[str, object] | None = None,
-        progress: bool = True,
-    ) -> None:
-        self._proof = proof if callable(proof) else fields(proof)
-        self._settings = with_image_size(settings, size, downsample)
-        self._progress = progress
-        super().__init__(output_dir, size, downsample, displays)
-
-    def close(self) -> WrittenFiles:
-        """Complete the predictions, then draw the displays and write the page."""
-        super().close()
-        self.files = write_files(
-            self.folder,
-            self.tally,
-            self.candidates.events(),
-            self._proof() if callable(self._proof) else self._proof,
-            self._settings,
-            self._progress,
-        )
-        return self.files
-
-
-def write(output_dir: str | Path, passes: Iterable[Sequence[Any]], **settings: Any) -> WrittenFiles:
-    """Write the results of a whole pass."""
-    with ResultsWriter(output_dir, **settings) as results:
-        for arguments in passes:
-            results.add(*arguments)
-    return results.files
 
 
 def _event_id(numbers: Any) -> tuple[int, int, int]:
