@@ -5,7 +5,7 @@ that train make their updates together. What goes wrong between instances is a `
 Importing this package does not load torch; `popdist.poptorch` has the options of PopTorch programs.
 """
 
-from popdist import _horovod_import
+from popdist import _instances
 from popdist._environment import (
     Error,
     checkNumIpusPerReplica,
@@ -37,4 +37,4 @@ __all__ = [
     "isPopdistEnvSet",
 ]
 
-_horovod_import.install()
+_instances.install_horovod()

@@ -1,6 +1,12 @@
-"""Operations of instances: connecting them, and calling a function on some of them."""
+"""Operations of instances: connecting, calls on some instances, and the stand-in for Horovod."""
 
-from collections.abc import Callable, Collection
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable, Collection, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from popdist import _environment
@@ -27,9 +33,9 @@ def init() -> None:
     count = _environment.getNumInstances()
     if count > 1:
         # Here, because programs that only ask which instance they are need no torch.
-        from popdist import _connecting
+        from popdist import poptorch
 
-        _connecting.connect(_environment.getInstanceIndex(), count)
+        poptorch.connect(_environment.getInstanceIndex(), count)
 
 
 def execute_on_instances(
@@ -58,3 +64,30 @@ def execute_on_instances(
     if isinstance(instances, int):
         raise Error(f"execute_on_instances takes a set of instances: {{{instances}}}")
     return func(*args, **kwargs) if _environment.getInstanceIndex() in instances else None
+
+
+_FOLDER = Path(__file__).parent / "_horovod"
+
+
+class StandInFinder(MetaPathFinder):
+    """The import finder of the package that stands for Horovod."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: object = None
+    ) -> ModuleSpec | None:
+        """Return the spec of the package `horovod`; None for every other name."""
+        del path, target
+        if fullname != "horovod":
+            return None
+        logging.getLogger("popdist").info(
+            "Horovod is not installed: popdist provides horovod.torch, for metrics and weights."
+        )
+        return importlib.util.spec_from_file_location(
+            fullname, _FOLDER / "__init__.py", submodule_search_locations=[str(_FOLDER)]
+        )
+
+
+def install_horovod() -> None:
+    """Append the finder to `sys.meta_path`, after everything that is installed."""
+    if not any(isinstance(finder, StandInFinder) for finder in sys.meta_path):
+        sys.meta_path.append(StandInFinder())

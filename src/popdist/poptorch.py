@@ -1,10 +1,12 @@
-"""The options of a PopTorch program that poprun started."""
+"""The options of a PopTorch program that poprun started, and the connection of its instances."""
 
 from typing import Any, NoReturn
 
 import popdist
 import poptorch
 from popdist import _environment
+from popdist._environment import Error
+from poptorch import processes
 from poptorch.options import _DistributedOptions
 
 __all__ = ["Options"]
@@ -78,3 +80,16 @@ def _block(setter: str) -> NoReturn:
         f"Cannot call `{setter}` with popdist.poptorch.Options: poprun decides it. A program that "
         "decides it by itself uses poptorch.Options."
     )
+
+
+class InstanceError(poptorch.Error, Error):
+    """An error of the exchange between instances.
+
+    Two bases, because it may come out of this package or out of a wrapper's call.
+    """
+
+
+def connect(index: int, count: int) -> None:
+    """Connect as one of several instances, and have their errors raised as `popdist.Error`."""
+    processes.raise_as(InstanceError)
+    processes.join(index, count)

@@ -12,11 +12,11 @@ import torch
 import popdist
 from helpers import horovod_program, instances
 from helpers.warm_python import python
-from popdist import _horovod_import
+from popdist import _instances
 
 _SPEC = importlib.util.find_spec("horovod")
 pytestmark = pytest.mark.skipif(
-    _SPEC is None or _SPEC.origin != str(_horovod_import._FOLDER / "__init__.py"),
+    _SPEC is None or _SPEC.origin != str(_instances._FOLDER / "__init__.py"),
     reason="Horovod itself is installed",
 )
 
@@ -112,7 +112,7 @@ def test_what_is_missing_and_wrong_is_said(hvd):
 
 def test_the_stand_in_says_that_it_is_one(caplog):
     caplog.set_level(logging.INFO, "popdist")
-    finder = _horovod_import.StandInFinder()
+    finder = _instances.StandInFinder()
     assert finder.find_spec("numpy") is None
     spec = finder.find_spec("horovod")
     assert spec is not None
@@ -149,7 +149,7 @@ def test_a_program_may_import_popdist_after_horovod():
         "import sys, poptorch; print('popdist' in sys.modules); import horovod.torch as hvd; "
         "import popdist; hvd.init(); print(hvd.size(), hvd.__file__ == popdist_file)"
     )
-    file = str(_horovod_import._FOLDER / "torch.py")
+    file = str(_instances._FOLDER / "torch.py")
     done = subprocess.run(
         [python(), "-c", f"popdist_file = {file!r}; {code}"],
         capture_output=True,

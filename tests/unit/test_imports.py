@@ -59,8 +59,8 @@ ORDERS = {
         *("ops", "testing", "poptorch_core", "_impl", "_poplar_executor", "_utils"),
     ),
     "popdist": (
-        *("_error", "_environment", "_connecting", "_instances", "_horovod", "_horovod_import"),
-        *("_checkpoint", "checkpoint", "poptorch", "_run", "run", "places"),
+        *("_environment", "poptorch", "_instances", "_horovod"),
+        *("checkpoint", "_run", "run", "places"),
     ),
     "sambaflow": ("errors", "logging", "mac", "samba"),
     "sambaflow.samba": (
