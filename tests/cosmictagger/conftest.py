@@ -9,6 +9,7 @@ import torch
 from cosmictagger import launch
 from cosmictagger.cli import main
 from cosmictagger.data.larcv import write_events
+from cosmictagger.results import plots
 from helpers.cosmic_small import SIZE, PlaneNet, event, given
 
 
@@ -16,6 +17,19 @@ from helpers.cosmic_small import SIZE, PlaneNet, event, given
 def plane_net(monkeypatch):
     """Runs train a PlaneNet, whatever network is configured."""
     monkeypatch.setattr(launch.models, "build", lambda network, image_size: PlaneNet())
+
+
+@pytest.fixture
+def quick_pictures(monkeypatch):
+    """Pictures of events are files with the pixels of the event; drawing has its own tests."""
+
+    def save(event, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        seen = [event.plane(plane) for plane in range(3)]
+        path.write_text(repr((event.event_id, event.metrics, seen)))
+        return path
+
+    monkeypatch.setattr(plots, "save_display", save)
 
 
 @pytest.fixture(autouse=True)

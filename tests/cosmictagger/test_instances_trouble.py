@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
-pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
-
 from helpers import instances
 from helpers.cosmic_small import given, record
 from helpers.instances import Ended

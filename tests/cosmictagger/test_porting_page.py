@@ -11,9 +11,6 @@ import pytest
 
 from helpers.warm_python import python
 
-for extra in ("hydra", "h5py", "tensorboard"):
-    pytest.importorskip(extra, reason="optional extra: pip install abele[cosmictagger]")
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "porting-cosmictagger.md").read_text()
 

@@ -3,9 +3,6 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
-pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
-
 from cosmictagger.errors import DataError
 from cosmictagger.results import plots
 

@@ -1,12 +1,5 @@
 """The demo goes from no events to a report, with everything that the guide promises."""
 
-import pytest
-
-pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
-pytest.importorskip("hydra", reason="needs abele[cosmictagger]")
-pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
-pytest.importorskip("tensorboard", reason="needs abele[cosmictagger]")
-
 import cosmictagger_demo
 
 

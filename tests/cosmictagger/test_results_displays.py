@@ -1,11 +1,6 @@
 """Event displays show what they promise; their look was judged by eye."""
 
 import numpy as np
-import pytest
-
-pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
-pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
-
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 

@@ -9,10 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
-pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
-pytest.importorskip("hydra", reason="needs abele[cosmictagger]")
-
 from cosmictagger.config.composing import PRESETS
 from cosmictagger.config.keys import Generated, Inference, Real, Run, Torch, Train
 from cosmictagger.config.network import NETWORKS, Network

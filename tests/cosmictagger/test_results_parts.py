@@ -4,29 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
-pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
-
 from abele.storage import atomic
 from cosmictagger.data.loader import Batch
 from cosmictagger.errors import DataError
-from cosmictagger.results import Collector, plots, write_files, writer
+from cosmictagger.results import Collector, write_files, writer
 from cosmictagger.results.tally import Candidates
 
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
 SIZE, RUN = (16, 32), (8, 16)
-
-
-@pytest.fixture(autouse=True)
-def quick_pictures(monkeypatch):
-    """Drawing has its own tests; here it only leaves a file with the pixels of the event."""
-
-    def save(event, path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        seen = [event.plane(plane) for plane in range(3)]
-        path.write_bytes(repr((event.event_id, event.metrics, seen)).encode())
-        return path
-
-    monkeypatch.setattr(plots, "save_display", save)
 
 
 def batch(entries, label=True):

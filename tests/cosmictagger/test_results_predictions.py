@@ -3,14 +3,10 @@
 import os
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
-pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
-
-import h5py
 
 from cosmictagger.data.larcv import EventFile
 from cosmictagger.errors import DataError

@@ -6,9 +6,6 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
-pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
-pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
-
 from cosmictagger.measures import KEYS
 from cosmictagger.results import report
 from cosmictagger.results.tally import Neutrino, Row, Tally, as_csv

@@ -7,31 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
-pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
-
 from cosmictagger.data.loader import Batch
 from cosmictagger.errors import DataError
-from cosmictagger.results import Collector, plots, write_files
+from cosmictagger.results import Collector, write_files
 from cosmictagger.results.predictions import open_predictions
 from cosmictagger.results.writer import image_size_text
+
+pytestmark = pytest.mark.usefixtures("quick_pictures")
 
 SIZE, RUN = (16, 32), (8, 16)
 
 
 PROOF = {"mode": "CPU", "compile_seconds": 0.25}
-
-
-@pytest.fixture(autouse=True)
-def quick_pictures(monkeypatch):
-    """Drawing has its own tests; here it only leaves a file."""
-
-    def save(event, path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(str(event.entry).encode())
-        return path
-
-    monkeypatch.setattr(plots, "save_display", save)
 
 
 def batch(entries, label=True):

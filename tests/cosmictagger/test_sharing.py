@@ -6,30 +6,14 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
-pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
-
 from cosmictagger.config.composing import composed
 from cosmictagger.errors import DataError, InstanceError
 from cosmictagger.instances import Instances
 from cosmictagger.launch import launched
 from cosmictagger.modes import inference
-from cosmictagger.results import plots
 from helpers.cosmic_small import given, record
 
-pytestmark = pytest.mark.usefixtures("plane_net")
-
-
-@pytest.fixture(autouse=True)
-def quick_pictures(monkeypatch):
-    """Drawing has its own tests; here it leaves the numbers of the event."""
-
-    def save(event, path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(repr((event.event_id, event.metrics, [p[0].sum() for p in event.planes])))
-        return path
-
-    monkeypatch.setattr(plots, "save_display", save)
+pytestmark = pytest.mark.usefixtures("plane_net", "quick_pictures")
 
 
 @pytest.fixture
@@ -123,7 +107,6 @@ def test_more_instances_than_events(instance, instances):
 
 
 def test_tensorboard_files_are_written_once(instance, instances):
-    pytest.importorskip("tensorboard")
     many = instances("many", 2, "run.saver=True")
     assert len(list((many / "ana").iterdir())) == 1
 
