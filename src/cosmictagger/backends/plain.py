@@ -1,7 +1,5 @@
 """CPU and GPU mode: PyTorch, eager or compiled, in one process or data parallel."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
@@ -64,6 +62,7 @@ class Shared(nn.Module):
         return contextlib.nullcontext() if last else self._parallel.no_sync()
 
 
+# torch reads these annotations as types: this file has no `from __future__ import annotations`.
 def _mean(
     instances: Instances, bucket: distributed.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
