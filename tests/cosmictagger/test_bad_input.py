@@ -219,8 +219,8 @@ def test_what_dead_processes_left_goes_and_what_others_write_stays(tmp_path):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from abele.storage.files import only_process
-with only_process(Path(sys.argv[1])):
+from abele.storage.files import exclusive_file
+with exclusive_file(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
