@@ -117,42 +117,20 @@ machine that lacks the packages.
 _BACK = """
 ## The way back
 
-`--to torch` turns any PopTorch program into plain PyTorch:
+`--to torch` turns the usual shapes of PopTorch programs into plain PyTorch, and names every other line as *manual*:
 
-- A wrapper becomes the model itself. Each call of a training model becomes `zero_grad`, the call, `backward` and `step`.
-- In the middle of an expression, or where a call takes several batches (device iterations, gradient accumulation, replicas), these four
-  are a function in the file, and loaders give batches of as many rows.
+- A wrapper becomes a small class in the file, and calls of it stay as they are. A call of a training model is `zero_grad`, the model,
+  `backward` and `step`; inference runs under `torch.no_grad()`. The class keeps what a program compiles in: attributes of the model, and the
+  modes (`train()`, `eval()`) of its first call.
+- Where the options have device iterations or gradient accumulation, a call cuts its rows into as many batches, and loaders give batches of
+  as many rows.
 - The loss is what `poptorch.identity_loss` marks, or what a loss function of torch returns, as read from `forward`.
-- Limits of gradients become `clip_grad_norm_`, and inference runs under `torch.no_grad()`. Where a program kept the mode it was compiled in,
-  `train()` or `eval()` is called before its loop.
-- Options that text names (`from_json`, `getattr`) are blocked, by line.
+- Limits of gradients become `clip_grad_norm_`; blocks, stages and calls about the device go.
 - The result runs on the host; `.to(device)` is not added.
 
-Blocked, by line, are operators that torch does not have (`ctc_beam_search_decoder`, `custom_op`, `for_loop`, ...), options that change what is
-computed, LAMB, tensors returned from inside a program, and every other name of PopTorch that is left.
-
-**Several instances.** A program that uses popdist becomes one of torch.distributed, with a process for each replica:
-
-| with popdist | in plain PyTorch |
-|---|---|
-| `poprun --num-instances 2 --num-replicas 2 python train.py` | `torchrun --nproc-per-node 2 train.py`; commands in comments are named |
-| `popdist.init()` | `init_process_group("gloo")`, if torchrun has started the process |
-| `isPopdistEnvSet()`, `getInstanceIndex()`, `getNumInstances()`, numbers of replicas | `is_torchelastic_launched()`, and constants `RANK` and `WORLD_SIZE` of the file, read from the environment |
-| `popdist.poptorch.Options`, and weights that all instances update | the model in `DistributedDataParallel`; gradients that are added up (`ReductionType.Sum`) are so again |
-| gradient accumulation | `no_sync()` for all parts but the last, so gradients are exchanged once in an update |
-| the share of `poptorch.DataLoader` | a sampler in the file with the same share: a range of an order that the seed makes alike |
-| `execute_on_instances({0}, torch.save, ...)` | `if RANK == 0: torch.save(...)` |
-
-Without torchrun the port is a program of one process. Several replicas in one instance become as many processes, and then another
-instance may read some rows. Blocked are `popdist.checkpoint`, Horovod, `drop_last=False`, and a shuffled loader without `randomSeed`.
-
-`--instances 2` checks it: two instances of the program run beside two processes of its port, and each pair is compared step by step.
-Two processes give the same bits; more may add gradients up in another order.
-
-```sh
-abele port train.py -o plain --to torch --check 20 --instances 2
-torchrun --nproc-per-node 2 plain/train.py
-```
+Left by hand, by line, are options that change what is computed or that a condition sets, replicas, popdist, operators that torch does not have
+(`ctc_beam_search_decoder`, `custom_op`, `for_loop`, ...), LAMB, and every other name of PopTorch. So are changes that the program did not
+see: a new rate that no `setOptimizer` follows, and new weights that no `copyWeightsToDevice` follows.
 
 """
 _TABLE = "| code | stands for |\n|---|---|\n"

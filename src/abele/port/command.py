@@ -62,14 +62,6 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
         metavar="STEPS",
         help="then run SCRIPT and its port with ARG ... and compare so many updates, bit for bit",
     )
-    parser.add_argument(
-        "--instances",
-        type=_count,
-        default=1,
-        metavar="N",
-        help="with --check and --to torch: run SCRIPT in so many instances, as poprun does, beside "
-        "as many processes of its port, as torchrun starts them",
-    )
     then.add_argument(
         "--ladder",
         action="store_true",
@@ -120,12 +112,6 @@ def _steps(text: str) -> int:
     return int(text)
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of instances; 2 is the least")
-    return int(text)
-
-
 def _require_sense(parsed: argparse.Namespace) -> None:
     runs = "--check" if parsed.check else "--ladder" if parsed.ladder else ""
     if parsed.rest and not runs:
@@ -137,11 +123,6 @@ def _require_sense(parsed: argparse.Namespace) -> None:
         raise PortError("--limit is for --ladder, which is not asked for")
     if parsed.ladder and parsed.to == "torch":
         raise PortError("--ladder takes the steps of a port to PopTorch, not to torch")
-    if parsed.instances > 1 and not (parsed.check and parsed.to == "torch"):
-        raise PortError(
-            "--instances compares a program that uses popdist with its port to plain PyTorch: add "
-            "--check 20 and --to torch"
-        )
     if runs and parsed.scan:
         raise PortError(f"--scan writes no port that {runs} could run; give -o OUT")
     if runs and parsed.script.is_dir():
@@ -164,7 +145,7 @@ def _missing(parsed: argparse.Namespace, project: Project) -> list[str]:
 
 def _check(parsed: argparse.Namespace) -> int:
     """Run the original and the port, and say where they differ; 0 if nowhere."""
-    from abele.port.check.command import checked  # which imports torch
+    from abele.port.check import checked  # which imports torch
 
     port_of = parsed.output / parsed.script.name
     back = parsed.to == "torch"
@@ -174,7 +155,6 @@ def _check(parsed: argparse.Namespace) -> int:
         parsed.check,
         parsed.rest,
         back=back,
-        instances=parsed.instances,
     )
 
 

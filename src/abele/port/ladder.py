@@ -18,8 +18,7 @@ from pathlib import Path
 
 from abele.errors import CheckError
 from abele.port.check import Comparison, check
-from abele.port.check.messages import Messages
-from abele.port.check.process import Script
+from abele.port.check.process import Messages, Script
 from abele.port.engine import Port
 from abele.port.rungs import fitting, mending
 from abele.port.rungs.process import answer_of

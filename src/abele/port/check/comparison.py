@@ -1,11 +1,13 @@
-"""The result of comparing a port with its original."""
+"""The result of comparing a port with its original: where they differ first, and why, as text."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 EQUAL, DIFFERENT = 0, 1
 
@@ -22,7 +24,6 @@ class StepPair:
         same_batch: whether the model's inputs are the same tensors; None if that cannot be told.
         differing: parameters and buffers that differ after it, by the original's names.
         lines: the user's lines that made the step, in the original and in the port.
-        turned: the port is in plain PyTorch, and the original is not.
     """
 
     step: int
@@ -32,15 +33,12 @@ class StepPair:
     differing: tuple[str, ...]
     lines: tuple[str, str]
     model: int = 0
-    turned: bool = False
 
     @property
     def same_loss(self) -> bool | None:
         """Whether the losses are equal bit for bit; None if the port does not tell its own."""
         if not self.port or not self.original:
             return None
-        if self.turned:
-            return same_losses(self.port, self.original)
         return same_losses(self.original, self.port)
 
 
@@ -77,6 +75,7 @@ class Comparison:
         compared: how many tensors were compared beside the loss.
         notes: what was changed or left out, in words.
         models: names of the models that were trained, in the order of their first updates.
+        back: the port is the one in plain PyTorch, and is called ``original`` here.
     """
 
     steps: tuple[StepPair, ...]
@@ -84,34 +83,12 @@ class Comparison:
     compared: int
     notes: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
+    back: bool = False
 
     @property
     def equal(self) -> bool:
         """Whether every loss, parameter and buffer is the same, bit for bit."""
         return self.difference is None
-
-    def turned(self) -> Comparison:
-        """The same, where the original was taken for the port and the port for the original."""
-        first = self.difference
-        return Comparison(
-            steps=tuple(
-                dataclasses.replace(
-                    each,
-                    original=each.port,
-                    port=each.original,
-                    lines=(each.lines[1], each.lines[0]),
-                    turned=not each.turned,
-                )
-                for each in self.steps
-            ),
-            difference=first
-            and dataclasses.replace(
-                first, lines=(first.lines[1], first.lines[0]), meaning=_turned(first.meaning)
-            ),
-            compared=self.compared,
-            notes=tuple(map(_turned, self.notes)),
-            models=self.models,
-        )
 
     @property
     def status(self) -> int:
@@ -119,15 +96,11 @@ class Comparison:
         return EQUAL if self.equal else DIFFERENT
 
     def __str__(self) -> str:
-        from abele.port.check.text import text
-
-        return text(self)
-
-
-def _turned(text: str) -> str:
-    """A text with ``original`` for ``port`` and ``port`` for ``original``."""
-    other = {"original": "port", "port": "original"}
-    return re.sub(r"\b(original|port)\b", lambda match: other[match.group()], text)
+        """Return a row per step, the verdict, and notes."""
+        parts = [_table(self.steps, self.models), _verdict(self)]
+        text = "\n".join([*parts, *(f"Note: {note}." for note in self.notes)])
+        other = {"original": "port", "port": "original"} if self.back else {}
+        return re.sub(r"\b(original|port)\b", lambda m: other.get(m[0], m[0]), text)
 
 
 def same_losses(original: Sequence[float], port: Sequence[float]) -> bool:
@@ -149,3 +122,260 @@ def same_losses(original: Sequence[float], port: Sequence[float]) -> bool:
 
 def _same(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
+
+
+# -- the first difference --------------------------------------------------------------------------
+
+#: A loss that is a whole number of times the other is probably summed, not averaged.
+_WHOLE = 1e-4
+
+_OTHER_START = (
+    "The models differ before the first update. Random numbers are drawn in another order, or "
+    "other weights are loaded: call torch.manual_seed at the same place, right before the model "
+    "is made."
+)
+_OTHER_UPDATE = (
+    "Loss and weights before it are the same, the update is not: compare the optimizer's class and "
+    "settings, zero_grad, clipping, accumulation and schedulers, and what is detached."
+)
+#: A difference of a tensor, as a part of it, that may be of rounding alone.
+_SMALL = 1e-6
+_OTHER_ROUNDING = (
+    "The update differs in last bits: sums may be added up in another order (memory_format), or a "
+    "number may be rounded to float32 that Python has as float64 (ABP314). If neither is there, "
+    "compare the optimizer's settings, clipping and schedulers."
+)
+_OTHER_BUFFER = (
+    "Parameters are the same, what forward writes is not: compare train() and eval(), and how "
+    "often forward runs."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelPair:
+    """A model that both train.
+
+    Attributes:
+        name: of it; empty if both train one only.
+        tensors: kind and line of each tensor of the original.
+        at_start: tensors that differ before the first update.
+        far: how far tensors are apart, where that was measured.
+    """
+
+    name: str
+    tensors: Mapping[str, Mapping[str, Any]]
+    at_start: Sequence[str]
+    far: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ends:
+    """Who ended before all steps were made.
+
+    Attributes:
+        steps: how many both made.
+        original: the original ended by itself after that.
+        port: the port did.
+        turn: the first step that updates another model in the port, with the names of both; None
+            if there is none.
+    """
+
+    steps: int
+    original: bool
+    port: bool
+    turn: tuple[int, str, str] | None = None
+
+
+def first_difference(
+    models: Sequence[ModelPair], pairs: Sequence[StepPair], ends: Ends
+) -> Difference | None:
+    """Where they first part; None if they are equal.
+
+    Args:
+        models: that both train.
+        pairs: the steps that both made.
+        ends: who made no further step, or one of another model.
+    """
+    if not pairs and models and models[0].at_start:
+        return _of_start(models[0])
+    begun: set[int] = set()
+    for pair in pairs:
+        model = models[pair.model]
+        if ends.turn is not None and ends.turn[0] <= pair.step:
+            break
+        if pair.model not in begun and model.at_start:
+            return _of_start(model)
+        begun.add(pair.model)
+        if pair.same_loss is False:
+            return _of_loss(pair, model)
+        if pair.differing:
+            first = pair.differing[0]
+            is_buffer = model.tensors[first]["kind"] == "buffer"
+            small = 0 < model.far.get(first, 1.0) < _SMALL
+            meaning = _OTHER_BUFFER if is_buffer else _OTHER_ROUNDING if small else _OTHER_UPDATE
+            return _of_tensor(model, pair.step, first, pair.lines, meaning)
+    if ends.turn is not None:
+        return _of_turn(*ends.turn)
+    return _of_steps(ends) if ends.original != ends.port else None
+
+
+def _of_start(model: ModelPair) -> Difference:
+    return _of_tensor(model, 0, model.at_start[0], ("", ""), _OTHER_START)
+
+
+def _of_tensor(
+    model: ModelPair, step: int, name: str, lines: tuple[str, str], meaning: str
+) -> Difference:
+    facts = model.tensors[name]
+    lines = (facts["line"] or lines[0], lines[1])
+    return Difference(
+        step=step, kind=facts["kind"], name=name, far=model.far.get(name), lines=lines,
+        meaning=meaning, model=model.name,
+    )  # fmt: skip
+
+
+def _of_loss(pair: StepPair, model: ModelPair) -> Difference:
+    mine, other = pair.original[-1], pair.port[-1]
+    far = abs(other - mine) / (abs(mine) or 1.0)
+    meaning = meaning_of_loss(pair)
+    return Difference(
+        step=pair.step, kind="loss", name="", far=far, lines=pair.lines, meaning=meaning,
+        model=model.name,
+    )  # fmt: skip
+
+
+def _of_turn(step: int, original: str, port: str) -> Difference:
+    return Difference(
+        step=step,
+        kind="steps",
+        name="",
+        far=None,
+        lines=("", ""),
+        meaning=f"It updates {original} in the original and {port} in the port: compare drop_last, "
+        "the batch size, and the order in which the models are trained.",
+    )
+
+
+def _of_steps(ends: Ends) -> Difference:
+    shorter, longer = ("original", "port") if ends.original else ("port", "original")
+    return Difference(
+        step=ends.steps + 1,
+        kind="steps",
+        name="",
+        far=None,
+        lines=("", ""),
+        meaning=f"The {shorter} ends after {ends.steps} steps, the {longer} goes on: compare "
+        "drop_last, the batch size, and options that join batches.",
+    )
+
+
+def meaning_of_loss(pair: StepPair) -> str:
+    """What another loss may come from, where the weights before it were the same."""
+    mine, other = pair.original[-1], pair.port[-1]
+    ratio = _ratio(mine, other)
+    if ratio is not None:
+        larger = "port's" if abs(other) > abs(mine) else "original's"
+        return (
+            f"The {larger} loss is {ratio} times the other: look for reduction='sum' on one side "
+            "and 'mean' on the other, or for losses that are divided by the number of parts."
+        )
+    if pair.same_batch:
+        return (
+            "Weights and batch are the same: forward or the loss function differ, or dropout and "
+            "batch norm run in another mode, or random numbers are drawn in another order."
+        )
+    return (
+        "Weights are the same, inputs of the model are not known to be: compare the order of the "
+        "data, shuffling, drop_last and the batch size; then forward and the loss function."
+    )
+
+
+def _ratio(mine: float, other: float) -> int | None:
+    low, high = sorted((abs(mine), abs(other)))
+    if not low or not math.isfinite(high):
+        return None
+    whole = round(high / low)
+    return whole if whole > 1 and abs(high / low / whole - 1) < _WHOLE else None
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+_FIRST, _LAST = 12, 3
+
+
+def _table(steps: Sequence[StepPair], models: Sequence[str] = ()) -> str:
+    """A row per step, with its model if there are several; of many the first and the last."""
+    names = models if len(models) > 1 else ()
+    rows: list[tuple[str, ...]] = [("step", "original", "port", "loss", "batch", "tensors")]
+    if names:
+        rows[0] += ("model",)
+    shown = list(steps)
+    if len(shown) > _FIRST + _LAST + 1:
+        shown = [*shown[:_FIRST], *shown[-_LAST:]]
+    for pair in shown:
+        if pair.step == steps[-1].step - _LAST + 1 and len(shown) < len(steps):
+            rows.append(("...", *[""] * (len(rows[0]) - 1)))
+        rows.append((*_row(pair), *([names[pair.model]] if names else [])))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(f"{c:>{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(lines)
+
+
+def _row(pair: StepPair) -> tuple[str, ...]:
+    differ = len(pair.differing)
+    return (
+        str(pair.step),
+        _numbers(pair.original),
+        _numbers(pair.port),
+        {True: "equal", False: "differs", None: ""}[pair.same_loss],
+        {True: "same", False: "", None: ""}[pair.same_batch],
+        f"{differ} differ" if differ else "equal",
+    )
+
+
+def _numbers(losses: Sequence[float]) -> str:
+    """Losses with all digits of float32; of several the last."""
+    if not losses:
+        return "-"
+    more = f" (of {len(losses)})" if len(losses) > 1 else ""
+    return f"{losses[-1]:.9g}{more}"
+
+
+def _verdict(comparison: Comparison) -> str:
+    """Whether they are equal, and if not, where they part and what to look at."""
+    first = comparison.difference
+    if first is None:
+        count = len(comparison.steps)
+        steps = "1 step" if count == 1 else f"{count} steps"
+        return (
+            f"The port is equal to its original for {steps}: losses and {comparison.compared} "
+            f"tensors{_of_models(comparison)}, bit for bit."
+        )
+    lines = [f"The port differs from its original, first in {_place(first)}."]
+    for name, line in zip(("original", "port"), first.lines, strict=True):
+        if line:
+            lines.append(f"  {name + ':':10}{line}")
+    return "\n".join([*lines, first.meaning])
+
+
+def _of_models(comparison: Comparison) -> str:
+    """How many steps each model has made, if there are several."""
+    if len(comparison.models) < 2:
+        return ""
+    counts = Counter(pair.model for pair in comparison.steps)
+    each = [f"{name} ({counts[number]})" for number, name in enumerate(comparison.models)]
+    return f" of {', '.join(each[:-1])} and {each[-1]}"
+
+
+def _place(first: Difference) -> str:
+    if first.kind == "steps":
+        return f"step {first.step}, which they do not both make"
+    far = "" if first.far is None else f", by {first.far:.1e} of it"
+    if first.kind == "loss":
+        owner = f", of {first.model}" if first.model else ""
+        return f"the loss of step {first.step}{owner}{far}"
+    owner = f" of {first.model}" if first.model else ""
+    when = f"after step {first.step}"
+    if not first.step:
+        when = "before its first step" if owner else "before the first step"
+    return f"{first.kind} {first.name!r}{owner} {when}{far}"

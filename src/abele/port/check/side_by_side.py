@@ -1,17 +1,118 @@
-"""Compares what two scripts report, while both wait after each update."""
+"""Run an original and its port side by side, and compare them while both wait after each update."""
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
-from abele.port.check import pairing, verdict
-from abele.port.check.comparison import Comparison, StepPair
-from abele.port.check.messages import Messages, State
+from abele.errors import CheckError
+from abele.port.check.comparison import Comparison, Ends, ModelPair, StepPair, first_difference
+from abele.port.check.process import Messages, Script, State
+
+Progress = Callable[[int], None]
+CANNOT = 2
+
+
+def check(
+    original: Path,
+    port: Path,
+    steps: int = 20,
+    arguments: Sequence[str] = (),
+    *,
+    seed: int = 0,
+    timeout_s: float = 600.0,
+    progress: Progress = lambda step: None,
+    python: str = sys.executable,
+    back: bool = False,
+) -> Comparison:
+    """Run an original and its port, and say where they first differ.
+
+    Both run on the host, the port on the target ``reference``, whose bits are those of plain
+    PyTorch. Data loaders load in their process, without workers. What the scripts print is not
+    shown; files that they write are written. The wrapped script starts when the plain one is at its
+    first step, so that what one of them downloads is there for the other.
+
+    Args:
+        original: a script of plain PyTorch.
+        port: the same through a front-end.
+        steps: how many updates are compared, of all models together; both scripts end then.
+        arguments: of both scripts.
+        seed: of Python's, numpy's and torch's random numbers; seeds in the scripts win.
+        timeout_s: limit of the whole comparison, in seconds.
+        progress: called with each step that was compared.
+        python: the command that runs Python.
+        back: the port is the one in plain PyTorch, and the original is not.
+
+    Raises:
+        CheckError: there is no such script, one of them fails, makes no training step, or does not
+            come to its next step in time.
+    """
+    for name, path in (("original", original), ("port", port)):
+        if not path.is_file():
+            raise CheckError(f"There is no file {str(path)!r}. Name a Python program as {name}.")
+    if steps < 1:
+        raise CheckError(f"{steps} steps leave nothing to compare. Ask for 1 or more.")
+    deadline = time.monotonic() + timeout_s
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="abele-check-")))
+
+        def started(*, is_port: bool) -> Messages:
+            """Start one of both, and wait for its first step."""
+            script = Script(
+                port if is_port != back else original, arguments, port=is_port, steps=steps,
+                seed=seed, deadline=deadline, python=python,
+                name="port" if is_port != back else "original",
+            )  # fmt: skip
+            messages = Messages(stack.enter_context(closing(script)))
+            if messages.reach_state() is None:
+                what = "run a training model" if is_port else "call backward"
+                raise CheckError(
+                    f"The {script.name} {str(script.path)!r} ended and did not {what}, so there is "
+                    "nothing to compare. Give it the arguments with which it trains, behind --."
+                )
+            return messages
+
+        plain = started(is_port=False)
+        pair = SideBySide(plain, started(is_port=True), folder, steps)
+        return dataclasses.replace(pair.run(progress), back=back)
+
+
+def checked(original: Path, port: Path, steps: int, arguments: Sequence[str], **more: Any) -> int:
+    """Compare a port with its original, print the answer, and return the exit status.
+
+    Args:
+        original: as for ``check``, like all arguments.
+        port: a script.
+        steps: number of updates.
+        arguments: of both scripts.
+        more: keyword arguments of ``check``.
+
+    Returns:
+        0 if they are equal, 1 if they differ, 2 if they cannot be compared.
+    """
+    with tqdm(total=steps, desc="steps compared", disable=None, leave=False) as bar:
+
+        def move(step: int) -> None:
+            bar.update(step - bar.n)
+
+        try:
+            comparison = check(original, port, steps, arguments, progress=move, **more)
+        except CheckError as error:
+            bar.close()
+            print(f"abele port: {error}", file=sys.stderr)
+            return CANNOT
+    print(comparison)
+    return comparison.status
 
 
 class SideBySide:
@@ -97,7 +198,7 @@ class SideBySide:
         known = mine, other, *map(len, facts)
         if known not in self._paired:
             starts = self._original.digests.get((mine, 0)), self._port.digests.get((other, 0))
-            self._paired[known] = pairing.pairs(*facts, (starts[0] or {}, starts[1] or {}))
+            self._paired[known] = pairs(*facts, (starts[0] or {}, starts[1] or {}))
         return self._paired[known]
 
     def _differing(self, mine: State, other: State) -> tuple[str, ...]:
@@ -124,7 +225,7 @@ class SideBySide:
         }
         return Comparison(
             steps=pairs,
-            difference=verdict.first_difference(
+            difference=first_difference(
                 self._model_pairs(names, updates), pairs, self._ends(order, models, names)
             ),
             compared=len(compared),
@@ -138,7 +239,7 @@ class SideBySide:
         if counts[0] != counts[1]:
             return None
         mine, other = self._original.models[: counts[0]], self._port.models[: counts[1]]
-        return pairing.models([each.tensors for each in mine], [each.tensors for each in other])
+        return models_of([each.tensors for each in mine], [each.tensors for each in other])
 
     def _names_of_models(self) -> list[str]:
         """Their names in the original; those that several have get a number."""
@@ -151,12 +252,12 @@ class SideBySide:
 
     def _model_pairs(
         self, names: Sequence[str], updates: Sequence[tuple[int, State, State]]
-    ) -> list[verdict.ModelPair]:
+    ) -> list[ModelPair]:
         starts = {mine[0]: other[0] for _, mine, other in updates if mine[1] == other[1] == 1}
         if not updates:
             starts = {0: 0}
         return [
-            verdict.ModelPair(
+            ModelPair(
                 name=name if len(names) > 1 else "",
                 tensors=self._original.models[model].tensors,
                 at_start=self._differing((model, 0), (starts[model], 0)) if model in starts else (),
@@ -184,7 +285,7 @@ class SideBySide:
         order: tuple[Sequence[State], Sequence[State]],
         models: Sequence[int] | None,
         names: Sequence[str],
-    ) -> verdict.Ends:
+    ) -> Ends:
         last = min(map(len, order))
         turn = None
         for number, (mine, other) in enumerate(zip(*order, strict=False), 1):
@@ -192,7 +293,7 @@ class SideBySide:
             if models is not None and alone and models[mine[0]] != other[0]:
                 turn = number, names[mine[0]], names[models.index(other[0])]
                 break
-        return verdict.Ends(
+        return Ends(
             steps=last,
             original=self._original.ended and len(order[0]) == last < self._steps,
             port=self._port.ended and len(order[1]) == last < self._steps,
@@ -244,3 +345,100 @@ def _distance(mine: torch.Tensor, other: torch.Tensor) -> float:
     two: Any = other.double().flatten()
     far, norm = (two - one).norm().item(), one.norm().item()
     return far / norm if norm else far
+
+
+# -- pairs of models and tensors -------------------------------------------------------------------
+
+Facts = Mapping[str, Mapping[str, Any]]
+
+
+def pairs(
+    original: Facts,
+    port: Facts,
+    digests: tuple[Mapping[str, str], Mapping[str, str]],
+) -> dict[str, str]:
+    """The name of each tensor in the port by its name in the original, for those that are in both.
+
+    Args:
+        original: shape and kind of each tensor by name.
+        port: likewise.
+        digests: of both at the start, as far as they are known.
+
+    Returns:
+        Tensors with values that no other one of the shape has, and those beside them; else with
+        the same name, but for a prefix; else with the same values; else, among those of the same
+        shape, in the same place of the order.
+    """
+    paired: dict[str, str] = {}
+    here, there = digests
+
+    def take(alike: Callable[[str, str], bool], *, only: bool) -> None:
+        """Pair what is alike; where ``only``, if nothing else is."""
+        free = [name for name in port if name not in paired.values()]
+        for name, facts in original.items():
+            if name in paired:
+                continue
+            places = (facts["shape"], facts["kind"])
+            fits = [o for o in free if (port[o]["shape"], port[o]["kind"]) == places]
+            fits = [other for other in fits if alike(name, other)]
+            if fits and (len(fits) == 1 or not only):
+                paired[name] = fits[0]
+                free.remove(fits[0])
+
+    def same_values(name: str, other: str) -> bool:
+        return here.get(name, "") == there.get(other)
+
+    # Two networks of one program may have the same names, each after another prefix.
+    take(lambda name, other: same_values(name, other) and _prefixes(name, other) is not None,
+         only=True)  # fmt: skip
+    known = {_prefixes(name, other) for name, other in paired.items()}
+    take(lambda name, other: _prefixes(name, other) in known, only=True)
+    take(lambda name, other: name == other, only=True)
+    take(_is_inside, only=True)
+    take(same_values, only=True)
+    take(lambda name, other: True, only=False)
+    return paired
+
+
+def models_of(original: Sequence[Facts], port: Sequence[Facts]) -> list[int]:
+    """Which model of a port each model of its original is, where both have as many.
+
+    Args:
+        original: shape and kind of each model's tensors by name, in the order of first updates.
+        port: likewise.
+
+    Returns:
+        The first one that is left of those with most of the model's tensors.
+    """
+    left = list(range(len(port)))
+    taken: list[int] = []
+    for facts in original:
+        best = max(left, key=lambda number: (_alike(facts, port[number]), -number))
+        left.remove(best)
+        taken.append(best)
+    return taken
+
+
+def _alike(original: Facts, port: Facts) -> int:
+    """How many tensors have one of the same shape, and of the same name but for a prefix."""
+    return sum(
+        any(
+            other["shape"] == facts["shape"] and _prefixes(name, theirs) is not None
+            for theirs, other in port.items()
+        )
+        for name, facts in original.items()
+    )
+
+
+def _prefixes(name: str, other: str) -> tuple[str, str] | None:
+    """What is before the part that two names share at their end; None if they share none."""
+    mine, theirs = name.split("."), other.split(".")
+    while mine and theirs and mine[-1] == theirs[-1]:
+        mine.pop()
+        theirs.pop()
+    before = ".".join(mine), ".".join(theirs)
+    return None if before == (name, other) else before
+
+
+def _is_inside(name: str, other: str) -> bool:
+    return name.endswith(f".{other}") or other.endswith(f".{name}")

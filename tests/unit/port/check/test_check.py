@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from abele.errors import CheckError
-from abele.port.check import check
-from abele.port.check.command import checked
+from abele.port.check import check, checked
 from helpers.warm_python import python
 
 SCRIPTS = Path(__file__).parent / "scripts"

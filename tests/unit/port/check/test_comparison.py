@@ -4,9 +4,17 @@ import math
 
 import pytest
 
-from abele.port.check.comparison import Comparison, Difference, StepPair, same_losses
-from abele.port.check.pairing import pairs
-from abele.port.check.verdict import Ends, ModelPair, first_difference, meaning_of_loss
+from abele.port.check.comparison import (
+    Comparison,
+    Difference,
+    Ends,
+    ModelPair,
+    StepPair,
+    first_difference,
+    meaning_of_loss,
+    same_losses,
+)
+from abele.port.check.side_by_side import pairs
 
 
 def step(number, original, port, **more):

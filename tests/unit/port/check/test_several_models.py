@@ -9,13 +9,9 @@ import torch
 
 from abele.port import files
 from abele.port.check import check
-from abele.port.check.channel import digest
-from abele.port.check.messages import Messages
-from abele.port.check.pairing import models, pairs
-from abele.port.check.side_by_side import SideBySide
-from abele.port.check.watch import Enough
-from abele.port.check.watch_original import Original
-from abele.port.check.watch_port import Port
+from abele.port.check.process import Messages
+from abele.port.check.side_by_side import SideBySide, models_of, pairs
+from abele.port.check.watch import Enough, Original, Port, digest
 from abele.port.engine import port
 from helpers.warm_python import python
 
@@ -322,4 +318,4 @@ def test_two_networks_with_the_same_names_are_told_apart():
         "weight": "student.weight", "bias": "student.bias",
         "Teacher.weight": "teacher.weight", "Teacher.bias": "teacher.bias",
     }  # fmt: skip
-    assert models([mine], [facts]) == [0]
+    assert models_of([mine], [facts]) == [0]

@@ -1,6 +1,6 @@
 """Calls in the middle of expressions."""
 
-import poptorch
+import poptorch  # ABP1901 modified
 import torch
 from torch import nn
 
@@ -31,22 +31,22 @@ class Trainer:
         )
 
     def step(self, x, y):
-        results = self.training(x, y)  # ABP1102 modified
+        results = self.training(x, y)
         return results
 
 
 torch.manual_seed(0)
 x, y = torch.randn(8, 4), torch.randn(8, 3)
 model = Fit()
-training = poptorch.trainingModel(model)  # ABP1101 modified
-training(x, y)  # ABP1102 modified
+training = poptorch.trainingModel(model)
+training(x, y)
 losses = []
 for step in range(3):
-    losses.append(training(x, y).item())  # ABP1102 modified
-losses += [training(x, y).item() for _ in range(3)]  # ABP1103 modified
+    losses.append(training(x, y).item())
+losses += [training(x, y).item() for _ in range(3)]
 mean = 0
 for step in range(3):
-    mean += training(x, y)  # ABP1102 modified
+    mean += training(x, y)
 print(losses, mean)
 trainer = Trainer()
 for step in range(4):

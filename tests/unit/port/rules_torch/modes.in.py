@@ -21,17 +21,17 @@ class Net(nn.Module):
 
 torch.manual_seed(0)
 model = Net()
-optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-training_model = poptorch.trainingModel(model, poptorch.Options(), optimizer)
-inference_model = poptorch.inferenceModel(model, poptorch.Options())
+optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)  # ABP1401 modified
+training_model = poptorch.trainingModel(model, poptorch.Options(), optimizer)  # ABP1101 modified
+inference_model = poptorch.inferenceModel(model, poptorch.Options())  # ABP1201 modified
 x, y = torch.randn(8, 4), torch.randn(8, 3)
 for epoch in range(3):
-    for step in range(3):  # ABP1105 modified
+    for step in range(3):
         loss = training_model(x, y)
         print(loss.item())
     if not epoch:
         model.eval()
-    scores = inference_model(x)  # ABP1105 modified
+    scores = inference_model(x)
     print(scores.sum().item())
 
 if training_model.isCompiled():  # ABP1111 modified

@@ -1,6 +1,6 @@
 """What optimizers are told about half precision, and limits of gradients."""
 
-import poptorch
+import poptorch  # ABP1901 modified
 import torch
 from torch import nn
 
@@ -23,11 +23,11 @@ adam = poptorch.optim.AdamW(  # ABP1401 modified
     lr=0.1,
     loss_scaling=1.0,  # ABP1402 modified
     bias_correction=True,
-    accum_type=torch.float32,  # ABP1402 modified
+    accum_type=torch.float32,
     max_grad_norm=0.5,  # ABP1403 modified
 )
-adam.variable_attrs.markAsConstant("weight_decay")  # ABP1404 modified
-training = poptorch.trainingModel(first, optimizer=adam)
+adam.variable_attrs.markAsConstant("weight_decay")
+training = poptorch.trainingModel(first, optimizer=adam)  # ABP1101 modified
 for step in range(6):
     loss = training(x, torch.ones(8, 3))
     print(loss.item())

@@ -37,7 +37,7 @@ class Trainer:
 
     def step(self, x, y):
         if self.wrapped:
-            scores, y, loss = self.net(x, self.loss_calculator, y)  # ABP1102 modified
+            scores, y, loss = self.net(x, self.loss_calculator, y)
         else:
             self.optimizer.zero_grad()
             scores = self.net(x)

@@ -1,6 +1,6 @@
 """Functions are given options; the loss is in the model."""
 
-import poptorch
+import poptorch  # ABP1901 modified
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -24,11 +24,11 @@ def train(model, opts, data):
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)  # ABP1401 modified
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     training_model = poptorch.trainingModel(model, opts, optimizer)  # ABP1101 modified
-    training_model.compile(torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))  # ABP1111 modified
+    training_model.compile(torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
     for epoch in range(3):
         total = 0.0
         for x, y in loader:
-            scores, loss = training_model(x, y)  # ABP1102 modified
+            scores, loss = training_model(x, y)
             total += loss
         print(epoch, total / len(loader), scores.argmax(1).tolist())
         scheduler.step()
@@ -40,17 +40,17 @@ def test(model, opts, data):
     loader = poptorch.DataLoader(opts, data, batch_size=8)
     inference_model = poptorch.inferenceModel(model.eval(), opts)  # ABP1201 modified
     for x, y in loader:
-        print(inference_model(x).argmax(1).eq(y).sum().item())  # ABP1202 modified
+        print(inference_model(x).argmax(1).eq(y).sum().item())
 
 
 def main():
     opts = poptorch.Options()  # ABP1001 modified
-    opts.modelName("net")  # ABP1001 modified
+    opts.modelName("net")
     opts.randomSeed(3)  # ABP1002 modified
     data = TensorDataset(torch.randn(44, 4), torch.randint(0, 3, (44,)))
     model = Net()
-    train(model, opts, data)  # ABP1003 modified
-    test(model, opts=opts, data=data)  # ABP1003 modified
+    train(model, opts, data)
+    test(model, opts=opts, data=data)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What wrappers are told, and what they are asked of their programs."""
 
-import poptorch
+import poptorch  # ABP1901 modified
 import torch
 from torch import nn
 
@@ -17,9 +17,9 @@ class Fit(nn.Module):
 torch.manual_seed(0)
 x, y = torch.randn(8, 4), torch.randn(8, 3)
 fit = Fit()
-optimizer = poptorch.optim.SGD(fit.parameters(), lr=0.5, momentum=0.9)
-training = poptorch.trainingModel(fit, optimizer=optimizer)
-training.compile(x, y)  # ABP1111 modified
+optimizer = poptorch.optim.SGD(fit.parameters(), lr=0.5, momentum=0.9)  # ABP1401 modified
+training = poptorch.trainingModel(fit, optimizer=optimizer)  # ABP1101 modified
+training.compile(x, y)
 for step in range(6):
     loss = training(x, y)
     print(loss.item())
@@ -30,12 +30,12 @@ for step in range(6):
         training.detachFromDevice()  # ABP1111 modified
         with torch.no_grad():
             fit.layer.bias.zero_()
-        training.copyWeightsToDevice()  # ABP1111 modified
-        training.attachToDevice()  # ABP1111 modified
-    if training.isCompiled():  # ABP1111 modified
-        training.copyWeightsToHost()  # ABP1111 modified
-        print(training.model.layer.bias.sum().item())  # ABP1111 modified
+        training.copyWeightsToDevice()
+        training.attachToDevice()
+    if training.isCompiled():
+        training.copyWeightsToHost()
+        print(training.model.layer.bias.sum().item())
     else:
         print("nothing is compiled")
-print(training.model is fit)  # ABP1111 modified
-training.destroy()  # ABP1111 modified
+print(training.model is fit)
+training.destroy()

@@ -1,32 +1,22 @@
-"""The way back: a PopTorch program becomes one of plain PyTorch, on the host."""
+"""Rules of ``--to torch``, which turn a PopTorch program into plain PyTorch on the host.
+
+Few shapes are carried. Every name of PopTorch that none of these rules replaces is named by its
+line as *manual*, and stays in the program.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from abele.port.rules.plain import (
-    inference,
-    instances,
-    leftovers,
-    loaders,
-    modes,
-    operators,
-    optimizers,
-    options,
-    updates,
-    wrappers,
-)
+from abele.port.rules.plain import batches, models, names
 from abele.port.rules.rule import Rule
 
-#: In the order in which they are applied: what is left comes last.
+#: Rules in the order in which they are applied. Options go after everything that is given them.
 RULES: Sequence[Rule] = (
-    Rule("Instances", instances.CODES, instances.apply),
-    Rule("Options", options.CODES, options.apply),
-    Rule("Data loaders", loaders.CODES, loaders.apply),
-    Rule("Optimizers", optimizers.CODES, optimizers.apply),
-    Rule("Operators", operators.CODES, operators.apply),
-    Rule("Training models", updates.CODES | modes.CODES, updates.apply),
-    Rule("Inference models", inference.CODES, inference.apply),
-    Rule("Wrappers", wrappers.CODES, wrappers.apply),
-    Rule("What is left", leftovers.CODES, leftovers.apply),
+    Rule("Data loaders", batches.LOADER_CODES, batches.apply_loaders),
+    Rule("Models", models.CODES, models.apply),
+    Rule("Optimizers", names.OPTIMIZER_CODES, names.apply_optimizers),
+    Rule("Operators", names.OPERATOR_CODES, names.apply_operators),
+    Rule("Options", batches.OPTION_CODES, batches.apply_options),
+    Rule("Remaining names", names.REMAINING_CODES, names.apply_remaining),
 )

@@ -1,5 +1,6 @@
 """What a wrapper says of its program, and several batches of an evaluation."""
 
+import poptorch
 import torch
 from torch import nn
 
@@ -11,13 +12,16 @@ class Net(nn.Module):
 
     def forward(self, x):
         return nn.functional.dropout(self.layer(x), training=self.training)
-torch.manual_seed(3)
+
+
+options = poptorch.Options().deviceIterations(4)  # ABP1909 manual
+options.randomSeed(3)  # ABP1909 manual
+options.Precision.enableStochasticRounding(False)  # ABP1008 manual
 model = Net()
-inference = model
+inference = poptorch.inferenceModel(model, options)  # ABP1209 manual
 x = torch.randn(32, 4)
-with torch.no_grad():
-    print(inference(x).shape)
-print(inference.target, inference.cycleCount())
-print(inference is model)
+print(inference(x).shape)
+print(inference.target, inference.cycleCount())  # ABP1114 manual
+print(inference.model is model)
 if inference(x).sum() > 0:
     print("positive")

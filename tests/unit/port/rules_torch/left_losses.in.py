@@ -11,7 +11,7 @@ class Two(nn.Module):
 
 
 class Several(nn.Module):
-    def forward(self, x, y):  # ABP1109 blocked
+    def forward(self, x, y):
         return nn.functional.mse_loss(x, y), nn.functional.l1_loss(x, y)
 
 
@@ -20,9 +20,9 @@ class One(nn.Module):
         return nn.functional.mse_loss(x, y)
 
 
-first = poptorch.trainingModel(Two())  # ABP1109 blocked
-second = poptorch.trainingModel(Several())
+first = poptorch.trainingModel(Two())  # ABP1109 manual
+second = poptorch.trainingModel(Several())  # ABP1109 manual
 outside = Outside()
-third = poptorch.trainingModel(outside)  # ABP1109 blocked
+third = poptorch.trainingModel(outside)  # ABP1109 manual
 opts = options_of("file")
-fourth = poptorch.trainingModel(One(), opts)  # ABP1109 blocked
+fourth = poptorch.trainingModel(One(), opts)  # ABP1109 manual
