@@ -24,9 +24,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "src")]
 
 import popdist  # noqa: E402 - after the path
+from abele.port.check.script import cuda_is_the_host, seed  # noqa: E402
 from abele.port.check.watch import Channel  # noqa: E402
-from abele.port.check.cuda import cuda_is_the_host  # noqa: E402
-from abele.port.check.launcher import seed  # noqa: E402
 from abele.port.check.watch import wrapped as wrapped_call  # noqa: E402
 from abele.runtime.observers import Observer  # noqa: E402
 from abele.runtime.session import Session, of_new_sessions  # noqa: E402
