@@ -137,7 +137,7 @@ _TABLE = "| code | stands for |\n|---|---|\n"
 _TAIL = """
 ## The ladder
 
-`--ladder` checks a port step by step, in this order. It stops at the first step that fails and prints the edit that mends it:
+`--ladder` checks a port in stages, each in a run of its own, and stops at the first that fails:
 
 1. the original program trains on this processor;
 2. its lines are ported;
@@ -147,32 +147,23 @@ _TAIL = """
 6. the model fits into `--limit` ([fit.md](fit.md)).
 
 **A batch of one row** is the least that a device has to hold, and not every program can take it: a batch norm has no statistics of one row,
-`squeeze()` removes the dimension of rows, and `std(0)` of one row is not a number. The ladder names the line and prints the edit:
+`squeeze()` removes the dimension of rows, and `std(0)` of one row is not a number. The ladder names the line and what to write:
 
 ```text
 FAILED  a batch of one row trains: ValueError: Target size (torch.Size([1])) must be the same as input size (torch.Size([]))
-        train.py:13: squeeze() removes every dimension of size 1, also that of the rows: name the one that is meant.
-        - loss = criterion(net(x).squeeze(), y)
-        + loss = criterion(net(x).squeeze(1), y)
+        ported/train.py:13: `loss = criterion(net(x).squeeze(), y)`
+        squeeze() removes every dimension of size 1, also that of the rows: name the one that is meant.
 ```
 
-**A training model that computes something else.** The comparison names the first step and tensor that differ. The ladder then looks for the
-reason: a value of the optimizer, a weight or a mode that the host has changed without telling the program, or a seed that differs at
-each start. It prints an edit of the call or of the seed. That is needed where the change cannot be read from the text, in a library's
-callback for example:
-
-```text
-        ported/train.py:34: the optimizer's lr is 0.01 before this call, and the program's is 0.1; pass the new value on.
-        + training_model.setOptimizer(optimizer)
-          loss = training_model(x)
-```
+**A training model that computes something else.** The comparison names the first step and tensor that differ, and what PopTorch warned of,
+such as a rate or weights that the host has changed without telling the program.
 
 **An inference model that returns something else** has mostly been compiled in the other mode: a program keeps the mode of its first call, and a
 model whose own `forward` reads `self.training` keeps the one that it had when it was wrapped. The ladder names the line of the call and
 the missing `eval()`. It compares up to twenty calls.
 
-**A model that does not fit** gets the cheapest changes of the [fit check](fit.md) as edits of the port: smaller micro-batches, recomputation,
-half precision, stages of a pipeline.
+**A model that does not fit** gets the cheapest changes of the [fit check](fit.md): smaller micro-batches, recomputation, half precision, stages
+of a pipeline.
 
 ## Programs with a switch of compute modes
 

@@ -1,9 +1,7 @@
-"""Takes the steps of a port in the order in which people take them, up to the first that fails.
+"""Check a port in stages, up to the first that fails: one run and one row of the table each.
 
-They are those of the guide that the project started from: it runs on a processor, its lines are
-ported, a batch of one row trains, its model trains as a program and is evaluated as one, and it
-fits; where it does not, numbers of half precision, recomputation and pipelines are among the
-changes that the answer names.
+The stages: the original trains on this processor, its lines are ported, a batch of one row trains,
+its model trains as a program, is evaluated as one, and fits.
 """
 
 from __future__ import annotations
@@ -15,29 +13,39 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from abele.errors import CheckError
-from abele.port.check import Comparison, check
+from abele.port.check import check
 from abele.port.check.process import Messages, Script
 from abele.port.engine import Port
-from abele.port.rungs import fitting, mending
-from abele.port.rungs.process import answer_of
+from abele.port.rungs import answer_of
 
 _STEPS = 5
 _TIMEOUT_S = 600.0
+_NORM = (
+    "batch norm averages over the rows of a batch, and one row gives no average; GroupNorm(1, ...) "
+    "averages within each row. Weights that were trained with batch norm do not fit it."
+)
+_ONE_ROW = {
+    "squeeze": "squeeze() removes every dimension of size 1, also that of the rows: name the one "
+    "that is meant.",
+    "std": "this estimate divides by the number of rows less one: give var(correction=0).sqrt().",
+    "var": "this estimate divides by the number of rows less one: give correction=0.",
+}
 
-#: Whether a step holds, and what was seen; those that a ``CheckError`` ends do not.
+#: Whether a stage holds, and what was seen.
 _Said = tuple[bool, str]
 
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
-    """One step.
+    """One stage.
 
     Attributes:
         title: what was tried.
-        passed: whether it holds.
-        says: what was seen, and where it does not hold, what mends it.
+        passed: it holds.
+        says: what was seen, and if it does not hold, what to do.
     """
 
     title: str
@@ -45,7 +53,7 @@ class Rung:
     says: str
 
     def __str__(self) -> str:
-        """Return the step with what was seen below it."""
+        """Return the stage with what was seen below it."""
         first, *rest = self.says.splitlines() or [""]
         mark = "passed" if self.passed else "FAILED"
         return "\n".join([f"{mark}  {self.title}: {first}", *(f"        {line}" for line in rest)])
@@ -59,47 +67,32 @@ def climb(
     limit: str,
     python: str = sys.executable,
 ) -> Iterator[Rung]:
-    """Take one step after the other, and stop after the first that fails.
+    """Take one stage after the other, and stop after the first that fails.
 
     Args:
         result: of porting ``original``.
         original: the script.
         port: what was written.
         arguments: of both.
-        limit: a memory, as ``abele fit`` takes it.
+        limit: a memory, as ``abele fit`` accepts it.
         python: the command that runs Python.
     """
-    for title, step in _steps(result, original, port, arguments, limit, python).items():
+    stages: dict[str, Callable[[], _Said]] = {
+        "the program trains on this processor": lambda: _runs(original, arguments, python),
+        "its lines are ported": lambda: _is_ported(result),
+        "a batch of one row trains": lambda: _takes_one_row(port, arguments, python),
+        "the training model computes the same": lambda: _trains(original, port, arguments, python),
+        "the inference model computes the same": lambda: _evaluates(port, arguments, python),
+        f"it fits into {limit}": lambda: _fits(port, arguments, limit, python),
+    }
+    for title, stage in stages.items():
         try:
-            passed, says = step()
+            passed, says = stage()
         except CheckError as error:
             passed, says = False, str(error)
         yield Rung(title, passed, says)
         if not passed:
             return
-
-
-def _steps(
-    result: Port,
-    original: Path,
-    port: Path,
-    arguments: Sequence[str],
-    limit: str,
-    python: str,
-) -> dict[str, Callable[[], _Said]]:
-    """What takes each step, by its title, in their order; arguments as of ``climb``."""
-    return {
-        "the program trains on this processor": lambda: _runs(original, arguments, python),
-        "its lines are ported": lambda: _is_ported(result),
-        "a batch of one row trains": lambda: _takes_one_row(original, port, arguments, python),
-        "the training model computes the same": lambda: _trains(
-            result, original, port, arguments, python
-        ),
-        "the inference model computes the same": lambda: _evaluates(
-            original, port, arguments, python
-        ),
-        f"it fits into {limit}": lambda: _fits(port, arguments, limit, python),
-    }
 
 
 def _runs(original: Path, arguments: Sequence[str], python: str) -> _Said:
@@ -125,56 +118,45 @@ def _is_ported(result: Port) -> _Said:
     return True, f"{len(result.findings)} lines were looked at, none is left to do{evaluates}"
 
 
-def _takes_one_row(original: Path, port: Path, arguments: Sequence[str], python: str) -> _Said:
+def _takes_one_row(port: Path, arguments: Sequence[str], python: str) -> _Said:
     answer = answer_of("one_row", port, arguments, python, _TIMEOUT_S)
     if answer["problem"]:
-        return False, f"{answer['problem']}\n{mending.of_one_row(answer, port, original)}"
+        return False, f"{answer['problem']}\n{_advice(answer)}"
     if "untried" in answer:
         return True, f"there is nothing to try: {answer['untried']}"
     return True, f"one of {answer['rows']} rows has a loss and gradients by itself"
 
 
-def _evaluates(original: Path, port: Path, arguments: Sequence[str], python: str) -> _Said:
-    answer = answer_of("inference", port, arguments, python, _TIMEOUT_S)
-    if answer["result"] == "other":
-        return False, mending.of_inference(answer, port, original)
-    if not answer["calls"]:
-        return True, "nothing is evaluated by a program with these arguments"
-    return True, f"{answer['calls']} calls return what the plain model does, bit for bit"
+def _advice(answer: dict[str, Any]) -> str:
+    """Return the line that needs more than one row, and what to write there."""
+    if "Expected more than 1 value per channel" in answer["problem"] and answer["module"]:
+        return f"{answer['module']}\n{_NORM}"
+    why = "this line needs more than one row; write it so that each row is computed by itself."
+    return f"{answer['line']}\n{_ONE_ROW.get(answer['name'], why)}"
 
 
-def _trains(
-    result: Port,
-    original: Path,
-    port: Path,
-    arguments: Sequence[str],
-    python: str,
-) -> _Said:
-    comparison = check(
-        original,
-        port,
-        _STEPS,
-        arguments,
-        timeout_s=_TIMEOUT_S,
-        python=python,
-    )
+def _trains(original: Path, port: Path, arguments: Sequence[str], python: str) -> _Said:
+    more: dict[str, Any] = {"timeout_s": _TIMEOUT_S, "python": python}
+    comparison = check(original, port, _STEPS, arguments, **more)
     if comparison.status:
-        edit = _edit_of_training(result, comparison, port, arguments, python)
-        return False, "\n".join(filter(None, [str(comparison), edit]))
+        return False, str(comparison)
     return True, f"losses and weights of {len(comparison.steps)} updates are equal"
 
 
-def _edit_of_training(
-    result: Port, comparison: Comparison, port: Path, arguments: Sequence[str], python: str
-) -> str:
-    """What mends a port that trains otherwise; empty if that is not known."""
-    first = comparison.difference
-    if first is not None and first.step <= 1:
-        edit = mending.of_chance(result.before)
-        if edit:
-            return edit
-    answer = answer_of("training", port, arguments, python, _TIMEOUT_S)
-    return mending.of_training(answer) if answer["changed"] else ""
+def _evaluates(port: Path, arguments: Sequence[str], python: str) -> _Said:
+    answer = answer_of("inference", port, arguments, python, _TIMEOUT_S)
+    if not answer["calls"]:
+        return True, "nothing is evaluated by a program with these arguments"
+    if not answer["line"]:
+        return True, f"{answer['calls']} calls return what the plain model does, bit for bit"
+    advice = "call copyWeightsToDevice() of the program after its weights have changed"
+    if answer["mode"]:
+        advice = (
+            "a wrapper copies the mode of its model, and a program keeps that of its first call: "
+            f"call {answer['mode']} of the model in the port before it is wrapped"
+        )
+    says = "returns something else than the plain model"
+    return False, f"call {answer['calls']} {says}: {advice}\n{answer['line']}"
 
 
 def _fits(port: Path, arguments: Sequence[str], limit: str, python: str) -> _Said:
@@ -192,8 +174,4 @@ def _fits(port: Path, arguments: Sequence[str], limit: str, python: str) -> _Sai
             f"abele fit has no answer within {_TIMEOUT_S:g} s. Give the program arguments with "
             "which it has less to do before its first step."
         ) from None
-    said = done.stdout.strip() or done.stderr.strip()
-    if done.returncode == 0:
-        return True, said
-    edit = fitting.of_fit(done.stdout, port)
-    return False, f"{said}\nThe edit:\n{edit}" if edit else said
+    return done.returncode == 0, done.stdout.strip() or done.stderr.strip()

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import queue
+import re
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from abele.port.check.script import main
 main(sys.argv[2])
 """
 _LAST_LINES = 15
+_WARNING = re.compile(r"(?:\bHostChangeWarning: |\[warning\] )(.*)")
 # A process that the script has started may have the other end of a pipe.
 _CLOSING_S = 5.0
 
@@ -136,8 +138,14 @@ class Script:
                     stream.close()
         self._output.close()
 
+    def warned(self) -> list[str]:
+        """Return what poptorch has warned of, such as values that the host has changed."""
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").splitlines()
+        return [found[1].rstrip(".") for each in lines if (found := _WARNING.search(each))]
+
     def _said(self) -> str:
-        """The end of what the script has printed."""
+        """Return the end of what the script has printed."""
         self._output.seek(0)
         lines = self._output.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
         return "\n".join(["What it printed last:", *lines]) if lines else "It printed nothing."

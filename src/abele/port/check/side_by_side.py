@@ -83,8 +83,11 @@ def check(
             return messages
 
         plain = started(is_port=False)
-        pair = SideBySide(plain, started(is_port=True), folder, steps)
-        return dataclasses.replace(pair.run(progress), back=back)
+        wrapped = started(is_port=True)
+        result = SideBySide(plain, wrapped, folder, steps).run(progress)
+        warned = () if result.equal else dict.fromkeys(wrapped.script.warned())
+        notes = (*result.notes, *(f"poptorch warned: {each}" for each in warned))
+        return dataclasses.replace(result, notes=notes, back=back)
 
 
 def checked(original: Path, port: Path, steps: int, arguments: Sequence[str], **more: Any) -> int:

@@ -1,0 +1,320 @@
+"""Run a port in a process of its own, and look at its models: rungs of the ladder.
+
+``one_row`` runs the training model with a whole micro-batch and with its first row, and compares
+their operations. ``inference`` compares calls of inference models with the plain models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from abele.capture import Call, core
+from abele.errors import CheckError
+from abele.fit.command import running
+from abele.port.check.watch import LinesOfParameters
+from abele.program.printing import is_library
+from abele.runtime.clock import CallRecord
+from abele.runtime.observers import Observer, of_new_sessions
+from abele.runtime.session import Session
+from abele.step.config import StepConfig
+from abele.warn import user_line
+
+_MARK = "abele-ladder: "
+_LAST_LINES = 15
+_CALLS = 20  # of inference models that are compared
+
+
+class Seen(BaseException):
+    """The end of a script of which all was seen; no ``except Exception`` catches it."""
+
+
+def answer_of(
+    rung: str, script: Path, arguments: Sequence[str], python: str, timeout_s: float
+) -> dict[str, Any]:
+    """Run a rung with a script, and return what it sends.
+
+    Args:
+        rung: ``one_row`` or ``inference``.
+        script: the port.
+        arguments: of the script.
+        python: the command that runs Python.
+        timeout_s: limit of the run, in seconds.
+
+    Raises:
+        CheckError: the script fails before anything is seen, or takes too long.
+    """
+    path = os.pathsep.join(os.path.abspath(each) for each in sys.path)
+    own = {"CUDA_VISIBLE_DEVICES": "", "ABELE_TARGET": "reference", "PYTHONPATH": path}
+    try:
+        done = subprocess.run(
+            [python, "-m", "abele.port.rungs", rung, str(script), *arguments],
+            capture_output=True,
+            encoding="utf-8",
+            errors="backslashreplace",
+            timeout=timeout_s,
+            env=os.environ | own,
+        )
+    except subprocess.TimeoutExpired:
+        raise CheckError(
+            f"{script} has not called its models within {timeout_s:g} s. Give it arguments with "
+            "which it has less to do."
+        ) from None
+    lines = done.stderr.splitlines()
+    for line in lines:
+        if line.startswith(_MARK):
+            facts: dict[str, Any] = json.loads(line.removeprefix(_MARK))
+            return facts
+    last = "\n".join(lines[-_LAST_LINES:])
+    raise CheckError(f"{script} ended with status {done.returncode}. It printed last:\n{last}")
+
+
+def _finish(**facts: Any) -> None:
+    """Send what was seen, and end the script.
+
+    Raises:
+        Seen: always.
+    """
+    # Not with what the script prints: that may go anywhere.
+    os.write(2, f"\n{_MARK}{json.dumps(facts)}\n".encode())
+    raise Seen
+
+
+# -- a batch of one row ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Run:
+    """What one run of forward and backward did.
+
+    Attributes:
+        operations: name, line, dimensions and finiteness of each result.
+        dimensions: of each output.
+        problem: what went wrong, in words.
+        line: the user's line that raised an error.
+        module: the user's line that made the module around it.
+    """
+
+    operations: list[tuple[str, str, int, bool]]
+    dimensions: list[int]
+    problem: str = ""
+    line: str = ""
+    module: str = ""
+
+
+class _Operations(TorchFunctionMode):
+    """A mode that notes operations with one result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[tuple[str, str, int, bool]] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> torch.Tensor:
+        """Call a function, and note its name, the user's line and its result."""
+        result = func(*args, **(kwargs or {}))
+        name = str(getattr(func, "__name__", ""))
+        if isinstance(result, torch.Tensor) and not name.startswith("_"):
+            finite = bool(result.isfinite().all()) if result.is_floating_point() else True
+            self.noted.append((name, user_line(), result.dim(), finite))
+        return result
+
+
+class OneRow:
+    """Tries a batch of one row with the first training model of a script."""
+
+    def __init__(self) -> None:
+        self._lines = LinesOfParameters()
+
+    def watching(self) -> contextlib.AbstractContextManager[object]:
+        """While open, note the lines that make parameters."""
+        return self._lines.noting()
+
+    def finish(self) -> None:
+        """Send that the script trains nothing."""
+        _finish(rows=0, problem="", untried="it trains nothing")
+
+    def look(
+        self, call: Call, module: torch.nn.Module, inputs: Sequence[torch.Tensor], step: StepConfig
+    ) -> None:
+        """Try it, send the answer, and end the script."""
+        if not step.training:
+            return
+        rows = next((each.shape[0] for each in inputs if each.dim()), 0)
+        first = [each[:1] if each.dim() and each.shape[0] == rows else each for each in inputs]
+        whole = self._run(call, module, inputs)
+        if whole.problem or rows < 2:
+            untried = "batches have one row" if rows else "the model is given no batch"
+            _finish(rows=rows, problem="", untried=whole.problem or untried)
+        one = self._run(call, module, first)
+        problem, name, line = one.problem, "", one.line
+        if not problem and one.dimensions != whole.dimensions:
+            problem = "a result has lost its dimension of rows"
+        for mine, other in zip(whole.operations, one.operations, strict=False):
+            if mine[2] != other[2] or (mine[3] and not other[3]):
+                name, line = mine[0], mine[1]
+                break
+        _finish(rows=rows, problem=problem, name=name, line=line, module=one.module)
+
+    def _run(self, call: Call, module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> _Run:
+        inside: list[torch.nn.Module] = []
+
+        def left(module: torch.nn.Module, args: Any, result: Any) -> None:
+            del module, args, result
+            inside.pop()
+
+        handles: list[Any] = []
+        for each in module.modules():
+            handles.append(
+                each.register_forward_pre_hook(lambda entered, _: inside.append(entered))
+            )
+            handles.append(each.register_forward_hook(left))
+        operations = _Operations()
+        run = _Run(operations.noted, [])
+        try:
+            with warnings.catch_warnings(), torch.enable_grad():
+                warnings.filterwarnings("error", message="Using a target size")
+                with operations:
+                    outputs = call([each.clone() for each in inputs])
+                total: Any = sum(each.sum() for each in outputs if each.requires_grad)
+                if isinstance(total, torch.Tensor):
+                    torch.autograd.backward(total)
+            run.dimensions = [each.dim() for each in outputs]
+            run.problem = _without_numbers(module, outputs)
+        except Exception as error:  # noqa: BLE001 - whatever a model raises is sent
+            run.problem = f"{type(error).__name__}: {error}"
+            frames = traceback.extract_tb(error.__traceback__)
+            users = [each for each in frames if not is_library(each.filename)]
+            run.line = (
+                f"{users[-1].filename}:{users[-1].lineno}: `{users[-1].line}`" if users else ""
+            )
+            made = [*inside[-1].parameters(recurse=False)] if inside else []
+            run.module = self._lines.of(made[0]) if made else ""
+        finally:
+            for handle in handles:
+                handle.remove()
+        return run
+
+
+def _without_numbers(module: torch.nn.Module, outputs: Sequence[torch.Tensor]) -> str:
+    """Return what is not finite, in words."""
+    if not all(each.isfinite().all() for each in outputs if each.is_floating_point()):
+        return "its results are not all finite"
+    for name, each in module.named_parameters():
+        if each.grad is not None and not each.grad.isfinite().all():
+            return f"the gradient of {name} is not finite"
+    return ""
+
+
+# -- inference models -----------------------------------------------------------------------------
+
+
+class Inference:
+    """Compares the first calls of inference models with plain ones."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._captured: tuple[Call, torch.nn.Module] | None = None
+
+    def watching(self) -> contextlib.AbstractContextManager[object]:
+        """While open, observe new sessions."""
+        return of_new_sessions(self._observer)
+
+    def finish(self) -> None:
+        """Send that all calls were equal."""
+        _finish(calls=self.calls, line="")
+
+    def look(
+        self, call: Call, module: torch.nn.Module, inputs: Sequence[torch.Tensor], step: StepConfig
+    ) -> None:
+        """Note a model that does not train."""
+        del inputs
+        self._captured = None if step.training else (call, module)
+
+    def _observer(self, session: Session) -> Observer | None:
+        captured, self._captured = self._captured, None
+        if session.config.training or captured is None:
+            return None
+        return _Calls(self, *captured)
+
+
+class _Calls(Observer):
+    """Compares each call of a session."""
+
+    def __init__(self, looker: Inference, call: Call, module: torch.nn.Module):
+        self._looker, self._call, self._module = looker, call, module
+        self._modes = [each.training for each in module.modules()]
+        self._outputs: list[torch.Tensor] = []
+        self._expected: list[torch.Tensor] = []
+
+    def on_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Compute what the plain model does, from the same random numbers."""
+        state = torch.get_rng_state()
+        # What is captured may be a copy of the user's model, with the same modules inside.
+        modes = {each.training for each in self._module.modules() if each is not self._module}
+        if len(modes) == 1:
+            self._module.training = modes.pop()
+        with torch.no_grad():
+            self._expected = self._call([each.clone() for each in inputs])
+        torch.set_rng_state(state)
+
+    def on_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Note what the program has returned."""
+        self._outputs = [each.detach().clone() for each in outputs]
+
+    def on_call_end(self, call: CallRecord) -> None:
+        """Compare them."""
+        if call.error is not None:
+            return
+        self._looker.calls += 1
+        if not same_in_order(self._outputs, self._expected):
+            same_modes = self._modes == [each.training for each in self._module.modules()]
+            mode = "" if same_modes else "train()" if self._module.training else "eval()"
+            _finish(calls=self._looker.calls, line=user_line(), mode=mode)
+        if self._looker.calls >= _CALLS:
+            self._looker.finish()
+
+
+def same_in_order(outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    """Return whether a program has returned what was expected; constants are no outputs of it."""
+    others = iter(expected)
+    return all(any(_equal(each, other) for other in others) for each in outputs)
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors are the same bit for bit, where NaN is NaN."""
+    if one.shape != other.shape or one.dtype is not other.dtype:
+        return False
+    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def main(rung: str, script: str, *arguments: str) -> None:
+    """Run a port up to what a rung looks for."""
+    looker = {"one_row": OneRow, "inference": Inference}[rung]()
+    plain: Any = core.recipe_of
+
+    def shown(call: Call, module: Any, inputs: Any, config: StepConfig, *args: Any, **more: Any):
+        looker.look(call, module, inputs, config)
+        return plain(call, module, inputs, config, *args, **more)
+
+    setattr(core, "recipe_of", shown)  # noqa: B010 - for all captures of the process
+    with contextlib.suppress(Seen), looker.watching():
+        running(Path(script), [*arguments], quiet=True)
+        looker.finish()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
