@@ -40,7 +40,7 @@ _Said = tuple[bool, str]
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
-    """One stage.
+    """A stage of the ladder.
 
     Attributes:
         title: what was tried.

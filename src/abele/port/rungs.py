@@ -97,7 +97,7 @@ def _finish(**facts: Any) -> None:
 
 @dataclasses.dataclass
 class _Run:
-    """What one run of forward and backward did.
+    """A run of forward and backward.
 
     Attributes:
         operations: name, line, dimensions and finiteness of each result.

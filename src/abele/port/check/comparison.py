@@ -14,7 +14,7 @@ EQUAL, DIFFERENT = 0, 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepPair:
-    """One training step of both.
+    """A training step of both scripts.
 
     Attributes:
         step: its number, from 1; 0 is the start.
@@ -36,7 +36,7 @@ class StepPair:
 
     @property
     def same_loss(self) -> bool | None:
-        """Whether the losses are equal bit for bit; None if the port does not tell its own."""
+        """The losses are equal bit for bit; None if the port does not return its own."""
         if not self.port or not self.original:
             return None
         return same_losses(self.original, self.port)
@@ -44,7 +44,7 @@ class StepPair:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Where the two part.
+    """The first place where both scripts diverge.
 
     Attributes:
         step: the first step that differs; 0 if the models differ before their first update.
@@ -87,7 +87,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether every loss, parameter and buffer is the same, bit for bit."""
+        """Every loss, parameter and buffer is the same, bit for bit."""
         return self.difference is None
 
     @property
@@ -99,12 +99,20 @@ class Comparison:
         """Return a row per step, the verdict, and notes."""
         parts = [_table(self.steps, self.models), _verdict(self)]
         text = "\n".join([*parts, *(f"Note: {note}." for note in self.notes)])
-        other = {"original": "port", "port": "original"} if self.back else {}
-        return re.sub(r"\b(original|port)\b", lambda m: other.get(m[0], m[0]), text)
+        return "\n".join(map(_turned, text.splitlines())) if self.back else text
+
+
+def _turned(line: str) -> str:
+    """Swap ``original`` and ``port`` in a line; in an indented one only in its label."""
+    other = {"original": "port", "port": "original"}
+    count = 1 if line.startswith("  ") else 0
+    return re.sub(r"\b(original|port)\b", lambda match: other[match[0]], line, count=count)
 
 
 def same_losses(original: Sequence[float], port: Sequence[float]) -> bool:
-    """Whether losses are equal; an original that accumulates may divide by the number of parts.
+    """Return whether losses are equal bit for bit.
+
+    An original that accumulates may have divided them by the number of parts.
 
     Args:
         original: of one update.
@@ -156,10 +164,10 @@ class ModelPair:
     """A model that both train.
 
     Attributes:
-        name: of it; empty if both train one only.
+        name: its name; empty if both train one only.
         tensors: kind and line of each tensor of the original.
         at_start: tensors that differ before the first update.
-        far: how far tensors are apart, where that was measured.
+        far: distance of tensors, where that was measured.
     """
 
     name: str
@@ -167,17 +175,26 @@ class ModelPair:
     at_start: Sequence[str]
     far: Mapping[str, float]
 
+    def difference(self, step: int, name: str, lines: tuple[str, str], meaning: str) -> Difference:
+        """Return the difference of a tensor after a step."""
+        facts = self.tensors[name]
+        lines = (facts["line"] or lines[0], lines[1])
+        return Difference(
+            step=step, kind=facts["kind"], name=name, far=self.far.get(name), lines=lines,
+            meaning=meaning, model=self.name,
+        )  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ends:
-    """Who ended before all steps were made.
+    """Scripts that ended before all steps were made.
 
     Attributes:
-        steps: how many both made.
+        steps: number of steps that both made.
         original: the original ended by itself after that.
         port: the port did.
-        turn: the first step that updates another model in the port, with the names of both; None
-            if there is none.
+        turn: the first step that updates another model in the port, with the names of both; or
+            None.
     """
 
     steps: int
@@ -185,92 +202,66 @@ class Ends:
     port: bool
     turn: tuple[int, str, str] | None = None
 
+    def difference(self) -> Difference | None:
+        """Return the step that one of them does not make, or makes of another model."""
+        if self.turn is not None:
+            step, original, port = self.turn
+            meaning = (
+                f"It updates {original} in the original and {port} in the port: compare drop_last, "
+                "the batch size, and the order in which the models are trained."
+            )
+        elif self.original != self.port:
+            shorter, longer = ("original", "port") if self.original else ("port", "original")
+            step = self.steps + 1
+            meaning = (
+                f"The {shorter} ends after {self.steps} steps, the {longer} goes on: compare "
+                "drop_last, the batch size, and options that join batches."
+            )
+        else:
+            return None
+        return Difference(
+            step=step, kind="steps", name="", far=None, lines=("", ""), meaning=meaning
+        )
+
 
 def first_difference(
     models: Sequence[ModelPair], pairs: Sequence[StepPair], ends: Ends
 ) -> Difference | None:
-    """Where they first part; None if they are equal.
+    """Return where they first diverge; None if they are equal.
 
     Args:
         models: that both train.
         pairs: the steps that both made.
-        ends: who made no further step, or one of another model.
+        ends: the one that made no further step, or one of another model.
     """
+    nowhere = ("", "")
     if not pairs and models and models[0].at_start:
-        return _of_start(models[0])
+        return models[0].difference(0, models[0].at_start[0], nowhere, _OTHER_START)
     begun: set[int] = set()
     for pair in pairs:
         model = models[pair.model]
         if ends.turn is not None and ends.turn[0] <= pair.step:
             break
         if pair.model not in begun and model.at_start:
-            return _of_start(model)
+            return model.difference(0, model.at_start[0], nowhere, _OTHER_START)
         begun.add(pair.model)
         if pair.same_loss is False:
-            return _of_loss(pair, model)
+            mine, other = pair.original[-1], pair.port[-1]
+            return Difference(
+                step=pair.step, kind="loss", name="", far=abs(other - mine) / (abs(mine) or 1.0),
+                lines=pair.lines, meaning=meaning_of_loss(pair), model=model.name,
+            )  # fmt: skip
         if pair.differing:
             first = pair.differing[0]
             is_buffer = model.tensors[first]["kind"] == "buffer"
             small = 0 < model.far.get(first, 1.0) < _SMALL
             meaning = _OTHER_BUFFER if is_buffer else _OTHER_ROUNDING if small else _OTHER_UPDATE
-            return _of_tensor(model, pair.step, first, pair.lines, meaning)
-    if ends.turn is not None:
-        return _of_turn(*ends.turn)
-    return _of_steps(ends) if ends.original != ends.port else None
-
-
-def _of_start(model: ModelPair) -> Difference:
-    return _of_tensor(model, 0, model.at_start[0], ("", ""), _OTHER_START)
-
-
-def _of_tensor(
-    model: ModelPair, step: int, name: str, lines: tuple[str, str], meaning: str
-) -> Difference:
-    facts = model.tensors[name]
-    lines = (facts["line"] or lines[0], lines[1])
-    return Difference(
-        step=step, kind=facts["kind"], name=name, far=model.far.get(name), lines=lines,
-        meaning=meaning, model=model.name,
-    )  # fmt: skip
-
-
-def _of_loss(pair: StepPair, model: ModelPair) -> Difference:
-    mine, other = pair.original[-1], pair.port[-1]
-    far = abs(other - mine) / (abs(mine) or 1.0)
-    meaning = meaning_of_loss(pair)
-    return Difference(
-        step=pair.step, kind="loss", name="", far=far, lines=pair.lines, meaning=meaning,
-        model=model.name,
-    )  # fmt: skip
-
-
-def _of_turn(step: int, original: str, port: str) -> Difference:
-    return Difference(
-        step=step,
-        kind="steps",
-        name="",
-        far=None,
-        lines=("", ""),
-        meaning=f"It updates {original} in the original and {port} in the port: compare drop_last, "
-        "the batch size, and the order in which the models are trained.",
-    )
-
-
-def _of_steps(ends: Ends) -> Difference:
-    shorter, longer = ("original", "port") if ends.original else ("port", "original")
-    return Difference(
-        step=ends.steps + 1,
-        kind="steps",
-        name="",
-        far=None,
-        lines=("", ""),
-        meaning=f"The {shorter} ends after {ends.steps} steps, the {longer} goes on: compare "
-        "drop_last, the batch size, and options that join batches.",
-    )
+            return model.difference(pair.step, first, pair.lines, meaning)
+    return ends.difference()
 
 
 def meaning_of_loss(pair: StepPair) -> str:
-    """What another loss may come from, where the weights before it were the same."""
+    """Return what may explain another loss from equal weights."""
     mine, other = pair.original[-1], pair.port[-1]
     ratio = _ratio(mine, other)
     if ratio is not None:
@@ -304,7 +295,7 @@ _FIRST, _LAST = 12, 3
 
 
 def _table(steps: Sequence[StepPair], models: Sequence[str] = ()) -> str:
-    """A row per step, with its model if there are several; of many the first and the last."""
+    """Return a row per step, with its model if there are several; of many the first and last."""
     names = models if len(models) > 1 else ()
     rows: list[tuple[str, ...]] = [("step", "original", "port", "loss", "batch", "tensors")]
     if names:
@@ -342,7 +333,7 @@ def _numbers(losses: Sequence[float]) -> str:
 
 
 def _verdict(comparison: Comparison) -> str:
-    """Whether they are equal, and if not, where they part and what to look at."""
+    """Return the verdict: where they diverge first, and what to look at."""
     first = comparison.difference
     if first is None:
         count = len(comparison.steps)
@@ -359,7 +350,7 @@ def _verdict(comparison: Comparison) -> str:
 
 
 def _of_models(comparison: Comparison) -> str:
-    """How many steps each model has made, if there are several."""
+    """Return the number of steps of each model, if there are several."""
     if len(comparison.models) < 2:
         return ""
     counts = Counter(pair.model for pair in comparison.steps)

@@ -92,7 +92,7 @@ class Script:
         self._messages.put("")
 
     def message(self) -> dict[str, Any]:
-        """The next message; see ``channel``.
+        """Return the next message; see ``watch``.
 
         Raises:
             CheckError: the script failed, its process died, or it takes too long.
@@ -157,7 +157,7 @@ State = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Update:
-    """What a script has reported of one update.
+    """An update that a script has reported.
 
     Attributes:
         losses: of it; none where a call of several updates returns only the last one's.
@@ -174,7 +174,7 @@ class Update:
 
 @dataclasses.dataclass
 class Model:
-    """What a script has reported of one model.
+    """A model that a script has reported.
 
     Attributes:
         name: of it; empty if it is not known.

@@ -237,7 +237,7 @@ class SideBySide:
         )
 
     def _models(self, original: Sequence[State], port: Sequence[State]) -> list[int] | None:
-        """The model of the port by that of the original; None if one of them has more."""
+        """Return the port's model by that of the original; None if one of them has more."""
         counts = len({each for each, _ in original}), len({each for each, _ in port})
         if counts[0] != counts[1]:
             return None
@@ -245,7 +245,7 @@ class SideBySide:
         return models_of([each.tensors for each in mine], [each.tensors for each in other])
 
     def _names_of_models(self) -> list[str]:
-        """Their names in the original; those that several have get a number."""
+        """Return the models' names in the original; equal names get numbers."""
         names = [each.name for each in self._original.models]
         several = {name for name, count in Counter(names).items() if count > 1}
         return [
@@ -327,7 +327,7 @@ class SideBySide:
 def _updates(
     original: Sequence[State], port: Sequence[State], models: Sequence[int] | None
 ) -> list[tuple[int, State, State]]:
-    """Which update of the port each of the original is, with its number.
+    """Return pairs of an original's update and the port's, with their numbers.
 
     They are paired by model, if both train as many models. If not, what one of them trains as two
     is one for the other, such as a network that gets another optimizer, and order says which.
@@ -360,7 +360,7 @@ def pairs(
     port: Facts,
     digests: tuple[Mapping[str, str], Mapping[str, str]],
 ) -> dict[str, str]:
-    """The name of each tensor in the port by its name in the original, for those that are in both.
+    """Return the port's name of each tensor by the original's, for tensors that are in both.
 
     Args:
         original: shape and kind of each tensor by name.
@@ -404,7 +404,7 @@ def pairs(
 
 
 def models_of(original: Sequence[Facts], port: Sequence[Facts]) -> list[int]:
-    """Which model of a port each model of its original is, where both have as many.
+    """Return the index of the port's model for each model of the original; both have as many.
 
     Args:
         original: shape and kind of each model's tensors by name, in the order of first updates.
@@ -423,7 +423,7 @@ def models_of(original: Sequence[Facts], port: Sequence[Facts]) -> list[int]:
 
 
 def _alike(original: Facts, port: Facts) -> int:
-    """How many tensors have one of the same shape, and of the same name but for a prefix."""
+    """Count tensors with a counterpart of the same shape and, but for a prefix, name."""
     return sum(
         any(
             other["shape"] == facts["shape"] and _prefixes(name, theirs) is not None
@@ -434,7 +434,7 @@ def _alike(original: Facts, port: Facts) -> int:
 
 
 def _prefixes(name: str, other: str) -> tuple[str, str] | None:
-    """What is before the part that two names share at their end; None if they share none."""
+    """Return the parts of two names before their common end; None if they share none."""
     mine, theirs = name.split("."), other.split(".")
     while mine and theirs and mine[-1] == theirs[-1]:
         mine.pop()

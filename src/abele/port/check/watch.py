@@ -25,7 +25,7 @@ import hashlib
 import json
 import os
 import weakref
-from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -54,7 +54,7 @@ _Value = TypeVar("_Value")
 
 
 class Channel:
-    """The script's end.
+    """Pipes of a watched script.
 
     Args:
         answers: file descriptor to read from.
@@ -78,15 +78,7 @@ class Channel:
         kinds: Mapping[str, str],
         lines: Mapping[str, str],
     ) -> None:
-        """Say which tensors a model has.
-
-        Args:
-            number: of the model, in the order of first updates.
-            name: what the user calls it; empty if that is not known.
-            tensors: parameters and buffers by name.
-            kinds: which of the two they are.
-            lines: who made them, where that is known.
-        """
+        """Send the tensors of a model: their shapes, kinds, and the lines that made them."""
         said = {
             name: {"shape": list(value.shape), "kind": kinds[name], "line": lines.get(name, "")}
             for name, value in tensors.items()
@@ -94,12 +86,12 @@ class Channel:
         self.send("model", model=number, name=name, tensors=said)
 
     def state(self, model: int, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Tell the state of a model after one of its updates, and wait until it was compared."""
+        """Send the state of a model after one of its updates, and wait until it was compared."""
         digests = {name: digest(tensor) for name, tensor in tensors.items()}
         self.send("state", model=model, step=step, digests=digests)
         answer = self._answers.readline().rstrip("\n")
         if not answer:
-            raise EOFError("whoever compares is gone")
+            raise EOFError("the comparing process has ended")
         if answer != GO:
             plain = {name: value.detach().cpu().clone() for name, value in tensors.items()}
             torch.save(plain, answer)
@@ -107,7 +99,7 @@ class Channel:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """A hash of a tensor's numbers and type; views of one shape or another are alike."""
+    """Return a hash of a tensor's type and numbers, whatever its shape."""
     plain = tensor.detach()
     if plain.layout is not torch.strided:
         plain = plain.to_dense()
@@ -115,26 +107,26 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def described(tensor: torch.Tensor) -> dict[str, Any]:
-    """What is said of an input."""
+    """Return the shape and digest of an input."""
     return {"shape": list(tensor.shape), "digest": digest(tensor)}
 
 
 def numbers(loss: torch.Tensor) -> list[float]:
-    """A loss as JSON can have it: exact, also for float32."""
+    """Return the numbers of a loss in double precision, which is exact for float32."""
     values: Any = loss.detach().double().flatten()[:_MOST_LOSSES]
     return values.tolist()
 
 
 class Enough(BaseException):
-    """As many steps were made as were asked for."""
+    """The end of a script that has made all steps."""
 
 
 class Watch:
-    """What the watchers of an original and of a port share.
+    """The base of both watchers.
 
     Args:
-        channel: where they send.
-        steps: how many steps are of interest.
+        channel: pipes to the comparing process.
+        steps: number of steps after which the script ends.
 
     Attributes:
         updates: number of updates by the number of the model.
@@ -147,49 +139,31 @@ class Watch:
     def finish(self) -> None:
         """Send what is only known when the script has ended by itself."""
 
-    @property
-    def made(self) -> int:
-        """How many updates there were, of all models."""
-        return sum(self.updates)
-
     def updated(self, model: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Tell the state of a model after one more update."""
+        """Send the state of a model after one more update."""
         self.updates[model] += 1
         self.channel.state(model, self.updates[model], tensors)
 
-    def tell_step(
-        self,
-        model: int,
-        first: int,
-        losses: Sequence[float],
-        inputs: Sequence[Mapping[str, Any]],
-        line: str,
-    ) -> None:
-        """Tell of a model's updates from ``first`` to the present one."""
-        last = self.updates[model]
-        self.channel.send(
-            "step", model=model, first=first, last=last, losses=losses, inputs=inputs, line=line
-        )
-
-    def stop_if_enough(self) -> None:
-        """End the script if all steps were made.
+    def end_step(self, model: int, first: int, **facts: Any) -> None:
+        """Send facts of a model's updates from ``first`` to the present one.
 
         Raises:
-            Enough: they were.
+            Enough: all steps were made.
         """
-        if self.made >= self.steps:
+        self.channel.send("step", model=model, first=first, last=self.updates[model], **facts)
+        if sum(self.updates) >= self.steps:
             raise Enough
 
 
 class LinesOfParameters:
-    """Knows the user's line that made each parameter."""
+    """The user's line that made each parameter."""
 
     def __init__(self) -> None:
         self._lines: dict[int, tuple[weakref.ref[Any], str]] = {}
 
     @contextlib.contextmanager
     def noting(self) -> Generator[None]:
-        """While open, parameters that modules get are noted."""
+        """While open, note the parameters that modules get."""
 
         def note(module: torch.nn.Module, name: str, parameter: Any) -> None:
             del module, name
@@ -203,7 +177,7 @@ class LinesOfParameters:
             handle.remove()
 
     def of(self, tensor: torch.Tensor) -> str:
-        """The line, or nothing."""
+        """Return the line, or an empty text."""
         reference, line = self._lines.get(id(tensor), (None, ""))
         return line if reference is not None and reference() is tensor else ""
 
@@ -217,9 +191,9 @@ class Backward:
 
     Attributes:
         losses: numbers of the tensors that it began from.
-        leaves: what they were differentiated by.
-        roots: the modules that were called since the call before.
-        inputs: of these modules.
+        leaves: tensors that they were differentiated by.
+        roots: modules that were called since the call before.
+        inputs: shapes and digests of their inputs.
         line: the user's line that made the call.
     """
 
@@ -229,72 +203,53 @@ class Backward:
     inputs: tuple[dict[str, Any], ...]
     line: str
 
-    def reaches(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether it gives one of these a gradient."""
-        wanted = set(map(id, tensors))
-        return any(id(leaf) in wanted for leaf in self.leaves)
-
 
 class Trained:
-    """A model with its tensors.
+    """A model of a plain script: the modules whose losses its optimizers use.
 
     Args:
-        number: in the order of first updates.
+        number: index of the model in the order of first updates.
 
     Attributes:
-        number: as given.
         tensors: parameters and buffers by name.
-        kinds: which of the two they are.
+        kinds: ``PARAMETER`` or ``BUFFER`` by name.
+        roots: its modules.
     """
 
     def __init__(self, number: int):
         self.number = number
         self.tensors: dict[str, torch.Tensor] = {}
         self.kinds: dict[str, str] = {}
-        self._roots: list[torch.nn.Module] = []
-
-    def consists_of(self, roots: Iterable[torch.nn.Module]) -> bool:
-        """Whether these are its modules."""
-        return set(map(id, self._roots)) == set(map(id, roots))
+        self.roots: list[torch.nn.Module] = []
 
     def add(self, calls: Sequence[Backward]) -> bool:
-        """Add what took part in these calls, and say whether something is new."""
+        """Add the modules of some calls, and return whether a tensor is new."""
         before = len(self.tensors)
-        new = not before
         for root in unique(root for call in calls for root in call.roots):
-            if not any(each is root for each in self._roots):
-                self._roots.append(root)
-                self._add_module(root)
+            if not any(each is root for each in self.roots):
+                self.roots.append(root)
+                prefix = type(root).__name__
+                for name, tensor in root.named_parameters():
+                    self._add(name, prefix, tensor, PARAMETER)
+                for name, tensor in root.named_buffers():
+                    self._add(name, prefix, tensor, BUFFER)
         # Later, inputs that are differentiated by would be among them.
-        reached = unique(leaf for call in calls for leaf in call.leaves) if new else []
+        reached = unique(leaf for call in calls for leaf in call.leaves) if not before else []
         for number, leaf in enumerate(reached):
             self._add(f"tensor{number}", "tensor", leaf, PARAMETER)
         return len(self.tensors) > before
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """Those of its tensors that are parameters."""
+        """Return its parameters by name."""
         return {name: t for name, t in self.tensors.items() if self.kinds[name] == PARAMETER}
 
     def name(self, updated: Sequence[torch.Tensor]) -> str:
-        """The classes of the modules that have tensors which are updated; of all if none has."""
+        """Return the classes of its modules with some tensors; of all modules if none has."""
         wanted = set(map(id, updated))
-        named = [
-            root for root in self._roots if any(id(each) in wanted for each in root.parameters())
-        ]
-        classes = [type(root).__name__ for root in named or self._roots]
+        named = [each for each in self.roots if wanted & set(map(id, each.parameters()))]
+        classes = [type(root).__name__ for root in named or self.roots]
         more = ", ..." if len(classes) > _MOST_NAMES else ""
         return ", ".join(classes[:_MOST_NAMES]) + more
-
-    def lines(self, known: LinesOfParameters) -> dict[str, str]:
-        """The user's lines that made its tensors."""
-        return {name: known.of(tensor) for name, tensor in self.tensors.items()}
-
-    def _add_module(self, module: torch.nn.Module) -> None:
-        prefix = type(module).__name__
-        for name, tensor in module.named_parameters():
-            self._add(name, prefix, tensor, PARAMETER)
-        for name, tensor in module.named_buffers():
-            self._add(name, prefix, tensor, BUFFER)
 
     def _add(self, name: str, prefix: str, tensor: torch.Tensor, kind: str) -> None:
         """Add a tensor by a name that no other one has."""
@@ -308,31 +263,30 @@ class Trained:
 
 
 def unique(values: Iterable[_Value]) -> list[_Value]:
-    """Each object once, in order."""
+    """Return each object once, in order."""
     return list({id(value): value for value in values}.values())
 
 
 def taking_part(
     called: Sequence[torch.nn.Module], reached: Sequence[torch.Tensor]
 ) -> list[torch.nn.Module]:
-    """The modules that a loss may come from, of those that were called before it.
+    """Return the called modules that a loss may come from.
 
-    One that was evaluated with gradients has some, but not of this loss; a frozen one has none.
+    A module that was evaluated with gradients has none of this loss; a frozen one has none at all.
     """
     wanted = set(map(id, reached))
-
-    def takes_part(root: torch.nn.Module) -> bool:
-        parameters = [*root.parameters()]
-        return any(id(each) in wanted for each in parameters) or not any(
-            each.requires_grad for each in parameters
-        )
-
     roots = unique(called)
-    return [root for root in roots if takes_part(root)] or roots
+    parts = [
+        root
+        for root in roots
+        if wanted & set(map(id, root.parameters()))
+        or not any(each.requires_grad for each in root.parameters())
+    ]
+    return parts or roots
 
 
 def leaves(losses: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors that losses are differentiated by, in the order in which they are reached."""
+    """Return the tensors that losses are differentiated by, in the order of the graph."""
     waiting: list[Any] = [loss.grad_fn for loss in losses]
     seen: set[Any] = set()
     reached: list[torch.Tensor] = []
@@ -348,13 +302,17 @@ def leaves(losses: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class Original(Watch):
-    """Watches the updates of a script."""
+    """Watches the updates of a plain script."""
 
     def __init__(self, channel: Channel, steps: int):
         super().__init__(channel, steps)
         self._lines = LinesOfParameters()
         self._models: list[Trained] = []
-        self._optimizers = Optimizers()
+        # By optimizer: the line that made it, its model, and the calls of its latest update.
+        self._made: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._trained: weakref.WeakKeyDictionary[Any, Trained] = weakref.WeakKeyDictionary()
+        self._used: weakref.WeakKeyDictionary[Any, list[Backward]] = weakref.WeakKeyDictionary()
+        self._by_hand = True  # until an optimizer is made
         self._roots: list[torch.nn.Module] = []
         self._depth = 0
         self._inputs: list[dict[str, Any]] = []
@@ -362,14 +320,14 @@ class Original(Watch):
 
     @contextlib.contextmanager
     def watching(self) -> Generator[None]:
-        """While open, the script is watched."""
+        """While open, watch the script."""
         handles: list[Any] = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
             register_optimizer_step_pre_hook(self._before_update),
             register_optimizer_step_post_hook(self._after_update),
         ]
-        optimizer = wrapped(torch.optim.Optimizer, "__init__", self._optimizers.made)
+        optimizer = wrapped(torch.optim.Optimizer, "__init__", self._made_optimizer)
         backward = wrapped(torch.autograd, "backward", self._before_backward)
         try:
             with self._lines.noting(), optimizer, backward:
@@ -379,29 +337,26 @@ class Original(Watch):
                 handle.remove()
 
     def finish(self) -> None:
-        """Tell the last step of a script without an optimizer, and what made no update."""
-        if not self._optimizers and self._waiting:
+        """Send the last step of a script without an optimizer, and which made no update."""
+        if self._by_hand and self._waiting:
             self._update_by_hand()
-        self._tell_unused()
+        self._note_unused()
 
-    # -- forward ---------------------------------------------------------------------------
+    def _made_optimizer(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        self._by_hand = False
+        self._made[optimizer] = user_line()
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
         self._depth += 1
-        if (
-            self._depth > 1
-            or not torch.is_grad_enabled()
-            or next(module.parameters(), None) is None
-        ):
-            return
-        self._roots.append(module)
-        self._inputs += [described(each) for each in args if isinstance(each, torch.Tensor)]
+        has_parameters = next(module.parameters(), None) is not None
+        if self._depth == 1 and torch.is_grad_enabled() and has_parameters:
+            self._roots.append(module)
+            self._inputs += [described(each) for each in args if isinstance(each, torch.Tensor)]
 
     def _leave(self, module: torch.nn.Module, args: Any, result: Any) -> None:
         del module, args, result
         self._depth = max(0, self._depth - 1)
-
-    # -- backward and updates ----------------------------------------------------------------
 
     def _before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         del args, kwargs
@@ -415,149 +370,97 @@ class Original(Watch):
             line=user_line(),
         )
         self._roots, self._inputs = [], []
-        by_hand = not self._optimizers
-        if by_hand and self._waiting:
+        if self._by_hand and self._waiting:
             self._update_by_hand()
         self._waiting.append(call)
-        if by_hand:
-            self._model_by_hand([call])
+        if self._by_hand:
+            self._models = self._models or [Trained(0)]
+            if self._begin(self._models[0], [call], []):
+                note = "the original updates by hand, so its buffers were not compared"
+                self.channel.send("note", text=note)
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Take what an optimizer is about to use: calls that give its tensors gradients."""
+        """Take the calls of backward that give an optimizer's tensors gradients."""
         del args, kwargs
         tensors = of_optimizer(optimizer)
-        mine = [call for call in self._waiting if call.reaches(tensors)] or self._waiting
+        wanted = set(map(id, tensors))
+        mine = [call for call in self._waiting if wanted & set(map(id, call.leaves))]
+        mine = mine or self._waiting
         self._waiting = [call for call in self._waiting if not any(call is each for each in mine)]
-        model = self._optimizers.model_of(optimizer)
+        model = self._trained.get(optimizer)
         if model is None:
             if not mine:
                 return  # an update without gradients, which some make before a scheduler
             model = self._model_of([root for call in mine for root in call.roots])
-        known = model.number < len(self.updates)
-        if model.add(mine) or not known:
-            self._tell_model(model, model.name(tensors))
-        if not known:
-            self._begin(model)
-        self._optimizers.uses(optimizer, model, mine)
+        self._begin(model, mine, tensors)
+        self._trained[optimizer], self._used[optimizer] = model, mine
 
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
-        model = self._optimizers.model_of(optimizer)
+        model = self._trained.get(optimizer)
         if model is not None:
-            self._end_step(model, self._optimizers.used(optimizer), model.tensors)
-
-    def _end_step(
-        self, model: Trained, calls: Sequence[Backward], tensors: Mapping[str, torch.Tensor]
-    ) -> None:
-        self.updated(model.number, tensors)
-        if self.made >= self.steps:
-            self._tell_unused()
-        losses = [number for call in calls for number in call.losses]
-        inputs = [each for call in calls for each in call.inputs]
-        line = calls[-1].line if calls else user_line()
-        self.tell_step(model.number, self.updates[model.number], losses, inputs, line)
-        self.stop_if_enough()
-
-    # -- models ------------------------------------------------------------------------------
-
-    def _model_of(self, roots: Sequence[torch.nn.Module]) -> Trained:
-        """The model with these modules, which another optimizer may have trained before."""
-        for model in self._models:
-            if model.consists_of(roots):
-                return model
-        self._models.append(Trained(len(self._models)))
-        return self._models[-1]
-
-    def _begin(self, model: Trained) -> None:
-        """Tell parameters before the first update; buffers may have changed in forward."""
-        self.updates.append(0)
-        self.channel.state(model.number, 0, model.parameters())
-
-    def _tell_model(self, model: Trained, name: str) -> None:
-        lines = model.lines(self._lines)
-        self.channel.model(model.number, name, model.tensors, model.kinds, lines)
-
-    def _tell_unused(self) -> None:
-        compared = {id(each) for model in self._models for each in model.tensors.values()}
-        for line in self._optimizers.unused(compared):
-            self.channel.send("note", text=f"the optimizer of {line} made no update in these steps")
-
-    # -- updates by hand -----------------------------------------------------------------------
-
-    def _model_by_hand(self, calls: Sequence[Backward]) -> None:
-        """A script without an optimizer trains one model, with all that it calls."""
-        if not self._models:
-            self._models.append(Trained(0))
-        model = self._models[0]
-        if model.add(calls) or not self.updates:
-            self._tell_model(model, model.name([]))
-        if not self.updates:
-            self._begin(model)
-            self.channel.send(
-                "note", text="the original updates by hand, so its buffers were not compared"
-            )
+            self._end_update(model, self._used.get(optimizer, []), model.tensors)
 
     def _update_by_hand(self) -> None:
         """End a step where the next backward begins: buffers are of its forward already."""
         calls, self._waiting = self._waiting, []
-        self._end_step(self._models[0], calls, self._models[0].parameters())
+        self._end_update(self._models[0], calls, self._models[0].parameters())
 
+    def _end_update(
+        self, model: Trained, calls: Sequence[Backward], tensors: Mapping[str, torch.Tensor]
+    ) -> None:
+        self.updated(model.number, tensors)
+        if sum(self.updates) >= self.steps:
+            self._note_unused()
+        self.end_step(
+            model.number,
+            self.updates[model.number],
+            losses=[number for call in calls for number in call.losses],
+            inputs=[each for call in calls for each in call.inputs],
+            line=calls[-1].line if calls else user_line(),
+        )
 
-class Optimizers:
-    """The optimizers of a script, with the models that they train."""
+    def _model_of(self, roots: Sequence[torch.nn.Module]) -> Trained:
+        """Return the model with these modules, which another optimizer may have trained before."""
+        for model in self._models:
+            if set(map(id, model.roots)) == set(map(id, roots)):
+                return model
+        self._models.append(Trained(len(self._models)))
+        return self._models[-1]
 
-    def __init__(self) -> None:
-        self._lines: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._models: weakref.WeakKeyDictionary[Any, Trained] = weakref.WeakKeyDictionary()
-        self._calls: weakref.WeakKeyDictionary[Any, list[Backward]] = weakref.WeakKeyDictionary()
-        self._any = False
+    def _begin(
+        self, model: Trained, calls: Sequence[Backward], updated: Sequence[torch.Tensor]
+    ) -> bool:
+        """Send a model that is new or has grown, and return whether it is new."""
+        is_new = model.number >= len(self.updates)
+        if model.add(calls) or is_new:
+            lines = {name: self._lines.of(tensor) for name, tensor in model.tensors.items()}
+            self.channel.model(model.number, model.name(updated), model.tensors, model.kinds, lines)
+        if is_new:
+            self.updates.append(0)
+            # Buffers may have changed in forward.
+            self.channel.state(model.number, 0, model.parameters())
+        return is_new
 
-    def __bool__(self) -> bool:
-        """Whether the script has made one."""
-        return self._any
-
-    def made(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        """Note one that is being made."""
-        del args, kwargs
-        self._any = True
-        self._lines[optimizer] = user_line()
-
-    def model_of(self, optimizer: Any) -> Trained | None:
-        """The model that it has updated."""
-        return self._models.get(optimizer)
-
-    def uses(self, optimizer: Any, model: Trained, calls: list[Backward]) -> None:
-        """Note what it updates next, with the gradients of which calls."""
-        self._models[optimizer], self._calls[optimizer] = model, calls
-
-    def used(self, optimizer: Any) -> list[Backward]:
-        """The calls of its latest update."""
-        return self._calls.get(optimizer, [])
-
-    def unused(self, compared: Container[int]) -> list[str]:
-        """The lines that made those without an update whose tensors nothing else has updated.
-
-        Args:
-            compared: ids of the tensors of models that were updated.
-        """
-        return [
-            line
-            for optimizer, line in self._lines.items()
-            if optimizer not in self._models
-            and (tensors := of_optimizer(optimizer))
-            and not any(id(each) in compared for each in tensors)
-        ]
+    def _note_unused(self) -> None:
+        """Send the lines of optimizers without an update whose tensors nothing else updated."""
+        compared = {id(each) for model in self._models for each in model.tensors.values()}
+        for optimizer, line in self._made.items():
+            tensors = set(map(id, of_optimizer(optimizer)))
+            if optimizer not in self._trained and tensors and not tensors & compared:
+                note = f"the optimizer of {line} made no update in these steps"
+                self.channel.send("note", text=note)
 
 
 def of_optimizer(optimizer: Any) -> list[torch.Tensor]:
-    """The tensors that it updates."""
-    groups = getattr(optimizer, "param_groups", ())  # none where its construction has failed
+    """Return the tensors that an optimizer updates; none if its construction has failed."""
+    groups = getattr(optimizer, "param_groups", ())
     return [each for group in groups for each in group["params"]]
 
 
 @contextlib.contextmanager
 def wrapped(owner: Any, name: str, before: Callable[..., None]) -> Generator[None]:
-    """While open, a function of torch calls another one first, with its arguments."""
+    """While open, have a function of torch call another one first, with its arguments."""
     plain = getattr(owner, name)
 
     @functools.wraps(plain)
@@ -584,18 +487,24 @@ class Port(Watch):
 
     @contextlib.contextmanager
     def watching(self) -> Generator[None]:
-        """While open, the script is watched."""
+        """While open, watch the script."""
         with of_new_sessions(self._observer):
             yield
 
     def _observer(self, session: Session) -> Observer | None:
+        """Observe a training session; its model is an earlier one if it has its weights."""
         if not session.config.training:
             return None
-        models = [number for number, each in enumerate(self._latest) if _goes_on(each, session)]
+        models = [
+            number
+            for number, before in enumerate(self._latest)
+            if before.params.keys() == session.params.keys()
+            and all(torch.equal(before.params[n], each) for n, each in session.params.items())
+        ]
         return _Calls(self, session, models[-1] if models else None)
 
     def model_of(self, session: Session, model: int | None) -> int:
-        """The number of the model that a session trains from now on; None is a new model."""
+        """Return the number of the model that a session trains; None stands for a new model."""
         if model is not None:
             self._latest[model] = session
             return model
@@ -604,43 +513,38 @@ class Port(Watch):
         return len(self._latest) - 1
 
 
-def _goes_on(before: Session, session: Session) -> bool:
-    """Whether a session begins with the weights that another has come to: its model, made anew."""
-    mine, other = before.params, session.params
-    return mine.keys() == other.keys() and all(
-        torch.equal(mine[name], each) for name, each in other.items()
-    )
-
-
 class _Calls(Observer):
-    """Tells of the calls of a session.
+    """Sends the calls of a session.
 
     Args:
         watch: of the script.
-        session: the one.
-        goes_on: the number of the model that it goes on with; None if its model is a new one.
+        session: the observed one.
+        goes_on: number of an earlier model that it trains on; None for a new model.
     """
 
     def __init__(self, watch: Port, session: Session, goes_on: int | None):
         self._watch, self._session, self._goes_on = watch, session, goes_on
         self._inputs: list[dict[str, Any]] = []
         self._losses: list[float] = []
-        self._first = 1
-        self._model = -1
+        self._first, self._model = 1, -1
 
     def on_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Note what comes in."""
+        """Note the inputs, and send a new model."""
         if self._model < 0:
             self._model = self._watch.model_of(self._session, self._goes_on)
             if self._goes_on is None:
-                self._tell_start()
+                params, buffers, channel = *self._parts(), self._watch.channel
+                kinds = dict.fromkeys(params, PARAMETER) | dict.fromkeys(buffers, BUFFER)
+                channel.model(self._model, "", {**params, **buffers}, kinds, {})
+                channel.state(self._model, 0, params)
         self._first = self._watch.updates[self._model] + 1
         self._inputs = [described(each) for each in inputs]
 
     def on_update(self, step: MicroStep) -> None:
-        """Tell the state after an update."""
+        """Send the state after an update."""
         del step
-        self._watch.updated(self._model, self._state())
+        params, buffers = self._parts()
+        self._watch.updated(self._model, {**params, **buffers})
 
     def on_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         """Note the loss."""
@@ -648,16 +552,10 @@ class _Calls(Observer):
         self._losses = [] if loss is None else numbers(outputs[loss])
 
     def on_call_end(self, call: CallRecord) -> None:
-        """Tell of the call."""
+        """Send the call."""
         if call.error is None:
-            self._watch.tell_step(self._model, self._first, self._losses, self._inputs, user_line())
-            self._watch.stop_if_enough()
+            facts = {"losses": self._losses, "inputs": self._inputs, "line": user_line()}
+            self._watch.end_step(self._model, self._first, **facts)
 
-    def _tell_start(self) -> None:
-        session, channel = self._session, self._watch.channel
-        kinds = dict.fromkeys(session.params, PARAMETER) | dict.fromkeys(session.buffers[0], BUFFER)
-        channel.model(self._model, "", self._state(), kinds, {})
-        channel.state(self._model, 0, session.params)
-
-    def _state(self) -> dict[str, torch.Tensor]:
-        return {**self._session.params, **self._session.buffers[0]}
+    def _parts(self) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
+        return self._session.params, self._session.buffers[0]

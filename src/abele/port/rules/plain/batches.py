@@ -78,7 +78,7 @@ _DRAWS = re.compile(r"(?i)dropout|bernoulli|rrelu|rand\w*_like|multinomial|gumbe
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """How a call divides its rows; numbers are expressions of the program.
+    """The division of a call's rows; numbers are expressions of the program.
 
     Attributes:
         iterations: updates of one call.
