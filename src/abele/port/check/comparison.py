@@ -104,6 +104,8 @@ class Comparison:
 
 def _turned(line: str) -> str:
     """Swap ``original`` and ``port`` in a line; in an indented one only in its label."""
+    if line.startswith(("The port differs", "The port is equal")):
+        return line
     other = {"original": "port", "port": "original"}
     count = 1 if line.startswith("  ") else 0
     return re.sub(r"\b(original|port)\b", lambda match: other[match[0]], line, count=count)

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from abele.errors import CheckError
+from abele.port import files
 from abele.port.check import check, checked
+from abele.port.engine import port
 from helpers.warm_python import python
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -301,3 +303,17 @@ def test_a_command_prints_the_table_and_exits_with_the_verdict(pair, capsys):
 def test_a_command_that_cannot_compare_exits_with_2(pair, capsys):
     assert checked(pair.folder / "original.py", pair.folder / "none.py", 2, []) == 2
     assert capsys.readouterr().err.startswith("abele port: There is no file")
+
+
+def test_the_way_back_is_compared_with_its_names_turned(pair):
+    pair.edit("port", ("(False)", "(False).deviceIterations(2)"))
+    script, plain = pair.folder / "port.py", pair.folder / "back.py"
+    text = port(files.read(script), to="torch").after["port.py"]
+    plain.write_text(text)
+    more = {"timeout_s": 120, "python": python(), "back": True}
+    comparison = check(script, plain, 4, **more)
+    assert comparison.equal, str(comparison)
+    assert str(comparison).splitlines()[0].split()[1:3] == ["port", "original"]
+    plain.write_text(text.replace("lr=0.1", "lr=0.2"))
+    said = str(check(script, plain, 4, **more))
+    assert "The port differs from its original, first in parameter" in said
