@@ -151,6 +151,8 @@ HAND = {
     "rates are not told": (TOLD, '    for group in optimizer.param_groups:\n        group["lr"] *= 0.5\n', "for group", "until setOptimizer"),
     "told of another optimizer": ("setOptimizer(optimizer)", "setOptimizer(poptorch.optim.SGD(model.parameters(), lr=0.01))", "training.setOptimizer", "into the param_groups"),
     "weights are not sent": (TOLD, TOLD + "    model.layer.weight.data.mul_(0.9)\n", "model.layer", "until copyWeightsToDevice"),
+    "weights that are assigned": (TOLD, TOLD + "    model.layer.weight.data *= 0.9\n", "model.layer", "until copyWeightsToDevice"),
+    "weights that are drawn": (TOLD, TOLD + "    torch.nn.init.zeros_(model.layer.bias)\n", "torch.nn.init", "until copyWeightsToDevice"),
     "loaded weights are not sent": (TOLD, TOLD + "    model.load_state_dict(model.state_dict())\n", "model.load_state_dict", "until copyWeightsToDevice"),
     "sent after a call": (TOLD, TOLD + "    model.load_state_dict({})\n    training(x, y)\n    training.copyWeightsToDevice()\n", "model.load_state_dict", "until copyWeightsToDevice"),
     "a wrapper that is not followed": (TOLD, TOLD + "    [training][0].copyWeightsToHost()\n", "[training]", "not followed"),

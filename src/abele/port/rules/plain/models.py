@@ -459,8 +459,12 @@ def _is_new_value(context: Context, source: Source, node: cst.Attribute) -> bool
 
 def _is_new_weight(context: Context, source: Source, node: cst.Attribute) -> bool:
     """Return whether weights of a model are changed after the function around has wrapped it."""
-    name = node.attr.value
-    if name != "load_state_dict" and not (name.endswith("_") and not name.endswith("__")):
+    name, parent = node.attr.value, source.parent(node)
+    in_place = name.endswith("_") and not name.endswith("__")
+    assigned = name == "data" and isinstance(parent, cst.AssignTarget | cst.AugAssign)
+    call = source.parent(parent) if isinstance(parent, cst.Arg) else None
+    made = isinstance(call, cst.Call) and source.imported(call.func).startswith("torch.nn.init.")
+    if not (in_place or assigned or made or name == "load_state_dict"):
         return False
     root: cst.BaseExpression = node.value
     while isinstance(root, cst.Attribute | cst.Subscript) and not context.things.of(source, root):
