@@ -35,7 +35,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "src")]
 from benchmarks import harness, port_examples_processes  # noqa: E402
 from benchmarks.port_examples_data import prepare  # noqa: E402
 from benchmarks.port_examples_list import EXAMPLES, Example  # noqa: E402
-from benchmarks.port_examples_page import renew, row  # noqa: E402
+from benchmarks.port_examples_page import row  # noqa: E402
 
 from abele.errors import CheckError  # noqa: E402 - after the path
 from abele.port import files  # noqa: E402
@@ -47,7 +47,7 @@ STANDINS = HERE / "standins"
 
 
 def main() -> int:
-    """Port all, print a table; with --record also keep the result and renew the page."""
+    """Port all, print a table; with --record also keep the result."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("checkout", type=Path, help="folder with the examples")
     parser.add_argument("--only", nargs="+", help="names of examples")
@@ -69,7 +69,6 @@ def main() -> int:
         print(row(result["examples"][-1]), flush=True)
         if options.record:  # after each, because the next may be stopped
             path = _keep(result, path)
-            renew()
     return 0 if all(each["as_asked"] for each in result["examples"]) else 1
 
 

@@ -28,7 +28,7 @@ both programs side by side to show that they compute the same.
 
 ```sh
 abele port train.py --scan                              # only say what would happen
-abele port train.py -o ported                           # write the port, its diff, its record and a page
+abele port train.py -o ported                           # write the port, its diff and its record
 abele port train.py -o ported --check 20 -- --epochs 1  # and compare 20 updates of both, bit for bit
 abele port train.py -o ported --ladder --limit mk2      # or step by step: it runs, trains the same, fits
 python ported/train.py --epochs 1                       # run the port
@@ -46,7 +46,7 @@ program, and porting a port changes nothing. On this page:
 - [Programs with a switch of compute modes](#programs-with-a-switch-of-compute-modes)
 - [What it relies on](#what-it-relies-on)
 
-[Checking a port](port_check.md) says what is compared, and [the examples of PyTorch](port_examples.md) show how far it gets.
+[Checking a port](port_check.md) says what is compared.
 
 ## One port from start to end
 
@@ -61,7 +61,7 @@ abele port pytorch_gpu.py -o ported --check 20 -- --source built-in --epochs 1
 ```text
 """
 _CHECKED = """\
-written: ported; what changed and why: ported/port.html
+written: ported; what changed and why: ported/port.txt
 step    original        port   loss  batch  tensors
    1  2.34572792  2.34572792  equal   same    equal
    2  2.35801125  2.35801125  equal   same    equal
@@ -70,12 +70,8 @@ step    original        port   loss  batch  tensors
 The port is equal to its original for 20 steps: losses and 10 tensors, bit for bit.
 ```
 
-`ported/port.html` shows the old text beside the new one, with the reason under each line:
-
-![The page of a port: old text beside new text, with codes and reasons under the lines](port.png)
-
-`ported/port.diff` is the same for `patch`, and `ported/port.json` for programs, which names a place in this page for each code.
-This is the diff:
+`ported/port.txt` has the reason for every line, `ported/port.json` the same for programs, with a place in this page for each code, and
+`ported/port.diff` is for `patch`. This is the diff:
 
 ```diff
 """
@@ -173,16 +169,23 @@ named. Add a member `IPU` and its branches by hand at these lines, as [this guid
 
 ## What it relies on
 
+It reads the text, with few rules, and `--check` decides whether port and program compute the same. What the rules do not see simply stays
+as it is, and its line says what to do.
+
 - **Origins.** Models, optimizers, loaders, losses and schedulers are followed from where they are made: through assignments, arguments and
   results of functions, attributes of objects, and files that import each other. What comes out of a dictionary or a list is not followed.
-  A step whose model or optimizer is not known is blocked and its line named.
-- **Numbers.** A number that changes is a tensor of float32 in a program. How many batches an accumulation takes is a number in the text or
-  a constant of the file.
-- **Modes.** A program keeps the mode of its first call. Where dropout or averages may matter, plain `train()` and `eval()` are read backwards
-  from each call. An evaluation that may be in training mode stays with the plain model, and its line is named, as is a training step that
-  may be in either mode.
+  A step whose model or optimizer is not known is blocked and its line named, as is one whose optimizer is made in several places.
+- **One step, one program.** An update after several batches, a second optimizer of the same weights, and phases that train a model in turn
+  are refused by line. The line says which options or calls to write by hand.
+- **Numbers.** A number that changes between epochs, or counts the turns of the loop, is a tensor of float32 in a program. Any other argument
+  that is no tensor has to stay as it was in the first call; the call raises an error otherwise.
+- **Modes.** A program keeps the mode of its first call. Where dropout or averages may matter, an evaluation runs as a program only if `eval()`
+  stands before it in the same function; elsewhere the plain model runs, and the line is named. So is a training step that may come after
+  an `eval()` without a `train()` before it.
 - **Shapes.** A program has one shape. A training loader leaves out a last, shorter batch of an epoch; an evaluation computes it with the
-  plain model, so no row is missing in an average.
+  plain model, so no row is missing in an average. Another shape raises an error.
+- **Changes on the host.** Weights that are changed or loaded are copied to the device. Constants, attributes and losses that change after an
+  update are refused by line; `--check` of twenty updates would not notice them.
 - **Hand-written updates.** `p.data.add_(-lr * p.grad)` becomes `poptorch.optim.SGD`. Where the product is rounded before it is added, as here,
   `velocity_scaling` makes the program round it too.
 - **Text.** Comments right above a removed line go with it. All others, and the formatting, stay.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import collections
 from pathlib import Path
 from typing import Any
 
 from abele.errors import PortError
 from abele.port import files, imports
-from abele.port.engine import Port, port
+from abele.port.engine import Port, port, summary
 from abele.port.finding import Verdict
 from abele.port.project import Project
 
@@ -93,7 +92,7 @@ def command(parsed: argparse.Namespace) -> int:
         files.write(result, parsed.script, parsed.output)
     print(*absent, summary(result, verbose=parsed.verbose), sep="\n")
     if not parsed.scan and not blocked:
-        print(f"written: {parsed.output}; what changed and why: {parsed.output / files.PAGE}")
+        print(f"written: {parsed.output}; what changed and why: {parsed.output / files.SUMMARY}")
     if parsed.check and not blocked:
         return _check(parsed) or _status(result)
     if parsed.ladder:
@@ -168,22 +167,3 @@ def _climb(parsed: argparse.Namespace, result: Port) -> int:
         print(rung, flush=True)
         passed = rung.passed
     return 0 if passed else 1
-
-
-def summary(result: Port, verbose: bool = False) -> str:
-    """What is said of a port: lines that need somebody, counts, and a verdict in a sentence.
-
-    Args:
-        result: of the port.
-        verbose: also lines that are changed, or stay and are worth a word.
-    """
-    some = {*result.unfinished, *result.left_out}
-    findings = [each for each in result.findings if verbose or each in some]
-    lines = [each.with_line() for each in findings]
-    counts = collections.Counter(each.verdict for each in result.findings)
-    counted = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict)
-    changed = sum(text != result.after[name] for name, text in result.before.items())
-    count = "1 file" if len(result.before) == 1 else f"{len(result.before)} files"
-    lines.append(f"{count}, {changed} changed; lines: {counted}")
-    lines.append(result.sentence)
-    return "\n".join(lines)

@@ -10,8 +10,9 @@ from libcst import matchers as m
 from abele.port.analysis import batches
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.order import Order
+from abele.port.analysis.parts import StepError
 from abele.port.analysis.search import findall
-from abele.port.analysis.steps import Step, StepError, training_steps
+from abele.port.analysis.steps import Step, training_steps
 from abele.port.analysis.things import Things
 from abele.port.edits import Edits
 from abele.port.finding import Finding, Verdict
@@ -37,7 +38,6 @@ class Context:
         once: what was done and is not to be done again.
         functions: texts of functions that rules have added, by file and name.
         training: the training model that each optimizer has been given to.
-        replaced: statements in whose place a program is called.
         numbered: names of files that have got the number of the instance, each as it was.
         finished: whether the rules that are still to come have nothing to do.
     """
@@ -64,7 +64,6 @@ class Context:
         self.treated: set[cst.CSTNode] = set()
         self.once: set[object] = set()
         self.functions: dict[tuple[Source, str], str] = {}
-        self.replaced: set[cst.CSTNode] = set()
         self.numbered: dict[cst.BaseExpression, str] = {}
         self.distributed = popdist or any(map(_has_processes, project.sources))
         self.instances = any(map(_asks_popdist, project.sources))
@@ -78,37 +77,21 @@ class Context:
                 yield thing, thing.made
 
     def trained_loaders(self) -> set[Thing]:
-        """The loaders that training steps, and nothing but these, choose their batches from."""
+        """Return the loaders that training steps go through, or take batches from with ``next``."""
         order = Order(self.things)
         loaders: set[Thing] = set()
         for step in self.steps:
             for source, node in order.sites(step.source, step.backward):
-                for each in source.above(node):
-                    if isinstance(each, cst.FunctionDef):
-                        break
-                    if isinstance(each, cst.For) and (
-                        batches.chosen(source, each, node)
-                        or not isinstance(batches.gone_through(source, each), cst.Subscript)
-                    ):
-                        loaders |= batches.loaders_of(self.things, source, each, node)
+                for each in source.between(node, self.things.owner(source, node)):
+                    if isinstance(each, cst.For):
+                        loaders |= self.things.of(source, each.iter, Kind.LOADER)
             for _, _, around in batches.loaders_around(self.things, step.source, step.backward):
                 loaders |= around
-            loaders |= self._fetched(step)
-        return {each for each in loaders if self._has_one_use(each)}
-
-    def _fetched(self, step: Step) -> set[Thing]:
-        """The loaders from which the loop of a step takes batches with ``next``."""
-        around = step.owner if step.loop is None else step.loop
-        calls = findall(around, m.Call(func=m.Name("next"), args=[m.AtLeastN(n=1)]))
-        iterated = [self.things.of(step.source, each.args[0].value) for each in calls]
-        return {each for things in iterated for each in things if each.kind is Kind.LOADER}
-
-    def _has_one_use(self, loader: Thing) -> bool:
-        """Whether a loader has a name, or key, of its own, and is none of several."""
-        around = loader.source.enclosing(
-            loader.made, cst.Dict, cst.DictComp, cst.List, cst.ListComp
-        )
-        return around is None or bool(batches.keys_of(self.things, loader))
+            calls = findall(step.loop or step.owner, m.Call(func=m.Name("next")))
+            for call in calls:
+                if call.args:
+                    loaders |= self.things.of(step.source, call.args[0].value, Kind.LOADER)
+        return loaders
 
     def edits(self, source: Source) -> Edits:
         """The changes of a file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 
 from abele.port.context import Context
@@ -62,7 +63,7 @@ class Port:
 
 
 #: Findings of lines at which training, or an average, has fewer rows than the original.
-_LEAVE_OUT = frozenset(("ABP203", "ABP204", "ABP207", "ABP311"))
+_LEAVE_OUT = frozenset(("ABP203", "ABP204", "ABP207"))
 _LEFT_OUT = (
     "The program is ported. Rows at the end of an epoch may be left out, at the lines with {}: "
     "choose a batch_size that divides the number of rows if that is not meant."
@@ -101,3 +102,22 @@ def port(project: Project, popdist: bool = False, to: str = "poptorch") -> Port:
 
 def _texts(project: Project) -> dict[str, str]:
     return {source.name: source.text for source in project.sources}
+
+
+def summary(result: Port, verbose: bool = False) -> str:
+    """Return lines of a port that need somebody, counts, and the verdict in a sentence.
+
+    Args:
+        result: the port.
+        verbose: whether lines that are changed, or stay and are worth a word, are named, too.
+    """
+    some = {*result.unfinished, *result.left_out}
+    findings = [each for each in result.findings if verbose or each in some]
+    lines = [each.with_line() for each in findings]
+    counts = collections.Counter(each.verdict for each in result.findings)
+    counted = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict)
+    changed = sum(text != result.after[name] for name, text in result.before.items())
+    count = "1 file" if len(result.before) == 1 else f"{len(result.before)} files"
+    lines.append(f"{count}, {changed} changed; lines: {counted}")
+    lines.append(result.sentence)
+    return "\n".join(lines)

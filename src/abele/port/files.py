@@ -15,13 +15,12 @@ from libcst import matchers as m
 
 from abele.errors import PortError
 from abele.port.analysis.search import findall
-from abele.port.engine import Port
-from abele.port.page import page
+from abele.port.engine import Port, summary
 from abele.port.project import Project
 from abele.port.source import Source
 from abele.storage.atomic import replacing, write_text
 
-DIFF, RECORD, PAGE = "port.diff", "port.json", "port.html"
+DIFF, RECORD, SUMMARY = "port.diff", "port.json", "port.txt"
 _LAYOUT = 1
 _NO_SOURCES = frozenset((".venv", "venv", "build", "dist", "__pycache__", "node_modules"))
 
@@ -170,7 +169,7 @@ def write(result: Port, source: Path, output: Path) -> None:
             with replacing(path) as file:
                 file.write(_like(folder / name, text))
         write_text(output / DIFF, difference(result))
-        write_text(output / PAGE, page(result, source.name))
+        write_text(output / SUMMARY, summary(result, verbose=True) + "\n")
         write_text(output / RECORD, json.dumps(record(result), indent=1) + "\n")
     except OSError as error:
         raise PortError(f"{output} cannot be written: {error}") from error

@@ -1,6 +1,5 @@
 """The command that ports the examples of PyTorch: what it says of an example, and its stand-ins."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 from benchmarks.port_examples import STANDINS, of_example
 from benchmarks.port_examples_list import EXAMPLES, Example
-from benchmarks.port_examples_page import BEGIN, END, renew, row
+from benchmarks.port_examples_page import row
 
 PROGRAMS = Path(__file__).parents[1] / "port/programs"
 
@@ -80,29 +79,4 @@ print(list(fake.shape))
     # The network of 18 layers has 11,689,512 parameters, as is published.
     assert made.stdout.splitlines() == [
         "[1, 28, 28] torch.float32 8 1300", "11689512 10", "True", "31", "[3, 8, 6]",
-    ]  # fmt: skip
-
-
-def test_the_page_has_the_newest_result_of_each_example(tmp_path):
-    def record(name, *examples, **more):
-        said = [said | {"name": each} for each, said in examples]
-        text = json.dumps({"environment": {"date": "2026-01-02"}, **more, "examples": said})
-        (tmp_path / f"port-examples_cpu_1t_{name}.json").write_text(text)
-
-    of = {"asked": "automatic", "edits": [], "verdict": "modified", "named": [], "lines": 9}
-    old, new = of | {"changed": 1, "port_cpu_s": 0}, of | {"changed": 2, "port_cpu_s": 0}
-    record("9", ("mnist", old), ("regression", old), ("gcn", old))
-    record("3", ("regression", old), ("mnist", new), written="2026-01-02T09:00:00+00:00")
-    record("2", ("regression", new), written="2026-01-02T10:00:00+00:00")
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nwhat it was\n{END}\nafter\n")
-    renew(page, tmp_path)
-    lines = page.read_text().splitlines()
-    assert [lines[0], lines[-1]] == ["before", "after"]
-    link = "[`port-examples_cpu_1t_{0}.json`](../benchmarks/records/port-examples_cpu_1t_{0}.json)"
-    parts = [f"`regression` from {link.format(2)}", f"`gcn` from {link.format(9)}"]
-    assert lines[2] == f"From {'; '.join([link.format(3), *parts])}."
-    rows = [line for line in lines if " of 9 |" in line]
-    assert [each.split(" | ")[0::3] for each in rows] == [
-        ["| `mnist`", "2 of 9"], ["| `regression`", "2 of 9"], ["| `gcn`", "1 of 9"],
     ]  # fmt: skip

@@ -29,7 +29,7 @@ def test_a_port_is_written_beside_with_its_record_diff_and_page(tmp_path, capsys
     assert "ABP207 modified: a last, shorter batch is left out" in out
     assert "nothing is left to do" not in out
     written = {each.name for each in (tmp_path / "new").iterdir()}
-    assert written == {"pairs.py", "port.diff", "port.json", "port.html"}
+    assert written == {"pairs.py", "port.diff", "port.json", "port.txt"}
     record = json.loads((tmp_path / "new" / "port.json").read_text())
     assert record["verdict"] == "modified"
     assert {each["code"] for each in record["findings"]} <= set(CODES)

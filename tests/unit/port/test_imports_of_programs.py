@@ -44,17 +44,6 @@ THERE = {
     "made when imported": "from torch.classes import anything\n",
     "ours": "import popdist.poptorch\nimport poptorch, sambaflow.samba\n",
     "a guard": "try:\n    import apex\nexcept ImportError:\n    apex = None\n",
-    "any error": "try:\n    import apex\nexcept:\n    apex = None\n",
-    "one of several errors": (
-        "try:\n    import apex\nexcept (AttributeError, ModuleNotFoundError) as e:\n    print(e)\n"
-    ),
-    "what is there instead": (
-        "try:\n    import apex\nexcept ImportError:\n    import torch as apex\n"
-    ),
-    "after what is not there": (
-        "try:\n    import apex\nexcept ImportError:\n    pass\nelse:\n    import apex.amp\n"
-    ),
-    "instead of what is there": "try:\n    import torch\nexcept ImportError:\n    import apex\n",
     "suppressed": (
         "import contextlib\nwith contextlib.suppress(ImportError):\n    import apex\n"
     ),
@@ -77,14 +66,6 @@ MISSING = {
     "class A:\n    import apex\n": ["apex (run.py:2)"],
     "if torch.cuda.is_available():\n    import apex\n": ["maybe apex (run.py:2)"],
     "def log():\n    import wandb\n": ["maybe wandb (run.py:2)"],
-    "try:\n    import apex\nexcept ImportError:\n    raise ImportError('get it')\n": [
-        "apex (run.py:2)"
-    ],
-    "import sys\ntry:\n    import apex\nexcept ImportError:\n    sys.exit('get it')\n": [
-        "apex (run.py:3)"
-    ],
-    "try:\n    import apex\nexcept ValueError:\n    pass\n": ["apex (run.py:2)"],
-    "try:\n    import apex\nexcept ImportError:\n    import dali\n": ["dali (run.py:4)"],
     "try:\n    pass\nfinally:\n    import apex\n": ["apex (run.py:4)"],
 }
 
@@ -130,7 +111,6 @@ def test_files_of_the_program_are_there(name, absent):
     [
         ({"run.py": "import nets.large\n", "nets/__init__.py": ""}, "nets.large (run.py:1)"),
         ({"run.py": "import nets.large\n", "nets.py": ""}, "nets.large (run.py:1)"),
-        ({"run.py": "from nets import large\n", "nets/a.py": ""}, "nets.large (run.py:1)"),
         ({"run.py": "from . import data\n"}, ".data (run.py:1)"),
         ({"run.py": "from .data import images\n"}, ".data (run.py:1)"),
         (

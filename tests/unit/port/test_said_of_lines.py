@@ -57,21 +57,6 @@ def test_an_evaluation_asks_for_the_rows_of_a_batch():
     assert "if len(x) == loader.batch_size" in after
 
 
-def test_rows_are_counted_that_are_left_out_of_accumulation():
-    update = "    if (i + 1) % 3 == 0:\n        optimizer.step()\n        optimizer.zero_grad()\n"
-    text = PROGRAM.format(rows=40, start="", end="").replace("total +=", "    total +=")
-    text = text.replace("    optimizer.zero_grad()\n", "", 1).replace(
-        "    optimizer.step()\n", update
-    )
-    text = text.replace("for x, y in loader:", "for i, (x, y) in enumerate(loader):", 1)
-    text = text.replace("        total += loss.item() * len(x)\n", "    total += loss.item()\n")
-    text = text[: text.index("model.eval()")]
-    findings = port(Project([Source("train.py", text)])).findings
-    assert "ABP311" in {each.code for each in findings}
-    counted = [each.text for each in findings if each.code == "ABP203"]
-    assert counted == ["print(total / len(loader.dataset))"]
-
-
 @pytest.mark.parametrize(
     ("end", "verdict", "own"),
     [

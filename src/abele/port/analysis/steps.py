@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.flow import changes, needs, reads, writes
-from abele.port.analysis.forgetting import is_forgotten
-from abele.port.analysis.helpers import Helpers
-from abele.port.analysis.keys import read_by_key
 from abele.port.analysis.kinds import Kind, Thing
-from abele.port.analysis.numbers import is_number, is_size
 from abele.port.analysis.parts import (
     Loop,
     Statement,
@@ -22,20 +19,139 @@ from abele.port.analysis.parts import (
     is_call,
     statement_of,
 )
-from abele.port.analysis.scopes import is_method, names_in
+from abele.port.analysis.scopes import is_method, local_names, names_in, parameters
 from abele.port.analysis.search import findall
-from abele.port.analysis.slow_values import changed_outside, check_functions, is_display
-from abele.port.analysis.step import Step
 from abele.port.analysis.things import Things
-from abele.port.analysis.updates import Update, read_update
-from abele.port.project import Project
+from abele.port.analysis.updates import Update, is_forgotten, read_update
+from abele.port.project import Owner, Project
 from abele.port.source import Source
 
-__all__ = ["Loop", "Statement", "Step", "StepError", "block_of", "calls_of", "statement_of"]
+_BY_TEXT = m.Subscript(slice=[m.SubscriptElement(m.Index(m.SimpleString()))])
+_DISPLAYS = cst.Dict | cst.DictComp | cst.List | cst.ListComp
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Step:
+    """One training step.
+
+    Attributes:
+        source: its file.
+        owner: the function, or module, around it.
+        loop: the loop around it in that function; None where the function is one step.
+        block: the statements among which it is.
+        loss: the name of what is differentiated.
+        forward: the statements of the block that lead from the model to the loss. Where what is
+            differentiated has no name, the last one gives it one and is not in the program.
+        place: the statement of the block that the call replaces.
+        backward: the statement that differentiates.
+        zero: statements that forget gradients.
+        update: the statement that updates.
+        models: the models that the forward statements call, each with its expression there.
+        helpers: functions of the program by which they do so.
+        optimizer: the optimizer that updates.
+        gradients: the update, and what is done to gradients before.
+        inputs: names that the forward statements need from the loop.
+        keys: of inputs that are dictionaries, the keys that are read, as text.
+        slow: inputs that only change outside of the loop, and may be numbers.
+        constants: names that they need from the function, and that are the same in every step.
+        outputs: names that they define and others, or the next step, use, without the loss.
+        carried: inputs that the step before has computed.
+    """
+
+    source: Source
+    owner: Owner
+    loop: Loop | None
+    block: Sequence[Statement]
+    loss: str
+    forward: tuple[Statement, ...]
+    place: Statement
+    backward: Statement
+    zero: tuple[Statement, ...]
+    update: Statement
+    models: dict[Thing, cst.BaseExpression]
+    helpers: tuple[cst.FunctionDef, ...]
+    optimizer: Thing
+    gradients: Update
+    inputs: tuple[str, ...]
+    keys: Mapping[str, tuple[str, ...]]
+    slow: tuple[str, ...] = ()
+    constants: tuple[str, ...]
+    outputs: tuple[str, ...]
+    carried: tuple[str, ...]
+
+    @property
+    def arguments(self) -> str:
+        """The inputs as arguments of the program's call.
+
+        Numbers that change become tensors. Of a dictionary, only what is read goes in: the rest of
+        a batch may be text, such as names of files.
+        """
+        texts = {name: f"torch.as_tensor({name})" for name in self.slow}
+        for name, keys in self.keys.items():
+            if keys:
+                texts[name] = f"{{{', '.join(f'{key}: {name}[{key}]' for key in keys)}}}"
+        return ", ".join(texts.get(name, name) for name in self.inputs)
+
+
+class Helpers:
+    """Functions of a program that call models, such as one for the loss.
+
+    Attributes:
+        functions: the functions that were followed.
+    """
+
+    def __init__(self, project: Project, things: Things):
+        """Keep the program and what its names stand for."""
+        self._project, self._things = project, things
+        self.functions: dict[cst.FunctionDef, None] = {}
+
+    def models(
+        self, source: Source, node: cst.CSTNode, around: tuple[cst.FunctionDef, ...] = ()
+    ) -> Iterator[tuple[Thing, cst.BaseExpression]]:
+        """Find the models that functions called in a piece of a program call.
+
+        Yields:
+            Each model, with the expression that stands for it in the piece.
+        """
+        for call in findall(node, m.Call()):
+            function = self._things.function(source, call)
+            if function is None or function in around or function.name.value == "__init__":
+                continue
+            for thing, inner in self._inside(function, (*around, function)):
+                expression = self._outside(source, call, function, inner)
+                if expression is not None:
+                    self.functions[function] = None
+                    yield thing, expression
+
+    def _inside(
+        self, function: cst.FunctionDef, around: tuple[cst.FunctionDef, ...]
+    ) -> Iterator[tuple[Thing, cst.BaseExpression]]:
+        """Yield the models that a function calls, each with the expression it has for it."""
+        source = self._project.source(function)
+        cls = source.enclosing(function, cst.ClassDef)
+        if cls is not None and self._project.is_module(cls):
+            return
+        for call in findall(function.body, m.Call()):
+            if isinstance(call.func, cst.Name | cst.Attribute):
+                for thing in self._things.of(source, call.func, Kind.MODEL):
+                    yield thing, call.func
+        yield from self.models(source, function.body, around)
+
+    def _outside(
+        self, source: Source, call: cst.Call, function: cst.FunctionDef, inner: cst.BaseExpression
+    ) -> cst.BaseExpression | None:
+        """Return what the caller has for a function's expression; None if it has none."""
+        where = self._project.source(function)
+        variable = self._things.variable(where, inner)
+        if variable is None:
+            return None
+        if variable.owner is function:
+            return self._things.arguments(function, call).get(variable.name)
+        return inner if where is source else None
 
 
 def training_steps(project: Project, things: Things) -> Iterator[tuple[Source, Step | StepError]]:
-    """Every training step of a program, or why it is none that can be ported."""
+    """Yield every training step of a program, or why it is none that can be ported."""
     for source in project.sources:
         for call in calls_of(source.module, "backward"):
             try:
@@ -67,7 +183,7 @@ class _Reader:
         self._check_attributes(forward)
         models = self._known_models(forward, loss)
         zero = tuple(self._zero(gradients, {*gradients.optimizers, *models}))
-        self._check_forgetting(gradients, {*gradients.optimizers, *models})
+        self._check_forgetting({*gradients.optimizers, *models})
         also = [each.statement for each in gradients.removed]
         rest = {self._backward, gradients.statement, *zero, *also, *forward}
         self._check_way(forward, gradients.statement, rest)
@@ -90,13 +206,12 @@ class _Reader:
             helpers=tuple(self._helpers.functions),
             optimizer=gradients.optimizers[0],
             gradients=gradients,
-            inputs=(inputs := tuple(name for name in needed if name in varying)),
-            keys={each: self._keys(forward, each) for each in inputs if each not in carried},
+            inputs=tuple(name for name in needed if name in varying),
+            keys={each: self._keys(forward, each) for each in needed if each not in carried},
             slow=tuple(each for each in needed if self._is_slow(forward, slow, each)),
             constants=tuple(name for name in needed if name not in varying),
             outputs=self._outputs(forward, rest, carried, loss),
             carried=tuple(name for name in carried if name in varying),
-            later=frozenset(self._used_after()),
         )
 
     def _check_call(self) -> None:
@@ -179,15 +294,9 @@ class _Reader:
                     "returns them",
                 )
 
-    def _check_forgetting(self, gradients: Update, trained: set[Thing]) -> None:
-        """Gradients are forgotten once for each update.
-
-        Raises:
-            StepError: they are added up over all updates.
-        """
-        if gradients.every is None and not is_forgotten(
-            self._source, self._things, self._call, trained
-        ):
+    def _check_forgetting(self, trained: set[Thing]) -> None:
+        """Refuse gradients that are added up over all updates."""
+        if not is_forgotten(self._source, self._things, self._call, trained):
             raise StepError(
                 self._call,
                 "no zero_grad() is called between updates, so each update uses the sum of all "
@@ -199,20 +308,12 @@ class _Reader:
         """Statements of the block that forget gradients."""
         first, last = map(self._block.index, (self._backward, gradients.statement))
         for index, statement in enumerate(self._block):
-            if gradients.every is not None and statement is gradients.statement:
-                continue
             for call in calls_of(statement, "zero_grad"):
                 if first < index < last:
                     raise StepError(
                         call,
                         "zero_grad() is called between backward() and the update, and discards the "
                         "gradients: call it before backward() or after step()",
-                    )
-                if gradients.every is not None:
-                    raise StepError(
-                        call,
-                        "zero_grad() is called for each batch, so that nothing is added up: call "
-                        "it after step(), under its condition",
                     )
                 assert isinstance(call.func, cst.Attribute)
                 things = self._things.of(self._source, call.func.value)
@@ -393,10 +494,6 @@ class _Reader:
             written |= set(writes(statement))
         return list(needed)
 
-    def _keys(self, forward: Sequence[Statement], name: str) -> tuple[str, ...]:
-        """Keys by which the statements read a dictionary, if they read nothing else of it."""
-        return read_by_key(self._project, self._things, self._source, name, forward)
-
     def _varying(self, slow: set[str]) -> set[str]:
         """Names that may be others in each step."""
         if self._loop is not None:
@@ -409,27 +506,33 @@ class _Reader:
         return slow
 
     def _is_slow(self, forward: Sequence[Statement], slow: set[str], name: str) -> bool:
-        """Whether a name gets other values outside of the loop, or is a number in it."""
-        if name not in self._varying(slow):
-            return False
-        fresh = self._fresh(forward)
-        written = name in _written(forward)
-        inside = name in fresh and not written and self._loop is not None
-        passed = name not in fresh and self._loop is None
-        if inside or passed:
-            node = self._named(forward, name)
-            around = self._loop or self._owner
-            return (
-                node is not None
-                and is_number(self._source, self._things, node)
-                and not is_size(self._source, around, name)
-            )
-        return name in slow - fresh and not is_display(self._source, name)
+        """Return whether an input, perhaps a number, gets other values outside of the loop."""
+        assigns = findall(self._source.module, m.Assign([m.AssignTarget(m.Name(name))]))
+        display = any(isinstance(each.value, _DISPLAYS) for each in assigns)
+        if name == self._counter():
+            return True
+        return self._loop is not None and name in slow - self._fresh(forward) and not display
 
-    def _named(self, forward: Sequence[Statement], name: str) -> cst.Name | None:
-        """A node of the statements that is a name."""
-        nodes = [each for statement in forward for each in findall(statement, m.Name(name))]
-        return next((each for each in nodes if self._source.parent(each) is not None), None)
+    def _keys(self, forward: Sequence[Statement], name: str) -> tuple[str, ...]:
+        """Return the keys by which statements read a dictionary; none if they read more of it."""
+        keys: dict[str, None] = {}
+        for node in (each for piece in forward for each in findall(piece, m.Name(name))):
+            around = self._source.parent(node)
+            if not isinstance(around, cst.Subscript) or not m.matches(around, _BY_TEXT):
+                return ()
+            keys[self._source.code(around.slice[0])] = None
+        return tuple(keys)
+
+    def _counter(self) -> str:
+        """Return the name that counts the turns of the loop; empty if none does."""
+        if not isinstance(self._loop, cst.For):
+            return ""
+        target = self._loop.target
+        if m.matches(self._loop.iter, m.Call(func=m.Name("enumerate"))):
+            target = target.elements[0].value if isinstance(target, cst.Tuple) else target
+        elif not m.matches(self._loop.iter, m.Call(func=m.Name("range"))):
+            return ""
+        return target.value if isinstance(target, cst.Name) else ""
 
     def _fresh(self, forward: Sequence[Statement]) -> set[str]:
         """Names that each step of the loop, or the program itself, gives other values."""
@@ -482,3 +585,116 @@ def _assignment(name: str, value: cst.BaseExpression) -> cst.SimpleStatementLine
 _ATTRIBUTE = m.Element(m.Attribute(value=m.Name("self")))
 _NO_FORWARD = m.OneOf(*map(m.Name, ("train", "eval", "state_dict", "zero_grad", "to", "cuda")))
 _NO_PART = m.OneOf(_NO_FORWARD, m.Name("training"), m.Name("module"))
+
+
+# -- values that change between epochs and not within: a program takes them as inputs -----------
+
+
+def changed_outside(
+    source: Source, things: Things, node: cst.CSTNode, optimizers: Iterable[Thing]
+) -> set[str]:
+    """Return names that get other values around a step, or in the file, once it has an optimizer.
+
+    Args:
+        source: the file.
+        things: the things that its names stand for.
+        node: a node of the step.
+        optimizers: that update; a loop that makes one anew in each turn does not count.
+    """
+    owner = things.owner(source, node)
+    made = {each for thing in optimizers for each in thing.source.above(thing.made)}
+    loops = [each for each in source.between(node, owner) if isinstance(each, cst.For | cst.While)]
+    names = set[str]().union(*(writes(each) for each in loops if each not in made))
+    if isinstance(owner, cst.FunctionDef):
+        names |= _of_file(source, things, made) - local_names(owner)
+        names |= _given_others(things, owner, made)
+        names |= _derived(source, things, owner, node, names)
+    every = [thing for kind in Kind for thing in things.all(kind)]
+    of_things = {
+        name
+        for thing in every
+        for each in (owner, source.module)
+        for name in things.names(each, thing)
+    }
+    return names - of_things
+
+
+def _derived(
+    source: Source, things: Things, owner: cst.FunctionDef, node: cst.CSTNode, slow: set[str]
+) -> set[str]:
+    """Return names that a function computes, before the loop of a step, from slow names."""
+    loop = source.enclosing(node, cst.For, cst.While, cst.FunctionDef)
+    names: set[str] = set()
+    for each in findall(owner.body, m.Assign(targets=[m.AssignTarget(m.Name())])):
+        inside = loop is not None and loop in (each, *source.above(each))
+        if loop is owner or inside or things.owner(source, each) is not owner:
+            continue
+        if (slow | names) & {*reads(each.value)}:
+            names |= {*writes(each)}
+    return names
+
+
+def check_functions(
+    source: Source, things: Things, forward: Sequence[cst.CSTNode], slow: set[str]
+) -> None:
+    """Refuse a step that calls a function by a name that becomes another function later."""
+    for statement in forward:
+        for call in findall(statement, m.Call(func=m.Name())):
+            name = call.func.value
+            if name in slow and not things.of(source, call.func):
+                raise StepError(
+                    call,
+                    f"{name} becomes another function later, and a compiled program keeps the "
+                    "first: use one function, and pass what changes to it as a tensor",
+                )
+
+
+def _of_file(source: Source, things: Things, made: set[cst.CSTNode]) -> set[str]:
+    """Return names of the file that loops in it, or functions, give other values."""
+    names: set[str] = set()
+    for node in findall(source.module, m.For() | m.While() | m.AugAssign() | m.Global()):
+        if isinstance(node, cst.Global):
+            names |= {each.name.value for each in node.names}
+        elif things.owner(source, node) is source.module and node not in made:
+            names |= set(writes(node))
+    return names
+
+
+def _given_others(things: Things, owner: cst.FunctionDef, made: set[cst.CSTNode]) -> set[str]:
+    """Return parameters of a function for which its calls give different values."""
+    return {name for name in parameters(owner) if _differs(things, owner, name, made, frozenset())}
+
+
+def _differs(
+    things: Things,
+    owner: cst.FunctionDef,
+    name: str,
+    made: set[cst.CSTNode],
+    seen: frozenset[cst.CSTNode],
+) -> bool:
+    values = [
+        (caller, value)
+        for call, caller in things.calls(owner).items()
+        if (value := things.arguments(owner, call).get(name)) is not None
+    ]
+    if len({caller.code(value) for caller, value in values}) > 1:
+        return True
+    return any(_changes(things, caller, value, made, seen | {owner}) for caller, value in values)
+
+
+def _changes(
+    things: Things,
+    source: Source,
+    value: cst.BaseExpression,
+    made: set[cst.CSTNode],
+    seen: frozenset[cst.CSTNode],
+) -> bool:
+    """Return whether an argument may have another value in another call."""
+    names = {each.value for each in findall(value, m.Name())}
+    for each in source.above(value):
+        if isinstance(each, cst.For | cst.While) and each not in made and names & {*writes(each)}:
+            return True
+        if isinstance(each, cst.FunctionDef):
+            local = names & {*parameters(each)} if each not in seen else set[str]()
+            return any(_differs(things, each, name, made, seen) for name in local)
+    return False

@@ -6,7 +6,9 @@ functions, results and attributes of objects, until nothing new is learned.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import libcst as cst
 from libcst import matchers as m
@@ -15,21 +17,38 @@ from abele.port.analysis.calls import (
     SAME,
     WRAPPERS,
     copies,
-    elements_of,
     goes_through,
     goes_through_all,
+    innermost,
     models_updated,
     yields,
 )
-from abele.port.analysis.homes import Home, NoHomeError, home_of
 from abele.port.analysis.kinds import Kind, Thing, is_scheduler, kind_of_class
-from abele.port.analysis.origins import origins
-from abele.port.analysis.scopes import Variable, is_method, local_names
+from abele.port.analysis.scopes import Variable, is_method, local_names, parameters
 from abele.port.analysis.search import findall
 from abele.port.project import Owner, Project
 from abele.port.source import Source
 
-__all__ = ["Home", "NoHomeError", "Things"]
+Origin: TypeAlias = tuple[Source, cst.BaseExpression]
+
+
+class NoHomeError(Exception):
+    """There is no one place where a thing gets its name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Home:
+    """The statement that gives a thing the name by which the program goes on.
+
+    Attributes:
+        source: the file.
+        statement: the assignment.
+        variable: the name, or attribute of ``self``, that it assigns.
+    """
+
+    source: Source
+    statement: cst.SimpleStatementLine
+    variable: Variable
 
 
 class Things:
@@ -44,7 +63,6 @@ class Things:
         self._project = project
         self._made: dict[cst.BaseExpression, Thing] = {}
         self._values: dict[Variable, set[Thing]] = {}
-        self._contents: dict[Variable, set[Thing]] = {}
         self._results: dict[cst.FunctionDef, list[set[Thing]]] = {}
         self._calls: dict[cst.FunctionDef, dict[cst.Call, Source]] = {}
         self._locals: dict[Owner, set[str]] = {}
@@ -107,14 +125,63 @@ class Things:
         return cst.Call(cst.Name("made"), [*map(cst.Arg, groups), *args])
 
     def home(self, thing: Thing) -> Home:
-        """Where a thing is first given the name by which the program goes on.
+        """Return where a thing is first given the name by which the program goes on.
 
         A function that makes and returns it is followed to the one call of it.
 
         Raises:
             NoHomeError: it is assigned to no name, or in several places.
         """
-        return home_of(self, thing)
+        source, node, home = thing.source, thing.made, self._assigned(thing.source, thing.made, 0)
+        while (function := source.enclosing(node, cst.FunctionDef)) is not None:
+            places = [i for i, values in enumerate(self.results(function)) if thing in values]
+            calls = self.calls(function)
+            if not places or not calls:
+                break
+            if len(calls) > 1:
+                raise NoHomeError(f"{function.name.value}() makes a new one in each of its calls")
+            ((node, source),) = calls.items()
+            home = self._assigned(source, node, places[0]) or home
+        if home is None:
+            home = self._kept_by_callee(thing)
+        if home is None:
+            raise NoHomeError("it is not assigned to a variable")
+        return home
+
+    def _kept_by_callee(self, thing: Thing) -> Home | None:
+        """Return where a function that is given a new thing assigns it to a name."""
+        for at, assign in self.assignments():
+            if thing in self.of(at, assign.value) and len(assign.targets) == 1:
+                variable = self.variable(at, assign.targets[0].target)
+                statement = at.enclosing(assign, cst.SimpleStatementLine)
+                if variable is not None and statement is not None:
+                    return Home(at, statement, variable)
+        return None
+
+    def _assigned(self, source: Source, node: cst.BaseExpression, index: int) -> Home | None:
+        """Return the assignment of an expression, or of one element of its value, to a variable."""
+        assign = source.enclosing(node, cst.Assign)
+        statement = source.enclosing(node, cst.SimpleStatementLine)
+        if assign is None or statement is None or self._is_argument(source, node, assign):
+            return None
+        target: cst.BaseExpression = assign.targets[0].target
+        if isinstance(target, cst.Tuple):
+            if isinstance(assign.value, cst.Tuple):
+                inside = {node, *source.above(node)}
+                values = [element.value for element in assign.value.elements]
+                index = next(number for number, each in enumerate(values) if each in inside)
+            target = target.elements[index].value
+        variable = self.variable(source, target)
+        return None if variable is None else Home(source, statement, variable)
+
+    def _is_argument(self, source: Source, node: cst.BaseExpression, assign: cst.Assign) -> bool:
+        """Return whether an expression is an argument of a call whose result is another thing."""
+        here = self.of(source, node)
+        for each in source.between(node, assign):
+            call = source.parent(each) if isinstance(each, cst.Arg) else None
+            if isinstance(call, cst.Call) and not self.of(source, call) & here:
+                return True
+        return False
 
     def results(self, function: cst.FunctionDef) -> list[set[Thing]]:
         """What each value that a function returns may be."""
@@ -171,57 +238,21 @@ class Things:
                 self._returned(source, node, node.value)
             elif isinstance(node, cst.Call):
                 self._called(source, node)
-            elif isinstance(node, cst.For):
-                self._turned(source, node)
         return self._count() > before
 
     def _count(self) -> int:
         """How much is known."""
-        known = sum(map(len, (*self._values.values(), *self._contents.values())))
+        known = sum(map(len, self._values.values()))
         known += sum(len(each) for result in self._results.values() for each in result)
         return known + len(self._made)
 
     def _bind(self, source: Source, target: cst.BaseExpression, value: cst.BaseExpression) -> None:
-        self._contain(source, target, value)
         if isinstance(target, cst.Tuple | cst.List):
             parts = self._parts(source, value, len(target.elements))
             for element, things in zip(target.elements, parts, strict=True):
                 self._add(source, element.value, things)
         else:
             self._add(source, target, self._evaluate(source, value))
-
-    def _turned(self, source: Source, loop: cst.For) -> None:
-        """Note the loaders that the second name of a loop over a dictionary's items may be."""
-        names = m.Tuple(elements=[m.Element(m.Name()), m.Element(m.Name())])
-        items = m.Call(func=m.Attribute(attr=m.Name("items")), args=[])
-        if m.matches(loop, m.For(target=names, iter=items)):
-            func = cst.ensure_type(cst.ensure_type(loop.iter, cst.Call).func, cst.Attribute)
-            name = cst.ensure_type(loop.target, cst.Tuple).elements[1].value
-            inside = self._elements(source, func.value)
-            if inside:
-                variable = self._named(source, loop, cst.ensure_type(name, cst.Name).value)
-                self._values.setdefault(variable, set()).update(inside)
-
-    def _contain(
-        self, source: Source, target: cst.BaseExpression, value: cst.BaseExpression
-    ) -> None:
-        """Note the loaders in a dictionary or list that gets a name."""
-        variable = self.variable(source, target)
-        inside = self._elements(source, value)
-        if variable is not None and inside:
-            self._contents.setdefault(variable, set()).update(inside)
-
-    def _elements(self, source: Source, value: cst.BaseExpression) -> set[Thing]:
-        """The loaders in a dictionary or list."""
-        if isinstance(value, cst.Name | cst.Attribute):
-            variable = self.variable(source, value)
-            return set() if variable is None else self._contents.get(variable, set())
-        return {
-            thing
-            for each in elements_of(value)
-            for thing in self._evaluate(source, each)
-            if thing.kind is Kind.LOADER
-        }
 
     def _given_another(
         self, source: Source, target: cst.BaseExpression, value: cst.BaseExpression
@@ -291,9 +322,6 @@ class Things:
             things = self._evaluate(source, argument)
             if things:
                 self._values.setdefault(Variable(function, name), set()).update(things)
-            inside = self._elements(source, argument)
-            if inside:
-                self._contents.setdefault(Variable(function, name), set()).update(inside)
 
     def arguments(self, function: cst.FunctionDef, call: cst.Call) -> dict[str, cst.BaseExpression]:
         """What a call gives for each of a function's parameters, without ``*`` and ``**``."""
@@ -355,8 +383,6 @@ class Things:
             return self._evaluate(source, node.body) | self._evaluate(source, node.orelse)
         if isinstance(node, cst.BooleanOperation):
             return self._evaluate(source, node.left) | self._evaluate(source, node.right)
-        if isinstance(node, cst.Subscript):
-            return self._elements(source, node.value)
         if isinstance(node, cst.Call):
             return self._made_by(source, node)
         return set()
@@ -436,11 +462,15 @@ class Things:
         self._unknown.update(dict.fromkeys(models_updated(self.given(source, node)), source))
 
     def _guess(self) -> bool:
-        """Take what has its parameters updated for models; whether there was any."""
+        """Take expressions whose parameters are updated for models; return whether there were any.
+
+        They come from where no class says that they are models: copies, files, other packages.
+        """
         unknown = [
             origin
             for model, source in self._unknown.items()
-            for origin in origins(self, source, model)
+            for origin in [*self._origins(source, model, set())]
+            or [(source, model)] * (not self.of(source, model))
         ]
         self._unknown.clear()
         for at, made in unknown:
@@ -449,8 +479,84 @@ class Things:
             self._add(at, made, {self._made[made]})
         return bool(unknown)
 
+    def _origins(
+        self, source: Source, node: cst.BaseExpression, seen: set[Variable]
+    ) -> Iterator[Origin]:
+        """Yield the calls, of which nothing is known, that make what an expression may be."""
+        variable = self.variable(source, node)
+        if isinstance(node, cst.IfExp):
+            for each in (node.body, node.orelse):
+                yield from self._origins(source, each, seen)
+        elif isinstance(node, cst.BooleanOperation):
+            for each in (node.left, node.right):
+                yield from self._origins(source, each, seen)
+        elif isinstance(node, cst.Call):
+            made = innermost(node)
+            if not self.of(source, made) and not self._is_given_a_model(source, made):
+                yield source, made
+        elif variable is not None and variable not in seen:
+            seen.add(variable)
+            for at, value in self.given_to(variable):
+                yield from self._origins(at, value, seen)
+
+    def given_to(self, variable: Variable) -> Iterator[Origin]:
+        """Yield what a variable is given by callers of its function and by assignments."""
+        if isinstance(variable.owner, cst.FunctionDef):
+            for call, caller in self.calls(variable.owner).items():
+                value = self.arguments(variable.owner, call).get(variable.name)
+                if value is not None:
+                    yield caller, value
+        for at, assign in self.assignments():
+            if variable in [self.variable(at, each.target) for each in assign.targets]:
+                yield at, assign.value
+
+    def _is_given_a_model(self, source: Source, made: cst.BaseExpression) -> bool:
+        """Return whether a call changes or wraps a model, and so returns that one."""
+        if not isinstance(made, cst.Call) or copies(source, made):
+            return False
+        return any(self.of(source, each.value, Kind.MODEL) for each in made.args)
+
+    def may_be_unknown(
+        self, source: Source, node: cst.BaseExpression, seen: frozenset[Variable] = frozenset()
+    ) -> bool:
+        """Return whether an expression may also be something that is not followed.
+
+        A function that evaluates may be given the trained model by one caller, and an average of
+        its weights by another.
+        """
+        if m.matches(node, m.Name("None")):
+            return False
+        if isinstance(node, cst.IfExp):
+            return any(self.may_be_unknown(source, each, seen) for each in (node.body, node.orelse))
+        variable = self.variable(source, node)
+        if not self.of(source, node):
+            function = None if variable is None else variable.owner
+            given = isinstance(function, cst.FunctionDef) and variable in [
+                Variable(function, name) for name in parameters(function)
+            ]
+            return not (
+                given and isinstance(function, cst.FunctionDef) and not self.calls(function)
+            )
+        method = node.func if isinstance(node, cst.Call) else None
+        if isinstance(method, cst.Attribute) and method.attr.value in SAME:
+            return self.may_be_unknown(source, method.value, seen)
+        if variable is None or variable in seen:
+            return False
+        return any(
+            self.may_be_unknown(at, value, seen | {variable})
+            for at, value in self.given_to(variable)
+            if not self._is_made_of(at, value, variable)
+        )
+
+    def _is_made_of(self, source: Source, value: cst.BaseExpression, variable: Variable) -> bool:
+        """Return whether a call that is no copy gets a variable, as in ``prepare(model)``."""
+        if not isinstance(value, cst.Call) or copies(source, value):
+            return False
+        inside = findall(value, m.Name() | m.Attribute(value=m.Name("self")))
+        return any(self.variable(source, each) == variable for each in inside)
+
 
 def _interesting(source: Source) -> list[cst.CSTNode]:
-    """What has to be looked at again and again: assignments, results, calls and loops."""
-    kinds = m.Assign() | m.AnnAssign() | m.Return() | m.Call() | m.For()
+    """Return the nodes that bind names: assignments, results of functions and calls."""
+    kinds = m.Assign() | m.AnnAssign() | m.Return() | m.Call()
     return list(findall(source.module, kinds))

@@ -8,38 +8,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from abele.port.rules import (
-    amp,
     blocked,
     changes,
-    checkpoints,
-    clipping,
     devices,
     distributed,
     evaluation,
     loaders,
-    modes,
     optimizers,
     plain,
-    rates,
-    schedulers,
     training,
 )
 from abele.port.rules.rule import Rule
 
 RULES: Sequence[Rule] = (
-    Rule("Compute modes", modes.CODES, modes.apply),
+    Rule("Compute modes", devices.MODE_CODES, devices.apply_modes),
     Rule("What cannot be ported", blocked.CODES, blocked.apply),
     Rule("Devices", devices.CODES, devices.apply),
     Rule("Several processes", distributed.CODES, distributed.apply),
     Rule("Data loaders", loaders.CODES, loaders.apply),
     Rule("Optimizers", optimizers.CODES, optimizers.apply),
-    Rule("Limits of gradients", clipping.CODES, clipping.apply),
+    Rule("Limits of gradients", optimizers.LIMIT_CODES, optimizers.apply_limits),
     Rule("Training steps", training.CODES, training.apply),
-    Rule("Mixed precision", amp.CODES, amp.apply),
+    Rule("Mixed precision", devices.AMP_CODES, devices.apply_amp),
     Rule("Evaluation", evaluation.CODES, evaluation.apply),
-    Rule("Schedulers", schedulers.CODES, schedulers.apply),
-    Rule("Learning rates", rates.CODES, rates.apply),
-    Rule("Checkpoints", checkpoints.CODES, checkpoints.apply),
+    Rule("Schedulers", optimizers.SCHEDULER_CODES, optimizers.apply_schedulers),
+    Rule("Learning rates", optimizers.RATE_CODES, optimizers.apply_rates),
+    Rule("Checkpoints", changes.CHECKPOINT_CODES, changes.apply_checkpoints),
     Rule("Changes between updates", changes.CODES, changes.apply),
 )
 

@@ -8,12 +8,13 @@ from typing import NamedTuple, TypeAlias
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis import once
 from abele.port.analysis.batches import argument
+from abele.port.analysis.calls import targets_of
 from abele.port.analysis.flow import reads
 from abele.port.analysis.kinds import Kind
+from abele.port.analysis.parts import Statement, calls_of
 from abele.port.analysis.search import findall
-from abele.port.analysis.steps import Statement, Step, calls_of
+from abele.port.analysis.steps import Step
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.source import Source
@@ -45,14 +46,14 @@ def apply(context: Context) -> None:
                 context.say(source, node, reason.code, reason.verdict, reason.text)
         for forward in _forwards(context, source):
             _say_values(context, source, forward.body)
-            for node, text in once.random_numbers(source, forward):
+            for node, text in _random_numbers(source, forward):
                 context.say(source, node, "ABP609", Verdict.BLOCKED, text)
-            for node, text in once.own_state(context.project, source, forward):
+            for node, text in _own_state(context, source, forward):
                 context.say(source, node, "ABP614", Verdict.BLOCKED, text)
         for step in context.steps:
             for statement in step.forward if step.source is source else ():
                 _say_values(context, source, statement)
-                for node, text in once.random_numbers(source, statement):
+                for node, text in _random_numbers(source, statement):
                     context.say(source, node, "ABP609", Verdict.BLOCKED, text)
                 _refuse_changing(context, step, statement)
 
@@ -104,6 +105,50 @@ _CHOICE = (
     "what is computed here depends on {names}, which changes during training, and a compiled "
     "program computes one way: compute both, and multiply each by a weight of 0 or 1"
 )
+
+
+_RANDOM = (
+    "this random number is drawn once, when the program is compiled, and is the same in all "
+    "calls: draw it with torch, as in torch.rand(()), or pass it to the model as a tensor"
+)
+_STATE = (
+    "{name} changes in each call of forward, and a compiled program keeps the value of one "
+    "call: make it a tensor with register_buffer, or an argument"
+)
+_SAME = ("random.seed", "random.getstate", "numpy.random.seed", "random.Random")
+
+
+def _random_numbers(source: Source, node: cst.CSTNode) -> Iterator[tuple[cst.CSTNode, str]]:
+    """Yield random numbers of Python or numpy that a piece of a program draws, with the reason."""
+    for call in findall(node, m.Call()):
+        name = source.imported(call.func)
+        if name.startswith(("random.", "numpy.random.")) and not name.startswith(_SAME):
+            yield call, _RANDOM
+
+
+def _own_state(
+    context: Context, source: Source, forward: cst.FunctionDef
+) -> Iterator[tuple[cst.CSTNode, str]]:
+    """Yield attributes that forward computes from what they were, and reads beside that."""
+    cls = source.enclosing(forward, cst.ClassDef)
+    if cls is None:
+        return
+    buffers = {
+        str(call.args[0].value.evaluated_value)
+        for each in context.project.bases(cls)
+        for call in findall(each, m.Call(func=m.Attribute(attr=m.Name("register_buffer"))))
+        if call.args and isinstance(call.args[0].value, cst.SimpleString)
+    }
+    for node in findall(forward.body, m.Assign() | m.AugAssign()):
+        for target in targets_of(node):
+            of_self = m.matches(target, m.Attribute(value=m.Name("self")))
+            if not isinstance(target, cst.Attribute) or not of_self or target.attr.value in buffers:
+                continue
+            same = m.Attribute(value=m.Name("self"), attr=m.Name(target.attr.value))
+            again = isinstance(node, cst.AugAssign) or findall(node.value, same)
+            inside = findall(node, same)
+            if again and any(each not in inside for each in findall(forward.body, same)):
+                yield node, _STATE.format(name=source.code(target))
 
 
 def _forwards(context: Context, source: Source) -> Iterator[cst.FunctionDef]:

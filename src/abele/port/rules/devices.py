@@ -1,16 +1,20 @@
-"""Moves to a device: a program is on its device from the first call on, and takes host tensors."""
+"""Machines: moves to a device and mixed precision go, and switches of compute modes are refused."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.kinds import Kind
+from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.parts import is_autocast, is_autocast_call
 from abele.port.analysis.search import findall
 from abele.port.context import Context
+from abele.port.edits import parsed
 from abele.port.finding import Verdict
+from abele.port.project import Project
 from abele.port.source import Source
 
 CODES = {
@@ -151,3 +155,158 @@ def _say_choice(context: Context, source: Source, statement: cst.CSTNode) -> Non
             Verdict.MATCH,
             "this device is no longer used: the program's target decides, and the run names it",
         )
+
+
+# -- mixed precision -------------------------------------------------------------------------------
+
+AMP_CODES = {
+    "ABP421": (
+        "A program casts nothing by itself. What stood under autocast computes in float32, which "
+        "is never less precise."
+    ),
+    "ABP422": "A program in float32 scales no gradients; the scaler is taken out.",
+}
+
+_CAST = (
+    "nothing is cast by itself in a program: this computes in float32, which is never less "
+    "precise; for half, write model.half()"
+)
+_SCALER = "gradients in float32 need no scale; an optimizer's loss_scaling is there for half"
+
+
+def apply_amp(context: Context) -> None:
+    """Take autocast out, and scalers that nothing uses any longer."""
+    for source in context.project.sources:
+        for node in findall(source.module, m.With()):
+            assert isinstance(node, cst.With)
+            _without_autocast(context, source, node)
+        for node in findall(source.module, m.Decorator()):
+            assert isinstance(node, cst.Decorator)
+            if isinstance(node.decorator, cst.Call) and is_autocast_call(source, node.decorator):
+                context.say(source, node, "ABP421", Verdict.MODIFIED, _CAST)
+                context.edits(source).remove(node)
+    for scaler in context.things.all(Kind.SCALER):
+        _without_scaler(context, scaler)
+
+
+def _without_autocast(context: Context, source: Source, node: cst.With) -> None:
+    casts = [
+        each
+        for each in node.items
+        if isinstance(each.item, cst.Call) and is_autocast_call(source, each.item)
+    ]
+    if not casts:
+        return
+    context.say(source, node, "ABP421", Verdict.MODIFIED, _CAST)
+    if is_autocast(source, node):
+        context.edits(source).change(node, _opened)
+        return
+    for index, item in enumerate(node.items):
+        if item in casts:
+            context.edits(source).remove(item)
+        elif all(each in casts for each in node.items[index + 1 :]):
+            context.edits(source).change(
+                item, lambda each: each.with_changes(comma=cst.MaybeSentinel.DEFAULT)
+            )
+
+
+def _opened(node: cst.With) -> Any:
+    """The statements of a block without it."""
+    body = list(node.body.body)
+    if len(body) == 1 and body[0].deep_equals(parsed("pass")[0]):
+        return cst.RemoveFromParent()
+    first: Any = body[0]
+    lines = [*node.leading_lines, *first.leading_lines]
+    return cst.FlattenSentinel([first.with_changes(leading_lines=lines), *body[1:]])
+
+
+def _without_scaler(context: Context, scaler: Thing) -> None:
+    """Take the statement out that makes a scaler, where all its uses are in training steps."""
+    source = scaler.source
+    context.say(source, scaler.made, "ABP422", Verdict.MODIFIED, _SCALER)
+    statement = source.enclosing(scaler.made, cst.SimpleStatementLine)
+    if statement is None or not m.matches(statement, m.SimpleStatementLine(body=[m.Assign()])):
+        return
+    gone = {statement, *_gone(context)}
+    for other in context.project.sources:
+        for node in findall(other.module, m.Name() | m.Attribute(value=m.Name("self"))):
+            assert isinstance(node, cst.Name | cst.Attribute)
+            if scaler in context.things.of(other, node) and not gone & set(other.above(node)):
+                return
+    context.edits(source).remove(statement)
+
+
+def _gone(context: Context) -> Iterator[cst.CSTNode]:
+    """Statements that are taken out with training steps."""
+    for step in context.steps:
+        if step.optimizer in context.training:
+            yield from (step.backward, step.update, *step.forward)
+            yield from (each.statement for each in step.gradients.removed)
+
+
+# -- switches of compute modes ---------------------------------------------------------------------
+
+MODE_CODES = {
+    "ABP900": "The program has a compute mode for IPUs already. It stays as it is.",
+    "ABP901": (
+        "The program chooses among compute modes, and a port would lose the others: a mode for "
+        "IPUs and its branches are added by hand."
+    ),
+}
+
+_OTHERS = frozenset(("cuda", "dpcpp", "gpu", "hpu", "mps", "rdu", "rocm", "tpu", "xla", "xpu"))
+_THERE = "the program has the mode {new} already and uses poptorch: it stays as it is"
+_BY_HAND = (
+    "the program chooses among compute modes, and a port would lose the others: add a member IPU "
+    "by hand and a branch for it at each of these lines (docs/porting-cosmictagger.md shows the "
+    "edits), or port a copy without the switch"
+)
+
+
+def apply_modes(context: Context) -> None:
+    """Refuse a program with a switch of compute modes; one that has a mode for IPUs stays."""
+    switch = _switch(context.project)
+    if switch is None:
+        return
+    source, cls, lines = switch
+    ipu = next((each for each in _members(cls) if each.lower() == "ipu"), "")
+    context.finished = True
+    if ipu and any("poptorch" in each.text for each in context.project.sources):
+        context.say(source, cls, "ABP900", Verdict.MATCH, _THERE.format(new=ipu))
+        return
+    for at, node in ((source, cls), *lines):
+        context.say(at, node, "ABP901", Verdict.BLOCKED, _BY_HAND)
+
+
+def _switch(
+    project: Project,
+) -> tuple[Source, cst.ClassDef, list[tuple[Source, cst.CSTNode]]] | None:
+    """Return the enumeration of compute modes, its file and the nodes that compare with it."""
+    for source in project.sources:
+        for cls in findall(source.module, m.ClassDef()):
+            bases = [source.imported(each.value) for each in cls.bases]
+            names = {each.lower() for each in _members(cls)}
+            if any(each.startswith("enum.") for each in bases) and (
+                "cpu" in names and _OTHERS & names
+            ):
+                lines = [(at, node) for at in project.sources for node in _asked(project, at, cls)]
+                if lines:
+                    return source, cls, lines
+    return None
+
+
+def _members(cls: cst.ClassDef) -> list[str]:
+    """Return the names of an enumeration's members."""
+    target = m.SaveMatchedNode(m.Name(), "name")
+    pattern = m.SimpleStatementLine(body=[m.Assign(targets=[m.AssignTarget(target)])])
+    found = [m.extract(statement, pattern) for statement in cls.body.body]
+    return [cst.ensure_type(each["name"], cst.Name).value for each in found if each]
+
+
+def _asked(project: Project, source: Source, cls: cst.ClassDef) -> Iterator[cst.CSTNode]:
+    """Yield comparisons, cases and dictionaries of a file that name a member of an enumeration."""
+    for node in findall(source.module, m.Attribute()):
+        if project.class_of(source, node.value) is cls:
+            around = source.enclosing(node, cst.Comparison, cst.MatchCase, cst.Dict)
+            if around is not None:
+                yield around

@@ -16,8 +16,6 @@ from abele.port.context import Context
 from abele.port.edits import keyword
 from abele.port.finding import Verdict
 from abele.port.layout import laid_out
-from abele.port.rules.file_names import follow_loaded, number_saved
-from abele.port.rules.logs import is_log
 from abele.port.source import Source
 
 CODES = {
@@ -74,10 +72,9 @@ def apply(context: Context) -> None:
             name = source.imported(call.func)
             if name in _WRAPPERS and call.args:
                 reason = "a program updates the weights of all instances and replicas together"
-                first = call.args[0].value
-                context.edits(source).take_out(call, _first)
+                context.edits(source).take_out(call, lambda node: node.args[0].value)
                 context.say(source, call, "ABP803", Verdict.MODIFIED, reason)
-                _without_module(context, source, first)
+                _without_module(context, source)
             elif context.distributed:
                 _of_process(context, source, call, name)
         if context.distributed:
@@ -86,11 +83,6 @@ def apply(context: Context) -> None:
             _log(context, source)
     if context.distributed:
         _files(context)
-
-
-def _first(call: cst.Call) -> cst.BaseExpression:
-    """The first argument of a call."""
-    return call.args[0].value
 
 
 def _of_process(context: Context, source: Source, call: cst.Call, name: str) -> None:
@@ -181,9 +173,8 @@ def _unsample(context: Context, source: Source, call: cst.Call, shuffled: bool) 
     context.edits(source).change(call, change)
 
 
-def _without_module(context: Context, source: Source, model: cst.BaseExpression) -> None:
-    """The wrapped model is the model itself."""
-    del model
+def _without_module(context: Context, source: Source) -> None:
+    """Call the model itself where the wrapped one was named."""
     for node in findall(source.module, m.Attribute(attr=m.Name("module"))):
         assert isinstance(node, cst.Attribute)
         if context.things.of(source, node.value, Kind.MODEL):
@@ -224,7 +215,7 @@ def _log(context: Context, source: Source) -> None:
     for statement in _unguarded(source):
         call = cst.ensure_type(statement.body[0], cst.Expr).value
         assert isinstance(call, cst.Call)
-        if not is_log(context, source, call):
+        if not _is_log(context, source, call):
             continue
         context.edits(source).need("import popdist")
         context.edits(source).change(statement, _in_one_instance)
@@ -241,14 +232,14 @@ def _files(context: Context) -> None:
             call = cst.ensure_type(node, cst.Call)
             name = source.imported(call.func) or source.code(call.func)
             if name == "torch.save" and call in alone:
-                number_saved(context, source, call, argument(call, "f", 1))
+                _number_saved(context, source, call, argument(call, "f", 1))
             elif name == "open" and _is_written(call) and not _is_guarded(source, call):
-                number_saved(context, source, call, argument(call, "file", 0))
+                _number_saved(context, source, call, argument(call, "file", 0))
             elif name in ("torch.load", "open"):
                 path = argument(call, "f" if name == "torch.load" else "file", 0)
                 loaded.append((source, call, path))
     for source, call, path in loaded:
-        follow_loaded(context, source, call, path)
+        _follow_loaded(context, source, call, path)
 
 
 def _only_call(statement: cst.SimpleStatementLine) -> cst.BaseExpression:
@@ -282,3 +273,180 @@ def _in_one_instance(node: Any) -> Any:
     made: Any = cst.parse_module(text).body[0]
     body = made.body.with_changes(body=[node.with_changes(leading_lines=[])])
     return made.with_changes(body=body, leading_lines=node.leading_lines)
+
+
+# -- names of files that every instance writes -----------------------------------------------------
+
+_OWN_FILE = "each instance writes a file of its own, with its number in the name"
+_FOLLOWS = "each instance reads the file that it has written, with its number in the name"
+_INSTANCE = "popdist.getInstanceIndex()"
+_PATHS = frozenset(
+    ("os.path.join", "os.path.abspath", "os.fspath", "pathlib.Path", "pathlib.PurePath", "str")
+)
+
+
+def _number_saved(
+    context: Context, source: Source, call: cst.Call, path: cst.BaseExpression | None
+) -> None:
+    """Put the number of the instance into the name of a file that a call writes.
+
+    Args:
+        context: the program.
+        source: the file.
+        call: of ``torch.save``, or of ``open`` for writing.
+        path: that it is given.
+    """
+    ends = [] if path is None else list(_ends(context, source, path, 0, 5))
+    if not ends or not all(_numbered(at.code(node), node) for at, node in ends):
+        context.say(
+            source,
+            call,
+            "ABP807",
+            Verdict.MANUAL,
+            "each instance writes this file: put popdist.getInstanceIndex() into its name",
+        )
+        return
+    for at, node in ends:
+        _number(context, at, node)
+        context.say(at, node, "ABP807", Verdict.MODIFIED, _OWN_FILE)
+
+
+def _follow_loaded(
+    context: Context, source: Source, call: cst.Call, path: cst.BaseExpression | None
+) -> None:
+    """Have a call that reads a file read the one that this instance has written.
+
+    Args:
+        context: the program.
+        source: the file.
+        call: of ``torch.load``, or of ``open`` for reading.
+        path: that it is given.
+    """
+    for at, node in () if path is None else _ends(context, source, path, 0, 5):
+        if node in context.numbered:
+            context.say(source, call, "ABP807", Verdict.MATCH, _FOLLOWS)
+        elif at.code(node) in context.numbered.values():
+            _number(context, at, node)
+            context.say(at, node, "ABP807", Verdict.MODIFIED, _FOLLOWS)
+
+
+def _number(context: Context, source: Source, node: cst.BaseExpression) -> None:
+    if node in context.numbered:
+        return
+    code = source.code(node)
+    context.numbered[node] = code
+    context.edits(source).need("import popdist")
+    context.edits(source).replace(node, _numbered(code, node))
+
+
+def _numbered(code: str, node: cst.BaseExpression) -> str:
+    """The text of a name with the instance before its ending; ``""`` if it has none."""
+    if isinstance(node, cst.Call):
+        literal: Any = cst.ensure_type(node.func, cst.Attribute).value
+        text = _before_ending(cst.Module([]).code_for_node(literal), "{instance}")
+        rest = ", ".join(cst.Module([]).code_for_node(each).rstrip(", ") for each in node.args)
+        return text and f"{text}.format({rest}, instance={_INSTANCE})"
+    if isinstance(node, cst.FormattedString):
+        return _before_ending(code, f"{{{_INSTANCE}}}")
+    if isinstance(node, cst.SimpleString) and not node.prefix and "{" not in code:
+        return _before_ending(f"f{code}", f"{{{_INSTANCE}}}")
+    return ""
+
+
+def _before_ending(code: str, number: str) -> str:
+    stem, dot, ending = code.rpartition(".")
+    return f"{stem}-{number}{dot}{ending}" if dot and "}" not in ending else ""
+
+
+def _ends(
+    context: Context, source: Source, node: cst.BaseExpression, place: int, depth: int
+) -> Iterator[tuple[Source, cst.BaseExpression]]:
+    """The expressions that end a path, each with its file.
+
+    Args:
+        context: the program.
+        source: the file.
+        node: the path.
+        place: of the path among several results.
+        depth: how many more names and functions are followed.
+    """
+    if isinstance(node, cst.SimpleString | cst.FormattedString) or _is_format(node):
+        yield source, node
+    elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add | cst.Divide):
+        yield from _ends(context, source, node.right, 0, depth)
+    elif isinstance(node, cst.Tuple) and place < len(node.elements):
+        yield from _ends(context, source, node.elements[place].value, 0, depth)
+    elif isinstance(node, cst.Call) and _path_function(source, node) and node.args:
+        yield from _ends(context, source, node.args[-1].value, 0, depth)
+    elif isinstance(node, cst.Call) and depth:
+        yield from _returned(context, source, node, place, depth - 1)
+    elif isinstance(node, cst.Name | cst.Attribute) and depth:
+        yield from _assigned(context, source, node, depth - 1)
+
+
+def _is_format(node: cst.CSTNode) -> bool:
+    literal = m.Attribute(value=m.SimpleString(), attr=m.Name("format"))
+    return m.matches(node, m.Call(func=literal))
+
+
+def _path_function(source: Source, call: cst.Call) -> bool:
+    return (source.imported(call.func) or source.code(call.func)) in _PATHS
+
+
+def _returned(
+    context: Context, source: Source, call: cst.Call, place: int, depth: int
+) -> Iterator[tuple[Source, cst.BaseExpression]]:
+    """What a function of the program returns."""
+    function = context.things.function(source, call)
+    for node in () if function is None else findall(function.body, m.Return()):
+        assert isinstance(node, cst.Return)
+        assert function is not None
+        if node.value is not None:
+            at = context.project.source(function)
+            yield from _ends(context, at, node.value, place, depth)
+
+
+def _assigned(
+    context: Context, source: Source, node: cst.BaseExpression, depth: int
+) -> Iterator[tuple[Source, cst.BaseExpression]]:
+    """What a variable is assigned."""
+    wanted = context.things.variable(source, node)
+    for at in context.project.sources if wanted is not None else ():
+        for assign in findall(at.module, m.Assign()):
+            assert isinstance(assign, cst.Assign)
+            target = assign.targets[0].target
+            elements = (
+                [each.value for each in target.elements] if isinstance(target, cst.Tuple) else []
+            )
+            for place, each in enumerate(elements or [target]):
+                if context.things.variable(at, each) == wanted:
+                    yield from _ends(context, at, assign.value, place, depth)
+
+
+# -- the log ---------------------------------------------------------------------------------------
+
+_FUNCTIONS = frozenset(("print", "logging.info", "logging.warning"))
+_METHODS = ("info", "warning")
+
+
+def _is_log(context: Context, source: Source, call: cst.Call) -> bool:
+    """Whether a call writes a line of the log that one instance may write for all."""
+    name = source.imported(call.func) or source.code(call.func)
+    if name in _FUNCTIONS:
+        return True
+    func = call.func
+    if not isinstance(func, cst.Attribute) or func.attr.value not in _METHODS:
+        return False
+    return source.code(func.value).rpartition(".")[2] in _loggers(context)
+
+
+def _loggers(context: Context) -> set[str]:
+    """Names that the program gives to what ``logging.getLogger`` returns."""
+    names: set[str] = set()
+    for source in context.project.sources:
+        for node in findall(source.module, m.Assign(value=m.Call())):
+            assert isinstance(node, cst.Assign)
+            value = cst.ensure_type(node.value, cst.Call)
+            if source.imported(value.func) == "logging.getLogger":
+                names |= {source.code(each.target).rpartition(".")[2] for each in node.targets}
+    return names

@@ -1,25 +1,36 @@
-"""Evaluation: a model that is called without its loss becomes an inference model."""
+"""Evaluation: a model that is called without its loss becomes an inference model.
+
+A program has one shape and keeps the mode of its first call. An inference model runs where the text
+says that the model is in evaluation mode and where its batches come from; elsewhere the plain
+model runs, with the weights of the program, and the line is named.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port.analysis import batches
+from abele.port.analysis.flow import reads
 from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.models import (
+    asks_for_its_mode,
+    class_returned,
+    is_weightless,
+    mode_at,
+    mode_matters,
+)
 from abele.port.analysis.order import Order
-from abele.port.analysis.own_results import class_returned
+from abele.port.analysis.parts import Statement, block_of
 from abele.port.analysis.search import findall
-from abele.port.analysis.steps import Statement, block_of
-from abele.port.analysis.strangers import may_be_another
+from abele.port.analysis.steps import Helpers
 from abele.port.analysis.things import Home, NoHomeError
-from abele.port.analysis.weightless import is_weightless
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.routes import NoRouteError, Wrapped
-from abele.port.rules import evaluation_batches, evaluation_mode, shared_functions
-from abele.port.rules.shared_functions import Use
 from abele.port.source import Source
 
 CODES = {
@@ -72,67 +83,95 @@ _ANOTHER = (
 )
 _SHARED = (
     "{function} calls the model itself, and training calls {function}, too: the plain model runs, "
-    "on the host, with the weights of the program; an inference model runs where the model is an "
-    "argument of {function} that it calls once, and does nothing else with"
+    "on the host, with the weights of the program; call the model here to run an inference model"
 )
+_UNKNOWN_MODE = (
+    "the model may be in training mode here, in which dropout draws and batch norm changes its "
+    "averages on the host: the plain model runs, on the host; call eval() in this function before "
+    "to run a program"
+)
+_KEEPS_MODE = (
+    "forward reads self.training, and an inference model keeps the mode in which it is made: call "
+    "{model}.eval() before it is made"
+)
+_LEFT_OUT = (
+    "rows of a last, shorter batch, which training leaves out of this loader, are left out here, "
+    "too, and an average over the others may be another: make a loader of its own for the "
+    "evaluation, or choose a batch_size that divides the number of rows"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """The number of rows of the batches of a call.
+
+    Attributes:
+        condition: the test that a batch has as many as all but the last; empty if all have.
+        size: equal for calls that may share a program.
+    """
+
+    condition: str
+    size: str | cst.Call
 
 
 def apply(context: Context) -> None:
     """Wrap models that are called outside of training steps."""
     wrapped: dict[tuple[Thing, cst.CSTNode, str | cst.Call], Wrapped] = {}
-    uses = [*_calls(context), *shared_functions.uses(context)]
-    for use in uses:
-        source, call, thing = use.source, use.call, use.thing
-        owner = context.things.owner(source, call)
+    for source, call, thing in _calls(context):
         try:
-            rows = evaluation_batches.rows(context, use)
-            if evaluation_mode.may_train(context, thing, source, call):
-                continue
-            code, reason = _why_plain(context, use, rows)
-            if rows is None or code:
-                context.say(source, call, code, Verdict.MATCH, reason)
-                continue
-            key = thing, owner, rows.size
-            model = wrapped.get(key) or _name(context, thing, len(wrapped))
-            name = context.routes.name(model, source, call)
-            if key not in wrapped:
-                wrapped[key] = model
-                _make(context, thing, source, call, model.name)
-            _replace(context, use, name, rows.condition)
+            _evaluate(context, source, call, thing, wrapped)
         except NoRouteError as error:
             reason = (
                 f"an inference model cannot be reached here ({error}): the plain model runs, on "
                 "the host"
             )
             context.say(source, call, "ABP509", Verdict.MANUAL, reason)
+    _say_shared(context)
 
 
-def _why_plain(context: Context, use: Use, rows: evaluation_batches.Rows | None) -> tuple[str, str]:
-    """The code and reason for which the plain model runs in a call; ``""`` if a program does."""
-    if use.model is not None and may_be_another(context.things, use.source, use.model):
-        return "ABP509", _ANOTHER
-    returned = class_returned(context.project, use.thing)
+def _evaluate(
+    context: Context,
+    source: Source,
+    call: cst.Call,
+    thing: Thing,
+    wrapped: dict[tuple[Thing, cst.CSTNode, str | cst.Call], Wrapped],
+) -> None:
+    """Have one call run an inference model, or say why the plain model runs."""
+    rows = _rows(context, source, call)
+    if _may_train(context, thing, source, call):
+        return
+    if context.things.may_be_unknown(source, call.func):
+        context.say(source, call, "ABP509", Verdict.MATCH, _ANOTHER)
+        return
+    returned = class_returned(context.project, thing)
     if returned:
-        return "ABP506", _OBJECT.format(returned=returned)
-    own_mode = bool(use.function) and evaluation_mode.asks_for_its_mode(context, use.thing)
-    if use.model is None or own_mode:
-        return "ABP507", _SHARED.format(function=use.function)
-    return ("ABP505", _ANY_SHAPE) if rows is None else ("", "")
+        reason = _OBJECT.format(returned=returned)
+        context.say(source, call, "ABP506", Verdict.MATCH, reason)
+        return
+    if rows is None:
+        context.say(source, call, "ABP505", Verdict.MATCH, _ANY_SHAPE)
+        return
+    key = thing, context.things.owner(source, call), rows.size
+    model = wrapped.get(key) or _name(context, thing, len(wrapped))
+    name = context.routes.name(model, source, call)
+    if key not in wrapped:
+        wrapped[key] = model
+        _make(context, thing, source, call, model.name)
+    plain = source.code(call.func)
+    called = f"({name} if {rows.condition} else {plain})" if rows.condition else name
+    context.edits(source).replace(call.func, called)
+    reason = _REASON + _SHORT if rows.condition else _REASON
+    context.say(source, call, "ABP502", Verdict.MODIFIED, reason)
 
 
-def _calls(context: Context) -> Iterator[Use]:
-    """Calls of models outside of training steps and of other models."""
+def _calls(context: Context) -> Iterator[tuple[Source, cst.Call, Thing]]:
+    """Yield calls of models outside of training steps and of other models."""
     trained = {thing for step in context.steps for thing in step.models}
     inside: set[cst.CSTNode] = {
         each for step in context.steps for each in (*step.forward, step.backward, *step.helpers)
     }
-    inside |= context.replaced
     for source in context.project.sources:
-        for call in findall(source.module, m.Call()):
-            if not isinstance(call, cst.Call) or not isinstance(
-                call.func, cst.Name | cst.Attribute
-            ):
-                continue
+        for call in findall(source.module, m.Call(func=m.Name() | m.Attribute())):
             models = context.things.of(source, call.func, Kind.MODEL)
             if not models or inside & set(source.above(call)) or _in_model(context, source, call):
                 continue
@@ -140,18 +179,15 @@ def _calls(context: Context) -> Iterator[Use]:
                 context.say(source, call, "ABP509", Verdict.MANUAL, _SEVERAL)
             elif len(models) == 1:
                 (thing,) = models
-                if is_weightless(context.project, thing):
-                    continue  # a loss is computed where losses of torch are
-                if thing in trained or not thing.name.startswith("torch.nn."):
-                    yield Use(
-                        source=source, call=call, thing=thing, model=call.func, given=call.args
-                    )
+                is_loss = is_weightless(context.project, thing)
+                if not is_loss and (thing in trained or not thing.name.startswith("torch.nn.")):
+                    yield source, call, thing
 
 
 def _in_model(
     context: Context, source: Source, node: cst.CSTNode, around: tuple[cst.FunctionDef, ...] = ()
 ) -> bool:
-    """Whether a model has a node in it: in a method, or a function that only models call."""
+    """Return whether a node is in a method of a model, or in a function that only models call."""
     cls = source.enclosing(node, cst.ClassDef)
     if cls is not None:
         return context.project.is_module(cls)
@@ -164,8 +200,42 @@ def _in_model(
     )
 
 
+def _say_shared(context: Context) -> None:
+    """Name evaluations by a function that training calls, too, and that calls the model itself."""
+    helpers = {each for step in context.steps for each in step.helpers}
+    inside: set[cst.CSTNode] = {*helpers}
+    inside |= {each for step in context.steps for each in (*step.forward, step.backward)}
+    trained = {thing for step in context.steps for thing in step.models}
+    for function in helpers:
+        for call, source in context.things.calls(function).items():
+            known = dict(Helpers(context.project, context.things).models(source, call))
+            models = [each for each in known if each in trained]
+            if not models or inside & {*source.above(call)}:
+                continue
+            if not any(_may_train(context, each, source, call) for each in models):
+                reason = _SHARED.format(function=function.name.value)
+                context.say(source, call, "ABP507", Verdict.MATCH, reason)
+
+
+def _may_train(context: Context, thing: Thing, source: Source, call: cst.Call) -> bool:
+    """Return whether a call may be in training mode, where that matters, and name its line."""
+    if not mode_matters(context.project, thing):
+        return False
+    if mode_at(context.project, context.things, thing, source, call) is False:
+        return False
+    # A step that is refused has said why already.
+    loop = source.enclosing(call, cst.For, cst.While, cst.FunctionDef)
+    inside = [each.node for at, each in context.refused if at is source]
+    if not any(loop is around for each in inside for around in source.above(each)):
+        context.say(source, call, "ABP504", Verdict.MANUAL, _UNKNOWN_MODE)
+    return True
+
+
+# -- where the inference model is made -----------------------------------------------------------
+
+
 def _name(context: Context, thing: Thing, count: int) -> Wrapped:
-    """The inference model of a model, which is to be made where that one gets its name."""
+    """Return the inference model of a model, which is to be made where that one gets its name."""
     home = _home(context, thing)
     prefix = "self." if home.variable.name.startswith("self.") else ""
     number = f"_{count + 1}" if count else ""
@@ -177,21 +247,25 @@ def _make(context: Context, thing: Thing, at: Source, call: cst.Call, name: str)
     """Make an inference model for a call of a file, where the model is made."""
     home = _home(context, thing)
     source = home.source
-    statement = _last_assignment(context, home, thing, Order(context.things).sites(at, call))
+    statement = _last_assignment(context, home, thing, at, call)
     options = context.options(source)
-    model = evaluation_mode.wrapped(context, thing, source, call, home.variable.name)
-    context.edits(source).after(
-        statement, f"{name} = poptorch.inferenceModel({model}, options={options})"
-    )
+    model = home.variable.name
+    if asks_for_its_mode(context.project, thing):
+        plain = len(call.args) == 1 and call.args[0].keyword is None and not call.args[0].star
+        if plain:  # inside of another module it is a layer, which eval() reaches
+            if not source.imported_as("torch"):
+                context.edits(source).need("import torch")
+            model = f"torch.nn.Sequential({model})"
+        else:
+            reason = _KEEPS_MODE.format(model=model)
+            context.say(at, call, "ABP503", Verdict.MANUAL, reason)
+    made = f"{name} = poptorch.inferenceModel({model}, options={options})"
+    context.edits(source).after(statement, made)
     context.say(source, statement, "ABP501", Verdict.MODIFIED, f"{name} is made here: {_REASON}")
 
 
 def _home(context: Context, thing: Thing) -> Home:
-    """Where the model gets its name.
-
-    Raises:
-        NoRouteError: there is no one place.
-    """
+    """Return where the model gets its name, or raise NoRouteError."""
     try:
         return context.things.home(thing)
     except NoHomeError as error:
@@ -199,20 +273,16 @@ def _home(context: Context, thing: Thing) -> Home:
 
 
 def _last_assignment(
-    context: Context, home: Home, thing: Thing, sites: list[tuple[Source, cst.CSTNode]]
+    context: Context, home: Home, thing: Thing, at: Source, call: cst.Call
 ) -> Statement:
-    """The last statement in the same block that gives the model's variable no other model.
-
-    None of those that run the call, which is at some places of its own and of its callers.
-    """
+    """Return the last statement of the block that assigns the same model, before the call runs."""
     last: Statement = home.statement
     block = block_of(home.source, home.statement)
-    calls = {node for _, node in sites}
+    calls = {node for _, node in Order(context.things).sites(at, call)}
     for statement in block[block.index(home.statement) + 1 :]:
         if calls & {statement, *findall(statement, m.Call())}:
             break
         for node in findall(statement, m.Assign()):
-            assert isinstance(node, cst.Assign)
             target = node.targets[0].target
             given = context.things.of(home.source, node.value, Kind.MODEL)
             same = not given or thing in given
@@ -221,20 +291,81 @@ def _last_assignment(
     return last
 
 
-def _replace(context: Context, use: Use, name: str, rows: str) -> None:
-    """Call the inference model, or the plain one for a shorter batch."""
-    assert use.model is not None
-    source = use.source
-    plain = source.code(use.model)
-    reason = _REASON + _SHORT if rows else _REASON
-    called = f"{name} if {rows} else {plain}" if rows else name
-    if rows and not use.function:
-        called = f"({called})"
-    context.edits(source).replace(use.model, called)
-    for each in () if use.function else use.given:
-        keys = evaluation_batches.parts(context, source, each)
-        if keys:
-            name = source.code(each.value)
-            given = ", ".join(f"{key}: {name}[{key}]" for key in keys)
-            context.edits(source).replace(each.value, f"{{{given}}}")
-    context.say(source, use.call, "ABP502", Verdict.MODIFIED, reason)
+# -- rows of a batch -----------------------------------------------------------------------------
+
+
+def _rows(context: Context, source: Source, call: cst.Call) -> _Rows | None:
+    """Return how many rows the batches of a call have; None if they may have any number.
+
+    Raises:
+        NoRouteError: the batch size is not known where the model is called.
+    """
+    around = list(batches.loaders_around(context.things, source, call))
+    loaders = {each for _, _, some in around for each in some}
+    trained = context.trained_loaders()
+    for at, loop, some in around:
+        if any(each in trained and batches.may_be_short(each) for each in some):
+            context.say(at, loop.iter, "ABP203", Verdict.MODIFIED, _LEFT_OUT)
+    if not around:
+        repeated = (cst.FunctionDef, cst.Lambda, cst.For, cst.While, cst.BaseComp)
+        once = not any(isinstance(each, repeated) for each in source.above(call))
+        return _Rows("", call) if once else None
+    sizes = {_size_text(each) for each in loaders}
+    if not call.args or (len(sizes) == 1 and not any(map(batches.may_be_short, loaders))):
+        return _Rows("", min(sizes))
+    size = _size(context, source, call, around)
+    return _Rows(f"len({_first(context, source, call)}) == {size}", min(sizes))
+
+
+def _first(context: Context, source: Source, call: cst.Call) -> str:
+    """Return the argument, or its part, that has an element for each row of a batch."""
+    first = call.args[0]
+    text = source.code(context.edits(source).applied(first.value))
+    if first.star:
+        return f"{text}[0]" if first.star == "*" else f"next(iter({text}.values()))"
+    if not isinstance(first.value, cst.Name):
+        return text
+    index = m.SubscriptElement(m.Index(m.SimpleString()))
+    read = m.Subscript(value=m.Name(first.value.value), slice=[index])
+    every = findall(context.things.owner(source, call), read)
+    keys = [source.code(cst.ensure_type(each.slice[0].slice, cst.Index).value) for each in every]
+    return f"{text}[{keys[0]}]" if keys else text
+
+
+def _size_text(loader: Thing) -> str:
+    """Return the text that says how many rows a loader's batches have."""
+    node = batches.size(loader)
+    return "1" if node is None else loader.source.code(node)
+
+
+def _size(
+    context: Context,
+    source: Source,
+    call: cst.Call,
+    around: list[tuple[Source, cst.For | cst.CompFor, set[Thing]]],
+) -> str:
+    """Return the number of rows, as an expression where the model is called.
+
+    Raises:
+        NoRouteError: there is none.
+    """
+    loaders = sorted(
+        {each for _, _, some in around for each in some},
+        key=lambda each: (each.source.name, each.source.position(each.made)),
+    )
+    at, loop, _ = around[0]
+    owner = context.things.owner(source, call)
+    here = len(around) == 1 and at is source and context.things.owner(at, loop.iter) is owner
+    through = batches.gone_through(at, loop)
+    if len({_size_text(each) for each in loaders}) == 1:
+        if here and isinstance(through, cst.Name | cst.Attribute):
+            return f"{source.code(through)}.batch_size"
+        if len(loaders) == 1 and not isinstance(through, cst.Call):
+            return f"{context.routes.name_of(loaders[0], source, call)}.batch_size"
+    node, made = batches.size(loaders[0]), loaders[0].source
+    if node is None or findall(node, m.Call()) or made is not source:
+        raise NoRouteError("the batch size is not known here")
+    for name in reads(node):
+        if context.things.named(made, node, name) is not context.things.named(source, call, name):
+            raise NoRouteError("the batch size is not known here")
+    return made.code(node)

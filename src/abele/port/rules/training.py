@@ -10,25 +10,23 @@ from libcst import matchers as m
 
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.kinds import Kind
+from abele.port.analysis.models import class_returned, may_evaluate, mode_matters
 from abele.port.analysis.order import Order
-from abele.port.analysis.own_results import class_returned
+from abele.port.analysis.parts import Statement, StepError, calls_of
 from abele.port.analysis.search import findall
-from abele.port.analysis.steps import Statement, Step, StepError, calls_of
-from abele.port.analysis.things import Home
-from abele.port.analysis.training_mode import EITHER, TrainingMode, mode_matters
+from abele.port.analysis.steps import Step
 from abele.port.context import Context
 from abele.port.edits import parsed
 from abele.port.finding import Verdict
 from abele.port.routes import NoRouteError, Wrapped
-from abele.port.rules import accumulation, hand_written, places
-from abele.port.rules.endings import endings
+from abele.port.rules import optimizers, places
 from abele.port.rules.wrapper import Wrapper, wrapper_of
 from abele.port.source import Source
 
 CODES = {
     "ABP301": (
         "The training model is made where its optimizer gets its name: model, loss, gradients "
-        "and update are one program. Others that trained the same weights before are ended there."
+        "and update are one program."
     ),
     "ABP302": "The call of the training model does what zero_grad(), backward() and step() did.",
     "ABP303": (
@@ -37,10 +35,6 @@ CODES = {
     ),
     "ABP304": "A function takes a wrapped model as one more argument, and its callers pass it.",
     "ABP403": "An update written by hand becomes poptorch.optim.SGD with the same rate.",
-    "ABP311": (
-        "Gradients of several batches are added up by one call, which makes one update and "
-        "returns the loss of each batch."
-    ),
     "ABP312": "A state is passed from batch to batch; its shape must not change.",
     "ABP314": "A number that changes is passed to the compiled program as a tensor of float32.",
     "ABP313": "The model may be in training or in evaluation mode where it is trained.",
@@ -82,9 +76,7 @@ def _refuse_other_updates(context: Context) -> None:
                 continue
             for step in context.steps:
                 made = step.gradients.optimizers
-                if things & {*made} and order.follows(
-                    (step.source, step.backward), (source, call), made
-                ):
+                if things & {*made} and order.follows((step.source, step.backward), (source, call)):
                     reason = _ALONE.format(name=context.training[step.optimizer].name)
                     context.say(source, call, "ABP616", Verdict.BLOCKED, reason)
                     break
@@ -98,18 +90,14 @@ def _rewrite(context: Context, step: Step) -> None:
             "step of both",
         )
     _check_results(context, step)
-    say_carried(context, step)
+    _say_carried(context, step)
     _say_modes(context, step)
     _say_numbers(context, step)
-    step, divided = accumulation.undivided(step)
     wrapper = wrapper_of(context, step)
     model = _wrap(context, step, wrapper)
     name = context.routes.name(model, step.source, step.backward)
-    if step.gradients.every is None:
-        put_call(context, step, name)
-    else:
-        accumulation.call(context, step, name, divided)
-    take_out(context, step, "ABP302", "the call of the training model does this")
+    _put_call(context, step, name)
+    _take_out(context, step)
 
 
 def _check_results(context: Context, step: Step) -> None:
@@ -133,25 +121,19 @@ def _check_results(context: Context, step: Step) -> None:
                     )
 
 
-def take_out(context: Context, step: Step, code: str, reason: str) -> None:
-    """Take out the statements that compute and apply gradients.
-
-    Args:
-        context: the program.
-        step: whose statements they are.
-        code: of what is said of them.
-        reason: that is said.
-    """
+def _take_out(context: Context, step: Step) -> None:
+    """Take out the statements that compute and apply gradients."""
     for removed in step.gradients.removed:
         context.edits(step.source).remove(removed.statement)
         context.say(step.source, removed.statement, removed.code, Verdict.MODIFIED, removed.reason)
     for statement in (*step.zero, step.backward, step.update):
         if statement is not step.place:
             context.edits(step.source).remove(statement)
-            context.say(step.source, statement, code, Verdict.MODIFIED, reason)
+            reason = "the call of the training model does this"
+            context.say(step.source, statement, "ABP302", Verdict.MODIFIED, reason)
 
 
-def say_carried(context: Context, step: Step) -> None:
+def _say_carried(context: Context, step: Step) -> None:
     """What goes from one step to the next is an argument and a result of the program."""
     for statement in step.forward:
         carried = [name for name in writes(statement) if name in step.carried]
@@ -174,12 +156,11 @@ def _say_numbers(context: Context, step: Step) -> None:
 
 
 def _say_modes(context: Context, step: Step) -> None:
-    """A step in either mode is one in the mode of the first call."""
+    """Name a step that may be in either mode: a program keeps that of its first call."""
     for thing in step.models:
-        if not mode_matters(context.project, thing):
-            continue
-        mode = TrainingMode(context.project, context.things, thing)
-        if mode.at(step.source, step.place) == EITHER:
+        if mode_matters(context.project, thing) and may_evaluate(
+            context.project, context.things, thing, step.source, step.place
+        ):
             reason = (
                 "the model may be in training or in evaluation mode here, and a compiled "
                 "program keeps the mode of its first call: call train() before"
@@ -190,77 +171,35 @@ def _say_modes(context: Context, step: Step) -> None:
 
 def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     """Make the training model, where its optimizer is made."""
-    home = _home(context, step, wrapper)
+    home = places.home(context, step)
+    places.check_home(context, step, home)
     source, kept = home.source, home.variable
     prefix = "self." if kept.name.startswith("self.") else ""
     count = len(set(context.training.values()))
     number = str(count + 1) if count else ""
     name = prefix + context.name(source, f"training_model{number and '_'}{number}")
     cls = context.name(step.source, f"ModelWithLoss{number}")
-    options = _options(context, step, home)
-    made, optimizer, rate = hand_written.optimizer(context, step, home)
-    parts = _parts(context, step, home, wrapper)
-    define_module(context, step, source, cls, wrapper)
-    for number, each in enumerate(places.homes(context, step, home)):
-        _say_end(context, step, each, name, first=number == 0)
-        parts = _parts(context, step, each, wrapper)
-        names = places.needed(f"[{parts}, {rate}]")
-        ended = endings(context, step, each) if number == 0 else ""
-        context.edits(source).after(
-            places.after_all(context, step, each, names),
-            f"{made}{ended}{name} = poptorch.trainingModel(\n"
-            f"    {cls}({parts}), options={options}, optimizer={optimizer}\n)",
-        )
-        _say_made(context, step, each, name)
+    options = context.options(source)
+    made, optimizer, rate = optimizers.made_for(context, step, home)
+    values = [places.value(context, step.source, part.value, home) for part in wrapper.parts]
+    parts = ", ".join(values)
+    _define_module(context, step, source, cls, wrapper)
+    context.edits(source).after(
+        places.after_all(context, step, home, places.needed(f"[{parts}, {rate}]")),
+        f"{made}{name} = poptorch.trainingModel(\n"
+        f"    {cls}({parts}), options={options}, optimizer={optimizer}\n)",
+    )
+    reason = f"{name} is made here: the model, its loss and this optimizer as one program"
+    context.say(source, home.statement, "ABP301", Verdict.MODIFIED, reason)
     model = Wrapped(name, source, kept.owner)
-    hand_written.follow(context, step, model, optimizer)
+    optimizers.follow_rate(context, step, model, optimizer)
     context.training |= dict.fromkeys(step.gradients.optimizers, model)
     return model
 
 
-def _options(context: Context, step: Step, home: Home) -> str:
-    """The name of the options of a step, where its training model is made."""
-    return accumulation.options_of(context, step, home.source) or context.options(home.source)
-
-
-def _home(context: Context, step: Step, wrapper: Wrapper) -> Home:
-    """Where the optimizer is made, or where the object that trains keeps it, if only that will do.
-
-    Raises:
-        StepError: the module of the step needs what is known in neither place.
-    """
-    home = places.home(context, step)
-    try:
-        _parts(context, step, home, wrapper)
-    except StepError:
-        kept = places.kept_by_constructor(context, step)
-        if kept is None or step.gradients.by_hand is not None:
-            raise
-        return kept
-    return home
-
-
-def _say_end(context: Context, step: Step, home: Home, name: str, *, first: bool) -> None:
-    """Have an earlier training model of the same weights give them back."""
-    edits = context.edits(home.source)
-    if not first:
-        edits.before(home.statement, f"{name}.destroy()")
-    loop = places.loop_of_one_model(context, step, home)
-    if loop is not None:
-        edits.after(loop.body.body[-1], f"{name}.destroy()")
-
-
-def _parts(context: Context, step: Step, home: Home, wrapper: Wrapper) -> str:
-    """What the module of a step is made with, where an optimizer gets its name."""
-    return ", ".join(places.value(context, step.source, part.value, home) for part in wrapper.parts)
-
-
-def _say_made(context: Context, step: Step, home: Home, name: str) -> None:
-    reason = f"{name} is made here: the model, its loss and this optimizer as one program"
-    context.say(home.source, home.statement, "ABP301", Verdict.MODIFIED, reason)
-
-
-def define_module(context: Context, step: Step, source: Source, cls: str, wrapper: Wrapper) -> None:
+def _define_module(
+    context: Context, step: Step, source: Source, cls: str, wrapper: Wrapper
+) -> None:
     """Have the module in the file of its step, and its name where it is used."""
     edits = context.edits(step.source)
     edits.define(wrapper.text.replace("{name}", cls, 1))
@@ -273,25 +212,18 @@ def define_module(context: Context, step: Step, source: Source, cls: str, wrappe
         context.edits(source).need(f"from {module} import {cls}")
 
 
-def put_call(context: Context, step: Step, name: str, text: str = "") -> None:
-    """Put one call in the place of the statements that compute the loss.
-
-    Args:
-        context: the program.
-        step: whose statements they are.
-        name: of the model.
-        text: of the call, if it is another than that of the model.
-    """
+def _put_call(context: Context, step: Step, name: str) -> None:
+    """Put one call of the training model in the place of the statements that compute the loss."""
     edits = context.edits(step.source)
     results = ", ".join((*step.outputs, step.loss))
-    first, *others = parsed(text or f"{results} = {name}({step.arguments})")
+    (first,) = parsed(f"{results} = {name}({step.arguments})")
     later = _later(step)
     # What stood between comes after the call: what it reads is there then.
     moved = [edits.applied(statement) for statement in later]
 
     def change(node: Any) -> Any:
         call = first.with_changes(leading_lines=node.leading_lines)
-        return cst.FlattenSentinel([call, *others, *moved])
+        return cst.FlattenSentinel([call, *moved])
 
     for statement in (*step.forward, *later):
         if statement is not step.place:

@@ -13,9 +13,9 @@ from libcst import matchers as m
 
 from abele.port import tree
 from abele.port.analysis.kinds import Kind
+from abele.port.analysis.parts import Statement, StepError
 from abele.port.analysis.search import findall
-from abele.port.analysis.slow_values import is_changed
-from abele.port.analysis.steps import Statement, Step, StepError
+from abele.port.analysis.steps import Step
 from abele.port.context import Context
 from abele.port.edits import renamed
 
@@ -134,27 +134,8 @@ def _constants(context: Context, step: Step) -> Sequence[cst.BaseExpression]:
             everywhere = variable is not None and variable.owner is step.source.module
             if everywhere or hasattr(builtins, node.value):
                 continue
-        if isinstance(node, cst.Attribute):
-            _refuse_changed(context, step, node)
         needed[code] = node
     return list(needed.values())
-
-
-def _refuse_changed(context: Context, step: Step, attribute: cst.Attribute) -> None:
-    """An attribute of ``self`` may get no other values; a model or loss may."""
-    # In a step that calls a method, the method's body is a copy, of which no file knows anything.
-    every = m.Attribute(value=m.Name("self"), attr=m.Name(attribute.attr.value))
-    same = findall(step.source.module, every)
-    if not is_changed(step.source, attribute) or any(
-        context.things.of(step.source, each) for each in same
-    ):
-        return
-    name, code = attribute.attr.value, step.source.code(attribute)
-    raise StepError(
-        attribute if attribute in same else same[0],
-        f"{code} changes, and a compiled program keeps its first value: write {name} = "
-        f"torch.as_tensor({code}) before, and use that",
-    )
 
 
 class _Constants(cst.CSTVisitor):

@@ -14,10 +14,10 @@ class Trainer:
         for x, y in batches:
             self.optimizer.zero_grad()
             out = self.model(x)
-            loss = nn.functional.mse_loss(out, y) + self.beta * out.abs().mean()  # ABP399 blocked
+            loss = nn.functional.mse_loss(out, y) + self.beta * out.abs().mean()
             loss.backward()
             self.optimizer.step()
-        self.beta *= 2
+        self.beta *= 2  # ABP613 blocked
 
 
 trainer = Trainer()

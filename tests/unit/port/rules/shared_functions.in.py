@@ -40,7 +40,7 @@ def loss_with_norm(net, x, y):
 def evaluate(net, loader):
     net.eval()
     with torch.no_grad():
-        return [loss_and_accuracy(net, *each)[1].item() for each in loader]  # ABP502 modified
+        return [loss_and_accuracy(net, *each)[1].item() for each in loader]  # ABP507 match
 
 
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
@@ -56,7 +56,7 @@ for epoch in range(2):
     total = 0.0
     with torch.no_grad():
         for batch in test_loader:
-            total += loss_of(model, batch).item()  # ABP502 modified
+            total += loss_of(model, batch).item()  # ABP507 match
     print(epoch, loss.item(), total)
 
 second = nn.Linear(4, 3)
@@ -77,7 +77,7 @@ for batch in DataLoader(Named(), batch_size=8):
     third_optimizer.step()
 with torch.no_grad():
     for batch in DataLoader(Named(), batch_size=16):
-        print(loss_of_named(third, batch).item())  # ABP502 modified
+        print(loss_of_named(third, batch).item())  # ABP507 match
 
 fourth = nn.Linear(4, 3)
 fourth_optimizer = torch.optim.SGD(fourth.parameters(), lr=0.5)

@@ -105,11 +105,10 @@ def loss_with_norm(net, x, y):
 def evaluate(net, loader):
     net.eval()
     with torch.no_grad():
-        return [loss_and_accuracy(inference_model if len(each[0]) == loader.batch_size else net, *each)[1].item() for each in loader]
+        return [loss_and_accuracy(net, *each)[1].item() for each in loader]
 
 
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-inference_model_2 = poptorch.inferenceModel(model, options=opts)
 optimizer = poptorch.optim.SGD(model.parameters(), lr=0.5)
 training_model = poptorch.trainingModel(
     ModelWithLoss(model), options=opts, optimizer=optimizer
@@ -122,11 +121,10 @@ for epoch in range(2):
     total = 0.0
     with torch.no_grad():
         for batch in test_loader:
-            total += loss_of(inference_model_2 if len(batch[0]) == test_loader.batch_size else model, batch).item()
+            total += loss_of(model, batch).item()
     print(epoch, loss.item(), total)
 
 second = nn.Linear(4, 3)
-inference_model = poptorch.inferenceModel(second, options=opts)
 second_optimizer = poptorch.optim.SGD(second.parameters(), lr=0.5)
 training_model_2 = poptorch.trainingModel(
     ModelWithLoss2(second), options=opts, optimizer=second_optimizer
@@ -136,16 +134,15 @@ for x, y in train_loader:
 print(loss.item(), accuracy.item(), evaluate(second, test_loader))
 
 third = nn.Linear(4, 3)
-inference_model_3 = poptorch.inferenceModel(third, options=opts)
 third_optimizer = poptorch.optim.SGD(third.parameters(), lr=0.5)
 training_model_3 = poptorch.trainingModel(
     ModelWithLoss3(third), options=opts, optimizer=third_optimizer
 )
 for batch in poptorch.DataLoader(opts, Named(), batch_size=8):
-    loss = training_model_3({"rows": batch["rows"], "classes": batch["classes"]})
+    loss = training_model_3(batch)
 with torch.no_grad():
     for batch in DataLoader(Named(), batch_size=16):
-        print(loss_of_named(inference_model_3 if len(batch["rows"]) == 16 else third, batch).item())
+        print(loss_of_named(third, batch).item())
 
 fourth = nn.Linear(4, 3)
 fourth_optimizer = poptorch.optim.SGD(fourth.parameters(), lr=0.5)

@@ -1,0 +1,259 @@
+"""Answers questions about models: the mode they are in, what they return, and what they keep."""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.order import Order
+from abele.port.analysis.search import findall
+from abele.port.analysis.things import Things
+from abele.port.project import Project
+from abele.port.source import Source
+
+#: Words of a program in which a mode, or an average that training renews, matters.
+_MATTERS = re.compile(
+    r"[Dd]ropout|Norm\d?d?\b|register_buffer|\.training\b|[Rr]relu|RReLU|Transformer|track_running"
+    r"|torchvision|timm|from_pretrained|hub\.load"
+)
+#: Makers of models that are perhaps in evaluation mode from the start.
+_AS_STORED = re.compile(r"from_pretrained$|deepcopy$|^torch\.(load|hub\.load|jit\.load)$")
+#: Other ways to set a mode than a plain call of ``train`` or ``eval``.
+_ODD = re.compile(
+    r"\.training\s*=[^=]|(get|set)attr\(.*\b(train|eval|training|phase|mode)\b"
+    r"|Module\.(eval|train)\b"
+)
+_SETTING = m.Call(func=m.Attribute(attr=m.Name("train") | m.Name("eval")))
+_PLAIN = m.Attribute(value=m.Name() | m.Attribute())
+_CHAINED = m.Call(func=_PLAIN)
+_OWN = m.OneOf(*map(m.Name, ("Parameter", "register_buffer", "register_parameter")))
+_ACTIVATIONS = ("Sigmoid", "Softmax", "LogSoftmax", "ReLU", "Tanh", "Identity", "Flatten")
+_TAKEN = ("tuple", "list", "dict", "OrderedDict", "NamedTuple", "ModelOutput")
+
+
+def class_of(project: Project, model: Thing) -> cst.ClassDef | None:
+    """Return the class of the program that a model is of, or None."""
+    made = model.made.func if isinstance(model.made, cst.Call) else model.made
+    return project.class_of(model.source, made)
+
+
+# -- the mode, training or evaluation ------------------------------------------------------------
+
+
+def mode_matters(project: Project, model: Thing) -> bool:
+    """Return whether a model may compute something else in evaluation than in training mode."""
+    known = model.name.startswith("torch.nn.") or class_of(project, model) is not None
+    return not known or any(_MATTERS.search(each.text) for each in project.sources)
+
+
+def mode_at(
+    project: Project, things: Things, model: Thing, source: Source, node: cst.CSTNode
+) -> bool | None:
+    """Return the mode of a model where a node is, True for training; None if the text is not plain.
+
+    Only a statement that sets the mode counts, before the node in its function and in a block
+    around it. Nothing after that statement may set another mode.
+    """
+    if any(_is_odd(project, things, each) for each in project.sources):
+        return None
+    owner = things.owner(source, node)
+    at = source.position(node)
+    around = {*source.above(node)}
+    calls = [each for each in findall(owner, m.Call()) if things.owner(source, each) is owner]
+    before = [
+        each for each in calls if _sets(things, source, each, model) and source.position(each) < at
+    ]
+    if not before:
+        return None
+    last = before[-1]
+    statement = source.enclosing(last, cst.SimpleStatementLine)
+    alone = m.SimpleStatementLine(body=[m.Expr(m.Call(func=_PLAIN)) | m.Assign(value=_CHAINED)])
+    if statement is None or source.parent(statement) not in around:
+        return None
+    receiver = cst.ensure_type(last.func, cst.Attribute).value
+    if not m.matches(statement, alone) or not things.of(source, receiver):
+        return None
+    start = source.position(statement)
+    loops = around & {*findall(owner, m.For() | m.While())} - {*source.above(statement)}
+    for each in calls:
+        between = start < source.position(each) < at or loops & {*source.above(each)}
+        if each is not last and between and _may_set(things, source, each, frozenset()):
+            return None
+    mode = cst.ensure_type(last.func, cst.Attribute).attr.value == "train"
+    given = last.args[0].value if last.args else cst.Name("True")
+    if not m.matches(given, m.Name("True") | m.Name("False")):
+        return None
+    return mode and m.matches(given, m.Name("True"))
+
+
+def may_evaluate(
+    project: Project, things: Things, model: Thing, source: Source, node: cst.CSTNode
+) -> bool:
+    """Return whether a step, at a node, may find its model in evaluation mode."""
+    if mode_at(project, things, model, source, node) is True:
+        return False
+    if _AS_STORED.search(model.name) or any(
+        _is_odd(project, things, each) for each in project.sources
+    ):
+        return True
+    order = Order(things)
+    return any(
+        m.matches(call.func, m.Attribute(attr=m.Name("eval"))) or bool(call.args)
+        for at in project.sources
+        for call in findall(at.module, _SETTING)
+        if _sets(things, at, call, model)
+        and not _is_put_back(at, call, node)
+        and order.follows((at, call), (source, node))
+    )
+
+
+def _is_put_back(source: Source, call: cst.Call, node: cst.CSTNode) -> bool:
+    """Return whether ``train()`` follows ``eval()`` in its block before a node runs."""
+    statement = source.enclosing(call, cst.SimpleStatementLine)
+    block = None if statement is None else source.parent(statement)
+    if not isinstance(block, cst.IndentedBlock | cst.Module) or statement is None:
+        return False
+    receiver = cst.ensure_type(call.func, cst.Attribute).value
+    back = f"{source.code(receiver)}.train()"
+    for each in block.body[list(block.body).index(statement) + 1 :]:
+        if source.code(each).strip() == back:
+            return True
+        leaves = findall(each, m.Return() | m.Continue() | m.Break() | m.Yield() | m.Raise())
+        if leaves or node in (each, *findall(each, m.SimpleStatementLine())):
+            return False
+    return False
+
+
+def _sets(things: Things, source: Source, call: cst.Call, model: Thing) -> bool:
+    """Return whether a call may set the mode of a model, or of one around it."""
+    if not m.matches(call, _SETTING):
+        return False
+    receiver = cst.ensure_type(call.func, cst.Attribute).value
+    known = things.of(source, receiver)
+    if any(each.kind is Kind.OBJECT for each in known) or source.imported(receiver):
+        return False  # the method of a trainer, or a function of a module
+    return (not known and len(call.args) < 2) or any(
+        each is model or _is_made_with(things, each, model) for each in known
+    )
+
+
+def _is_made_with(things: Things, other: Thing, model: Thing) -> bool:
+    """Return whether a model may be a layer of another one."""
+    if not isinstance(other.made, cst.Call):
+        return other.kind is Kind.MODEL
+    inside = model.source.enclosing(model.made, cst.ClassDef) is not None
+    return inside or any(model in things.of(other.source, each.value) for each in other.made.args)
+
+
+def _may_set(
+    things: Things, source: Source, call: cst.Call, seen: frozenset[cst.FunctionDef]
+) -> bool:
+    """Return whether a call sets any mode, itself or in a function of the program."""
+    if m.matches(call, _SETTING):
+        return True
+    function = things.function(source, call)
+    if function is None or function in seen:
+        return False
+    at = things.file(function)
+    return any(
+        _may_set(things, at, each, seen | {function}) for each in findall(function.body, m.Call())
+    )
+
+
+def _is_odd(project: Project, things: Things, source: Source) -> bool:
+    """Return whether a file sets a mode in another way than by a plain call."""
+    if _ODD.search(source.text):
+        return True
+    settings = findall(source.module, _SETTING)
+    if any(_is_run_by_others(project, things, source, each) for each in settings):
+        return True
+    called = {each.func for each in settings}
+    for node in findall(source.module, m.Attribute(attr=m.Name("train") | m.Name("eval"))):
+        if node not in called and things.of(source, node.value, Kind.MODEL):
+            return True
+    return any(
+        each.name.value in ("train", "eval")
+        and (cls := source.enclosing(each, cst.ClassDef)) is not None
+        and project.is_module(cls)
+        for each in findall(source.module, m.FunctionDef())
+    )
+
+
+def _is_run_by_others(project: Project, things: Things, source: Source, call: cst.Call) -> bool:
+    """Return whether a hook, a context manager or ``apply`` runs a call."""
+    function = source.enclosing(call, cst.FunctionDef, cst.Lambda)
+    if not isinstance(function, cst.FunctionDef):
+        return function is not None
+    name = function.name.value
+    if findall(function.body, m.Yield()) or (name.startswith("__") and name != "__init__"):
+        return True
+    given = m.Arg(value=m.Name(name) | m.Attribute(value=m.Name("self"), attr=m.Name(name)))
+    return any(
+        isinstance(each.value, cst.Attribute) or project.function(at, each.value) is function
+        for at in project.sources
+        for each in findall(at.module, given)
+    )
+
+
+def asks_for_its_mode(project: Project, model: Thing) -> bool:
+    """Return whether the model's own class reads ``self.training``."""
+    cls = class_of(project, model)
+    mode = m.Attribute(value=m.Name("self"), attr=m.Name("training"))
+    return cls is not None and any(findall(each, mode) for each in project.bases(cls))
+
+
+# -- results and weights -------------------------------------------------------------------------
+
+
+def class_returned(project: Project, model: Thing) -> str:
+    """Return the class of the object that forward returns; empty if a program can return it."""
+    cls = class_of(project, model)
+    forward = None if cls is None else project.method(cls, "forward")
+    if forward is None:
+        return ""
+    source = project.source(forward)
+    for each in findall(forward, m.Return(value=m.Call())):
+        returned = project.class_of(source, cst.ensure_type(each.value, cst.Call).func)
+        if returned is None or project.is_module(returned):
+            continue
+        bases = [base.value for cls in project.bases(returned) for base in cls.bases]
+        names = [project.source(returned).code(base).rpartition(".")[2] for base in bases]
+        if not any(name in _TAKEN for name in names):
+            return returned.name.value
+    return ""
+
+
+def is_weightless(project: Project, model: Thing) -> bool:
+    """Return whether a module's class, and all that it is made of, keep no tensors."""
+    cls = class_of(project, model)
+    return cls is not None and _is_weightless(project, cls, frozenset())
+
+
+def _is_weightless(project: Project, cls: cst.ClassDef, seen: frozenset[cst.ClassDef]) -> bool:
+    if cls in seen:
+        return True
+    source = project.source(cls)
+    own = [project.class_of(source, each.value) for each in cls.bases]
+    known = all(
+        source.imported(each.value) in ("torch.nn.Module", "torch.nn.modules.loss._Loss")
+        or base is not None
+        for each, base in zip(cls.bases, own, strict=True)
+    )
+    calls = findall(cls, m.Call())
+    if not known or findall(cls, _OWN) or any(_has_weights(source, each) for each in calls):
+        return False
+    made = (project.class_of(source, each.func) for each in calls)
+    inner = {each for each in own if each is not None}
+    inner |= {each for each in made if each is not None and project.is_module(each)}
+    return all(_is_weightless(project, each, seen | {cls}) for each in inner)
+
+
+def _has_weights(source: Source, call: cst.Call) -> bool:
+    """Return whether a call makes a module of a package that may have weights."""
+    name = source.imported(call.func)
+    last = name.rpartition(".")[2]
+    module = last[:1].isupper() and not name.startswith("torch.nn.functional.")
+    return bool(name) and module and not (last.endswith("Loss") or last in _ACTIVATIONS)
