@@ -1,4 +1,4 @@
-"""What a record of ``sizes.py`` says: the table of ``benchmarks/notes/sizes.md`` and its picture."""
+"""Table and picture of ``benchmarks/notes/sizes.md``, from a record of ``sizes.py``."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from abele.capture.origins import Readers, backward_origins, readers
 from abele.capture.recipe import Recipe
 from abele.capture.replacements import recurrent_layers
 from abele.errors import CaptureError
-from abele.program import Role, printing
+from abele.program import Role, core
 from abele.step import loss_scaling, reduction
 from abele.trace.tracer import Values
 from abele.warn import user_line
@@ -207,7 +207,7 @@ def _place() -> str:
     for node in _torch.traced_nodes():
         trace = node.meta.get("stack_trace") or ""
         inside = _INSIDE.search(trace)
-        line = inside and printing.user_line(trace[: inside.start()])
+        line = inside and core.user_line(trace[: inside.start()])
         if line:
             file, number, _ = line
             return f" at {file}:{number}: `{linecache.getline(file, number).strip()}`"

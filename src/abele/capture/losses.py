@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from abele import _torch
 from abele.errors import LossError
 from abele.program import ancestors, is_getitem, is_view
-from abele.program.printing import user_line
+from abele.program.core import user_line
 from abele.warn import warn_user
 
 

@@ -20,8 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from abele import _torch
 from abele.containers import is_sequence
-from abele.program.core import marks_of
-from abele.program.core import user_line
+from abele.program.core import marks_of, user_line
 
 _wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("origins", default=False)
 

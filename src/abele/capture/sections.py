@@ -31,8 +31,8 @@ from abele.program import (
     returned_nodes,
     writes,
 )
-from abele.program.cut import Parts, cut, draws
 from abele.program.core import hide_frames
+from abele.program.cut import Parts, cut, draws
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
 from abele.trace import tracer

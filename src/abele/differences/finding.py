@@ -28,11 +28,10 @@ from abele.differences.lockstep import Lockstep, results_of
 from abele.differences.subject import PLAIN, TRUTH, Setting, Subject
 from abele.errors import DifferenceError
 from abele.program import Program, Role, Slot, is_getitem, writes
-from abele.program.dead_nodes import erase_dead_nodes
-from abele.program.ownership import own_outputs
+from abele.program.aliasing import erase_dead_nodes, own_outputs
 from abele.targets import Lowering, Target
 from abele.targets.candidates import candidates, considered
-from abele.targets.interpretation import all_values, measured
+from abele.targets.interpreter import all_values, measured
 
 Node = torch.fx.Node
 Say = Callable[[str], None]

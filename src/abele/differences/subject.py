@@ -19,7 +19,7 @@ from abele.runtime.observers import Observer
 from abele.runtime.session import Session, of_new_sessions
 from abele.step import batching
 from abele.targets import ENVIRONMENT, NAMES, Lowering, Target, get_target
-from abele.targets.interpretation import Types
+from abele.targets.interpreter import Types
 
 _TYPES = {
     "float32": None,  # as it was captured

@@ -12,8 +12,8 @@ from abele.containers import is_sequence
 from abele.fit.estimate import Interval, Part, Tensor
 from abele.ops import adam, norm_activation, recurrent, sgd
 from abele.program import Program, is_getitem, is_view, marks_of
-from abele.program.memory import MemoryUse, Piece
 from abele.program.core import node_phase
+from abele.program.memory import MemoryUse, Piece
 from abele.report.facts import line_of
 
 aten = torch.ops.aten

@@ -28,8 +28,8 @@ from abele.program import (
     writes,
 )
 from abele.program import cut as _cut
-from abele.program.cut import Parts, draws, is_copied
 from abele.program.core import node_phase
+from abele.program.cut import Parts, draws, is_copied
 from abele.step.config import StepConfig
 
 #: Key of the mark.

@@ -25,10 +25,10 @@ from abele.capture import Call, core
 from abele.errors import CheckError
 from abele.fit.command import running
 from abele.port.check.watch import LinesOfParameters
-from abele.program.printing import is_library
+from abele.program.core import is_library
 from abele.runtime.clock import CallRecord
-from abele.runtime.observers import Observer, of_new_sessions
-from abele.runtime.session import Session
+from abele.runtime.observers import Observer
+from abele.runtime.session import Session, of_new_sessions
 from abele.step.config import StepConfig
 from abele.warn import user_line
 

@@ -17,7 +17,7 @@ import torch
 from abele.compile.executable import Executable
 from abele.errors import ReportError, SerializationError
 from abele.program import Program, Stamp
-from abele.program.printing import node_lines
+from abele.program.core import node_lines
 from abele.report import endings, executable_file, files
 from abele.report.journal import FILE, SINGLE, SPAN_S, Calls, Journal, JournalWriter, read_journal
 from abele.report.loading import Waits

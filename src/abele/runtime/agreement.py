@@ -33,7 +33,7 @@ from abele.ops.silence import silenced
 from abele.program import Program, Role, Slot, all_nodes, node_argument, returned_nodes, writes
 from abele.program.aliasing import last_uses
 from abele.runtime.device_state import DeviceState
-from abele.targets.interpretation import Interpretation, Types, calls
+from abele.targets.interpreter import Interpretation, Types, calls
 
 _ROUNDINGS = 4  # in units of the type's last digit
 _MARGIN = 10.0

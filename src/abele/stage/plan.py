@@ -11,7 +11,7 @@ from abele.fit.estimate import Interval, Part
 from abele.fit.limits import Limit
 from abele.fit.verdict import Verdict
 from abele.pipeline import schedule
-from abele.pipeline.report import picture
+from abele.pipeline.runner import picture
 from abele.pipeline.running import Timed
 from abele.pipeline.schedule import Task
 from abele.stage.chain import Chain, Times

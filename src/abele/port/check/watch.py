@@ -40,8 +40,8 @@ from torch.optim.optimizer import (
 )
 
 from abele.runtime.clock import CallRecord
-from abele.runtime.observers import Observer, of_new_sessions
-from abele.runtime.session import Session
+from abele.runtime.observers import Observer
+from abele.runtime.session import Session, of_new_sessions
 from abele.step.batching import MicroStep
 from abele.storage.digests import raw_bytes
 from abele.warn import user_line
