@@ -129,7 +129,7 @@ def _require_sense(parsed: argparse.Namespace) -> None:
 
 
 def _missing(parsed: argparse.Namespace, project: Project) -> list[str]:
-    """What is said of imports that are not there and may be missing.
+    """Return the note on imports that may be missing.
 
     Raises:
         PortError: there are others.

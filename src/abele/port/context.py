@@ -70,7 +70,7 @@ class Context:
         self._names: dict[Source, dict[str, str]] = {}
 
     def optimizers(self) -> Iterator[tuple[Thing, cst.Call]]:
-        """The optimizers of training steps, each with the call that makes it."""
+        """Return the optimizers of training steps, each with the call that creates it."""
         used = {each for step in self.steps for each in step.gradients.optimizers}
         for thing in self.things.all(Kind.OPTIMIZER):
             if thing in used and isinstance(thing.made, cst.Call):
@@ -94,7 +94,7 @@ class Context:
         return loaders
 
     def edits(self, source: Source) -> Edits:
-        """The changes of a file."""
+        """Return the edits of a file."""
         return self._edits[source]
 
     def say(
@@ -119,7 +119,7 @@ class Context:
         self.say(source, error.node, code, Verdict.BLOCKED, error.reason)
 
     def name(self, source: Source, wanted: str) -> str:
-        """A name for something new in a file: the wanted one, or one like it that is free.
+        """Return a free name in a file, the wanted one if possible.
 
         The same wanted name gets the same answer.
         """
@@ -137,7 +137,7 @@ class Context:
         return name
 
     def options(self, source: Source) -> str:
-        """The name of a file's options, which it has from now on."""
+        """Return the name of a file's options, created if needed."""
         name = self.name(source, "opts")
         self.define_options(source, name)
         return name
@@ -165,7 +165,7 @@ _CONNECT = "    popdist.init()\n"
 
 
 def _asks_popdist(source: Source) -> bool:
-    """Whether a file uses popdist."""
+    """Return whether a file uses popdist."""
     if "popdist" not in source.text:
         return False
     nodes = findall(source.module, m.Name() | m.Attribute())
@@ -173,7 +173,7 @@ def _asks_popdist(source: Source) -> bool:
 
 
 def _has_processes(source: Source) -> bool:
-    """Whether a file has several processes train together."""
+    """Return whether a file trains in several processes."""
     names = ("init_process_group", "DistributedDataParallel")
     return any(
         isinstance(call, cst.Call) and source.imported(call.func).rpartition(".")[2] in names

@@ -98,15 +98,15 @@ class Edits:
         self._lines[line] = None
 
     def applied(self, node: _Node) -> _Node:
-        """A piece of the file, such as an expression that moves, with its changes made."""
+        """Return a node with the edits inside it applied, such as a moved expression."""
         return changed(self._source, node, self._changes, self._around)
 
     def pieces(self, statement: cst.CSTNode) -> list[cst.CSTNode]:
-        """What becomes of a statement that moves: itself, and what is added to it."""
+        """Return a moved statement with its additions."""
         return statements_of(self.applied(statement))
 
     def text(self) -> str:
-        """The file with all changes made."""
+        """Return the file with all edits applied."""
         added = self._imports, self._lines, self._definitions
         if not any((self._changes, self._around, *added)):
             return self._source.text
@@ -114,12 +114,12 @@ class Edits:
         return with_header(module, self._imports, self._defined()).code
 
     def _defined(self) -> list[_Statement]:
-        """What the module has after its imports."""
+        """Return the statements after the module's imports."""
         return [*parsed("\n".join(self._lines), blank=1), *self._definitions]
 
 
 def _without_identity(node: Any) -> Any:
-    """What is left of a statement without its moves is none if it assigns names to themselves."""
+    """Drop an assignment of names to themselves."""
     if not isinstance(node, cst.SimpleStatementLine) or len(node.body) != 1:
         return node
     (small,) = node.body
@@ -140,19 +140,19 @@ def _plain(node: cst.BaseExpression) -> bool:
 
 
 def _codes(node: cst.BaseExpression) -> list[str]:
-    """The text of an expression, of each element of a tuple."""
+    """Return the text of an expression, of each element of a tuple."""
     parts = [each.value for each in node.elements] if isinstance(node, cst.Tuple) else [node]
     return [cst.Module([]).code_for_node(part) for part in parts]
 
 
 def keyword(name: str, value: str) -> cst.Arg:
-    """An argument by name, of a value that is given as text."""
+    """Return a keyword argument, parsed from the text of its value."""
     tight = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
     return cst.Arg(cst.parse_expression(value), keyword=cst.Name(name), equal=tight)
 
 
 def renamed(node: cst.CSTNode, names: Mapping[str, str]) -> cst.CSTNode:
-    """A piece of a program with other expressions in the place of some names.
+    """Return a node with names replaced by expressions.
 
     Args:
         node: the piece.
@@ -197,7 +197,7 @@ def changed(
     changes: Mapping[cst.CSTNode, Sequence[Change]],
     around: Mapping[cst.CSTNode, _Around] | None = None,
 ) -> _Node:
-    """A piece of a file with some changes made.
+    """Return a node with replacements applied.
 
     Args:
         source: the file.
@@ -212,7 +212,7 @@ def changed(
 
 
 def _touched(source: Source, nodes: Iterable[cst.CSTNode]) -> set[cst.CSTNode]:
-    """Some nodes of a file and those that contain one of them."""
+    """Return nodes together with all nodes that contain them."""
     touched: set[cst.CSTNode] = set()
     for node in nodes:
         for each in (
@@ -250,7 +250,7 @@ class _Transformer(cst.CSTTransformer):
 
 
 def statements_of(changed: Any) -> list[Any]:
-    """The statements that a change has put in the place of one; none where it took that out."""
+    """Return the replacements of a statement; none if it was removed."""
     if isinstance(changed, cst.RemovalSentinel):
         return []
     nodes: Any = changed
@@ -258,14 +258,14 @@ def statements_of(changed: Any) -> list[Any]:
 
 
 def _filled(node: Any) -> Any:
-    """A block keeps one statement at least."""
+    """Keep a ``pass`` in a block that would be empty."""
     if isinstance(node, cst.IndentedBlock) and not node.body:
         return node.with_changes(body=parsed("pass"))
     return node
 
 
 def _without_times(original: Any, node: Any) -> Any:
-    """There is no time to be taken of statements that are gone."""
+    """Remove timing blocks whose statements were removed."""
     if not isinstance(node, cst.With) or not only_times(node):
         return node
     (nothing,) = parsed("pass")
@@ -277,7 +277,7 @@ def _without_times(original: Any, node: Any) -> Any:
 def with_header(
     module: cst.Module, imports: dict[str, None], definitions: Sequence[_Statement]
 ) -> cst.Module:
-    """A module with imports, and definitions after all imports at its top."""
+    """Return a module with added imports, and definitions below them."""
     body: list[Any] = list(module.body)
     end = min(_last_import(body) + 1, _first_use(body, imports, definitions))
     present = {module.code_for_node(each).strip() for each in body[:end]}
@@ -300,7 +300,7 @@ def with_header(
 def _first_use(
     body: Sequence[Any], imports: dict[str, None], definitions: Sequence[_Statement]
 ) -> int:
-    """The index of the first statement that needs what is added; that of the end if none does."""
+    """Return the index of the first statement that uses the addition, or the end."""
     names = {name for each in definitions for name in writes(each)}
     names |= {name for line in imports for each in parsed(line) for name in _bound_by(each)}
     names -= {"torch"}
@@ -317,7 +317,7 @@ def _is_import(statement: Any) -> bool:
 
 
 def _bound_by(statement: _Statement) -> list[str]:
-    """The names that an import binds."""
+    """Return the names that an import binds."""
     text = cst.Module([statement]).code.split("import ")[-1]
     return [each.split(" as ")[-1].strip().split(".")[0] for each in text.split(",")]
 
@@ -346,12 +346,12 @@ def _insert(top: list[Any], line: str) -> None:
 
 
 def _is_standard(statement: Any) -> bool:
-    """Whether an import is one of the standard library."""
+    """Return whether an import is of the standard library."""
     return _text(statement).split()[1].partition(".")[0] in sys.stdlib_module_names
 
 
 def _first_block(top: Sequence[Any], imports: Sequence[int]) -> list[int]:
-    """Those of some imports that follow the first one without an empty line."""
+    """Return the imports that follow the first without an empty line."""
     block: list[int] = []
     for index in imports:
         if block and (index != block[-1] + 1 or top[index].leading_lines):
@@ -365,12 +365,12 @@ def _text(statement: Any) -> str:
 
 
 def _imports_torch(statement: Any) -> bool:
-    """Whether a statement imports torch or a part of it, before which new imports go."""
+    """Return whether a statement imports torch; new imports go before it."""
     return _text(statement).startswith(("import torch", "from torch"))
 
 
 def _spaced(statement: Any) -> Any:
-    """A statement with two empty lines before it."""
+    """Return a statement with two empty lines before it."""
     lines = list(statement.leading_lines)
     while lines and lines[0].comment is None:
         lines.pop(0)
@@ -381,7 +381,7 @@ _BODIES = (cst.FunctionDef, cst.ClassDef, cst.For, cst.While)
 
 
 def _last_import(body: Sequence[Any]) -> int:
-    """The index of the last import at the top; of the docstring, or -1, if there is none."""
+    """Return the index of the last import at the top, else of the docstring, else -1."""
     last = -1
     for index, statement in enumerate(body):
         if isinstance(statement, _BODIES):

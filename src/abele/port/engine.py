@@ -35,7 +35,7 @@ class Port:
 
     @property
     def unfinished(self) -> tuple[Finding, ...]:
-        """What is left to do by hand, or blocks the port."""
+        """Findings that are manual or block the port."""
         return tuple(
             each for each in self.findings if each.verdict in (Verdict.MANUAL, Verdict.BLOCKED)
         )
@@ -47,7 +47,7 @@ class Port:
 
     @property
     def runs(self) -> bool:
-        """Whether the result has a program, so that anything of it runs on abele."""
+        """Return whether any part of the result runs on abele."""
         every = " ".join(self.after.values())
         return self.to == "torch" or "trainingModel(" in every or "inferenceModel(" in every
 

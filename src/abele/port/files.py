@@ -26,7 +26,7 @@ _NO_SOURCES = frozenset((".venv", "venv", "build", "dist", "__pycache__", "node_
 
 
 def read(path: Path) -> Project:
-    """The program of a script, with what it imports from its folder, or all files of a folder.
+    """Read a script with its local imports, or all files of a folder.
 
     Raises:
         PortError: there is none, or a file cannot be read.
@@ -56,7 +56,7 @@ def _name(path: Path, folder: Path) -> str:
 
 
 def _with_imports(script: Path) -> list[Source]:
-    """A script and the files of its folder that it imports, directly or not."""
+    """Return a script and the local files that it imports, directly or indirectly."""
     folder = script.parent
     sources = [Source.read(script)]
     seen = {script.resolve()}
@@ -69,7 +69,7 @@ def _with_imports(script: Path) -> list[Source]:
 
 
 def _imported(source: Source, folder: Path) -> Iterator[Path]:
-    """The files below a folder that a file imports."""
+    """Return the files below a folder that a file imports."""
     here = folder.joinpath(source.name).parent
     for node in findall(source.module, m.Import() | m.ImportFrom()):
         for base, dotted in _modules(source, node, folder, here):
@@ -102,7 +102,7 @@ def _modules(
 
 
 def difference(result: Port) -> str:
-    """The unified diff of all files."""
+    """Return the unified diff of all files."""
     lines: list[str] = []
     for name, before in result.before.items():
         after = result.after[name]
@@ -116,7 +116,7 @@ def difference(result: Port) -> str:
 
 
 def record(result: Port) -> dict[str, Any]:
-    """What ``port.json`` says."""
+    """Return the content of ``port.json``."""
     return {
         "layout": _LAYOUT,
         "verdict": result.verdict.value,
@@ -138,7 +138,7 @@ def record(result: Port) -> dict[str, Any]:
 
 
 def _like(original: Path, text: str) -> bytes:
-    """A text with the ends of lines, and in the encoding, of a file."""
+    """Encode text with a file's line ends and encoding."""
     data = original.read_bytes()
     encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     return (text.replace("\n", "\r\n") if b"\r\n" in data else text).encode(encoding)

@@ -1,4 +1,4 @@
-"""What a port says about a line, and its verdict."""
+"""Findings about lines of a script, with their verdicts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import enum
 
 
 class Verdict(enum.Enum):
-    """What became of a line, from best to worst."""
+    """Verdicts on a line, from best to worst."""
 
     MATCH = "match"  # it stays, and means the same
     MODIFIED = "modified"  # it was changed
@@ -17,7 +17,7 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line and what is said about it.
+    """A finding about a line of the script.
 
     Attributes:
         code: of the rule, such as ``ABP101``.
@@ -44,16 +44,16 @@ class Finding:
 
     @property
     def docs(self) -> str:
-        """Where the documentation says what the code stands for."""
+        """Link to the page that explains the code."""
         return docs_of(self.code)
 
     def with_line(self) -> str:
-        """The same, and the line of the program under it."""
+        """Format a finding with its source line below."""
         return f"{self}\n    {self.text}"
 
 
 def docs_of(code: str) -> str:
-    """Where the documentation explains a code, as a path from its root."""
+    """Return the path of the page that explains a code."""
     return f"docs/port.md#{code.lower()}"
 
 
@@ -69,6 +69,6 @@ SENTENCES = {
 
 
 def worst(findings: list[Finding]) -> Verdict:
-    """The verdict for all of them together."""
+    """Return the worst verdict of findings."""
     order = list(Verdict)
     return max((each.verdict for each in findings), key=order.index, default=Verdict.MATCH)

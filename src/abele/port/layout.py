@@ -22,7 +22,7 @@ _AS_STATEMENT = cst.ParenthesizedWhitespace(indent=True)
 def laid_out(
     source: Source, original: cst.Call, call: cst.Call, arguments: Sequence[cst.Arg]
 ) -> cst.Call:
-    """A call with other arguments, in lines as its own were.
+    """Return a call with other arguments in the original's line layout.
 
     Where a call had one argument in each line, or a comma after the last one, it has so again. A
     call of one line that gets longer than the lines of its file is divided.
@@ -71,7 +71,7 @@ def _spaced(
 
 
 def _between(items: Sequence[_Item], before: cst.BaseParenthesizableWhitespace) -> cst.Comma:
-    """What stands between two items: a new line only where it stands between all.
+    """Return the separator of items: a new line if all have one.
 
     Args:
         items: arguments or parameters.
@@ -87,7 +87,7 @@ def _between(items: Sequence[_Item], before: cst.BaseParenthesizableWhitespace) 
 
 
 def _followed(item: _Item, between: cst.Comma, behind: str, *, is_last: bool) -> _Item:
-    """An item that others follow; it keeps the comment behind it.
+    """Return an item with a comma, keeping its trailing comment.
 
     Args:
         item: an argument or a parameter.
@@ -112,7 +112,7 @@ def _followed(item: _Item, between: cst.Comma, behind: str, *, is_last: bool) ->
 
 
 def _without_comment(node: _Node) -> _Node:
-    """A comma, or white space, without the comments in it."""
+    """Return a comma or white space without its comments."""
     if isinstance(node, cst.Comma):
         return node.with_changes(whitespace_after=_without_comment(node.whitespace_after))
     if isinstance(node, cst.ParenthesizedWhitespace):
@@ -128,7 +128,7 @@ def _breaks(space: cst.BaseParenthesizableWhitespace) -> bool:
 
 
 def _is_long(source: Source, original: cst.Call, call: cst.Call) -> bool:
-    """Whether a call that can be divided has a line which is too long for the file.
+    """Return whether a divisible call has a line that is too long for the file.
 
     It can if it begins in the first line of its statement, and not in a string.
     """
@@ -145,14 +145,14 @@ def _is_long(source: Source, original: cst.Call, call: cst.Call) -> bool:
 
 
 def _is_in_own_line(call: cst.Call) -> bool:
-    """Whether all arguments are in one line, and nothing else is."""
+    """Return whether all arguments share a line of their own."""
     commas = [each.comma for each in call.args[:-1] if isinstance(each.comma, cst.Comma)]
     together = not any(_breaks(each.whitespace_after) for each in commas)
     return together and _breaks(call.whitespace_before_args)
 
 
 def _divided(source: Source, original: cst.Call, call: cst.Call) -> cst.Call:
-    """The arguments of a call in a line of their own, or one in each where that is too long."""
+    """Lay out arguments on their own line, or one per line if too long."""
     text = source.whole_line(source.position(original)[0])
     *first, last = call.args
     if _indent(text) + len(_inner(source, call)) <= width(source):
@@ -166,12 +166,12 @@ def _divided(source: Source, original: cst.Call, call: cst.Call) -> cst.Call:
 
 
 def _indent(line: str) -> int:
-    """Where the arguments of a call begin that are in lines of their own."""
+    """Return the indentation of arguments on their own lines."""
     return len(line) - len(line.lstrip()) + len(_INDENTED.last_line.value)
 
 
 def _inner(source: Source, call: cst.Call) -> str:
-    """The arguments of a call as one line."""
+    """Lay out arguments on one line."""
     plain = [
         each.with_changes(comma=cst.MaybeSentinel.DEFAULT, whitespace_after_arg=_NONE)
         for each in call.args
@@ -180,6 +180,6 @@ def _inner(source: Source, call: cst.Call) -> str:
 
 
 def width(source: Source) -> int:
-    """How long the lines of a file may be, by those that it has."""
+    """Return the line limit of a file, inferred from its lines."""
     longest = max(map(len, source.text.splitlines()), default=0)
     return next((each for each in _WIDTHS if longest <= each), _WIDTHS[-1])

@@ -71,7 +71,7 @@ class Project:
                 self._classes[name] = node
 
     def source(self, owner: Owner) -> Source:
-        """The file of a function, a class or a module."""
+        """Return the file of a function, class or module."""
         return self._source_of[owner]
 
     def functions(self) -> Iterator[tuple[Source, cst.FunctionDef]]:
@@ -80,15 +80,15 @@ class Project:
             yield self._source_of[node], node
 
     def function(self, source: Source, node: cst.BaseExpression) -> cst.FunctionDef | None:
-        """The function that an expression of a file stands for, where it is one of these files."""
+        """Return the function of the project that an expression refers to, or None."""
         return self._lookup(self._functions, source, node)
 
     def class_of(self, source: Source, node: cst.BaseExpression) -> cst.ClassDef | None:
-        """The class that an expression of a file stands for, where it is one of these files."""
+        """Return the class of the project that an expression refers to, or None."""
         return self._lookup(self._classes, source, node)
 
     def method(self, owner: cst.ClassDef, name: str) -> cst.FunctionDef | None:
-        """A method of a class or of its bases."""
+        """Return a method of a class or of its bases."""
         for each in self.bases(owner):
             for statement in each.body.body:
                 if isinstance(statement, cst.FunctionDef) and statement.name.value == name:
@@ -96,7 +96,7 @@ class Project:
         return None
 
     def bases(self, owner: cst.ClassDef) -> list[cst.ClassDef]:
-        """A class and those of these files that it is derived from, in the order of look-up."""
+        """Return a class and its bases in the project, in lookup order."""
         known = [owner]
         for each in known:
             for base in each.bases:
@@ -106,7 +106,7 @@ class Project:
         return known
 
     def is_module(self, owner: cst.ClassDef) -> bool:
-        """Whether a class is a ``torch.nn.Module``."""
+        """Return whether a class derives from ``torch.nn.Module``."""
         for each in self.bases(owner):
             source = self._source_of[each]
             for base in each.bases:

@@ -109,7 +109,7 @@ def _require_flat(name: str, module: ast.Module) -> None:
 
 
 def _no_python(name: str, lines: list[str], error: SyntaxError) -> str:
-    """The sentence for what Python 3 does not read."""
+    """Return the error message for source that Python 3 cannot parse."""
     number, column = error.lineno or 1, max(error.offset or 1, 1)
     where = f"{name}:{number}:{column}"
     line = lines[number - 1].strip() if 0 < number <= len(lines) else ""

@@ -36,7 +36,7 @@ class Wrapped:
 
 @dataclasses.dataclass
 class _Argument:
-    """One more argument of a function: its name, its file, and what each call gives for it."""
+    """A new parameter of a function: name, file, and the argument of each call."""
 
     name: str
     source: Source
@@ -44,7 +44,7 @@ class _Argument:
 
 
 class NoRouteError(Exception):
-    """Nothing leads from where a model is wrapped to where it is called."""
+    """Error: a wrapped model cannot be passed to its call."""
 
 
 class Routes:
@@ -60,7 +60,7 @@ class Routes:
         self._passed: dict[tuple[Wrapped, cst.FunctionDef], str] = {}
 
     def name(self, wrapped: Wrapped, source: Source, node: cst.CSTNode) -> str:
-        """The name of a wrapped model where a node is.
+        """Return the name of a wrapped model at a node.
 
         Raises:
             NoRouteError: the function around the node is called by nobody who has it.
@@ -79,7 +79,7 @@ class Routes:
         node: cst.CSTNode,
         new: dict[cst.FunctionDef, _Argument],
     ) -> str:
-        """The name where a node is; what functions have to be given for it is added to ``new``."""
+        """Return the name at a node; append parameters that functions need to ``new``."""
         if source is wrapped.source and self._sees(wrapped, source, node):
             return wrapped.name
         function = source.enclosing(node, cst.FunctionDef)
@@ -88,7 +88,7 @@ class Routes:
         return self._argument(wrapped, source, function, new)
 
     def name_of(self, thing: Thing, source: Source, node: cst.CSTNode) -> str:
-        """The name of an optimizer, or whatever else the program makes, where a node is.
+        """Return the name of an optimizer or another created object at a node.
 
         Raises:
             NoRouteError: the function around the node is called by nobody who has it.
@@ -102,7 +102,7 @@ class Routes:
         return self.name(self.kept(thing), source, node)
 
     def kept(self, thing: Thing) -> Wrapped:
-        """The variable by which the program knows something.
+        """Return the variable that holds an object.
 
         Raises:
             NoRouteError: there is none, or there are several.

@@ -20,7 +20,7 @@ _Kind = TypeVar("_Kind", bound=cst.CSTNode)
 
 
 class Source:
-    """One file.
+    """A source file of the program.
 
     Attributes:
         name: its path below the folder that is ported, with ``/``.
@@ -97,11 +97,11 @@ class Source:
         return start.line, start.column + 1
 
     def line(self, number: int) -> str:
-        """The text of a line, without white space around it."""
+        """Return a line's text, stripped."""
         return self._lines[number - 1].strip() if 0 < number <= len(self._lines) else ""
 
     def whole_line(self, number: int) -> str:
-        """The text of a line, as it is."""
+        """Return a line's text."""
         return self._lines[number - 1] if 0 < number <= len(self._lines) else ""
 
     @cached_property
@@ -109,41 +109,41 @@ class Source:
         return self.text.splitlines()
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
-        """The node that contains this one."""
+        """Return the parent of a node."""
         return self._parents.get(node)
 
     def above(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-        """The nodes that contain this one, innermost first."""
+        """Return the ancestors of a node, innermost first."""
         parent = self.parent(node)
         while parent is not None:
             yield parent
             parent = self.parent(parent)
 
     def between(self, node: cst.CSTNode, outer: cst.CSTNode) -> Iterator[cst.CSTNode]:
-        """The nodes around this one up to an outer one; all of them if that is not among them."""
+        """Return a node's ancestors up to an outer one, or all if it is not among them."""
         return itertools.takewhile(lambda each: each is not outer, self.above(node))
 
     def enclosing(self, node: cst.CSTNode, *kinds: type[_Kind]) -> _Kind | None:
-        """The innermost node of some kinds around this one."""
+        """Return the innermost ancestor of some kinds."""
         for each in self.above(node):
             if isinstance(each, kinds):
                 return each
         return None
 
     def qualified(self, node: cst.CSTNode) -> str:
-        """The full name that an expression stands for, by the file's imports; ``""`` if unknown.
+        """Return the full name of an expression by the file's imports; ``""`` if unknown.
 
         A name of the file itself stands for itself.
         """
         return min((each.name for each in self._names(node)), default="")
 
     def imported(self, node: cst.CSTNode) -> str:
-        """The full name of what comes from an import; ``""`` for anything else."""
+        """Return the full name of an imported object; ``""`` for anything else."""
         known = metadata.QualifiedNameSource.IMPORT
         return min((each.name for each in self._names(node) if each.source is known), default="")
 
     def _names(self, node: cst.CSTNode) -> frozenset[metadata.QualifiedName]:
-        """The full names that an expression may stand for; they are asked for again and again."""
+        """Return the cached full names that an expression may refer to."""
         if node not in self._known_names:
             scope = self._scopes.get(node) if _is_dotted(node) else None
             if scope is None:
@@ -153,7 +153,7 @@ class Source:
         return self._known_names[node]
 
     def imported_as(self, module: str) -> bool:
-        """Whether a module is imported by its own name."""
+        """Return whether a module is imported by its own name."""
         return any(
             assignment.name == module
             for assignment in self._scopes[self.module][module]
@@ -174,12 +174,12 @@ class Source:
         return every
 
     def code(self, node: cst.CSTNode) -> str:
-        """A node as text."""
+        """Return a node's source text."""
         return self.module.code_for_node(node)
 
 
 def _is_dotted(node: cst.CSTNode) -> bool:
-    """Whether an expression is made of names and dots alone."""
+    """Return whether an expression consists of names and dots."""
     while isinstance(node, cst.Attribute):
         node = node.value
     return isinstance(node, cst.Name)

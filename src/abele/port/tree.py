@@ -29,7 +29,7 @@ class _Fields(cst.CSTVisitor):
 
 
 def children(node: cst.CSTNode) -> list[cst.CSTNode]:
-    """What ``node.children`` says, in a tenth of its time."""
+    """Return ``node.children``, ten times as fast."""
     kind = type(node)
     if kind.__name__ in _VARYING:
         return list(node.children)
@@ -48,7 +48,7 @@ def children(node: cst.CSTNode) -> list[cst.CSTNode]:
 
 
 def parents(root: cst.CSTNode) -> dict[cst.CSTNode, cst.CSTNode]:
-    """The node that contains each one below a root."""
+    """Return the parent of each node below a root."""
     above: dict[cst.CSTNode, cst.CSTNode] = {}
     rest = [root]
     while rest:
@@ -60,7 +60,7 @@ def parents(root: cst.CSTNode) -> dict[cst.CSTNode, cst.CSTNode]:
 
 
 def visit(node: cst.CSTNode, visitor: cst.CSTVisitor) -> None:
-    """What ``node.visit(visitor)`` does, without the copies that libcst makes of what it visits.
+    """Visit a node like ``node.visit(visitor)``, without libcst's copies.
 
     Methods of the visitor that are called for attributes of nodes are left out.
     """
@@ -71,7 +71,7 @@ def visit(node: cst.CSTNode, visitor: cst.CSTVisitor) -> None:
 
 
 def walk(root: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """A node and all below it, in the order of the text."""
+    """Yield a node and its descendants in source order."""
     yield root
     for each in children(root):
         yield from walk(each)

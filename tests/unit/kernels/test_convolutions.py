@@ -56,7 +56,11 @@ def node(image, out, padding, *, backward):
 
 
 @pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize(("image", "out", "padding", "kernel"), CHOICES, ids=str)
+@pytest.mark.parametrize(
+    ("image", "out", "padding", "kernel"),
+    CHOICES,
+    ids=lambda value: getattr(value, "name", str(value)),
+)
 def test_the_fastest_kernel_is_called(image, out, padding, kernel, backward):
     """Winograd's way comes first, direct kernels take what it leaves, the library the rest."""
     each = node(image, out, padding, backward=backward)
@@ -82,7 +86,7 @@ def test_the_fastest_kernel_is_called(image, out, padding, kernel, backward):
         ((1, 32, 64, 64), 16, WINOGRAD),
         ((1, 16, 15, 15), 16, WINOGRAD),  # no direct code: rows are too short
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_sixteen_channels_are_computed_directly(monkeypatch, image, out, kernel, processor_with):
     """There Winograd's way saves no more than its transforms take."""
@@ -178,7 +182,7 @@ def gains(node):
         {"image": (2, 96, 5, 5), "out": 40},
         {"padding": 0},
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_convolutions_of_many_channels_gain(settings):
     assert all(map(gains, forms(**settings)))
@@ -201,7 +205,7 @@ def test_convolutions_of_many_channels_gain(settings):
         {"image": (0, 32, 16, 16)},
         {"image": (2, 32, 2, 16), "padding": 0},  # a result without rows
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_others_do_not(settings):
     assert not any(map(gains, forms(**settings)))
@@ -223,7 +227,7 @@ def test_processors_without_wide_registers_keep_the_library(monkeypatch):
 @pytest.mark.parametrize(
     ("instructions", "gain"),
     [("clzero", True), ("clzero avx512_vp2intersect", False), ("amx_tile", False)],
-    ids=str,
+    ids=lambda value: getattr(value, "name", str(value)),
 )
 @pytest.mark.parametrize(("inputs", "out"), [(24, 24), (24, 16), (40, 24)])
 def test_halves_of_registers_gain_where_they_multiply_as_fast(

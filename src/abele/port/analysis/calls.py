@@ -38,14 +38,14 @@ WRAPPERS = frozenset(
 
 
 def targets_of(node: cst.CSTNode) -> list[cst.BaseExpression]:
-    """What an assignment gives a value; nothing for other pieces."""
+    """Return the expressions that an assignment assigns; none for other statements."""
     if isinstance(node, cst.Assign):
         return [each.target for each in node.targets]
     return [node.target] if isinstance(node, cst.AugAssign) else []
 
 
 def innermost(call: cst.Call) -> cst.BaseExpression:
-    """The call that makes what is only moved by those around it, such as ``Net().to(device)``."""
+    """Return the innermost call of a chain of moves, such as ``Net().to(device)``."""
     while (
         isinstance(call.func, cst.Attribute)
         and call.func.attr.value in SAME
@@ -56,29 +56,29 @@ def innermost(call: cst.Call) -> cst.BaseExpression:
 
 
 def copies(source: Source, value: cst.BaseExpression) -> bool:
-    """Whether an expression is a copy of something."""
+    """Return whether an expression copies an object."""
     names = ("copy.copy", "copy.deepcopy")
     return isinstance(value, cst.Call) and source.imported(value.func) in names
 
 
 def goes_through(name: str, call: cst.Call) -> bool:
-    """Whether a call gives what its argument gives, one after the other."""
+    """Return whether a call iterates over its argument."""
     builtin = m.Name("enumerate") | m.Name("iter") | m.Name("reversed") | m.Name("list")
     return m.matches(call.func, builtin) or name.startswith(("tqdm.", "itertools."))
 
 
 def goes_through_all(name: str, call: cst.Call) -> bool:
-    """Whether a call gives what each of its arguments gives, together or one after the other."""
+    """Return whether a call iterates over all of its arguments."""
     return m.matches(call.func, m.Name("zip")) or name in ("itertools.chain", "itertools.product")
 
 
 def yields(function: cst.FunctionDef) -> bool:
-    """Whether a function gives one value after the other."""
+    """Return whether a function is a generator."""
     return bool(findall(function.body, m.Yield()))
 
 
 def elements_of(value: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """The values in the display of a dictionary, list or tuple, or in a comprehension."""
+    """Return the values in a dictionary, list or tuple display, or a comprehension."""
     if isinstance(value, cst.Dict):
         return [each.value for each in value.elements]
     if isinstance(value, cst.List | cst.Tuple):
@@ -89,7 +89,7 @@ def elements_of(value: cst.BaseExpression) -> list[cst.BaseExpression]:
 
 
 def models_updated(call: cst.Call) -> list[cst.BaseExpression]:
-    """The expressions of which an optimizer's constructor is given the parameters."""
+    """Return the expressions whose parameters an optimizer's constructor receives."""
     methods = m.Name("parameters") | m.Name("named_parameters")
     calls = findall(
         cst.Tuple([cst.Element(each.value) for each in call.args]),

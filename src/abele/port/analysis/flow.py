@@ -89,7 +89,7 @@ class _Names(cst.CSTVisitor):
     def _comprehension(
         self, node: cst.ListComp | cst.SetComp | cst.DictComp | cst.GeneratorExp
     ) -> bool:
-        """What it reads of the names around it; its own are nobody else's."""
+        """Return the outer names that a function or class reads."""
         inner, targets = _Names(), set[str]()
         elements = (node.key, node.value) if isinstance(node, cst.DictComp) else (node.elt,)
         for each in elements:
@@ -185,7 +185,7 @@ def changes(node: cst.CSTNode) -> list[str]:
 
 @functools.lru_cache(_PIECES)
 def _names(node: cst.CSTNode) -> _Names:
-    """The names of a piece, for which several rules ask again and again; nobody changes them."""
+    """Return the cached names of a node."""
     names = _Names()
     tree.visit(node, names)
     return names

@@ -16,7 +16,7 @@ from abele.port.source import Source
 
 
 def sorted_models(things: Things, optimizer: Thing) -> set[Thing]:
-    """The models each of whose parameters a loop puts into one of an optimizer's groups.
+    """Return the models whose parameters a loop sorts into an optimizer's groups.
 
     Args:
         things: what names stand for.
@@ -59,7 +59,7 @@ def _lists(
 
 
 def _parameter(loop: cst.For) -> str:
-    """What a loop through parameters calls one of them."""
+    """Return the loop variable that names a parameter."""
     target = loop.target
     if isinstance(target, cst.Tuple):
         target = target.elements[-1].value
@@ -67,7 +67,7 @@ def _parameter(loop: cst.For) -> str:
 
 
 def _puts_all(body: Sequence[cst.CSTNode], parameter: str, lists: set[str]) -> bool:
-    """Whether statements put a parameter into a list, whatever conditions say."""
+    """Return whether statements append a parameter to a list on every path."""
     appended = m.Call(
         func=m.Attribute(value=m.SaveMatchedNode(m.Name(), "list"), attr=m.Name("append")),
         args=[m.Arg(m.Name(parameter))],

@@ -11,7 +11,7 @@ from abele.port.source import Source
 
 
 class Kind(enum.Enum):
-    """What there is in a program that trains."""
+    """Kinds of objects in a training program."""
 
     MODEL = "model"
     OPTIMIZER = "optimizer"
@@ -28,7 +28,7 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Thing:
-    """One of them.
+    """A tracked object: its kind and the call that creates it.
 
     Attributes:
         kind: what it is.
@@ -54,7 +54,7 @@ _NO_OPTIMIZERS = frozenset(("lr_scheduler", "swa_utils"))
 
 
 def kind_of_class(name: str) -> Kind | None:
-    """What a call of a full name makes; None if nothing that is followed."""
+    """Return the kind of object that a call of a full name creates; None if untracked."""
     parts = name.split(".")
     last = parts[-1]
     if name in _OF_POPTORCH:
@@ -77,7 +77,7 @@ def kind_of_class(name: str) -> Kind | None:
 
 
 def is_scheduler(name: str) -> bool:
-    """Whether a function or class of another package makes a scheduler, as it is called.
+    """Return whether a name of another package creates a scheduler, by its spelling.
 
     Args:
         name: in full, of what is given an optimizer.

@@ -25,18 +25,18 @@ class StepError(Exception):
 
 
 def calls_of(node: cst.CSTNode, method: str) -> list[cst.Call]:
-    """The calls of a method, such as ``backward``, in a piece of a program."""
+    """Return the calls of a method, such as ``backward``, below a node."""
     pattern = m.Call(func=m.Attribute(attr=m.Name(method)))
     return [each for each in findall(node, pattern) if isinstance(each, cst.Call)]
 
 
 def is_call(statement: Statement) -> bool:
-    """Whether a statement is one call and nothing else."""
+    """Return whether a statement is a bare call."""
     return m.matches(statement, m.SimpleStatementLine(body=[m.Expr(m.Call())]))
 
 
 def statement_of(source: Source, node: cst.CSTNode) -> Statement:
-    """The statement around an expression."""
+    """Return the statement that contains an expression."""
     for each in (node, *source.above(node)):
         if isinstance(each, cst.SimpleStatementLine | cst.BaseCompoundStatement):
             return each
@@ -44,7 +44,7 @@ def statement_of(source: Source, node: cst.CSTNode) -> Statement:
 
 
 def block_of(source: Source, statement: Statement) -> Sequence[Statement]:
-    """The statements among which one is.
+    """Return the block that contains a statement.
 
     Those under ``with torch.autocast(...)``, which goes away, and under one that only takes times
     are among the statements around it.
@@ -62,7 +62,7 @@ def block_of(source: Source, statement: Statement) -> Sequence[Statement]:
 def statements_in(
     source: Source, block: cst.BaseSuite | cst.Module | cst.CSTNode
 ) -> Iterator[Statement]:
-    """The statements of a block, with those under what goes away or only takes times."""
+    """Return a block's statements, with those inside removed or timing blocks."""
     assert isinstance(block, cst.IndentedBlock | cst.Module)
     for each in block.body:
         if (
@@ -76,12 +76,12 @@ def statements_in(
 
 
 def _is_transparent(source: Source, statement: cst.With) -> bool:
-    """Whether what is under a ``with`` statement computes what it computes without it."""
+    """Return whether a ``with`` statement leaves the results of its body unchanged."""
     return is_autocast(source, statement) or only_times(statement)
 
 
 def only_times(statement: cst.With) -> bool:
-    """Whether a ``with`` statement does nothing but take the time of what is under it."""
+    """Return whether a ``with`` statement only times its body."""
     code = cst.Module([]).code_for_node
     return all(
         isinstance(each.item, cst.Call) and bool(_TIMES.search(code(each.item.func)))
@@ -93,7 +93,7 @@ _TIMES = re.compile(r"(?i)(timing|timer|stopwatch|record_function)")
 
 
 def is_autocast(source: Source, statement: cst.With) -> bool:
-    """Whether a ``with`` statement does nothing but switch autocast."""
+    """Return whether a ``with`` statement only switches autocast."""
     return all(
         isinstance(each.item, cst.Call) and is_autocast_call(source, each.item)
         for each in statement.items
@@ -101,6 +101,6 @@ def is_autocast(source: Source, statement: cst.With) -> bool:
 
 
 def is_autocast_call(source: Source, call: cst.Call) -> bool:
-    """Whether a call makes an autocast context of torch."""
+    """Return whether a call creates an autocast context of torch."""
     name = source.imported(call.func)
     return name.startswith("torch.") and name.rpartition(".")[2] == "autocast"

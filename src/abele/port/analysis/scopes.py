@@ -20,14 +20,14 @@ class Variable:
 
 
 def local_names(function: cst.FunctionDef) -> set[str]:
-    """The names that are local to a function, its parameters among them."""
+    """Return a function's local names, parameters included."""
     bound = _Bound()
     tree.visit(function.body, bound)
     return {*parameters(function), *bound.names} - bound.outside
 
 
 def parameters(function: cst.FunctionDef) -> Iterator[str]:
-    """The names of a function's parameters, with those of ``*`` and ``**``."""
+    """Return the names of a function's parameters, with those of ``*`` and ``**``."""
     params = function.params
     for each in (*params.posonly_params, *params.params, *params.kwonly_params):
         yield each.name.value
@@ -37,7 +37,7 @@ def parameters(function: cst.FunctionDef) -> Iterator[str]:
 
 
 def is_method(function: cst.FunctionDef) -> bool:
-    """Whether a function's first parameter is an object or a class, as it is named."""
+    """Return whether a function's first parameter is named ``self`` or ``cls``."""
     params = function.params.params
     return bool(params) and params[0].name.value in ("self", "cls")
 
@@ -83,7 +83,7 @@ class _Bound(cst.CSTVisitor):
 
 
 def names_in(target: cst.BaseExpression) -> Iterable[str]:
-    """The names that an assignment to a target binds."""
+    """Return the names that an assignment to a target binds."""
     if isinstance(target, cst.Name):
         return [target.value]
     if isinstance(target, cst.Tuple | cst.List):

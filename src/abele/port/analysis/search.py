@@ -39,12 +39,12 @@ def findall(node: cst.CSTNode, matcher: Any) -> list[Any]:
 
 
 def _matches(node: cst.CSTNode, options: list[Any]) -> bool:
-    """Whether a node matches one of some matchers of its class."""
+    """Return whether a node matches any matcher of its class."""
     return any(_is_any(each) or m.matches(node, each) for each in options)
 
 
 def _is_any(matcher: Any) -> bool:
-    """Whether a matcher takes every node of its class; to ask libcst takes far longer."""
+    """Return whether a matcher accepts every node of its class, faster than libcst does."""
     fields = cast("dict[str, Any]", vars(matcher))
     return all(each is _ANYTHING for each in fields.values())
 

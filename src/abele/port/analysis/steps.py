@@ -32,7 +32,7 @@ _DISPLAYS = cst.Dict | cst.DictComp | cst.List | cst.ListComp
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Step:
-    """One training step.
+    """A training step of the script.
 
     Attributes:
         source: its file.
@@ -215,7 +215,7 @@ class _Reader:
         )
 
     def _check_call(self) -> None:
-        """The call stands alone and is given nothing.
+        """Require a bare call without arguments.
 
         Raises:
             StepError: it does not, or is.
@@ -232,7 +232,7 @@ class _Reader:
             )
 
     def _loss(self) -> tuple[str, cst.BaseExpression | None]:
-        """The name of what is differentiated, and the expression where it has none."""
+        """Return the name of the differentiated value, or its expression without a name."""
         func = self._call.func
         assert isinstance(func, cst.Attribute)
         if not is_call(self._backward):
@@ -253,7 +253,7 @@ class _Reader:
         return next(name for name in _LOSSES if name not in used), value
 
     def _check_attributes(self, forward: Sequence[Statement]) -> None:
-        """A program returns values; it cannot give them to attributes of an object.
+        """Refuse results that are assigned to attributes.
 
         Raises:
             StepError: the statements would.
@@ -268,7 +268,7 @@ class _Reader:
     def _check_way(
         self, forward: Sequence[Statement], update: Statement, rest: set[Statement]
     ) -> None:
-        """Nothing between the model's call and the update may prevent the update, or see gradients.
+        """Refuse statements of a step that may skip the update or read gradients.
 
         Raises:
             StepError: something does.
@@ -337,7 +337,7 @@ class _Reader:
     def _forward(
         self, end: int, loss: str, differentiated: cst.BaseExpression | None
     ) -> tuple[Statement, ...]:
-        """The statements that lead from a model's call to the loss."""
+        """Return the statements from a model's call to the loss."""
         follows = self._following(end)
         needed = {loss} if differentiated is None else set(reads(differentiated))
         chosen = list[Statement]()
@@ -401,7 +401,7 @@ class _Reader:
         }
 
     def _before(self, forward: Sequence[Statement]) -> list[Statement]:
-        """The statements of the loop's body, and of blocks in it, that come before the step."""
+        """Return the statements of the loop's body, nested ones included, before the step."""
         before: list[Statement] = []
         real = [each for each in forward if each in self._block]
         place: cst.CSTNode = real[0] if real else self._backward
@@ -443,7 +443,7 @@ class _Reader:
     def _known_models(
         self, forward: Sequence[Statement], loss: str
     ) -> dict[Thing, cst.BaseExpression]:
-        """The models of a step.
+        """Return the models of a step.
 
         Raises:
             StepError: none is known.
@@ -459,7 +459,7 @@ class _Reader:
         return models
 
     def _models(self, statements: Sequence[Statement]) -> dict[Thing, cst.BaseExpression]:
-        """The models that statements call, or whose methods they call."""
+        """Return the models that statements call, directly or by a method."""
         models: dict[Thing, cst.BaseExpression] = {}
         for statement in statements:
             for call in findall(statement, m.Call()):

@@ -33,7 +33,7 @@ Origin: TypeAlias = tuple[Source, cst.BaseExpression]
 
 
 class NoHomeError(Exception):
-    """There is no one place where a thing gets its name."""
+    """An object with no single assignment to its name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,24 +78,24 @@ class Things:
         return [each for each in self._made.values() if each.kind is kind]
 
     def of(self, source: Source, node: cst.BaseExpression, kind: Kind | None = None) -> set[Thing]:
-        """What an expression may be."""
+        """Return the objects that an expression may be."""
         things = self._evaluate(source, node)
         return things if kind is None else {each for each in things if each.kind is kind}
 
     def calls(self, function: cst.FunctionDef) -> dict[cst.Call, Source]:
-        """The calls of a function in the program, each with its file."""
+        """Return the calls of a function, each with its file."""
         return self._calls.get(function, {})
 
     def function(self, source: Source, call: cst.Call) -> cst.FunctionDef | None:
-        """The function of the program that is called; the constructor where a class is."""
+        """Return the called function of the program; the constructor for a class."""
         return self._function(source, call)
 
     def file(self, owner: Owner) -> Source:
-        """The file of a function, a class or a module."""
+        """Return the file of a function, class or module."""
         return self._project.source(owner)
 
     def names(self, owner: Owner, thing: Thing) -> list[str]:
-        """The variables of a function or module that may be a thing."""
+        """Return the variables of a function or module that may be an object."""
         return [
             variable.name
             for variable, values in self._values.items()
@@ -103,17 +103,17 @@ class Things:
         ]
 
     def attributes(self, cls: cst.ClassDef) -> set[Thing]:
-        """The models that objects of a class have as attributes."""
+        """Return the models that instances of a class have as attributes."""
         values = [each for variable, each in self._values.items() if variable.owner is cls]
         return {thing for each in values for thing in each if thing.kind is Kind.MODEL}
 
     def updated(self, optimizer: Thing, kind: Kind | None = None) -> set[Thing]:
-        """The models whose parameters an optimizer is given; nothing if no call makes it."""
+        """Return the models whose parameters an optimizer updates; none without its call."""
         models = models_updated(self.given(optimizer.source, optimizer.made))
         return {each for model in models for each in self.of(optimizer.source, model, kind)}
 
     def given(self, source: Source, made: cst.BaseExpression) -> cst.Call:
-        """The call that makes an optimizer, with the value of a list of groups that has a name."""
+        """Return the call that creates an optimizer, with a named list of groups resolved."""
         args = [*made.args] if isinstance(made, cst.Call) else []
         named = {self.variable(source, each.value) for each in args} - {None}
         groups = [
@@ -184,17 +184,17 @@ class Things:
         return False
 
     def results(self, function: cst.FunctionDef) -> list[set[Thing]]:
-        """What each value that a function returns may be."""
+        """Return the objects that each returned value of a function may be."""
         return self._results.get(function, [])
 
     def assignments(self) -> Iterator[tuple[Source, cst.Assign]]:
-        """The assignments of the program, each with its file."""
+        """Return the assignments of the program, each with its file."""
         for source, node in self._events:
             if isinstance(node, cst.Assign):
                 yield source, node
 
     def variable(self, source: Source, node: cst.BaseExpression) -> Variable | None:
-        """The variable that a name, or an attribute of ``self``, stands for."""
+        """Return the variable of a name or of an attribute of ``self``."""
         if isinstance(node, cst.Name):
             return self._named(source, node, node.value)
         if m.matches(node, m.Attribute(value=m.Name("self"))):
@@ -205,11 +205,11 @@ class Things:
         return None
 
     def owner(self, source: Source, node: cst.CSTNode) -> Owner:
-        """The function, or else the module, around a node."""
+        """Return the function, or else the module, that contains a node."""
         return source.enclosing(node, cst.FunctionDef) or source.module
 
     def named(self, source: Source, node: cst.CSTNode, name: str) -> Owner:
-        """The function or module whose variable a name is where a node is."""
+        """Return the function or module that owns a name at a node."""
         return self._named(source, node, name).owner
 
     def _named(self, source: Source, node: cst.CSTNode, name: str) -> Variable:
@@ -241,7 +241,7 @@ class Things:
         return self._count() > before
 
     def _count(self) -> int:
-        """How much is known."""
+        """Return the number of known facts."""
         known = sum(map(len, self._values.values()))
         known += sum(len(each) for result in self._results.values() for each in result)
         return known + len(self._made)
@@ -257,7 +257,7 @@ class Things:
     def _given_another(
         self, source: Source, target: cst.BaseExpression, value: cst.BaseExpression
     ) -> None:
-        """What a model's variable is given after its optimizer was made is another model."""
+        """Refuse a model variable that is assigned again after its optimizer was created."""
         models = self.of(source, target, Kind.MODEL)
         known = isinstance(value, cst.Call) or self.variable(source, value) is not None
         if not models or not known or m.matches(value, m.Name("None")):
@@ -270,7 +270,7 @@ class Things:
             self._unknown[value] = source
 
     def _is_trained_before(self, source: Source, target: cst.BaseExpression) -> bool:
-        """Whether an optimizer of a variable is made, and none after an assignment to it."""
+        """Return whether a variable's optimizer precedes its last assignment."""
         at = source.position(target)
         owner, variable = self.owner(source, target), self.variable(source, target)
         same = [
@@ -289,7 +289,7 @@ class Things:
             self._values.setdefault(variable, set()).update(things)
 
     def _parts(self, source: Source, value: cst.BaseExpression, count: int) -> list[set[Thing]]:
-        """What each element of an expression may be."""
+        """Return the objects that each element of an expression may be."""
         if isinstance(value, cst.Tuple | cst.List) and len(value.elements) == count:
             return [self._evaluate(source, element.value) for element in value.elements]
         if isinstance(value, cst.Call):
@@ -312,7 +312,7 @@ class Things:
             results.update(things)
 
     def _called(self, source: Source, node: cst.Call) -> None:
-        """What the arguments of a call are is what the function's parameters are."""
+        """Propagate the objects of a call's arguments to the function's parameters."""
         self._evaluate(source, node)
         function = self._function(source, node)
         if function is None:
@@ -324,7 +324,7 @@ class Things:
                 self._values.setdefault(Variable(function, name), set()).update(things)
 
     def arguments(self, function: cst.FunctionDef, call: cst.Call) -> dict[str, cst.BaseExpression]:
-        """What a call gives for each of a function's parameters, without ``*`` and ``**``."""
+        """Return a call's argument for each parameter, without ``*`` and ``**``."""
         names = [each.name.value for each in function.params.params]
         if is_method(function):
             names = names[1:]
@@ -339,7 +339,7 @@ class Things:
         return values
 
     def _function(self, source: Source, node: cst.Call) -> cst.FunctionDef | None:
-        """The function of the program that is called; the constructor where a class is."""
+        """Return the called function of the program; the constructor for a class."""
         function = self._project.function(source, node.func)
         if function is not None:
             return function
@@ -360,14 +360,14 @@ class Things:
         return None
 
     def _class(self, thing: Thing) -> cst.ClassDef | None:
-        """The class of the program that a thing is of."""
+        """Return the program's class of an object."""
         made = thing.made
         return (
             self._project.class_of(thing.source, made.func) if isinstance(made, cst.Call) else None
         )
 
     def _evaluate(self, source: Source, node: cst.BaseExpression) -> set[Thing]:
-        """What an expression may be."""
+        """Return the objects that an expression may be."""
         if isinstance(node, cst.Name | cst.Attribute):
             variable = self.variable(source, node)
             if variable is not None:
@@ -388,12 +388,12 @@ class Things:
         return set()
 
     def _options(self, source: Source, node: cst.Attribute) -> set[Thing]:
-        """The options of which an attribute is a part, such as ``opts.Training``."""
+        """Return the options that contain an attribute, such as ``opts.Training``."""
         things = self._evaluate(source, node.value)
         return {each for each in things if each.kind is Kind.OPTIONS}
 
     def _of_object(self, source: Source, node: cst.Attribute) -> set[Thing]:
-        """The attribute of an object of the program."""
+        """Return the objects of an attribute of a program's object."""
         things: set[Thing] = set()
         for thing in self._evaluate(source, node.value):
             cls = self._class(thing)
@@ -403,7 +403,7 @@ class Things:
         return things
 
     def _made_by(self, source: Source, node: cst.Call) -> set[Thing]:
-        """What a call gives."""
+        """Return the objects that a call may return."""
         if node in self._made:
             return {self._made[node]}
         if isinstance(node.func, cst.Attribute) and node.func.attr.value in SAME:
@@ -437,14 +437,14 @@ class Things:
         return results[0] if len(results) == 1 else set()
 
     def _takes_optimizer(self, source: Source, node: cst.Call) -> bool:
-        """Whether a call is given an optimizer first."""
+        """Return whether a call's first argument is an optimizer."""
         if not node.args:
             return False
         first = self._evaluate(source, node.args[0].value)
         return any(each.kind is Kind.OPTIMIZER for each in first)
 
     def _kind_of_own(self, cls: cst.ClassDef) -> Kind:
-        """What a class of the program makes."""
+        """Return the object that a class of the program creates."""
         source = self._project.source(cls)
         bases = [source.imported(base.value) for each in cls.bases for base in (each,)]
         if any(kind_of_class(each) is Kind.OPTIMIZER for each in bases):
@@ -458,7 +458,7 @@ class Things:
         return thing
 
     def _updated_by(self, source: Source, node: cst.Call) -> None:
-        """What has its parameters updated is a model, wherever it comes from."""
+        """Treat an object whose parameters are updated as a model."""
         self._unknown.update(dict.fromkeys(models_updated(self.given(source, node)), source))
 
     def _guess(self) -> bool:

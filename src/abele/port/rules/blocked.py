@@ -23,7 +23,7 @@ _Nodes: TypeAlias = Iterator[cst.CSTNode]
 
 
 class Reason(NamedTuple):
-    """Something that stands in the way.
+    """A construct that blocks the port.
 
     Attributes:
         code: such as ``ABP601``.
@@ -92,7 +92,7 @@ def _refuse_changing(context: Context, step: Step, statement: Statement) -> None
 
 
 def _moves(node: cst.CSTNode, names: Sequence[str]) -> bool:
-    """Whether both ends of a slice move with numbers: then its length may stay the same."""
+    """Return whether both bounds of a slice move, so that its length may be constant."""
     ends = (node.lower, node.upper) if isinstance(node, cst.Slice) else (None,)
     return all(end is not None and {*names} <= {*reads(end)} for end in ends)
 
@@ -152,7 +152,7 @@ def _own_state(
 
 
 def _forwards(context: Context, source: Source) -> Iterator[cst.FunctionDef]:
-    """The forwards of a file's modules, and the functions that compute losses."""
+    """Return the forwards of a file's modules, and the functions that compute losses."""
     for step in context.steps:
         yield from (each for each in step.helpers if context.project.source(each) is source)
     for where, function in context.project.functions():
@@ -169,7 +169,7 @@ def _calls(source: Source) -> Iterator[cst.Call]:
 
 
 def _named(*names: str) -> Callable[[Context, Source], _Nodes]:
-    """Calls of imported functions; a name that ends with a dot stands for all that begin so."""
+    """Find calls of imported functions; a name ending in a dot is a prefix."""
 
     def find(context: Context, source: Source) -> _Nodes:
         del context
@@ -182,7 +182,7 @@ def _named(*names: str) -> Callable[[Context, Source], _Nodes]:
 
 
 def _methods(*names: str) -> Callable[[Context, Source], _Nodes]:
-    """Calls of methods by these names, of whatever object."""
+    """Find calls of methods of these names, on any object."""
 
     def find(context: Context, source: Source) -> _Nodes:
         del context
@@ -227,7 +227,7 @@ _SPARSE_METHODS = ("to_sparse", "to_sparse_coo", "to_sparse_csr", "sparse_mask",
 
 
 def _kept_graphs(context: Context, source: Source) -> _Nodes:
-    """Calls of backward that keep the graph, or build one of the gradients."""
+    """Find calls of backward with ``retain_graph`` or ``create_graph``."""
     del context
     for call in calls_of(source.module, "backward"):
         for name in ("retain_graph", "create_graph"):

@@ -593,7 +593,7 @@ def _saved(context: Context, source: Source, call: cst.Call) -> None:
 
 
 def _loaded(context: Context, source: Source, call: cst.Call) -> None:
-    """Nothing but tensors is read, unless the program asks for more."""
+    """Load checkpoints with ``weights_only`` unless the program sets it."""
     only = argument(call, "weights_only")
     if only is not None and m.matches(only, m.Name("False")):
         context.say(source, call, "ABP703", Verdict.MATCH, _LOADED_WHOLE)
@@ -662,7 +662,7 @@ def _to_device(context: Context, source: Source, call: cst.Call, models: set[Thi
 
 
 def _after(source: Source, statement: cst.CSTNode) -> set[cst.CSTNode]:
-    """The expressions that are evaluated after a statement, in its block or one around it."""
+    """Return the expressions evaluated after a statement, in its and outer blocks."""
     later: set[cst.CSTNode] = set()
     for each in (statement, *source.above(statement)):
         if isinstance(each, cst.FunctionDef):

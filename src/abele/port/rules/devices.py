@@ -55,7 +55,7 @@ def apply(context: Context) -> None:
 
 
 def _is_move(context: Context, source: Source, call: cst.Call) -> bool:
-    """Whether a call moves a tensor or a model and does nothing else."""
+    """Return whether a call only moves a tensor or a model."""
     if not isinstance(call.func, cst.Attribute) or call.func.attr.value not in _MOVES:
         return False
     if source.imported(call.func):  # a function of a module
@@ -66,7 +66,7 @@ def _is_move(context: Context, source: Source, call: cst.Call) -> bool:
 
 
 def _is_device(context: Context, source: Source, argument: cst.Arg) -> bool:
-    """Whether an argument names a device."""
+    """Return whether an argument names a device."""
     if argument.keyword is not None:
         return argument.keyword.value == "device"
     value = argument.value
@@ -107,7 +107,7 @@ def _listed(arguments: Sequence[cst.Arg]) -> list[cst.Arg]:
 
 
 def _to_host(context: Context, source: Source, call: cst.Call) -> None:
-    """A checkpoint is read to the host."""
+    """Load checkpoints to the host."""
     for argument in call.args:
         if m.matches(argument, m.Arg(keyword=m.Name("map_location"))):
             context.say(
@@ -121,7 +121,7 @@ def _to_host(context: Context, source: Source, call: cst.Call) -> None:
 
 
 def _without_device(context: Context, source: Source, call: cst.Call) -> None:
-    """A tensor is made on the host."""
+    """Create tensors on the host."""
     kept = [
         argument
         for argument in call.args
@@ -136,14 +136,14 @@ def _without_device(context: Context, source: Source, call: cst.Call) -> None:
 
 
 def _same(node: cst.Call, call: cst.Call, kept: Sequence[cst.Arg]) -> list[cst.Arg]:
-    """The arguments of a changed call that stand for some of the original."""
+    """Return the arguments of an edited call that replace the original's."""
     return [
         new for new, old in zip(node.args, call.args, strict=True) if any(old is k for k in kept)
     ]
 
 
 def _say_choice(context: Context, source: Source, statement: cst.CSTNode) -> None:
-    """The line that chooses a device stays; it has no effect on the program."""
+    """Keep the line that chooses a device; it has no effect on the program."""
     if findall(statement, m.Call()) and any(
         isinstance(call, cst.Call) and source.imported(call.func) == "torch.device"
         for call in findall(statement, m.Call())
@@ -211,7 +211,7 @@ def _without_autocast(context: Context, source: Source, node: cst.With) -> None:
 
 
 def _opened(node: cst.With) -> Any:
-    """The statements of a block without it."""
+    """Return a block's statements without its ``with``."""
     body = list(node.body.body)
     if len(body) == 1 and body[0].deep_equals(parsed("pass")[0]):
         return cst.RemoveFromParent()

@@ -86,7 +86,7 @@ def apply(context: Context) -> None:
 
 
 def _of_process(context: Context, source: Source, call: cst.Call, name: str) -> None:
-    """Calls about processes."""
+    """Rewrite calls about processes."""
     edits = context.edits(source)
     statement = statement_of(source, call)
     if name == _INIT and is_call(statement):
@@ -111,7 +111,7 @@ def _of_process(context: Context, source: Source, call: cst.Call, name: str) -> 
 
 
 def _spawned(context: Context, source: Source, call: cst.Call) -> None:
-    """A function that was started in several processes is called: poprun starts them."""
+    """Call a function that was spawned; poprun starts the processes."""
     function = argument(call, "fn", 0)
     args = argument(call, "args", 1)
     if function is None or not (args is None or isinstance(args, cst.Tuple)):
@@ -184,7 +184,7 @@ def _without_module(context: Context, source: Source) -> None:
 
 
 def _environment(context: Context, source: Source) -> None:
-    """What processes read of their environment."""
+    """Rewrite reads of the launcher's environment."""
     index = m.SubscriptElement(m.Index(m.SaveMatchedNode(m.SimpleString(), "name")))
     read = m.Call(func=m.Name("int"), args=[m.Arg(m.Subscript(value=m.DoNotCare(), slice=[index]))])
     for node in findall(source.module, read):
@@ -197,7 +197,7 @@ def _environment(context: Context, source: Source) -> None:
 
 
 def _drop_variables(context: Context, source: Source) -> None:
-    """What a program writes into its environment for torch.distributed; poprun's has to stay."""
+    """Remove writes to the environment of torch.distributed, which poprun sets."""
     name = m.SaveMatchedNode(m.SimpleString(), "name")
     target = m.Subscript(slice=[m.SubscriptElement(m.Index(name))])
     written = m.SimpleStatementLine(body=[m.Assign(targets=[m.AssignTarget(target)])])
@@ -211,7 +211,7 @@ def _drop_variables(context: Context, source: Source) -> None:
 
 
 def _log(context: Context, source: Source) -> None:
-    """One instance writes the log."""
+    """Let one instance write the log."""
     for statement in _unguarded(source):
         call = cst.ensure_type(statement.body[0], cst.Expr).value
         assert isinstance(call, cst.Call)
@@ -247,7 +247,7 @@ def _only_call(statement: cst.SimpleStatementLine) -> cst.BaseExpression:
 
 
 def _is_written(call: cst.Call) -> bool:
-    """Whether ``open`` opens a file for writing."""
+    """Return whether ``open`` opens a file for writing."""
     mode = argument(call, "mode", 1)
     return isinstance(mode, cst.SimpleString) and bool(set("wax") & set(str(mode.evaluated_value)))
 
@@ -261,14 +261,14 @@ def _unguarded(source: Source) -> Iterator[cst.SimpleStatementLine]:
 
 
 def _is_guarded(source: Source, node: cst.CSTNode) -> bool:
-    """Whether a condition around a node names a process."""
+    """Return whether a condition around a node tests the rank."""
     ranks = m.Name("rank") | m.Name("local_rank") | m.Name("gpu_id") | m.Name("getInstanceIndex")
     conditions = [each.test for each in source.above(node) if isinstance(each, cst.If)]
     return any(findall(each, ranks | m.Name("get_rank")) for each in conditions)
 
 
 def _in_one_instance(node: Any) -> Any:
-    """A statement that only the first instance executes."""
+    """Return a statement that only the first instance executes."""
     text = "if popdist.getInstanceIndex() == 0:\n    pass"
     made: Any = cst.parse_module(text).body[0]
     body = made.body.with_changes(body=[node.with_changes(leading_lines=[])])
@@ -340,7 +340,7 @@ def _number(context: Context, source: Source, node: cst.BaseExpression) -> None:
 
 
 def _numbered(code: str, node: cst.BaseExpression) -> str:
-    """The text of a name with the instance before its ending; ``""`` if it has none."""
+    """Return a file name with the instance before its suffix; ``""`` without a suffix."""
     if isinstance(node, cst.Call):
         literal: Any = cst.ensure_type(node.func, cst.Attribute).value
         text = _before_ending(cst.Module([]).code_for_node(literal), "{instance}")
@@ -361,7 +361,7 @@ def _before_ending(code: str, number: str) -> str:
 def _ends(
     context: Context, source: Source, node: cst.BaseExpression, place: int, depth: int
 ) -> Iterator[tuple[Source, cst.BaseExpression]]:
-    """The expressions that end a path, each with its file.
+    """Return the expressions that end a path, each with its file.
 
     Args:
         context: the program.
@@ -396,7 +396,7 @@ def _path_function(source: Source, call: cst.Call) -> bool:
 def _returned(
     context: Context, source: Source, call: cst.Call, place: int, depth: int
 ) -> Iterator[tuple[Source, cst.BaseExpression]]:
-    """What a function of the program returns."""
+    """Return the expressions that a function of the program returns."""
     function = context.things.function(source, call)
     for node in () if function is None else findall(function.body, m.Return()):
         assert isinstance(node, cst.Return)
@@ -409,7 +409,7 @@ def _returned(
 def _assigned(
     context: Context, source: Source, node: cst.BaseExpression, depth: int
 ) -> Iterator[tuple[Source, cst.BaseExpression]]:
-    """What a variable is assigned."""
+    """Return the expressions that a variable is assigned."""
     wanted = context.things.variable(source, node)
     for at in context.project.sources if wanted is not None else ():
         for assign in findall(at.module, m.Assign()):
@@ -430,7 +430,7 @@ _METHODS = ("info", "warning")
 
 
 def _is_log(context: Context, source: Source, call: cst.Call) -> bool:
-    """Whether a call writes a line of the log that one instance may write for all."""
+    """Return whether a call logs a line that one instance may write for all."""
     name = source.imported(call.func) or source.code(call.func)
     if name in _FUNCTIONS:
         return True

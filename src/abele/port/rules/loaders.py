@@ -135,7 +135,7 @@ def _replace(context: Context, thing: Thing, call: cst.Call, training: bool) -> 
 
 
 def _has_no_effect(argument: cst.Arg, training: bool) -> bool:
-    """Whether a program's loader has no use for an argument."""
+    """Return whether a PopTorch loader ignores an argument."""
     if argument.keyword is None:
         return False
     if argument.keyword.value == "drop_last":

@@ -101,7 +101,7 @@ def _rewrite(context: Context, step: Step) -> None:
 
 
 def _check_results(context: Context, step: Step) -> None:
-    """What is read of the step's results beside the loss is no object of the program's own.
+    """Refuse reads of a step's results other than tensors.
 
     Raises:
         StepError: it is one.
@@ -134,7 +134,7 @@ def _take_out(context: Context, step: Step) -> None:
 
 
 def _say_carried(context: Context, step: Step) -> None:
-    """What goes from one step to the next is an argument and a result of the program."""
+    """Pass values between steps as arguments and results of the program."""
     for statement in step.forward:
         carried = [name for name in writes(statement) if name in step.carried]
         if carried and statement in step.block:
@@ -146,7 +146,7 @@ def _say_carried(context: Context, step: Step) -> None:
 
 
 def _say_numbers(context: Context, step: Step) -> None:
-    """What is a number in the original and a tensor in the port rounds as tensors do."""
+    """Note numbers that become tensors and round as these do."""
     if step.slow:
         reason = (
             f"{', '.join(step.slow)} changes, and is passed to the compiled program as a tensor: "

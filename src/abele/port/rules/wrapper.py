@@ -46,7 +46,7 @@ _TOGETHER = "Computes the loss together with the model: a program contains both.
 
 @dataclasses.dataclass
 class Part:
-    """What a wrapper is given when it is made.
+    """Return the arguments of a wrapper's constructor.
 
     Attributes:
         name: of the argument and the attribute.
@@ -174,7 +174,7 @@ def _attribute(node: cst.BaseExpression) -> str:
 
 
 def _line(context: Context, step: Step, statement: Statement, parts: Sequence[Part]) -> str:
-    """A statement of the step as the wrapper has it."""
+    """Return a statement of the step in the wrapper's form."""
     node: Any = context.edits(step.source).applied(statement)
     names = [part.name for part in parts if isinstance(part.value, cst.Name)]
     node = renamed(node, {name: f"self.{name}" for name in names})
@@ -183,7 +183,7 @@ def _line(context: Context, step: Step, statement: Statement, parts: Sequence[Pa
 
 
 def _is_of_torch(context: Context, step: Step) -> bool:
-    """Whether the last statement is one of torch's losses and nothing more."""
+    """Return whether the last statement is a plain loss of torch."""
     last = step.forward[-1]
     match = m.extract(
         last,
