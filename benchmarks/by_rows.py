@@ -93,7 +93,7 @@ def _program(model: nn.Module, batch: Any) -> Program:
 
 
 def _step(program: Program, least: int) -> Callable[[], Any]:
-    """A step of emitted code; loops run on rows of results of at least so many elements."""
+    """Return a step of emitted code with loops over rows of at least so many elements."""
     with mock.patch.object(products, "_LEAST_BY_ROWS", least):
         run = lowering.Emitted().compile(program).run
     inputs = [_input(slot) for slot in program.inputs]

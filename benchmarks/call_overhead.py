@@ -101,7 +101,7 @@ def _session(wrapped: Any) -> Any:
 
 
 def _program(session: Any, fixed: tuple) -> tuple[Callable, list[torch.Tensor]]:
-    """The only program of a session and what it takes."""
+    """Return the only program of a session and its arguments."""
     (model,) = session.executable.programs
     arguments, inputs = session.arguments(model, 0), iter(fixed)
     for index, slot in enumerate(model.inputs):

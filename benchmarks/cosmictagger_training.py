@@ -126,7 +126,7 @@ def measure(out: Path, seed: int, steps: int, mode: str) -> dict[str, Any]:
 
 
 def steps_done(output: Path) -> int:
-    """Steps of the latest checkpoint."""
+    """Return the number of steps of the latest checkpoint."""
     entries = checkpoints.Checkpoints(output / "checkpoints").entries()
     return entries[0][0] if entries else 0
 

@@ -88,7 +88,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def run(asked: Sequence[Cell], folder: Path, *, anew: bool) -> list[dict[str, Any]]:
-    """The cells that are asked for, each measured unless its file is in the folder.
+    """Return the requested cells, measured unless their file exists.
 
     Args:
         asked: setting, model and way of each.
@@ -115,7 +115,7 @@ def run(asked: Sequence[Cell], folder: Path, *, anew: bool) -> list[dict[str, An
 
 
 def with_earlier(asked: Sequence[Cell], folder: Path, record: Path) -> list[dict[str, Any]]:
-    """The cells of a folder, and of a record those that the folder has not; measures none.
+    """Return the cells of a folder, completed from a record.
 
     Args:
         asked: setting, model and way of each.
@@ -139,7 +139,7 @@ def _paths(asked: Sequence[Cell], folder: Path) -> dict[Cell, Path]:
 
 
 def _estimated_anew(path: Path) -> dict[str, Any]:
-    """A cell with the estimates of the code that is here now; what was measured stays."""
+    """Return a cell with new estimates and its old measurements."""
     facts = json.loads(path.read_text())
     if "measured" not in facts:
         return facts

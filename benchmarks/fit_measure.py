@@ -184,7 +184,7 @@ class _Emitted(Emitted):
 
 
 def target_of(way: str) -> Target:
-    """What runs programs in one of ``WAYS``."""
+    """Return the target that runs programs in one of ``WAYS``."""
     if way == "interpreted":
         return get_target("reference")
     target = get_target("cpu")
@@ -193,7 +193,7 @@ def target_of(way: str) -> Target:
 
 
 def measured(name: str, way: str, setting: str, limited: bool) -> dict[str, Any]:
-    """The estimate and the measurement of one model.
+    """Return the estimate and the measurement of a model.
 
     Args:
         name: of ``MODELS``.
@@ -240,14 +240,14 @@ def measured(name: str, way: str, setting: str, limited: bool) -> dict[str, Any]
 
 
 def estimated(name: str, way: str, setting: str) -> dict[str, Any]:
-    """The estimate of one model alone; arguments as of ``measured``."""
+    """Return the estimate of a model; arguments as of ``measured``."""
     return _asked(name, way, setting)[-1]
 
 
 def _asked(
     name: str, way: str, setting: str
 ) -> tuple[Any, Sequence[torch.Tensor], fit.Answer, dict[str, Any]]:
-    """A wrapped model, the arguments of a call, the answer, and what is kept of it."""
+    """Return a wrapped model, the arguments of a call, and the estimate."""
     target = target_of(way)
     setattr(build, "choose_target", lambda: (target, True))  # noqa: B010 - a front-end asks it
     torch.manual_seed(0)
@@ -262,7 +262,7 @@ def _asked(
 
 
 def _wrapped(name: str, setting: str) -> tuple[Any, Sequence[torch.Tensor]]:
-    """A wrapped model and the arguments of a call."""
+    """Return a wrapped model and the arguments of a call."""
     factor, optimizer, count, half = SETTINGS[setting]
     make, rows = MODELS[name]
     module, batch = make()
@@ -287,7 +287,7 @@ def _optimizer(module: nn.Module, name: str) -> torch.optim.Optimizer:
 
 
 def _limited(size: int | None) -> int:
-    """The process gets no more memory than this from now on, and its mark begins anew.
+    """Limit the process's memory and reset its peak.
 
     Returns:
         Bytes of the mark that are files, which can be dropped.
@@ -301,7 +301,7 @@ def _limited(size: int | None) -> int:
 
 
 def _steady(estimate: fit.Estimate) -> dict[str, float]:
-    """The estimate of what is measured: steps, not the start, nor what kernels keep."""
+    """Return the estimated memory of steps, without the start and kernels' own."""
     parts = (moment.parts for moment in estimate.moments if moment.name != "start")
     kept = (SCRATCH, PACKED)
     sizes = [
@@ -338,7 +338,7 @@ def _without_tensors() -> int:
 
 
 def _peak(run: Callable[[], Any]) -> int:
-    """The most memory that no file backs while something runs."""
+    """Return the peak of anonymous memory while a function runs."""
     Path("/proc/self/clear_refs").write_text("5")
     run()
     return _status("VmHWM") - _status("RssFile") - _status("RssShmem")

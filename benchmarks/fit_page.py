@@ -28,7 +28,7 @@ def line(facts: dict[str, Any]) -> str:
 
 
 def memory_error(facts: dict[str, Any]) -> float:
-    """What is expected over what was measured, less one."""
+    """Return the relative error of the expected value."""
     return facts["estimate"]["expected"] / facts["measured"] - 1
 
 
@@ -72,7 +72,7 @@ def _width(facts: dict[str, Any]) -> float:
 
 
 def lines(result: dict[str, Any]) -> list[str]:
-    """The result for people, line by line."""
+    """Return the result as lines of text."""
     cells, errors_of = result["cells"], result["errors"]
     names = [list(dict.fromkeys(each[key] for each in cells)) for key in ("model", "setting")]
     limited, refused = (

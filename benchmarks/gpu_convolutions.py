@@ -89,7 +89,7 @@ def limited(most: int) -> Generator[None]:
 
 
 def _compiled(inputs: list[torch.Tensor], operator: str, side: int) -> Any:
-    """What computes an operator, without a graph of its own."""
+    """Return a call of an operator without a captured graph."""
     plain = [1, 1], [side // 2, side // 2], [1, 1], False, [0, 0], 1
 
     def function(given: Any) -> list[torch.Tensor]:

@@ -35,7 +35,7 @@ STARTED = "BENCHMARK_STARTED"  # tells a child when its process was started, sec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that every benchmark has."""
+    """Return a parser with the options of every benchmark."""
     parser.add_argument("--windows", type=int, default=12, help="timed windows (default 12)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
     parser.add_argument("--record", action="store_true", help="keep the result under records/")

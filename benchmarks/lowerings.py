@@ -77,7 +77,7 @@ def measured(row: table.Row, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _step(row: table.Row, lowering: str | None) -> tuple[ways.Step, dict[str, str]]:
-    """A training step that has run once, and how its programs were lowered."""
+    """Return a training step that has run once, and its lowerings."""
     os.environ.pop(VARIABLE, None)
     if lowering is not None:
         os.environ[VARIABLE] = lowering

@@ -112,7 +112,7 @@ def main() -> int:
 
 
 def line(result: dict[str, Any]) -> str:
-    """What one network's result says, in a line."""
+    """Format a network's result in a line."""
     rates = result["step_per_s"]
     return (
         f"{result['title']}: eager {rates['eager']['median']:.2f}, abele "

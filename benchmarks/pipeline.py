@@ -78,7 +78,7 @@ def _with_threads(step: Callable[[], Any], threads: int) -> Callable[[], Any]:
 
 
 def measure(options: argparse.Namespace) -> tuple[dict[str, Any], poptorch.PoplarExecutor]:
-    """Updates per second of the three ways, and the pipelined wrapper."""
+    """Return updates per second of the three ways, and the pipelined wrapper."""
     batch = _batch(options)
     torch.set_num_threads(1)
     piped, plain = trainer("workers", options), trainer("sequential", options)

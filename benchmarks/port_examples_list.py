@@ -40,7 +40,7 @@ _DDP = "distributed/ddp-tutorial-series"
 
 
 def _in_processes(name: str) -> Example:
-    """An example of several processes, which is compared in two."""
+    """Return an example of several processes, compared in two."""
     return Example(
         script=f"{_DDP}/{name}.py",
         asked="notes",

@@ -96,7 +96,7 @@ def _run(
 
 
 def _difference(originals: list[_Updates], ports: list[_Updates], steps: int) -> dict[str, Any]:
-    """The first difference of any process, and how many losses are equal in all of them."""
+    """Return the first difference of any process, and the count of equal losses."""
     pairs = list(zip(originals, ports, strict=True))
     made = min(steps, *(len(each["losses"]) for each in (*originals, *ports)))
     equal = [all(a["losses"][i] == b["losses"][i] for a, b in pairs) for i in range(made)]

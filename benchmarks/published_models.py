@@ -77,7 +77,7 @@ def images() -> Batch:
 
 
 def classes(count: int, *shape: int) -> torch.Tensor:
-    """A class for each row, or for each element of one."""
+    """Return random classes, one for each row or element."""
     return torch.randint(0, count, (ROWS, *shape))
 
 
@@ -129,7 +129,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], Callable[[], Batch]]] = {
 
 
 def main() -> int:
-    """Compares all networks and prints a line for each; keeps the result if asked."""
+    """Compare all networks and print a line for each; record the result if asked."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("--only", nargs="+", choices=list(NETWORKS), help="names of networks")
     parser.add_argument("--record", action="store_true", help="keep the result, renew the page")
@@ -169,7 +169,7 @@ def compared(name: str) -> dict[str, Any]:
 
 
 def pipelined(network: Any) -> Any:
-    """The network as optimum-graphcore spreads it over two IPUs, for training."""
+    """Place the network on two IPUs as optimum-graphcore does, for training."""
     layers = {"layers_per_ipu": [2, 2], "inference_layers_per_ipu": [2, 2]}
     config = IPUConfig(
         ipus_per_replica=2,
@@ -184,12 +184,12 @@ def pipelined(network: Any) -> Any:
 
 
 def loss_of(results: Any) -> torch.Tensor:
-    """The loss among what a network returns."""
+    """Return the loss among a network's results."""
     return results["loss"] if isinstance(results, dict) else results[0]
 
 
 def plain_update(network: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """The losses of all rows before an update with their mean gradient."""
+    """Return the losses of all rows before an update with their mean gradient."""
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     losses = []
     for row in range(ROWS):
@@ -202,7 +202,7 @@ def plain_update(network: torch.nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def update(network: Any, batch: Batch) -> tuple[torch.Tensor, str]:
-    """The same by a wrapper: losses, and the target that ran."""
+    """Return the losses of a wrapper, and the target that ran."""
     options = network.ipu_config.to_options().outputMode(poptorch.OutputMode.All)
     optimizer = poptorch.optim.SGD(network.parameters(), lr=0.1)
     wrapped = poptorch.trainingModel(network, options, optimizer)
@@ -213,7 +213,7 @@ def update(network: Any, batch: Batch) -> tuple[torch.Tensor, str]:
 
 
 def renew(rows: dict[str, dict[str, Any]], record: Path) -> None:
-    """Writes the table of the page anew."""
+    """Rewrite the table of the page."""
     table = ["| network | losses equal | parameters equal | largest gap |", "|---|---|---|---|"]
     table += [
         f"| `{name}` | {row['losses equal']} of {ROWS} | {row['parameters equal']} of "

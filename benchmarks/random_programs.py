@@ -74,7 +74,7 @@ def piece(first: int, end: int) -> dict[str, Any]:
 
 
 def piece_of_types(first: int, end: int) -> dict[str, Any]:
-    """The same of programs of all types."""
+    """Return the totals of programs of all types."""
     from helpers.typed_agreement import TypedAgreement
 
     agreement, began = TypedAgreement(), time.process_time()
@@ -147,7 +147,7 @@ def run(programs: int, folder: Path) -> dict[str, Any]:
 
 
 def _kept(path: Path, first: int, end: int, *options: str) -> dict[str, Any]:
-    """A piece, which runs unless it is there already."""
+    """Run a piece unless its file exists."""
     if not path.exists():
         part = path.with_suffix(".part")
         part.write_text(json.dumps(_in_new_process(first, end, *options)))

@@ -97,7 +97,7 @@ def _timed(tensor: torch.Tensor) -> float:
 
 
 def steps() -> dict[str, Any]:
-    """Times of CosmicTagger A21's training steps, one image each, and of its loader."""
+    """Time CosmicTagger A21's training steps, one image each, and its loader."""
     sys.path.insert(0, str(ROOT / "src"))
     import poptorch
     from cosmictagger.config.network import named
@@ -138,7 +138,7 @@ def _endless(loader: Any) -> Iterator[Any]:
 
 
 def main() -> int:
-    """A child's part: prints what it measured as JSON."""
+    """Print a child's measurements as JSON."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("what", choices=("reductions", "steps"))
     parser.add_argument("folder")

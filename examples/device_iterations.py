@@ -23,7 +23,7 @@ class Regression(torch.nn.Module):
         self.layer = torch.nn.Linear(8, 3)
 
     def forward(self, x, target):
-        """The loss, and the predictions it is the loss of."""
+        """Return the loss and its predictions."""
         predicted = self.layer(x)
         return torch.nn.functional.mse_loss(predicted, target), predicted
 

@@ -24,7 +24,7 @@ class Classifier(torch.nn.Module):
         )
 
     def forward(self, x, labels):
-        """The loss of a micro-batch."""
+        """Return the loss of a micro-batch."""
         return torch.nn.functional.cross_entropy(self.layers(x), labels)
 
 

@@ -210,7 +210,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def check_batches(num_train: int, args: argparse.Namespace) -> None:
-    """A call takes a fixed number of rows; the training set must be a multiple of it."""
+    """Require a training set that is a multiple of the rows of a call."""
     rows = args.batch_size * args.device_iterations
     left = num_train % rows
     if left:
@@ -234,7 +234,7 @@ def prepare(args: argparse.Namespace) -> Datasets | None:
 
 
 def train_and_test(datasets: Datasets, args: argparse.Namespace) -> tuple[Path, TrainingRecord]:
-    """Steps 2 to 4: returns the weights file and the record of training."""
+    """Run steps 2 to 4; return the weights file and the record of training."""
     pictures.save_samples(datasets.train, datasets.classes, args.out / "sample_images.png")
     model = ClassificationModel()
     model.train()

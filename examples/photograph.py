@@ -51,7 +51,7 @@ def to_tensor(small: Image.Image) -> Tensor:
 
 
 def draw_trousers() -> Image.Image:
-    """A pair of dark trousers on a light wall, 400 x 600: a photograph for those who have none."""
+    """Draw dark trousers on a light wall, 400 x 600, in place of a photograph."""
     scene = Image.new("RGB", (400, 600), (236, 234, 228))
     pen = ImageDraw.Draw(scene)
     cloth, seam, metal = (38, 44, 66), (20, 24, 38), (196, 170, 110)

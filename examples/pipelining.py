@@ -24,7 +24,7 @@ class Net(torch.nn.Module):
         self.layers = torch.nn.ModuleList(map(torch.nn.Linear, sizes[:-1], sizes[1:]))
 
     def forward(self, x, target):
-        """The loss of one micro-batch."""
+        """Return the loss of a micro-batch."""
         for layer in self.layers[:-1]:
             x = torch.relu(layer(x))
         return torch.nn.functional.mse_loss(self.layers[-1](x), target)

@@ -17,7 +17,7 @@ from garment_model import GarmentNet
 
 
 def smoothed_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """A loss of our own: the true class counts 90 %, all ten together the rest; mean over rows."""
+    """Return a mean loss that weighs the true class with 90 %, all ten with the rest."""
     true_scores = scores.gather(1, labels.unsqueeze(1)).squeeze(1)
     return -(0.9 * true_scores + 0.1 * scores.mean(dim=1)).mean()
 

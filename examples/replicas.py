@@ -22,7 +22,7 @@ class Line(torch.nn.Module):
         self.weight, self.share = torch.nn.Parameter(weight.clone()), share
 
     def forward(self, x, y):
-        """The loss, and what of it is trained on."""
+        """Return the loss, marked for training."""
         loss = torch.nn.functional.mse_loss(x @ self.weight, y)
         # The mean divides by all replicas, also where one of them is a group of its own.
         return loss, poptorch.identity_loss(loss * self.share, reduction="sum")

@@ -26,7 +26,7 @@ class LogReg(torch.nn.Module):
         self.criterion = torch.nn.CrossEntropyLoss()
 
     def forward(self, images, labels):
-        """The mean loss, and scores [B, 10] of images [B, 784]."""
+        """Return the mean loss, and scores [B, 10] of images [B, 784]."""
         scores = self.layer(images)
         return self.criterion(scores, labels), scores
 

@@ -206,7 +206,7 @@ def page() -> str:
 
 
 def _table(target: str) -> str:
-    """A row for each code of the rules for a target."""
+    """Return a row for each code of the rules for a target."""
     codes = {code: text for rule in BY_TARGET[target] for code, text in rule.codes.items()}
     return "".join(
         f'| <a id="{code.lower()}"></a>`{code}` | {text} |\n'

@@ -64,7 +64,7 @@ class Grown(nn.Module):
 
 
 def densenet() -> Classifier:
-    """A DenseNet of 40 layers: three blocks of six pairs, and what is around them."""
+    """Build a DenseNet of 40 layers, with three blocks of six pairs."""
     layers: list[nn.Module] = [nn.Conv2d(3, 2 * _GROWTH, 3, padding=1, bias=False)]
     channels = 2 * _GROWTH
     for block in range(3):

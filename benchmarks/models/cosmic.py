@@ -23,12 +23,12 @@ RATE = 3e-4
 
 
 def a21(mark: Callable[[torch.Tensor], torch.Tensor] | None = None) -> nn.Module:
-    """The network A21 at 320 x 512 with its loss."""
+    """Build the network A21 at 320 x 512 with its loss."""
     return LossInForward(build(named("a21"), A21_SIZE), Loss("focal"), mark)
 
 
 def a21_alone() -> nn.Module:
-    """The same network without its loss."""
+    """Build the network A21 without its loss."""
     return build(named("a21"), A21_SIZE)
 
 

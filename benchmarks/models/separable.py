@@ -127,7 +127,7 @@ class Modern(nn.Module):
 
 
 def convnext() -> Classifier:
-    """A ConvNeXt of four sizes, half as deep and wide as the smallest published one."""
+    """Build a ConvNeXt half as deep and wide as the smallest published one."""
     layers: list[nn.Module] = [nn.Conv2d(3, 48, 4, 4)]
     for channels, blocks in ((48, 2), (96, 2), (192, 4), (384, 2)):
         layers += [Modern(channels) for _ in range(blocks)]

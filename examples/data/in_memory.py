@@ -90,5 +90,5 @@ class InMemoryImages(Dataset):
         return Rows(normalise(self.images[rows]).unsqueeze(1), self.labels[rows])
 
     def first(self, count: int | None) -> "InMemoryImages":
-        """The set's first `count` rows; the whole set for None or a count beyond its length."""
+        """Return the first `count` rows; all for None or a count beyond the length."""
         return self if count is None else type(self)(self.images[:count], self.labels[:count])

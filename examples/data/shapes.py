@@ -44,7 +44,7 @@ class Draw:
         return low + (high - low) * unit
 
     def chance(self, probability: float) -> NDArray[np.bool_]:
-        """True with the given probability, [B, 1]."""
+        """Draw booleans [B, 1], True with the given probability."""
         return self.rng.random((self.count, 1), dtype=np.float32) < probability
 
 

@@ -168,7 +168,7 @@ def coat(x: Field, y: Field, draw: Draw) -> Sheet:
 
 
 def shirt(x: Field, y: Field, draw: Draw) -> Sheet:
-    """A collar and a column of buttons; sleeves as short as a T-shirt's or as long as a coat's."""
+    """Draw a collar, a column of buttons, and sleeves of a T-shirt's to a coat's length."""
     shoulder = draw(0.4, 0.56)
     short = draw.chance(0.35)
     cut = Cut(

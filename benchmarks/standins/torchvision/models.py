@@ -80,13 +80,13 @@ class _VGG(nn.Module):
 
 
 def resnet18(weights: Any = None, num_classes: int = 1000) -> nn.Module:
-    """A residual network of 18 layers, as wide as its first one to the end."""
+    """Build a residual network of 18 layers of equal width."""
     del weights  # none are published here
     return ResNet(num_classes, (64, 64, 64, 64))
 
 
 def vgg16(weights: Any = None, pretrained: bool = False, num_classes: int = 1000) -> nn.Module:
-    """The convolutions of a network of 16 layers, with one layer for the classes.
+    """Build the convolutions of a 16-layer network with one classifier layer.
 
     They have a quarter of the channels.
     """
