@@ -66,7 +66,7 @@ class _Rows(PartitionSampler):
         super().__init__(len(dataset), 1, rank, world, drop_last=True, seed=SEED)
 
     def set_epoch(self, epoch: int) -> None:
-        """Derive the order from the number of the iterator."""
+        """Ignore the epoch: the order follows from the number of the iterator."""
 
 
 class _Silent(Channel):

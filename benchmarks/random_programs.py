@@ -74,7 +74,7 @@ def piece(first: int, end: int) -> dict[str, Any]:
 
 
 def piece_of_types(first: int, end: int) -> dict[str, Any]:
-    """Return the totals of programs of all types."""
+    """Run programs of all types from ``first`` to ``end`` and return the totals."""
     from helpers.typed_agreement import TypedAgreement
 
     agreement, began = TypedAgreement(), time.process_time()
