@@ -328,6 +328,6 @@ def test_operator_by_operator_is_measured_where_its_kernels_have_work(layer, edg
 
 
 def test_it_is_measured_where_it_has_another_kernel_for_a_convolution(monkeypatch):
-    monkeypatch.setattr(choice, "way_of_node", lambda node: "conv" in str(node.target) or None)
+    monkeypatch.setattr(choice, "kernel_of", lambda node: "conv" in str(node.target) or None)
     (program,) = captured(torch.nn.Conv2d(3, 3, 5), [torch.rand(2, 3, 8, 8)], CONFIG).programs
     assert OpByOp().beside(program)

@@ -1,18 +1,15 @@
-"""A program that accumulates gradients, beside its port."""
+"""A program that accumulates gradients, beside its port by hand."""
 
 from pathlib import Path
 
-from abele.port import files
 from abele.port.check import check
-from abele.port.engine import port
 from helpers.warm_python import python
 
-SCRIPT = Path(__file__).parent / "scripts" / "accumulated.py"
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
-def test_losses_and_weights_are_equal_bit_for_bit(tmp_path):
-    files.write(port(files.read(SCRIPT)), SCRIPT, tmp_path / "ported")
-    other = tmp_path / "ported" / SCRIPT.name
-    comparison = check(SCRIPT, other, 20, timeout_s=120, python=python())
+def test_losses_and_weights_are_equal_bit_for_bit():
+    both = SCRIPTS / "accumulated.py", SCRIPTS / "accumulated_port.py"
+    comparison = check(*both, 20, timeout_s=120, python=python())
     assert comparison.equal, str(comparison)
     assert len(comparison.steps) == 10

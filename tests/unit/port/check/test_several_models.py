@@ -7,24 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from abele.port import files
 from abele.port.check import check
 from abele.port.check.process import Messages
 from abele.port.check.side_by_side import SideBySide, models_of, pairs
 from abele.port.check.watch import Enough, Original, Port, digest
-from abele.port.engine import port
 from helpers.warm_python import python
 
-SCRIPT = Path(__file__).parent / "scripts" / "two_models.py"
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
 @pytest.fixture
 def both(tmp_path):
-    """A script with two models, and its port."""
-    original = tmp_path / "two_models.py"
-    original.write_text(SCRIPT.read_text())
-    files.write(port(files.read(original)), original, tmp_path / "ported")
-    return original, tmp_path / "ported" / "two_models.py"
+    """A script with two models, and its port by hand."""
+    ported = tmp_path / "ported" / "two_models.py"
+    ported.parent.mkdir()
+    ported.write_text((SCRIPTS / "two_models_port.py").read_text())
+    return SCRIPTS / "two_models.py", ported
 
 
 def test_each_model_is_compared_and_named(both):
