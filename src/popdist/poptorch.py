@@ -2,7 +2,6 @@
 
 from typing import Any, NoReturn
 
-import popdist
 import poptorch
 from popdist import _environment
 from popdist._environment import Error
@@ -17,7 +16,7 @@ class _PopdistDistributedOptions(_DistributedOptions):
 
     def __init__(self) -> None:
         super().__init__()
-        self._place(popdist.getInstanceIndex(), popdist.getNumInstances())
+        self._place(_environment.getInstanceIndex(), _environment.getNumInstances())
 
     def disable(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Not here: poprun decides."""
@@ -54,7 +53,7 @@ class Options(poptorch.Options):
         _environment.check()
         super().__init__()
         if ipus_per_replica is None:
-            ipus_per_replica = popdist.getNumIpusPerReplica()
+            ipus_per_replica = _environment.getNumIpusPerReplica()
         if isinstance(ipus_per_replica, bool) or not isinstance(ipus_per_replica, int):
             raise AssertionError(f"ipus_per_replica is a number of IPUs, not {ipus_per_replica!r}")
         if ipus_per_replica < 1:
@@ -71,12 +70,12 @@ class Options(poptorch.Options):
 
     def _apply_environment(self) -> None:
         # First, because settings of POPTORCH_DEFAULT_OPTIONS may build on it.
-        self.set(replication_factor=popdist.getNumLocalReplicas())
+        self.set(replication_factor=_environment.getNumLocalReplicas())
         super()._apply_environment()
 
 
 def _block(setter: str) -> NoReturn:
-    raise popdist.Error(
+    raise Error(
         f"Cannot call `{setter}` with popdist.poptorch.Options: poprun decides it. A program that "
         "decides it by itself uses poptorch.Options."
     )

@@ -103,3 +103,13 @@ def createPoptorchError(msg: str) -> Error:
         msg: What went wrong.
     """
     return Error(msg)
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise AssertionError unless `condition` holds.
+
+    The interface promises AssertionError for mistaken arguments; a plain assert statement would
+    vanish under `python -O`.
+    """
+    if not condition:
+        raise AssertionError(message)

@@ -1,6 +1,5 @@
 """Every operation and annotation that programs use inside forward."""
 
-import poptorch._operators.shipped_ops  # noqa: F401 - registers them
 from poptorch._forward.annotations import (
     Attribute,
     NameScope,
@@ -19,6 +18,7 @@ from poptorch._forward.blocks import (
 from poptorch._forward.overlap import set_overlap_for_input, set_overlap_for_output
 from poptorch._forward.recomputation import recomputationCheckpoint
 from poptorch._forward.running import identity_loss, isRunningOnIpu
+from poptorch._operators import shipped_ops  # noqa: F401 - registers them
 from poptorch._operators.control_flow import cond, for_loop
 from poptorch._operators.cpu_op import CPU
 from poptorch._operators.ctc import ctc_beam_search_decoder

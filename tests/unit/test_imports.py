@@ -226,6 +226,37 @@ def test_no_package_reads_a_private_name_of_another():
     assert faults(FILES, private_parts) == {}
 
 
+def module_of(path):
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def imported_modules(path):
+    """Modules of this repository that a file imports, inside functions too."""
+    names = imported(tree_of(path))
+    names = {name if name in MODULES else name.rpartition(".")[0] for name in names}
+    return names & MODULES.keys() - {module_of(path)}
+
+
+def circles(needs):
+    """The modules that import each other in the end, by removing those that nothing holds."""
+    needs = {module: set(others) for module, others in needs.items()}
+    while free := {module for module, others in needs.items() if not others & needs.keys()}:
+        needs = {module: others for module, others in needs.items() if module not in free}
+    return sorted(needs)
+
+
+def test_no_files_import_each_other():
+    assert circles({module: imported_modules(path) for module, path in MODULES.items()}) == []
+
+
+def test_the_search_for_circles():
+    assert circles({"a": {"b"}, "b": {"a"}, "c": {"d"}, "d": set()}) == ["a", "b"]
+
+
 # What writes programs of front-ends has to name them; it imports none of them.
 WRITES_PROGRAMS = SOURCE / "abele" / "port"
 ENGINE = [

@@ -24,11 +24,10 @@ from abele.warn import warn_user
 from poptorch._data import accessor_worker
 from poptorch._data.lending import Inbox, Lender
 from poptorch._data.slots import Slots
-from poptorch._error import error
+from poptorch._error import error, require
 from poptorch._process import distributed
 from poptorch._values import custom_types
 from poptorch.enums import SharingStrategy, member
-from poptorch.options._container import require
 
 _START_METHODS = {
     SharingStrategy.SharedMemory: "spawn",

@@ -26,11 +26,10 @@ from poptorch._data.partition import PartitionSampler
 from poptorch._data.position import Ordered, Position, check_fits
 from poptorch._data.waiting import Timed, Waiting
 from poptorch._data.whole_batches import Fetched, Shared, WholeBatches, whole, why_single
-from poptorch._error import error
+from poptorch._error import error, require
 from poptorch._process import distributed
 from poptorch.enums import DataLoaderMode, member
 from poptorch.options import Options
-from poptorch.options._container import require
 from poptorch.profiling import DATALOADER
 
 _logger = logging.getLogger("poptorch::python")

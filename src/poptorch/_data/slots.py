@@ -16,9 +16,9 @@ from typing import Any, Self
 
 import torch
 
+from poptorch._error import require
 from poptorch._values.casts import how, require_survival
 from poptorch._values.custom_types import parser_for
-from poptorch.options._container import require
 
 _ALIGNMENT = 64  # a cache line; also suits every dtype
 

@@ -11,9 +11,8 @@ import torch
 
 from abele import _torch
 from abele.trace import scopes
-from poptorch._error import error
+from poptorch._error import error, require
 from poptorch._forward.tracing import current
-from poptorch.options._container import require
 
 _ATTRIBUTES = "attributes"
 

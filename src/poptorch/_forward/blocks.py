@@ -12,9 +12,8 @@ from typing import Any, SupportsIndex
 import torch
 
 from abele import _torch
-from poptorch._error import error
+from poptorch._error import error, require
 from poptorch._forward.tracing import current
-from poptorch.options._container import require
 
 
 class Block(torch.nn.Module):

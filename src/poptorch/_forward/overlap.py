@@ -6,12 +6,11 @@ from typing import Any
 import torch
 
 from abele import _torch
-from poptorch._error import error
+from poptorch._error import error, require
 from poptorch._forward.tracing import Tracing, current
 from poptorch._values import structure as _structure
 from poptorch.enums import OutputMode, OverlapMode
 from poptorch.options import PipelinedExecution, ShardedExecution
-from poptorch.options._container import require
 
 _INPUT, _OUTPUT = "set_overlap_for_input", "set_overlap_for_output"
 

@@ -2,9 +2,8 @@
 
 import torch
 
-from poptorch._error import error
+from poptorch._error import error, require
 from poptorch.enums import MatMulSerializationMode
-from poptorch.options._container import require
 
 
 def serializedMatMul(

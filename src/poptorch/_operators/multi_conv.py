@@ -6,10 +6,9 @@ import torch
 
 from abele import _torch
 from abele.trace import scopes
-from poptorch._error import error
+from poptorch._error import error, require
 from poptorch._forward.tracing import current
 from poptorch.enums import MultiConvPlanType
-from poptorch.options._container import require
 
 _MARK = "multi_conv"
 _CONVOLUTIONS = (

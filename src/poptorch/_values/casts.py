@@ -2,7 +2,7 @@
 
 import torch
 
-from poptorch.options._container import require
+from poptorch._error import require
 
 
 def require_survival(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:

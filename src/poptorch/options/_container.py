@@ -9,19 +9,10 @@ import difflib
 import enum
 from typing import Any, Self
 
+from poptorch._error import require
 from poptorch.options import _table
 
 _HOUSEKEEPING = frozenset({"_values", "_is_frozen", "_namespaces", "_popart"})
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise AssertionError unless `condition` holds.
-
-    The interface promises AssertionError for mistaken arguments; a plain assert statement would
-    vanish under `python -O`.
-    """
-    if not condition:
-        raise AssertionError(message)
 
 
 class Freezable:

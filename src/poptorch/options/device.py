@@ -7,8 +7,9 @@ import logging
 import os
 from typing import Any, Self
 
+from poptorch._error import require
 from poptorch.enums import ConnectionType, SyncPattern
-from poptorch.options._container import OptionsDict, require
+from poptorch.options._container import OptionsDict
 from poptorch.options.popart import _PopartOptions
 
 SIMULATORS = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")

@@ -7,8 +7,9 @@ job is distributed. The data loader divides the data set by them.
 import os
 from typing import Self
 
+from poptorch._error import require
 from poptorch.options import _table
-from poptorch.options._container import OptionsDict, require
+from poptorch.options._container import OptionsDict
 
 _TORCHS = ("WORLD_SIZE", "RANK")
 

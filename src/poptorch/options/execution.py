@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from poptorch._error import error
+from poptorch._error import error, require
 from poptorch.enums import AutoStage, Liveness
-from poptorch.options._container import require
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ Both end in calls of public setters, so every check of those applies.
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from poptorch import enums
-from poptorch.options._container import require
+from poptorch._error import require
 
 
 class ConfigFileError(Exception):
@@ -28,8 +29,6 @@ def load_file(options: Any, filepath: str) -> None:
     Raises:
         ConfigFileError: The file is not valid Python; nothing has been executed.
     """
-    import poptorch  # the package imports this module first
-
     stripped = (line.strip() for line in Path(filepath).read_text(encoding="utf-8").splitlines())
     lines = [line for line in stripped if line and not line.startswith("#")]
     source = "\n".join(f"options.{line}" for line in lines)
@@ -41,7 +40,8 @@ def load_file(options: Any, filepath: str) -> None:
             f"SyntaxError at line {number} of {Path(filepath).name}: {problem.msg}\n"
             f"> {lines[number - 1]}"
         ) from problem
-    exec(code, {"poptorch": poptorch, "options": options})
+    # By its name: the package imports this module.
+    exec(code, {"poptorch": sys.modules["poptorch"], "options": options})
 
 
 def apply_json(options: Any, text: str) -> None:

@@ -12,9 +12,10 @@ from typing import Any, Self
 import torch
 
 from abele.storage.files import why_no_folder_name
+from poptorch._error import require
 from poptorch.enums import CommGroupType, OutputMode
 from poptorch.options import _table, files
-from poptorch.options._container import OptionsDict, require
+from poptorch.options._container import OptionsDict
 from poptorch.options.device import DeviceOptions, require_member
 from poptorch.options.distributed import _DistributedOptions
 from poptorch.options.earlier import EarlierOptions

@@ -6,8 +6,9 @@ Everything here is validated, stored and without effect: where a tensor lives ne
 import copy
 from typing import Any, Self
 
+from poptorch._error import require
 from poptorch.options import _table
-from poptorch.options._container import OptionsDict, require
+from poptorch.options._container import OptionsDict
 
 
 class TensorLocationSettings(OptionsDict):

@@ -6,9 +6,9 @@ when a model is compiled: `check_keys` finds misspelt ones, the option table say
 
 from typing import Any, Self
 
-from poptorch._error import error
+from poptorch._error import error, require
 from poptorch.options import _table
-from poptorch.options._container import Freezable, require
+from poptorch.options._container import Freezable
 
 _CONTAINERS = (list, set, tuple, dict)
 

@@ -5,9 +5,10 @@ from typing import Self
 
 import torch
 
+from poptorch._error import require
 from poptorch.enums import HalfFloatCastingBehavior
 from poptorch.options import _table
-from poptorch.options._container import OptionsDict, require
+from poptorch.options._container import OptionsDict
 from poptorch.options.earlier import EarlierPrecision
 from poptorch.options.popart import _PopartOptions
 

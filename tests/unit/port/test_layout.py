@@ -3,9 +3,9 @@
 import libcst as cst
 import pytest
 
+from abele.port.context import with_parameter
 from abele.port.edits import Edits, keyword
 from abele.port.layout import width
-from abele.port.routes import with_parameter
 from abele.port.source import Source
 
 

@@ -22,10 +22,9 @@ from abele.port.analysis.parts import Statement, block_of, calls_of, statement_o
 from abele.port.analysis.scopes import Variable, names_in
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
-from abele.port.context import Context
+from abele.port.context import Context, NoRouteError
 from abele.port.edits import keyword
 from abele.port.finding import Verdict
-from abele.port.routes import NoRouteError
 from abele.port.source import Source
 
 _Function: TypeAlias = cst.FunctionDef | cst.Lambda

@@ -28,9 +28,8 @@ from abele.port.analysis.parts import Statement, block_of
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Helpers
 from abele.port.analysis.things import Home, NoHomeError
-from abele.port.context import Context
+from abele.port.context import Context, NoRouteError, Wrapped
 from abele.port.finding import Verdict
-from abele.port.routes import NoRouteError, Wrapped
 from abele.port.source import Source
 
 CODES = {

@@ -21,10 +21,9 @@ from abele.port.analysis.scopes import Variable, names_in
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step, changed_outside
 from abele.port.analysis.things import Home
-from abele.port.context import Context
+from abele.port.context import Context, NoRouteError, Wrapped
 from abele.port.edits import keyword
 from abele.port.finding import Verdict
-from abele.port.routes import NoRouteError, Wrapped
 from abele.port.rules import places
 from abele.port.source import Source
 

@@ -15,10 +15,9 @@ from abele.port.analysis.order import Order
 from abele.port.analysis.parts import Statement, StepError, calls_of
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
-from abele.port.context import Context
+from abele.port.context import Context, NoRouteError, Wrapped
 from abele.port.edits import parsed
 from abele.port.finding import Verdict
-from abele.port.routes import NoRouteError, Wrapped
 from abele.port.rules import optimizers, places
 from abele.port.rules.wrapper import Wrapper, wrapper_of
 from abele.port.source import Source
