@@ -13,10 +13,6 @@ from sambaflow.samba._compile import pef as _pef
 def get_pefmeta(args: Any, model: torch.nn.Module) -> dict[str, Any]:
     """Return the metadata that ``session.compile`` stores.
 
-    Args:
-        args: the options of the program.
-        model: the model that is compiled.
-
     Returns:
         ``model``, ``parameters`` (number of values), ``batch_size``, ``inference`` and ``mapping``.
     """
