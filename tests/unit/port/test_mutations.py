@@ -148,7 +148,6 @@ EVALUATION = {
     "averages that are not frozen": ("rules/evaluation_mode_elsewhere", "    model.apply(freeze)\n", ""),
     "a mode that is not set in a header": ("rules/evaluation_mode_elsewhere", "3 if model.eval() else 2", "3"),
     "another mode by its name": ("rules/evaluation_mode_elsewhere", 'getattr(model, "train")', 'getattr(model, "eval")'),
-    "another model for a function": ("rules/shared_functions", "loss_of_named(inference_model_3 if", "loss_of_named(poptorch.inferenceModel(nn.Linear(4, 3)) if"),
     "two results exchanged": ("trainer", '(logits.argmax(1) == batch["y"])', '(logits.argmin(1) == batch["y"])'),
     "inference too early": ("resumed", "train()\nevaluate()\nstate", "evaluate()\ntrain()\nstate"),
     "the loss of training": ("globals", "mse = criterion(prediction, target)", "mse = criterion(prediction, target).sqrt()"),
