@@ -191,7 +191,7 @@ def winograd_lanes(convolution: Convolution) -> int | None:
 
 
 def _halves_are_as_fast() -> bool:
-    """Return whether a processor has registers of sixteen, and multiplies one in two steps."""
+    """Return whether AVX-512 runs at half rate, so that 256-bit vectors are as fast."""
     capability = torch.backends.cpu.get_cpu_capability()
     in_two_steps = processor.has(_OF_AMD) and not processor.has(_IN_ONE_STEP)
     return capability == "AVX512" and in_two_steps

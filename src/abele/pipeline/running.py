@@ -41,7 +41,7 @@ class Lane:
         return value
 
     def leave(self, value: Any) -> torch.Tensor:
-        """Return a value that has been given, for the caller of the pipeline."""
+        """Return a finished value to the pipeline's caller."""
         return value
 
     def bytes_of(self, value: Any) -> int:

@@ -324,7 +324,7 @@ class Recorder(Observer):
             self._due_ns = time.perf_counter_ns() + int(SPAN_S * 1e9) if late else 0
 
     def _together(self, calls: Sequence[_Ended]) -> Calls:
-        """Join calls in one line, since there may be thousands of them in a second."""
+        """Write many calls as one line of the journal, which may get thousands per second."""
         start, before = self.run.process.clock_ns, self._ended_ns
         waited = inputs = computed = outputs = compiling = 0
         times: list[float] = []

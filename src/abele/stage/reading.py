@@ -314,7 +314,7 @@ class _Reader:
                     self._readers.setdefault(source, set()).add(self.parts[node])
 
     def costs(self) -> list[float]:
-        """Time of each part, in bytes that could be moved meanwhile."""
+        """Return the time of each part, as the bytes that memory could move meanwhile."""
         costs = [0.0] * (2 * self.count)
         for node in self.order:
             if node_phase(node) != "update" and not is_getitem(node):

@@ -246,7 +246,7 @@ class Lowering(abc.ABC):
         """
 
     def why_not(self, program: Program) -> str | None:
-        """Why ``program`` cannot be lowered this way, even if asked for, or ``None`` if it can."""
+        """Return why this lowering cannot take ``program``, or ``None`` if it can."""
         del program
         return None
 

@@ -168,7 +168,7 @@ class _AsDetail(logging.Handler):
 
 
 def quiet() -> None:
-    """Let the agent log through poprun, at its lowest level."""
+    """Pass the agent's log lines to poprun's log at level DEBUG."""
     elastic = logging.getLogger("torch.distributed.elastic")
     elastic.handlers = [_AsDetail()]
     elastic.propagate = False

@@ -36,7 +36,7 @@ def process(name: str, pid: int = 0) -> Event:
 
 
 def thread(number: int, name: str, pid: int = 0) -> Event:
-    """Return the name of a row."""
+    """Return the event that names a thread's row in the trace."""
     return {"ph": "M", "name": "thread_name", "pid": pid, "tid": number, "args": {"name": name}}
 
 

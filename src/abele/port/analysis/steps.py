@@ -305,7 +305,7 @@ class _Reader:
             )
 
     def _zero(self, gradients: Update, trained: set[Thing]) -> Iterator[Statement]:
-        """Statements of the block that forget gradients."""
+        """Return the block's ``zero_grad`` statements."""
         first, last = map(self._block.index, (self._backward, gradients.statement))
         for index, statement in enumerate(self._block):
             for call in calls_of(statement, "zero_grad"):

@@ -51,7 +51,7 @@ _LEAVE = frozenset(
 
 
 def home(context: Context, step: Step) -> Home:
-    """Return where the optimizer of a step gets its name.
+    """Return the assignment that creates the optimizer of a step.
 
     Raises:
         StepError: there is no one place.

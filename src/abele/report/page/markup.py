@@ -124,12 +124,12 @@ def path_of(module: str) -> Html:
 
 
 def folded(title: Content, *content: Content, open_: bool = False) -> Html:
-    """Return what is shown on demand."""
+    """Return content that the page shows when it is unfolded."""
     return tag("details", tag("summary", title), *content, open=open_)
 
 
 def by_program(parts: Sequence[tuple[str, str, float, Content]]) -> Html:
-    """Return what a section says of each program.
+    """Return a section's content, under a heading for each program.
 
     Of many programs, such as those of a pipeline, only the one that needs most is shown at first.
 

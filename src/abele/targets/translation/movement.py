@@ -53,7 +53,7 @@ def turned(matrix: Place) -> Place:
 
 
 def store(translator: Any, value: Place, target: Place) -> None:
-    """Write a tensor to where another lies, converted and broadcast if need be."""
+    """Copy a tensor into another's memory, converted and broadcast if needed."""
     if target.size:
         translator.pointwise([value], "{0}".format, target)
 

@@ -92,7 +92,7 @@ class Call(Operation):
     text: str
 
     def pointers(self) -> list[Place]:
-        """Return the tensors whose pointers the numbers in the text stand for."""
+        """Return the tensors that the numbers in the operation's source refer to."""
         return [*self.reads, *self.writes]
 
 

@@ -105,7 +105,7 @@ class Translator:
         return Place(buffer, tuple(shape), stride)
 
     def new_like(self, node: torch.fx.Node, index: int | None = None) -> Place:
-        """Memory for a node's result, laid out as its value is."""
+        """Allocate a buffer for a node's result, in its layout."""
         value = node.meta["val"] if index is None else node.meta["val"][index]
         return self.new(tuple(value.shape), value.dtype, value.stride())
 

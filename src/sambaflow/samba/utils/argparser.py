@@ -173,7 +173,7 @@ def _say_hints(args: argparse.Namespace) -> None:
 def parse_yaml_to_args(
     file: str | os.PathLike[str], args: argparse.Namespace
 ) -> argparse.Namespace:
-    """Overlays the top-level keys of a YAML file; dashes in names become underscores.
+    """Overlay the top-level keys of a YAML file; dashes in names become underscores.
 
     Args:
         file: a mapping of names to values.
