@@ -19,7 +19,7 @@ __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttr
 
 
 class VariableAttributes:
-    """Register of the attributes of an optimizer that may change after compilation.
+    """The attributes of an optimizer that may change after compilation.
 
     Args:
         variable_attributes: those that may.
@@ -139,13 +139,13 @@ class Optimizer(HostState):
         params = own.pop("params")
         if own.pop("amsgrad", None):
             raise ValueError("Only non-amsgrad Adam and AdamW are supported. Leave amsgrad unset.")
-        given = {name for name, value in own.items() if value is not None}
+        given = {name: value for name, value in own.items() if value is not None}
         # torch's own defaults stand in for arguments that were not passed.
-        base.__init__(
-            self, params, **{name: own[name] for name in own if name in given - _OWN.keys()}
-        )
-        for name in own.keys() & _OWN.keys():
-            setattr(self, name, _OWN[name](own[name]))
+        of_torch = {name: value for name, value in given.items() if name not in _OWN}
+        base.__init__(self, params, **of_torch)
+        for name, value in own.items():
+            if name in _OWN:
+                setattr(self, name, _OWN[name](value))
         # An argument that was passed explicitly is expected to change; a default is not.
         known = [name for name in own if name in _MAY_CHANGE]
         self.variable_attrs = VariableAttributes([n for n in known if n in given], known)
