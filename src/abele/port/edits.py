@@ -323,7 +323,13 @@ def _bound_by(statement: _Statement) -> list[str]:
 
 
 #: Imports of the standard library that ports need.
-_STANDARD = ("import contextlib", "import functools", "import logging", "import os")
+_STANDARD = (
+    "import contextlib",
+    "import copy",
+    "import functools",
+    "import logging",
+    "import os",
+)
 
 
 def _insert(top: list[Any], line: str) -> None:

@@ -182,6 +182,12 @@ def test_the_program_itself_is_ported_whole():
     assert "training = TrainingModel(model, optimizer)" in after
 
 
+def test_an_import_of_the_standard_library_stands_apart_from_torch():
+    alone = ported(PROGRAM.replace("import json\n", "", 1))[1]
+    assert alone.startswith("import copy\n\nimport torch\n")
+    assert ported(PROGRAM)[1].startswith("import copy\nimport json\n")
+
+
 #: Edits of ports: each changes what is printed.
 MISTAKES = {
     "another seed": ("training", "manual_seed(3)", "manual_seed(4)"),
