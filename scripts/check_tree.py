@@ -1,4 +1,4 @@
-"""Check what linters do not: sizes, first lines of docstrings, small modules with one importer."""
+"""Check what linters do not: sizes of files, functions and folders, first lines of docstrings."""
 
 import ast
 import collections

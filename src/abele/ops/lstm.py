@@ -4,7 +4,7 @@
     c = sigmoid(forget) * c + sigmoid(input) * tanh(cell);  h = sigmoid(output) * tanh(c)
 
 Programs have these operators where plain PyTorch calls these libraries, so interpreted programs
-have its bits and its speed. Lowerings write a loop (``passes.of_lowerings.recurrent_loops``) or
+have its bits and its speed. Lowerings write a loop (``passes.of_lowerings.recurrent``) or
 separate steps (``recurrent_steps``). Importing this module registers the operators.
 """
 

@@ -2,7 +2,7 @@
 
 ``ops.recurrent_cells`` has the equations. ``inputs`` is the product of the layer's inputs and
 weights for all steps; it and the gradients of weights are GEMMs outside the loop.
-``passes.of_lowerings.recurrent_loops`` writes these operators in place of those of ``ops.lstm`` and
+``passes.of_lowerings.recurrent`` writes these operators in place of those of ``ops.lstm`` and
 ``ops.recurrent``. Importing this module registers them.
 """
 

@@ -4,9 +4,9 @@
 
 The largest magnitude of a tensor is NaN if the tensor holds a NaN, and infinite if it holds an
 infinity. One such number per floating tensor leaves the program as one more output, in the order
-of the operations; ``runtime.traps`` compares results with operands on the host. As in IEEE 754,
-what propagates is no exception: infinities from infinities and NaN from NaN are silent, so masks
-of minus infinity pass. A comparison by order with a NaN is an exception.
+of the operations; ``runtime.micro_steps`` compares results with operands on the host. As in IEEE
+754, what propagates is no exception: infinities from infinities and NaN from NaN are silent, so
+masks of minus infinity pass. A comparison by order with a NaN is an exception.
 """
 
 from __future__ import annotations
