@@ -15,7 +15,7 @@ _PYTHON_ERROR = "poptorch_py_error"
 
 
 class Error(Exception):
-    """Errors of the model, its graph or its wrapper.
+    """An error of the model, its graph or its wrapper.
 
     Args:
         message: What went wrong, without the type.

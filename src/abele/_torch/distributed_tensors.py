@@ -1,4 +1,4 @@
-"""Tensors that are spread over processes, for which torch looks wherever an operator is traced.
+"""A stand-in for ``DTensor`` that saves torch from importing it while operators are traced.
 
 Torch asks of every tensor that is not a plain one whether it is a ``DTensor``, and loads that class
 the first time: a quarter of a second and 120 modules, for programs without any. So torch gets a

@@ -103,7 +103,7 @@ class _Folder:
             atomic.write_text(Path(self.path, _ANSWER), json.dumps(facts))
 
     def raise_answer(self) -> None:
-        """Raise the answer of another process, if there is one."""
+        """Raise ``Answered`` or ``Refused`` if another process has written its answer."""
         file = Path(self.path, _ANSWER)
         if file.exists():
             facts = json.loads(file.read_text(encoding="utf-8"))

@@ -176,7 +176,7 @@ def table(answer: Answer) -> str:
 
 
 def _by_role(parts: list[Part]) -> list[Part]:
-    """Join parts of equal role."""
+    """Sum the memory of parts (such as weights or activations) by their role."""
     sizes: dict[tuple[str, bool], list[Interval]] = {}
     for part in parts:
         sizes.setdefault((part.role, part.always), []).append(part.size)

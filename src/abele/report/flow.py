@@ -17,7 +17,7 @@ OUTSIDE = -1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Read:
-    """A value that comes from an earlier passage.
+    """An input of a passage (a run of operations of one module) from an earlier passage.
 
     Attributes:
         passage: number of the passage; ``OUTSIDE`` for the batch.

@@ -335,5 +335,5 @@ _SCRIPTED: dict[str, Callable[..., Any]] = {
 
 
 def scripted() -> dict[str, Callable[..., Any]]:
-    """Return what stands for TorchScript functions of these libraries, if they are loaded."""
+    """Return replacements of TorchScript functions of ``torch_spline_conv``, by name, if loaded."""
     return _SCRIPTED if "torch_spline_conv" in sys.modules else {}

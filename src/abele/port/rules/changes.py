@@ -162,7 +162,7 @@ def _host_writes(
 def _changed(
     context: Context, source: Source, node: cst.CSTNode
 ) -> Iterator[tuple[str, cst.BaseExpression]]:
-    """Yield what a node changes: a code, and the expression of which it changes a part."""
+    """Yield a finding code and the changed object for each change that a node makes."""
     if isinstance(node, cst.Call):
         yield from _by_call(context, source, node)
         return

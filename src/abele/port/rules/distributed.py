@@ -86,7 +86,7 @@ def apply(context: Context) -> None:
 
 
 def _of_process(context: Context, source: Source, call: cst.Call, name: str) -> None:
-    """Rewrite calls about processes."""
+    """Rewrite calls of ``torch.distributed`` as calls of popdist, or remove them."""
     edits = context.edits(source)
     statement = statement_of(source, call)
     if name == _INIT and is_call(statement):
