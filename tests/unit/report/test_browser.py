@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -134,7 +135,8 @@ def several():
 
 def compared():
     one, other = run_of("dense"), run_of("introduction")
-    return comparison.page((one, journal_of(*ENDED)), (other, journal_of(*ENDED, computed=0.1)))
+    first, second = (one, journal_of(*ENDED)), (other, journal_of(*ENDED, computed=0.1))
+    return comparison.page(first, second, (Path("first"), Path("second")))
 
 
 @pytest.mark.parametrize(
