@@ -16,9 +16,8 @@ import torch
 from abele.errors import CorruptExecutable
 from abele.kernels import binding, build, sources
 from abele.kernels.binding import Conv
-from abele.targets.cpu.op_by_op import convolutions
 from helpers import winograd_memory
-from helpers.kernel_library import COMPILER, NEEDS_COMPILER, error
+from helpers.kernel_library import COMPILER, NEEDS_COMPILER, error, replacement
 from helpers.warm_python import python
 
 aten = torch.ops.aten
@@ -314,7 +313,7 @@ def node(case=(2, 8, 8, 3, 6, 40), *, stride=1, padding=None, dilation=1, groups
 
 @pytest.mark.parametrize("case", [case for case in DIRECT if case[5] >= 16], ids=str)
 def test_convolutions_that_gain_are_ours(own, capable, case):
-    assert convolutions.own_convolution(node(case), own) is not None
+    assert replacement(node(case), own) is not None
 
 
 @pytest.mark.parametrize(
@@ -332,12 +331,12 @@ def test_convolutions_that_gain_are_ours(own, capable, case):
     ids=str,
 )
 def test_others_stay_the_librarys(own, capable, settings):
-    assert convolutions.own_convolution(node(**settings), own) is None
+    assert replacement(node(**settings), own) is None
 
 
 def test_processors_without_wide_registers_keep_the_library(own, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    assert convolutions.own_convolution(node(), own) is None
+    assert replacement(node(), own) is None
 
 
 @pytest.mark.parametrize("case", [(2, 8, 8, 3, 6, 40), (1, 5, 7, 3, 6, 19), (2, 1, 8, 5, 6, 20)])
@@ -351,7 +350,7 @@ def test_backward_gives_what_was_asked_for(own, capable, case, mask):
     forward = node(case)
     inputs = forward.graph.placeholder("grad"), *forward.args[:2]
     backward = forward.graph.call_function(aten.convolution_backward.default, (*inputs, *settings))
-    result = convolutions.own_convolution(backward, own)(grad, x, weight, *settings)
+    result = replacement(backward, own)(grad, x, weight, *settings)
     doubles = (each.double() for each in (grad, x, weight))
     for value, exact in zip(result, aten.convolution_backward(*doubles, *settings), strict=True):
         assert (value is None) == (exact is None)
@@ -363,7 +362,7 @@ def test_a_bias_may_be_a_column(own, capable):
     made = Case("direct", case)
     x, weight, bias = made.x, made.weight, made.bias
     column = torch.stack([torch.full_like(bias, CANARY), bias], 1)[:, 1]
-    run = convolutions.own_convolution(node(case), own)
+    run = replacement(node(case), own)
     assert torch.equal(run(x, weight, column), run(x, weight, bias))
 
 

@@ -11,8 +11,7 @@ import torch
 from abele.errors import CorruptExecutable
 from abele.kernels import on_tensors
 from abele.kernels.convolutions import PATCHES, kernel_of
-from abele.targets.cpu.op_by_op.convolutions import own_convolution
-from helpers.kernel_library import NEEDS_COMPILER, error
+from helpers.kernel_library import NEEDS_COMPILER, error, replacement
 
 aten = torch.ops.aten
 pytestmark = [*NEEDS_COMPILER, pytest.mark.usefixtures("capable")]
@@ -59,8 +58,8 @@ def convolved(own, case, *, transposed, bias):
     forward = graph.call_function(aten.convolution.default, (*nodes[1:], *settings))
     backward = graph.call_function(aten.convolution_backward.default, (*nodes[:3], *rest))
     assert kernel_of(forward) is PATCHES
-    ours = [own_convolution(forward, own)(x, weight, start, *settings)]
-    ours += own_convolution(backward, own)(grad, x, weight, *rest)
+    ours = [replacement(forward, own)(x, weight, start, *settings)]
+    ours += replacement(backward, own)(grad, x, weight, *rest)
 
     def by_torch(dtype):
         a, b, w = (each.to(dtype).contiguous() for each in (x, grad, weight))
@@ -96,7 +95,7 @@ def test_backward_gives_what_was_asked_for(own, mask):
     nodes[1].meta["val"], nodes[2].meta["val"] = small, weight
     rest = [16], *settings_of(CASES[0], transposed=True), list(mask)
     node = graph.call_function(aten.convolution_backward.default, (*nodes, *rest))
-    given = own_convolution(node, own)(large, small, weight, *rest)
+    given = replacement(node, own)(large, small, weight, *rest)
     assert [each is not None for each in given] == list(mask)
 
 

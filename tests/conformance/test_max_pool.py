@@ -10,8 +10,7 @@ import torch
 
 from abele.errors import CorruptExecutable
 from abele.kernels import on_tensors
-from abele.targets.cpu.op_by_op import pools
-from helpers.kernel_library import NEEDS_COMPILER
+from helpers.kernel_library import NEEDS_COMPILER, replacement
 
 aten = torch.ops.aten
 pytestmark = NEEDS_COMPILER
@@ -90,7 +89,7 @@ def nodes(shape, settings=SETTINGS, *, read=True, shown=False, dtype=torch.float
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", ["random", "ties", "special"])
 def test_values_and_gradients_are_torchs_to_the_bit(own, kind, shape):
-    pool, backward = (pools.own_pool(node, own) for node in nodes(shape))
+    pool, backward = (replacement(node, own) for node in nodes(shape))
     x = images(shape, kind)
     y, places = pool(x, *SETTINGS)
     wanted, indices = aten.max_pool2d_with_indices(x, *SETTINGS)
@@ -102,7 +101,7 @@ def test_values_and_gradients_are_torchs_to_the_bit(own, kind, shape):
 
 
 def test_threads_do_not_change_a_bit(own, monkeypatch):
-    pool, backward = (pools.own_pool(node, own) for node in nodes(SHAPES[-1]))
+    pool, backward = (replacement(node, own) for node in nodes(SHAPES[-1]))
     x, results = images(SHAPES[-1]), []
     for threads in (1, 3):
         monkeypatch.setattr(on_tensors, "threads_for", lambda *_, count=threads: count)
@@ -112,7 +111,7 @@ def test_threads_do_not_change_a_bit(own, monkeypatch):
 
 
 def test_without_backward_no_places_are_kept(own):
-    pool = pools.own_pool(nodes((2, 8, 6, 10), read=False)[0], own)
+    pool = replacement(nodes((2, 8, 6, 10), read=False)[0], own)
     x = images((2, 8, 6, 10))
     y, places = pool(x, *SETTINGS)
     assert places is None
@@ -120,7 +119,7 @@ def test_without_backward_no_places_are_kept(own):
 
 
 def test_images_in_the_default_order_are_the_librarys(own):
-    pool, backward = (pools.own_pool(node, own) for node in nodes((2, 8, 6, 10)))
+    pool, backward = (replacement(node, own) for node in nodes((2, 8, 6, 10)))
     x = images((2, 8, 6, 10)).contiguous()
     y, indices = pool(x, *SETTINGS)
     assert y.is_contiguous()
@@ -143,4 +142,4 @@ def test_images_in_the_default_order_are_the_librarys(own):
     ids=str,
 )
 def test_other_pools_stay_the_librarys(own, settings):
-    assert pools.own_pool(nodes(**{"shape": (2, 8, 6, 10), **settings})[0], own) is None
+    assert replacement(nodes(**{"shape": (2, 8, 6, 10), **settings})[0], own) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own convention
@@ -9,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own convention
 from abele.errors import CorruptExecutable
 from abele.kernels import binding
 from abele.ops import adam, norm_activation, sgd
-from abele.targets.cpu.op_by_op import calls, updates
+from abele.targets.cpu.op_by_op import norms, updates
 from helpers.kernel_library import NEEDS_COMPILER
 
 pytestmark = NEEDS_COMPILER
@@ -42,8 +44,8 @@ def exactly(x, weight, bias, mean, var, slope, grad):
 
 
 def ours(own, x, weight, bias, mean, var, slope, grad, overwrite=False):
-    forward = calls.norm_activation(own, overwrite=overwrite)
-    backward = calls.norm_activation_backward(own, overwrite=overwrite)
+    forward = functools.partial(norms.norm_activation, own, overwrite)
+    backward = functools.partial(norms.norm_activation_backward, own, overwrite)
     output = forward(x.clone(), weight, bias, mean, var, MOMENTUM, EPS, slope)
     y, kept, statistics, new_mean, new_var = output
     y = y.clone()
@@ -75,7 +77,7 @@ def test_weights_and_statistics_may_be_columns(own):
     added, grad = (
         torch.randn(shape).contiguous(memory_format=torch.channels_last) for _ in range(2)
     )
-    run = calls.scale_shift_activation(own, overwrite=False)
+    run = functools.partial(norms.scale_shift_activation, own, False)
     for one, other in (
         (ours(own, x, *v, 0.01, grad) for v in (vectors, columns)),
         (ours_of_sum(own, x, *v, added, 0.01, [grad]) for v in (vectors, columns)),
@@ -137,8 +139,8 @@ def exactly_of_sum(x, weight, bias, mean, var, added, slope, grad):
 
 
 def ours_of_sum(own, x, weight, bias, mean, var, added, slope, grads, overwrite=False):
-    forward = calls.norm_sum_activation(own, overwrite=overwrite)
-    backward = calls.norm_sum_activation_backward(own, overwrite=overwrite)
+    forward = functools.partial(norms.norm_sum_activation, own, overwrite)
+    backward = functools.partial(norms.norm_sum_activation_backward, own, overwrite)
     parameters = (x, weight, bias, mean, var, added.clone())
     y, statistics, new_mean, new_var = forward(*parameters, MOMENTUM, EPS, slope)
     grad, more = grads[0].clone(), grads[1] if len(grads) > 1 else None
@@ -206,7 +208,7 @@ def test_evaluation_scales_shifts_and_activates(own):
     x = torch.randn(2, 5, 9, 7).contiguous(memory_format=torch.channels_last)
     scale, shift = torch.randn(5), torch.randn(5)
     plain = norm_activation.evaluation(x, scale, shift, 0.1)
-    run = calls.scale_shift_activation(own, overwrite=False)
+    run = functools.partial(norms.scale_shift_activation, own, False)
     torch.testing.assert_close(run(x, scale, shift, 0.1), plain, rtol=1e-6, atol=1e-6)
 
 
@@ -221,11 +223,11 @@ def test_adam_is_the_rule(own, decay):
     steps = [torch.tensor(float(k), dtype=torch.float64) for k in (0, 3, 100)]
     settings = torch.tensor([1e-3, 0.9, 0.999, 1e-8, decay], dtype=torch.float64).unbind()
     expected = adam.update(*columns, steps, *settings)
-    actual = updates.own_adam(own, overwrite=False)(*columns, steps, *settings)
+    actual = updates.run_adam(own, False, *columns, steps, *settings)
     for value, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(value, wanted, rtol=1e-6, atol=1e-7)
     assert [step.item() for step in steps] == [0, 3, 100]
-    updates.own_adam(own, overwrite=True)(*columns, steps, *settings)
+    updates.run_adam(own, True, *columns, steps, *settings)
     assert torch.equal(columns[0][1], actual[1])
 
 
@@ -237,12 +239,12 @@ def test_sgd_is_the_rule(own, decay, nesterov):
     settings = torch.tensor([1e-2, 0.9, 0.8, decay, nesterov], dtype=torch.float64).unbind()
     before = [each.clone() for column in columns for each in column]
     expected = sgd.update(*columns, *settings)
-    actual = updates.own_sgd(own, overwrite=False)(*columns, *settings)
+    actual = updates.run_sgd(own, False, *columns, *settings)
     for value, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(value, wanted, rtol=1e-6, atol=1e-6)  # terms up to 4
     given = [each for column in columns for each in column]
     assert all(torch.equal(one, other) for one, other in zip(given, before, strict=True))
-    updates.own_sgd(own, overwrite=True)(*columns, *settings)
+    updates.run_sgd(own, True, *columns, *settings)
     assert torch.equal(columns[0][1], actual[1])
     assert torch.equal(columns[2][1], actual[4])
 
@@ -263,7 +265,7 @@ def test_sgd_keeps_what_is_no_number(own, number):
     columns = [[torch.tensor([1.0, number])], [torch.tensor([number, 1.0])], [torch.zeros(2)]]
     settings = torch.tensor([1e-2, 0.9, 1.0, 0.0, 0.0], dtype=torch.float64).unbind()
     expected = sgd.update(*columns, *settings)
-    actual = updates.own_sgd(own, overwrite=False)(*columns, *settings)
+    actual = updates.run_sgd(own, False, *columns, *settings)
     for value, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(value, wanted, equal_nan=True)
 

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import math
-import shutil
 
 import pytest
 import torch
 
-from abele.kernels import binding, build, on_tensors
-from abele.targets.cpu.op_by_op.upsampling import own_upsampling
+from abele.kernels import on_tensors
+from helpers.kernel_library import NEEDS_COMPILER, replacement
 
 aten = torch.ops.aten
-compiler = shutil.which("g++") or shutil.which("clang++")
-pytestmark = [
-    pytest.mark.compiler,
-    pytest.mark.skipif(compiler is None, reason="no C++ compiler on PATH"),
-]
+pytestmark = NEEDS_COMPILER
 
 SHAPES = [
     *((1, 1, 1, 1), (2, 8, 1, 2), (1, 16, 2, 1), (2, 3, 2, 2), (1, 4, 3, 3), (2, 24, 4, 5)),
     *((3, 5, 7, 9), (1, 32, 16, 3), (2, 8, 20, 33)),
 ]
-
-
-@pytest.fixture(scope="module")
-def own():
-    assert compiler is not None
-    return binding.load(build.shared_library(compiler, "here"))
 
 
 def images(shape, kind="random"):
@@ -85,26 +74,26 @@ def node_of(target, *arguments, dtype=torch.float32):
 def test_only_exact_doubling_without_aligned_corners_is_ours(own):
     forward, backward = aten.upsample_bilinear2d.default, aten.upsample_bilinear2d_backward.default
     shape = [2, 8, 2, 3]
-    assert own_upsampling(node_of(forward, [8, 12], False, 2.0, 2.0), own) is not None
-    assert own_upsampling(node_of(forward, [8, 12], False), own) is not None
-    assert own_upsampling(node_of(backward, [4, 6], shape, False), own) is not None
-    assert own_upsampling(node_of(forward, [8, 13], False), own) is None
-    assert own_upsampling(node_of(forward, [8, 12], True), own) is None
-    assert own_upsampling(node_of(forward, [8, 12], False, 2.1, 2.0), own) is None
-    assert own_upsampling(node_of(forward, [8, 12], False, dtype=torch.float64), own) is None
-    assert own_upsampling(node_of(backward, [4, 7], shape, False), own) is None
-    assert own_upsampling(node_of(aten.relu.default), own) is None
+    assert replacement(node_of(forward, [8, 12], False, 2.0, 2.0), own) is not None
+    assert replacement(node_of(forward, [8, 12], False), own) is not None
+    assert replacement(node_of(backward, [4, 6], shape, False), own) is not None
+    assert replacement(node_of(forward, [8, 13], False), own) is None
+    assert replacement(node_of(forward, [8, 12], True), own) is None
+    assert replacement(node_of(forward, [8, 12], False, 2.1, 2.0), own) is None
+    assert replacement(node_of(forward, [8, 12], False, dtype=torch.float64), own) is None
+    assert replacement(node_of(backward, [4, 7], shape, False), own) is None
+    assert replacement(node_of(aten.relu.default), own) is None
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_programs_take_images_as_they_lie(own, layout):
     x = torch.randn(2, 8, 4, 6).contiguous(memory_format=layout)
     arguments = [8, 12], False
-    forward = own_upsampling(node_of(aten.upsample_bilinear2d.default, *arguments), own)
+    forward = replacement(node_of(aten.upsample_bilinear2d.default, *arguments), own)
     assert forward is not None
     torch.testing.assert_close(forward(x, *arguments), aten.upsample_bilinear2d(x, *arguments))
     back = [4, 6], [2, 8, 2, 3], False
-    backward = own_upsampling(node_of(aten.upsample_bilinear2d_backward.default, *back), own)
+    backward = replacement(node_of(aten.upsample_bilinear2d_backward.default, *back), own)
     assert backward is not None
     wanted = aten.upsample_bilinear2d_backward(x, *back)
     torch.testing.assert_close(backward(x, *back), wanted)

@@ -11,6 +11,7 @@ import torch
 
 from abele.kernels import binding, build, on_tensors
 from abele.targets.cpu.compiler import instruction_set
+from abele.targets.cpu.op_by_op.registry import own_kernel
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 #: For ``pytestmark`` of a module.
@@ -41,3 +42,9 @@ def conv_backward(own, grad, x, weight, stride, padding, mask, **how):
     """The gradients of its images, weight and bias that the mask asks for."""
     sizes = x.shape, weight.shape, stride, padding, mask
     return on_tensors.conv_backward(own, *sizes, **how)(grad, x, weight)
+
+
+def replacement(node, own):
+    """Return the function of the library kernel that computes a node, or None."""
+    kernel = own_kernel(node)
+    return None if kernel is None else kernel.function(node, own, False)

@@ -16,7 +16,7 @@ from abele.kernels.convolutions import (
     scratch_bytes,
     suits_winograd,
 )
-from abele.targets.cpu.op_by_op.convolutions import own_convolution
+from helpers.kernel_library import replacement
 
 aten = torch.ops.aten
 PARTS = ("forward", "backward")
@@ -69,7 +69,7 @@ def test_the_fastest_kernel_is_called(image, out, padding, kernel, backward):
     calls: list[str] = []
     names = [f"abele_{how}_{part}" for how in ("conv", "winograd") for part in PARTS]
     note = {name: lambda *_, name=name: calls.append(name) for name in names}
-    call = own_convolution(each, SimpleNamespace(abele_threads=lambda *_: 1, **note))
+    call = replacement(each, SimpleNamespace(abele_threads=lambda *_: 1, **note))
     assert (call is None) is (kernel is None)
     if call is not None:
         call(*values(each))

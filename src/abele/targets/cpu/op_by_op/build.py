@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,37 +11,14 @@ import torch
 from abele import _torch
 from abele._torch.copies import copied_graph
 from abele.arena.running import Arena, kept
-from abele.kernels.convolutions import kernel_of
-from abele.ops import adam, norm_activation
 from abele.program import Program
 from abele.targets.base import Clocked, GraphClocks, Run
-from abele.targets.cpu.op_by_op import calls, pools, upsampling
-from abele.targets.cpu.op_by_op.convolutions import own_convolution
-from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
-from abele.targets.cpu.op_by_op.pools import own_pool
-from abele.targets.cpu.op_by_op.updates import copies_back, is_update, own_update
-from abele.targets.cpu.op_by_op.upsampling import own_upsampling
+from abele.targets.cpu.op_by_op.overwriting import IN_PLACE, Lifetimes, overwritten
+from abele.targets.cpu.op_by_op.registry import own_kernel
+from abele.targets.cpu.op_by_op.updates import copies_back, erase_copies, is_update
 from abele.targets.interpreter import function_of
 
-aten = torch.ops.aten
-
 _Node = torch.fx.Node
-
-#: Our kernel for each operator, and which argument it may overwrite.
-OURS: dict[Any, tuple[Callable[..., Callable[..., Any]], int]] = {
-    norm_activation.forward: (calls.norm_activation, 0),
-    norm_activation.backward: (calls.norm_activation_backward, 0),
-    norm_activation.of_sum: (calls.norm_sum_activation, 5),
-    norm_activation.of_sum_backward: (calls.norm_sum_activation_backward, 0),
-    norm_activation.evaluation: (calls.scale_shift_activation, 0),
-}
-
-# Operators whose result may take the place of an argument of the same shape and type.
-_IN_PLACE: dict[Any, tuple[Any, tuple[int, ...]]] = {
-    aten.add.Tensor: (aten.add_.Tensor, (0, 1)),
-    aten.relu.default: (aten.relu_.default, (0,)),
-    aten.leaky_relu.default: (aten.leaky_relu_.default, (0,)),
-}
 
 
 def with_kernels(program: Program, library: ctypes.CDLL, arena: Arena | None = None) -> Run:
@@ -62,20 +38,8 @@ def kinds_of(program: Program) -> set[str]:
     Args:
         program: after the passes of its lowering.
     """
-    return {kind for node in program.graph.graph.nodes for kind in [_kind_of(node)] if kind}
-
-
-def _kind_of(node: _Node) -> str | None:
-    kernel = kernel_of(node)
-    if kernel is not None:
-        return kernel.kind
-    if pools.is_ours(node):
-        return "pools"
-    if upsampling.is_ours(node):
-        return "upsampling"
-    if node.target in OURS:
-        return "norms"
-    return None if not is_update(node) else "adam" if node.target is adam.update else "sgd"
+    kernels = map(own_kernel, program.graph.graph.nodes)
+    return {kernel.kind for kernel in kernels if kernel is not None}
 
 
 def with_clocks(program: Program, library: ctypes.CDLL, arena: Arena | None = None) -> Clocked:
@@ -88,22 +52,19 @@ def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
     """Return the graph with each operator replaced by the function that computes it."""
     graph = _torch.graph_module(program.graph, copied_graph(program.graph.graph))
     lifetimes = Lifetimes(graph.graph)
-    spared = {node: copies_back(node) for node in graph.graph.nodes if is_update(node)}
+    copies = {node: copies_back(node) for node in graph.graph.nodes if is_update(node)}
     for node in list(graph.graph.nodes):
-        kernel = (
-            own_convolution(node, library)
-            or own_pool(node, library)
-            or own_upsampling(node, library)
-        )
-        if kernel is not None:
-            node.target = kernel
-        elif node.target in OURS:
-            make, _ = OURS[node.target]
-            node.target = make(library, overwrite=overwritten(node, lifetimes) is not None)
-        elif node in spared:
-            node.target = own_update(node, library, spared[node])
-        elif node.target in _IN_PLACE:
+        kernel = own_kernel(node)
+        if kernel is None:
             _use_in_place(node, lifetimes)
+            continue
+        overwrite = overwritten(node, lifetimes) is not None
+        if node in copies:
+            overwrite = copies[node] is not None
+            erase_copies(copies[node] or ())
+        function: Any = kernel.function(node, library, overwrite)
+        function.__name__ = kernel.name  # as clocks and reports call it
+        node.target = function
     graph.graph.lint()
     return graph
 
@@ -121,29 +82,9 @@ def _run(
     return run
 
 
-def overwritten(node: _Node, lifetimes: Lifetimes) -> int | None:
-    """Index of the argument over which a node's first result is written; None if over none."""
-    if node.target in OURS:
-        _, index = OURS[node.target]
-        argument = node.args[index]
-        assert isinstance(argument, _Node)
-        return index if lifetimes.may_overwrite(node, argument) else None
-    if node.target not in _IN_PLACE or node.kwargs:
-        return None
-    result = node.meta["val"]
-    for index in _IN_PLACE[node.target][1]:
-        value = node.args[index]
-        if not isinstance(value, _Node) or not lifetimes.may_overwrite(node, value):
-            continue
-        argument = value.meta["val"]
-        if argument.shape == result.shape and argument.dtype == result.dtype:
-            return index
-    return None
-
-
 def _use_in_place(node: _Node, lifetimes: Lifetimes) -> None:
     index = overwritten(node, lifetimes)
     if index is not None:
         if index:
             node.args = (node.args[index], node.args[0], *node.args[2:])
-        node.target = _IN_PLACE[node.target][0]
+        node.target = IN_PLACE[node.target][0]

@@ -15,9 +15,8 @@ from abele.passes.of_lowerings.channels_last import that_read_channels_last
 from abele.program import Program, is_getitem, node_argument
 from abele.program.aliasing import Liveness, aliases_of_calls
 from abele.program.memory import MemoryUse, Piece
-from abele.targets.cpu.op_by_op import pools
-from abele.targets.cpu.op_by_op.build import overwritten
-from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
+from abele.targets.cpu.op_by_op import images
+from abele.targets.cpu.op_by_op.overwriting import Lifetimes, overwritten
 from abele.targets.cpu.op_by_op.updates import copies_back, is_update
 
 aten = torch.ops.aten
@@ -82,7 +81,7 @@ def _pieces(graph: torch.fx.Graph, liveness: Liveness, last: Container[_Node]) -
             continue
         size = each.size
         if each.result == 1 and each.node in last and _is_own_pool(each.node):
-            size = each.node.meta["val"][1].numel() if pools.has_places(each.node) else 0
+            size = each.node.meta["val"][1].numel() if images.has_places(each.node) else 0
         if size:
             yield Piece(
                 node=each.node, result=each.result, first=each.first, last=each.last, size=size
@@ -90,7 +89,7 @@ def _pieces(graph: torch.fx.Graph, liveness: Liveness, last: Container[_Node]) -
 
 
 def _is_own_pool(node: _Node) -> bool:
-    return node.target is aten.max_pool2d_with_indices.default and pools.is_ours(node)
+    return node.target is aten.max_pool2d_with_indices.default and images.suits_pool(node)
 
 
 class _Memories:

@@ -1,8 +1,9 @@
-"""Updates of many parameters by one call of our kernels, written over parameters and state."""
+"""Updates of many parameters by one call of library kernels, over parameters and state."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from abele.kernels.on_tensors import dense
 from abele.ops import adam, sgd
 from abele.program import is_getitem
 from abele.program.aliasing import aliases_of_calls
+from abele.targets.cpu.op_by_op.kernels import OwnKernel
 
 aten = torch.ops.aten
 
@@ -25,22 +27,6 @@ _LISTS: dict[Any, int] = {adam.update: 5, sgd.update: 3}
 def is_update(node: _Node) -> bool:
     """Return whether a node updates many parameters."""
     return node.target in _LISTS
-
-
-def own_update(node: _Node, library: ctypes.CDLL, copies: list[_Node] | None) -> Callable[..., Any]:
-    """Return our kernel for an update, and erase the copies of results that it replaces.
-
-    Args:
-        node: of which ``is_update`` is true.
-        library: the kernels.
-        copies: what ``copies_back`` says, before anything else in the graph is replaced.
-    """
-    for each in copies or ():
-        result = cast("_Node", each.args[1])
-        node.graph.erase_node(each)
-        node.graph.erase_node(result)
-    make = own_adam if node.target is adam.update else own_sgd
-    return make(library, overwrite=copies is not None)
 
 
 def copies_back(node: _Node) -> list[_Node] | None:
@@ -79,33 +65,33 @@ def _are_read(
     return any(aliases.base(each) in changed for each in read)
 
 
-def own_adam(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
-    """``abele::adam``; may write over parameters and state."""
-
-    def adam(*given: Any) -> list[torch.Tensor]:
-        *columns, rate, beta1, beta2, eps, decay = given
-        params, grads, first, second, steps = _writable(columns, overwrite=overwrite)
-        tensors = _described(AdamTensor, params, first, second, grads, steps)
-        settings = Adam(*(each.item() for each in (beta1, beta2, eps, decay)))
-        threads = _threads(library, params)
-        library.abele_adam(settings, tensors, len(params), rate.item(), threads)
-        return [*params, *first, *second, *steps]
-
-    return adam
+def erase_copies(copies: Sequence[_Node]) -> None:
+    """Erase copies of an update's results, and the nodes that pick these results."""
+    for each in copies:
+        result = cast("_Node", each.args[1])
+        each.graph.erase_node(each)
+        each.graph.erase_node(result)
 
 
-def own_sgd(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
-    """``abele::sgd``; may write over parameters and velocities."""
+def run_adam(library: ctypes.CDLL, overwrite: bool, *given: Any) -> list[torch.Tensor]:
+    """Compute ``abele::adam``; may write over parameters and state."""
+    *columns, rate, beta1, beta2, eps, decay = given
+    params, grads, first, second, steps = _writable(columns, overwrite=overwrite)
+    tensors = _described(AdamTensor, params, first, second, grads, steps)
+    settings = Adam(*(each.item() for each in (beta1, beta2, eps, decay)))
+    threads = _threads(library, params)
+    library.abele_adam(settings, tensors, len(params), rate.item(), threads)
+    return [*params, *first, *second, *steps]
 
-    def sgd(*given: Any) -> list[torch.Tensor]:
-        *columns, rate, momentum, rest, decay, nesterov = given
-        params, grads, velocities = _writable(columns, overwrite=overwrite)
-        tensors = _described(SgdTensor, params, velocities, grads)
-        settings = Sgd(*(each.item() for each in (rate, momentum, rest, decay, nesterov)))
-        library.abele_sgd(settings, tensors, len(params), _threads(library, params))
-        return [*params, *velocities]
 
-    return sgd
+def run_sgd(library: ctypes.CDLL, overwrite: bool, *given: Any) -> list[torch.Tensor]:
+    """Compute ``abele::sgd``; may write over parameters and velocities."""
+    *columns, rate, momentum, rest, decay, nesterov = given
+    params, grads, velocities = _writable(columns, overwrite=overwrite)
+    tensors = _described(SgdTensor, params, velocities, grads)
+    settings = Sgd(*(each.item() for each in (rate, momentum, rest, decay, nesterov)))
+    library.abele_sgd(settings, tensors, len(params), _threads(library, params))
+    return [*params, *velocities]
 
 
 def _writable(columns: Sequence[list[torch.Tensor]], *, overwrite: bool) -> list[Any]:
@@ -126,3 +112,16 @@ def _described(kind: type[ctypes.Structure], *columns: list[torch.Tensor]) -> An
 
 def _threads(library: ctypes.CDLL, params: list[torch.Tensor]) -> int:
     return threads_for(library, sum(each.numel() for each in params))
+
+
+def _row(operator: Any, kind: str, function: Callable[..., Any]) -> OwnKernel:
+    return OwnKernel(
+        operator=operator,
+        name=kind,
+        kind=kind,
+        why="our kernel: all tensors in one call, each read and written once",
+        function=lambda node, library, overwrite: functools.partial(function, library, overwrite),
+    )
+
+
+UPDATES = (_row(adam.update, "adam", run_adam), _row(sgd.update, "sgd", run_sgd))

@@ -1,6 +1,8 @@
-"""Values of a graph that the operation that reads them last may overwrite."""
+"""Values that the operation that reads them last overwrites."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -8,6 +10,9 @@ from abele._torch import OpOverload
 from abele.ops import norm_activation
 from abele.program import is_getitem, node_argument
 from abele.program.aliasing import Aliases, Liveness
+from abele.targets.cpu.op_by_op.registry import own_kernel
+
+aten = torch.ops.aten
 
 _Node = torch.fx.Node
 
@@ -52,3 +57,34 @@ class Lifetimes:
                 break
             memory = self._aliases.base(origin)
         return memory
+
+
+#: Operators whose result may take the place of an argument of the same shape and type.
+IN_PLACE: dict[Any, tuple[Any, tuple[int, ...]]] = {
+    aten.add.Tensor: (aten.add_.Tensor, (0, 1)),
+    aten.relu.default: (aten.relu_.default, (0,)),
+    aten.leaky_relu.default: (aten.leaky_relu_.default, (0,)),
+}
+
+
+def overwritten(node: _Node, lifetimes: Lifetimes) -> int | None:
+    """Index of the argument over which a node's first result is written; None if over none."""
+    kernel = own_kernel(node)
+    if kernel is not None:
+        over = kernel.over
+        return over if over is not None and _is_free(node, over, lifetimes) else None
+    if node.target not in IN_PLACE or node.kwargs:
+        return None
+    result = node.meta["val"]
+    for index in IN_PLACE[node.target][1]:
+        value = node.args[index]
+        if not isinstance(value, _Node) or not _is_free(node, index, lifetimes):
+            continue
+        argument = value.meta["val"]
+        if argument.shape == result.shape and argument.dtype == result.dtype:
+            return index
+    return None
+
+
+def _is_free(node: _Node, index: int, lifetimes: Lifetimes) -> bool:
+    return lifetimes.may_overwrite(node, node_argument(node, index))

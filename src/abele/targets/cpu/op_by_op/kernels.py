@@ -1,0 +1,45 @@
+"""Registry of the library kernels that replace operators which run one by one.
+
+A kernel is a row: the operator, the nodes that it suits and the function that computes them.
+Execution, memory plans, reports and self-tests read these rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_Node = torch.fx.Node
+
+
+def _always(node: _Node) -> bool:
+    del node
+    return True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnKernel:
+    """A library kernel that replaces an operator.
+
+    Attributes:
+        operator: that it replaces.
+        name: of the function, in reports.
+        kind: in ``kernels.sources.KINDS``.
+        why: the reason for its use.
+        function: returns the function of tensors for a node, from the node, the library and
+            whether the first result is written over an argument.
+        suits: returns whether it computes a node with this operator.
+        over: index of the argument over which the first result may be written, if any.
+    """
+
+    operator: Any
+    name: str
+    kind: str
+    why: str
+    function: Callable[[_Node, ctypes.CDLL, bool], Callable[..., Any]]
+    suits: Callable[[_Node], bool] = _always
+    over: int | None = None

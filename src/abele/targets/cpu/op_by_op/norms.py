@@ -1,0 +1,201 @@
+"""Normalisations of channels-last images by library kernels, in place where the argument is dead.
+
+Each function computes the operator of ``abele.ops.norm_activation`` of the same name. Its first
+arguments are the library and whether it may write over a tensor; the others are the operator's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from abele.kernels.binding import Norm
+from abele.kernels.on_tensors import channels_last, dense, threads_worth
+from abele.ops import norm_activation as operators
+from abele.targets.cpu.op_by_op.kernels import OwnKernel
+
+Tensor = torch.Tensor
+
+
+def _prepared(
+    library: ctypes.CDLL,
+    shape: torch.Size,
+    slope: float,
+    momentum: float = 0.0,
+    eps: float = 0.0,
+) -> tuple[Any, Callable[[], int]]:
+    """Return a norm of images of this shape for the kernels, and how many threads it is worth."""
+    # As text, because a slope of -0.0 is another one than 0.0, to which it is equal.
+    return _described(library, shape, slope.hex(), momentum, eps)
+
+
+@functools.lru_cache(maxsize=4096)  # shapes of programs; the same at every step
+def _described(
+    library: ctypes.CDLL, shape: torch.Size, slope_hex: str, momentum: float, eps: float
+) -> tuple[Any, Callable[[], int]]:
+    slope, size, channels = float.fromhex(slope_hex), shape.numel(), shape[1]
+    norm = Norm(size // channels, channels, momentum, eps, slope)
+    return ctypes.byref(norm), threads_worth(library, size)
+
+
+def _addresses(*tensors: Tensor) -> list[int]:
+    return [each.data_ptr() for each in tensors]
+
+
+def _statistics(
+    library: ctypes.CDLL, norm: Any, inputs: Sequence[Tensor], threads: int
+) -> tuple[list[Tensor], bool]:
+    """Compute statistics and new running ones, and whether backward needs nothing of x but y.
+
+    Args:
+        library: of kernels.
+        norm: ``_prepared`` described it.
+        inputs: x, weight, bias and the running statistics.
+        threads: that compute it.
+    """
+    x, _, _, mean, var = inputs
+    outputs = [x.new_empty((3, x.shape[1])), torch.empty_like(mean), torch.empty_like(var)]
+    y_is_enough = ctypes.c_int32()
+    pointers = _addresses(*inputs, *outputs)
+    library.abele_norm_statistics(norm, *pointers, ctypes.byref(y_is_enough), threads)
+    return outputs, bool(y_is_enough)
+
+
+def norm_activation(
+    library: ctypes.CDLL,
+    overwrite: bool,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    momentum: float,
+    eps: float,
+    slope: float,
+) -> tuple[Tensor, ...]:
+    """Compute ``abele::norm_activation``; may write y over x."""
+    x = channels_last(x)
+    norm, worth = _prepared(library, x.shape, slope, momentum, eps)
+    threads = worth()
+    inputs = x, *dense(weight, bias, mean, var)
+    (statistics, *new), y_is_enough = _statistics(library, norm, inputs, threads)
+    y = x if overwrite and y_is_enough else torch.empty_like(x)
+    addresses = _addresses(*inputs[:3], statistics)
+    library.abele_norm_apply(norm, *addresses, None, y.data_ptr(), threads)
+    return y, y if y_is_enough else x, statistics, *new
+
+
+def norm_activation_backward(
+    library: ctypes.CDLL,
+    overwrite: bool,
+    grad: Tensor,
+    kept: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    statistics: Tensor,
+    slope: float,
+) -> tuple[Tensor, ...]:
+    """Compute ``abele::norm_activation_backward``; may write the input gradient over ``grad``."""
+    grad, (weight, bias) = channels_last(grad), dense(weight, bias)
+    norm, worth = _prepared(library, kept.shape, slope)
+    results = (
+        grad if overwrite else torch.empty_like(grad),
+        torch.empty_like(weight),
+        torch.empty_like(bias),
+    )
+    pointers = _addresses(grad, kept, weight, bias, statistics, *results)
+    library.abele_norm_backward(norm, *pointers, worth())
+    return results
+
+
+def norm_sum_activation(
+    library: ctypes.CDLL,
+    overwrite: bool,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    added: Tensor,
+    momentum: float,
+    eps: float,
+    slope: float,
+) -> tuple[Tensor, ...]:
+    """Compute ``abele::norm_sum_activation``; may write y over what is added."""
+    x, added = channels_last(x), channels_last(added)
+    norm, worth = _prepared(library, x.shape, slope, momentum, eps)
+    threads = worth()
+    y = added if overwrite else torch.empty_like(x)
+    inputs = x, *dense(weight, bias, mean, var)
+    # Backward needs x in any case: from y, what was added could not be told apart.
+    (statistics, *new), _ = _statistics(library, norm, inputs, threads)
+    addresses = _addresses(*inputs[:3], statistics, added, y)
+    library.abele_norm_apply(norm, *addresses, threads)
+    return y, statistics, *new
+
+
+def norm_sum_activation_backward(
+    library: ctypes.CDLL,
+    overwrite: bool,
+    grad: Tensor,
+    more: Tensor | None,
+    y: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    statistics: Tensor,
+    slope: float,
+) -> tuple[Tensor, ...]:
+    """Compute ``abele::norm_sum_activation_backward``; may write over the gradient of y."""
+    grad, more = channels_last(grad), None if more is None else channels_last(more)
+    (weight,) = dense(weight)
+    norm, worth = _prepared(library, x.shape, slope)
+    results = (
+        grad if overwrite else torch.empty_like(x),
+        torch.empty_like(x),
+        torch.empty_like(weight),
+        torch.empty_like(weight),
+    )
+    second = None if more is None else more.data_ptr()
+    pointers = _addresses(y, x, weight, statistics, *results)
+    library.abele_norm_sum_backward(norm, grad.data_ptr(), second, *pointers, worth())
+    return results
+
+
+def scale_shift_activation(
+    library: ctypes.CDLL,
+    overwrite: bool,
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    slope: float,
+) -> Tensor:
+    """Compute ``abele::scale_shift_activation``; may write y over x."""
+    x, (scale, shift) = channels_last(x), dense(scale, shift)
+    y = x if overwrite else torch.empty_like(x)
+    norm, worth = _prepared(library, x.shape, slope)
+    library.abele_scale_shift(norm, *_addresses(x, scale, shift, y), worth())
+    return y
+
+
+def _row(operator: Any, function: Callable[..., Any], over: int) -> OwnKernel:
+    return OwnKernel(
+        operator=operator,
+        name=function.__name__,
+        kind="norms",
+        why="our kernel: a normalisation with its activation",
+        function=lambda node, library, overwrite: functools.partial(function, library, overwrite),
+        over=over,
+    )
+
+
+NORMS = (
+    _row(operators.forward, norm_activation, 0),
+    _row(operators.backward, norm_activation_backward, 0),
+    _row(operators.of_sum, norm_sum_activation, 5),
+    _row(operators.of_sum_backward, norm_sum_activation_backward, 0),
+    _row(operators.evaluation, scale_shift_activation, 0),
+)
