@@ -18,7 +18,6 @@ from helpers.kernel_library import COMPILER, NEEDS_COMPILER, kernels
 
 pytestmark = NEEDS_COMPILER
 
-FAST = ("-std=c++17", "-O0", "-march=native", "-fopenmp", "-fPIC", "-Wno-psabi")
 AS_C = ("-x", "c", "-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror")
 
 
@@ -117,7 +116,7 @@ def test_a_compiler_that_fails_is_named_and_quoted(tmp_path):
 
 @pytest.mark.parametrize("kind", sources.KINDS)
 def test_kernels_of_one_kind_need_no_others(kind, tmp_path):
-    objects = build.compiled(COMPILER, str(tmp_path), sources.KINDS[kind], FAST)
+    objects = build.linkable(COMPILER, instruction_set(), sources.KINDS[kind])
     command = [COMPILER, "-shared", "-fopenmp", "-Wl,-z,defs", *objects]
     subprocess.run([*command, "-o", str(tmp_path / "kind.so")], check=True)
 
