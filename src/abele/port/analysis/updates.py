@@ -16,7 +16,7 @@ from abele.port.analysis.things import Things
 from abele.port.source import Source
 
 _CLIP = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_norm")
-_CLIP_VALUES = ("torch.nn.utils.clip_grad_value_", "torch.nn.utils.clip_grad_value")
+_TWO = m.Integer("2") | m.Float("2.0") | m.Float("2.")
 _CONDITION = (
     "the update depends on a condition, and a compiled program makes one in each call; where "
     "gradients of k batches are added up, by hand: divide no loss by k, set "
@@ -28,49 +28,27 @@ _UNKNOWN = (
     "this optimizer, or what it updates, was not found: make it in the files that are ported, "
     "by the name of its class, as in torch.optim.SGD(model.parameters(), lr=0.1)"
 )
-_TWO_OPTIMIZERS = (
-    "two optimizers update one after the other, and a compiled program has one: give one optimizer "
-    "all parameters, in groups"
-)
-_TWO_UPDATES = (
-    "this updates a second time with the same gradients, and a compiled program updates once: call "
-    "step() once for each backward()"
-)
-_ANOTHER_BEFORE = (
-    "another update stands before this one in the same block, and a compiled program makes one: "
-    "put each, from the model to step(), into a function of its own"
+_SEVERAL_STEPS = (
+    "several updates follow one backward(), and a compiled program makes one: give one optimizer "
+    "all parameters, in groups, and call its step() once for each backward()"
 )
 _SEVERAL = (
-    "backward() is called several times for one update: add the losses, and call backward() of "
-    "the sum"
+    "backward() is called several times in this block, and a compiled program makes one update of "
+    "one loss: add the losses, or put each update, from the model to step(), into a function of "
+    "its own"
 )
 _CLOSURE = (
     "step() with a closure evaluates the model as often as it needs for one update, and a compiled "
     "program does so once: call step() without a closure, of another optimizer than LBFGS"
 )
 _NO_STEP = (
-    "no step() of an optimizer follows in this block: call backward() and step() in one block"
+    "no step() of an optimizer follows in this block: call backward() and step() in one block; an "
+    "update that is written out by hand becomes an optimizer first, such as torch.optim.SGD"
 )
-_SOME_OPTIMIZER = (
-    "which optimizer this is depends on who calls this function: write a function for each"
-)
-_VALUES = (
-    "this limits each value, and an optimizer of a compiled program limits the norm of all "
-    "gradients (max_grad_norm): use clip_grad_norm_"
-)
-_NORM = (
-    "this limits another norm than the Euclidean one, which max_grad_norm limits: use norm_type=2"
-)
-_TWICE = (
-    "gradients are limited a second time here, and max_grad_norm is one limit for all: keep one of "
-    "the calls"
-)
-_READS_NORM = (
-    "this reads the norm of the gradients, which a compiled program keeps on its device: call "
-    "clip_grad_norm_ in a statement of its own, and read the norm with opts.anchorTensor"
-)
-_NO_MODEL = (
-    "the model whose parameters this updates was not found: make it in the files that are ported"
+_LIMIT = (
+    "an optimizer of a compiled program limits the Euclidean norm of all gradients, once "
+    "(max_grad_norm): call clip_grad_norm_ once, in a statement of its own and with norm_type=2; "
+    "opts.anchorTensor returns gradients whose norm is to be read"
 )
 _SCALER = (
     "whether the scaler is updated depends on a condition: call its update() in each turn of the "
@@ -93,38 +71,21 @@ class Removed:
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ByHand:
-    """A written-out update of stochastic gradient descent.
-
-    Attributes:
-        model: the expression whose parameters are updated.
-        rate: by which gradients are multiplied.
-        rounded: whether the product is rounded before it is added, as in ``p -= rate * p.grad``.
-    """
-
-    model: cst.BaseExpression
-    rate: cst.BaseExpression
-    rounded: bool
-
-
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Update:
     """The update of parameters in a training step.
 
     Attributes:
         statement: that updates.
-        optimizers: that may be the one; they share a name. The model, where none makes the update.
-        by_hand: the update, where no optimizer makes it.
+        optimizers: that may be the one; they share a name.
         clip: the call that limits the norm of gradients, or None.
         removed: other statements that the program does without.
     """
 
     statement: Statement
     optimizers: tuple[Thing, ...]
-    by_hand: ByHand | None = None
-    clip: cst.Call | None = None
-    removed: tuple[Removed, ...] = ()
+    clip: cst.Call | None
+    removed: tuple[Removed, ...]
 
 
 def read_update(
@@ -142,193 +103,112 @@ def read_update(
     Raises:
         StepError: there is none, or it is none that a program makes.
     """
-    return _Reader(source, things, block, backward, index).update()
+    inner = [each for each in block if not isinstance(each, cst.FunctionDef | cst.ClassDef)]
+    if any(call is not backward for each in inner for call in calls_of(each, "backward")):
+        raise StepError(backward, _SEVERAL)
+    updates = [each for piece in block[index + 1 :] for each in _updates(source, things, piece)]
+    if not updates:
+        raise _without(source, block[index + 1 :], backward)
+    if len(updates) > 1:
+        raise StepError(updates[1][1], _SEVERAL_STEPS)
+    ((statement, call, made),) = updates
+    scaled = things.of(source, cst.ensure_type(call.func, cst.Attribute).value, Kind.SCALER)
+    if (call.args and not scaled) or any(each.name.endswith(".LBFGS") for each in made):
+        raise StepError(call, _CLOSURE)
+    if not is_call(statement):
+        raise StepError(call, _CONDITION)
+    clips = list(_clips(source, block[index + 1 : block.index(statement)]))
+    reason = "the optimizer limits the norm of all gradients: max_grad_norm"
+    return Update(
+        statement=statement,
+        optimizers=tuple(sorted(made, key=lambda each: each.source.position(each.made))),
+        clip=clips[0][1] if clips else None,
+        removed=(
+            *_of_scaler(source, things, block),
+            *(Removed(statement=each, code="ABP431", reason=reason) for each, _ in clips),
+        ),
+    )
 
 
-class _Reader:
-    """Reads the statements after one call of backward."""
+def _updates(
+    source: Source, things: Things, statement: Statement
+) -> Iterator[tuple[Statement, cst.Call, set[Thing]]]:
+    """Yield a statement with each call in it that updates, and the optimizers that may do so."""
+    for call in calls_of(statement, "step"):
+        node = cst.ensure_type(call.func, cst.Attribute).value
+        if call.args and things.of(source, node, Kind.SCALER):
+            node = call.args[0].value
+        made = things.of(source, node, Kind.OPTIMIZER)
+        if made:
+            yield statement, call, made
 
-    def __init__(
-        self,
-        source: Source,
-        things: Things,
-        block: Sequence[Statement],
-        backward: cst.Call,
-        index: int,
-    ):
-        self._source, self._things, self._backward = source, things, backward
-        self._block, self._index = block, index
 
-    def update(self) -> Update:
-        steps = list(self._steps())
-        self._check_earlier()
-        by_hand = None if steps else self._by_hand()
-        if by_hand is not None:
-            return by_hand
-        if not steps:
-            raise self._without()
-        if len({frozenset(things) for _, _, things in steps}) > 1:
-            raise StepError(steps[1][1], _TWO_OPTIMIZERS)
-        if len(steps) > 1:
-            raise StepError(steps[1][1], _TWO_UPDATES)
-        ((statement, call, made),) = steps
-        self._check(call, statement, made)
-        return self._made(statement, made, None)
+def _without(source: Source, later: Sequence[Statement], backward: cst.Call) -> StepError:
+    """Return the error that says why there is no update."""
+    function = source.enclosing(backward, cst.FunctionDef)
+    for call in calls_of(source.module, "step"):
+        if function is not None and any(
+            m.matches(each.value, m.Name(function.name.value)) for each in call.args
+        ):
+            return StepError(backward, _CLOSURE)
+    unknown = [call for statement in later for call in calls_of(statement, "step")]
+    return StepError(unknown[0], _UNKNOWN) if unknown else StepError(backward, _NO_STEP)
 
-    def _made(self, statement: Statement, made: set[Thing], by_hand: ByHand | None) -> Update:
-        between = self._block[self._index + 1 : self._block.index(statement)]
-        clips = [call for each in between for call in self._named(each, _CLIP)]
-        return Update(
-            statement=statement,
-            optimizers=tuple(sorted(made, key=lambda each: each.source.position(each.made))),
-            by_hand=by_hand,
-            clip=clips[0] if clips else None,
-            removed=(*self._of_scaler(), *self._clipping(between), *self._forgetting()),
-        )
 
-    def _steps(self) -> Iterator[tuple[Statement, cst.Call, set[Thing]]]:
-        """Yield statements that update, each with the call and the optimizers it may be of."""
-        for index, statement in enumerate(self._block):
-            if index <= self._index:
-                continue
-            if self._is_other_backward(statement):
-                raise StepError(self._backward, _SEVERAL)
-            updates = list(self._updates(statement))
-            yield from updates
-            if updates and any(calls_of(each, "backward") for each in self._block[index + 1 :]):
-                return
+def _of_scaler(source: Source, things: Things, block: Sequence[Statement]) -> Iterator[Removed]:
+    """Yield statements that scale gradients back, or change the scale.
 
-    def _by_hand(self) -> Update | None:
-        """Return the update that the program writes itself, or None."""
-        for statement in self._block[self._index + 1 :]:
-            written = read_by_hand(statement)
-            if written is None:
-                continue
-            models = self._things.of(self._source, written.model, Kind.MODEL)
-            if not models:
-                raise StepError(written.model, _NO_MODEL)
-            return self._made(statement, models, written)
-        return None
-
-    def _forgetting(self) -> Iterator[Removed]:
-        """Yield loops that forget gradients."""
-        for statement in self._block:
-            if forgets_all(statement):
-                reason = "the call of the training model does this"
-                yield Removed(statement=statement, code="ABP302", reason=reason)
-
-    def _check_earlier(self) -> None:
-        """Refuse a block in which something was differentiated earlier."""
-        for index, statement in enumerate(self._block[: self._index]):
-            if is_call(statement) and self._is_other_backward(statement):
-                earlier = [[*self._updates(each)] for each in self._block[index : self._index]]
-                raise StepError(self._backward, _ANOTHER_BEFORE if any(earlier) else _SEVERAL)
-
-    def _is_other_backward(self, statement: Statement) -> bool:
-        return any(call is not self._backward for call in calls_of(statement, "backward"))
-
-    def _updates(self, statement: Statement) -> Iterator[tuple[Statement, cst.Call, set[Thing]]]:
-        for call in calls_of(statement, "step"):
-            assert isinstance(call.func, cst.Attribute)
-            node = call.func.value
-            if call.args and self._things.of(self._source, node, Kind.SCALER):
-                node = call.args[0].value
-            made = self._things.of(self._source, node, Kind.OPTIMIZER)
-            if made:
-                yield statement, call, made
-
-    def _without(self) -> StepError:
-        """Return the error that says why there is no update."""
-        function = self._source.enclosing(self._backward, cst.FunctionDef)
-        for call in calls_of(self._source.module, "step"):
-            if function is not None and any(
-                m.matches(each.value, m.Name(function.name.value)) for each in call.args
-            ):
-                return StepError(self._backward, _CLOSURE)
-        for statement in self._block[self._index + 1 :]:
-            for call in calls_of(statement, "step"):
-                return StepError(call, _UNKNOWN)
-        return StepError(self._backward, _NO_STEP)
-
-    def _check(self, call: cst.Call, statement: Statement, made: set[Thing]) -> None:
-        of_scaler = isinstance(call.func, cst.Attribute) and self._things.of(
-            self._source, call.func.value, Kind.SCALER
-        )
-        closure = bool(call.args) and not of_scaler
-        if closure or any(each.name.endswith(".LBFGS") for each in made):
-            raise StepError(call, _CLOSURE)
-        if not is_call(statement):
-            raise StepError(call, _CONDITION)
-        if len(made) > 1 and len({self._variable(each) for each in made}) > 1:
-            raise StepError(call, _SOME_OPTIMIZER)
-
-    def _variable(self, thing: Thing) -> object:
-        """Return the variable that a thing is assigned to."""
-        assign = thing.source.enclosing(thing.made, cst.Assign)
-        if assign is None:
-            return thing
-        return self._things.variable(thing.source, assign.targets[0].target)
-
-    def _of_scaler(self) -> Iterator[Removed]:
-        """Yield statements that scale gradients back, or change the scale."""
-        reason = "gradients are computed in float32 and need no scaling"
-        for statement in self._block:
-            for call in (*calls_of(statement, "update"), *calls_of(statement, "unscale_")):
-                assert isinstance(call.func, cst.Attribute)
-                if not self._things.of(self._source, call.func.value, Kind.SCALER):
-                    continue
+    Raises:
+        StepError: a condition decides about one.
+    """
+    reason = "gradients are computed in float32 and need no scaling"
+    for statement in block:
+        for call in (*calls_of(statement, "update"), *calls_of(statement, "unscale_")):
+            if things.of(source, cst.ensure_type(call.func, cst.Attribute).value, Kind.SCALER):
                 if not is_call(statement):
                     raise StepError(call, _SCALER)
                 yield Removed(statement=statement, code="ABP422", reason=reason)
 
-    def _named(self, statement: Statement, names: Sequence[str]) -> list[cst.Call]:
-        calls = findall(statement, m.Call())
-        return [call for call in calls if self._source.imported(call.func) in names]
 
-    def _clipping(self, between: Sequence[Statement]) -> Iterator[Removed]:
-        """Yield statements that limit the norm of gradients.
+def _clips(source: Source, between: Sequence[Statement]) -> Iterator[tuple[Statement, cst.Call]]:
+    """Yield the statement that limits the norm of gradients, with its call.
 
-        Raises:
-            StepError: they limit values, another norm, or twice, or read the norm.
-        """
-        reason = "the optimizer limits the norm of all gradients: max_grad_norm"
-        clips = 0
-        for statement in between:
-            for call in self._named(statement, _CLIP_VALUES):
-                raise StepError(call, _VALUES)
-            for call in self._named(statement, _CLIP):
-                clips += 1
-                norm = argument(call, "norm_type", 2)
-                two = m.Integer("2") | m.Float("2.0") | m.Float("2.")
-                if norm is not None and not m.matches(norm, two):
-                    raise StepError(call, _NORM)
-                if clips > 1 or not is_call(statement):
-                    raise StepError(call, _TWICE if clips > 1 else _READS_NORM)
-                yield Removed(statement=statement, code="ABP431", reason=reason)
+    Raises:
+        StepError: another limit than one of the Euclidean norm.
+    """
+    seen = False
+    for statement in between:
+        for call in findall(statement, m.Call()):
+            name = source.imported(call.func)
+            if not name.startswith("torch.nn.utils.clip_grad"):
+                continue
+            norm = argument(call, "norm_type", 2)
+            euclidean = name in _CLIP and (norm is None or m.matches(norm, _TWO))
+            if seen or not euclidean or not is_call(statement):
+                raise StepError(call, _LIMIT)
+            seen = True
+            yield statement, call
 
 
-def is_forgotten(source: Source, things: Things, node: cst.CSTNode, trained: set[Thing]) -> bool:
+def is_forgotten(
+    source: Source,
+    things: Things,
+    node: cst.CSTNode,
+    trained: set[Thing],
+    seen: frozenset[cst.CSTNode] = frozenset(),
+) -> bool:
     """Return whether zero_grad is called in each turn of the loop around a backward.
 
     Args:
         source: the file.
         things: the things that its names stand for.
-        node: the call of backward.
+        node: the call of backward, or of a function that calls it.
         trained: the models and optimizers whose gradients are meant.
+        seen: functions that were looked at.
     """
-    return _is_forgotten(source, things, node, trained, frozenset())
-
-
-def _is_forgotten(
-    source: Source,
-    things: Things,
-    node: cst.CSTNode,
-    trained: set[Thing],
-    seen: frozenset[cst.CSTNode],
-) -> bool:
     for each in source.above(node):
         if isinstance(each, cst.IndentedBlock | cst.Module) and any(
-            _forgets_in(source, things, statement, trained, seen) for statement in each.body
+            _forgets(source, things, statement, trained) for statement in each.body
         ):
             return True
         if isinstance(each, cst.For | cst.While | cst.CompFor | cst.BaseComp):
@@ -336,128 +216,18 @@ def _is_forgotten(
         if isinstance(each, cst.FunctionDef):
             calls = {} if each in seen else things.calls(each)
             return bool(calls) and all(
-                _is_forgotten(at, things, call, trained, seen | {each})
-                for call, at in calls.items()
+                is_forgotten(at, things, call, trained, seen | {each}) for call, at in calls.items()
             )
     return False
 
 
-def _forgets_in(
-    source: Source,
-    things: Things,
-    statement: cst.CSTNode,
-    trained: set[Thing],
-    seen: frozenset[cst.CSTNode],
-) -> bool:
-    """Return whether a statement forgets gradients whenever it is run, there or in a function."""
-    once = cst.For | cst.While | cst.If | cst.FunctionDef | cst.ClassDef | cst.Lambda
-    if forgets_all(statement):
-        return True
-    for call in () if isinstance(statement, once) else findall(statement, m.Call()):
-        if any(isinstance(each, once) for each in source.between(call, statement)):
-            continue
-        if m.matches(call.func, m.Attribute(attr=m.Name("zero_grad"))):
-            known = things.of(source, call.func.value)
-            if not known or known & trained:
-                return True
-        function = things.function(source, call)
-        if function is not None and function not in seen:
-            at = things.file(function)
-            body = function.body.body
-            if any(_forgets_in(at, things, each, trained, seen | {function}) for each in body):
-                return True
-    return any(map(_forgets, findall(statement, m.SimpleStatementLine())))
-
-
-# -- updates written by hand: p.data.add_(p.grad, alpha=-rate) for each parameter ----------------
-
-_GRADIENT = m.Attribute(attr=m.Name("grad")) | m.Attribute(
-    value=m.Attribute(attr=m.Name("grad")), attr=m.Name("data")
-)
-_NO_GRAD = m.Attribute(attr=m.Name("no_grad")) | m.Name("no_grad")
-_PARAMETERS = m.Call(func=m.Attribute(attr=m.Name("parameters")), args=[])
-
-
-def read_by_hand(statement: cst.CSTNode) -> ByHand | None:
-    """Return the update that a statement makes; None if it makes none of this shape."""
-    loop = _loop(statement)
-    if loop is None:
-        return None
-    name = cst.ensure_type(loop.target, cst.Name).value
-    rates = [_rate(each, name) for each in loop.body.body if not _forgets(each)]
-    if len(rates) != 1 or rates[0] is None:
-        return None
-    model = cst.ensure_type(cst.ensure_type(loop.iter, cst.Call).func, cst.Attribute).value
-    product = m.BinaryOperation(operator=m.Multiply())
-    rounded = any(findall(each, _GRADIENT) for each in findall(loop.body, product))
-    return ByHand(model=model, rate=rates[0], rounded=rounded)
-
-
-def forgets_all(statement: cst.CSTNode) -> bool:
-    """Return whether a statement does nothing but forget the gradients of parameters."""
-    loop = _loop(statement)
-    return loop is not None and all(map(_forgets, loop.body.body))
-
-
-def _forgets(statement: cst.CSTNode) -> bool:
-    """Return whether a statement forgets the gradient of a parameter."""
-    if isinstance(statement, cst.If) and statement.orelse is None:
-        return bool(findall(statement.test, _GRADIENT)) and all(map(_forgets, statement.body.body))
-    none = m.Assign(targets=[m.AssignTarget(_GRADIENT)], value=m.Name("None"))
-    zero = m.Expr(m.Call(func=m.Attribute(value=_GRADIENT, attr=m.Name("zero_"))))
-    return m.matches(statement, m.SimpleStatementLine(body=[none | zero]))
-
-
-def _loop(statement: cst.CSTNode) -> cst.For | None:
-    """Return the loop over a model's parameters that a statement is, also under no_grad()."""
-    if isinstance(statement, cst.With) and m.matches(
-        statement, m.With(items=[m.WithItem(item=m.Call(func=_NO_GRAD))])
-    ):
-        statement = statement.body.body[0] if len(statement.body.body) == 1 else statement
-    of_parameters = m.For(target=m.Name(), iter=_PARAMETERS)
-    return (
-        statement
-        if isinstance(statement, cst.For) and m.matches(statement, of_parameters)
-        else None
-    )
-
-
-def _rate(statement: cst.CSTNode, name: str) -> cst.BaseExpression | None:
-    """Return the rate of an update of one parameter; None if it is another statement."""
-    data = m.Name(name) | m.Attribute(value=m.Name(name), attr=m.Name("data"))
-    subtracted = m.AugAssign(target=data, operator=m.SubtractAssign())
-    method = m.Attribute(value=data, attr=m.Name("add_") | m.Name("sub_"))
-    called = m.Expr(m.Call(func=method))
-    one = isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1
-    small = cst.ensure_type(statement, cst.SimpleStatementLine).body[0] if one else statement
-    if isinstance(small, cst.AugAssign) and m.matches(small, subtracted):
-        return _factor(small.value)
-    if not isinstance(small, cst.Expr) or not m.matches(small, called):
-        return None
-    call = cst.ensure_type(small.value, cst.Call)
-    alpha = argument(call, "alpha")
-    values = [each.value for each in call.args if each.keyword is None]
-    rate: cst.BaseExpression | None = None
-    if len(values) == 2 and m.matches(values[1], _GRADIENT):  # of torch before 1.5
-        rate = values[0]
-    elif len(values) == 1 and alpha is not None:
-        rate = alpha if m.matches(values[0], _GRADIENT) else None
-    elif len(values) == 1:
-        rate = _factor(values[0])
-    subtracts = m.matches(call.func, m.Attribute(attr=m.Name("sub_")))
-    return rate if subtracts else _negated(rate)
-
-
-def _factor(value: cst.BaseExpression) -> cst.BaseExpression | None:
-    """Return what a gradient is multiplied by."""
-    if isinstance(value, cst.BinaryOperation) and isinstance(value.operator, cst.Multiply):
-        for one, other in ((value.left, value.right), (value.right, value.left)):
-            if m.matches(one, _GRADIENT) and not findall(other, _GRADIENT):
-                return other
-    return None
-
-
-def _negated(rate: cst.BaseExpression | None) -> cst.BaseExpression | None:
-    """Return a rate without its minus; None if it has none, as such an update would ascend."""
-    minus = isinstance(rate, cst.UnaryOperation) and isinstance(rate.operator, cst.Minus)
-    return rate.expression if isinstance(rate, cst.UnaryOperation) and minus else None
+def _forgets(source: Source, things: Things, statement: cst.CSTNode, trained: set[Thing]) -> bool:
+    """Return whether a statement calls ``zero_grad`` of something that is trained, or unknown."""
+    inside = statement.body if isinstance(statement, cst.With) else None
+    if inside is not None:
+        return any(_forgets(source, things, each, trained) for each in inside.body)
+    for call in calls_of(statement, "zero_grad"):
+        known = things.of(source, cst.ensure_type(call.func, cst.Attribute).value)
+        if isinstance(statement, cst.SimpleStatementLine) and (not known or known & trained):
+            return True
+    return False

@@ -1,11 +1,9 @@
-"""Optimizers, with what changes in them: limits of gradients, schedulers, rates, hand-written ones.
+"""Optimizers, with what changes in them: limits of gradients, schedulers and rates.
 
 A program keeps the values of its optimizer until setOptimizer passes new ones on.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import libcst as cst
 from libcst import matchers as m
@@ -17,11 +15,11 @@ from abele.port.analysis.groups import sorted_models
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.order import Order
 from abele.port.analysis.parts import Statement, StepError, calls_of, statement_of
-from abele.port.analysis.scopes import Variable, names_in
+from abele.port.analysis.scopes import names_in
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step, changed_outside
 from abele.port.analysis.things import Home
-from abele.port.context import Context, NoRouteError, Wrapped
+from abele.port.context import Context, NoRouteError
 from abele.port.edits import keyword
 from abele.port.finding import Verdict
 from abele.port.rules import places
@@ -109,7 +107,7 @@ def apply_limits(context: Context) -> None:
     for step in context.steps:
         clip = step.gradients.clip
         for optimizer in step.gradients.optimizers:
-            if clip is None or step.gradients.by_hand is not None:
+            if clip is None:
                 continue
             try:
                 _limit(context, step, optimizer, clip)
@@ -189,79 +187,6 @@ def _limited_models(context: Context, step: Step, clip: cst.Call) -> set[Thing]:
         return set()
     models = models_updated(cst.Call(cst.Name("limit"), [cst.Arg(parameters)]))
     return {thing for each in models for thing in context.things.of(step.source, each)}
-
-
-# -- updates written by hand ---------------------------------------------------------------------
-
-_BY_HAND = "this update is stochastic gradient descent: poptorch.optim.SGD makes it in the program"
-#: Multiplies gradients by the rate and rounds, before parameters change: as it was written.
-_ROUNDED = ", velocity_scaling={}, use_combined_accum=True"
-
-
-def made_for(context: Context, step: Step, home: Home) -> tuple[str, str, str]:
-    """Return the optimizer of a step.
-
-    Returns:
-        The statement that makes it, empty if the program has one; its name; and an expression of
-        what the statement needs.
-
-    Raises:
-        StepError: its rate, or the limit of its gradients, is not known where it is made.
-    """
-    kept, written = home.variable.name, step.gradients.by_hand
-    if written is None:
-        return "", kept, "None"
-    if len(step.gradients.optimizers) > 1:
-        reason = "several models are updated here: write a training loop for each"
-        raise StepError(step.update, reason)
-    rate = places.value(context, step.source, written.rate, home)
-    count = len(set(context.training.values()))
-    prefix = "self." if kept.startswith("self.") else ""
-    name = prefix + context.name(home.source, f"optimizer_{count + 1}" if count else "optimizer")
-    more, needs = _ROUNDED.format(rate) if written.rounded else "", rate
-    if step.gradients.clip is not None:
-        limit = _limit_of(context, step, home, set(step.gradients.optimizers))
-        more, needs = f"{more}, max_grad_norm={limit}", f"{rate}, {limit}"
-    context.edits(home.source).need("import poptorch")
-    context.say(step.source, step.update, "ABP403", Verdict.MODIFIED, _BY_HAND)
-    return f"{name} = poptorch.optim.SGD({kept}.parameters(), lr={rate}{more})\n", name, needs
-
-
-def follow_rate(context: Context, step: Step, model: Wrapped, name: str) -> None:
-    """Have the optimizer of a hand-written update follow a rate that the program changes.
-
-    Raises:
-        NoRouteError: the optimizer is not known where it does.
-    """
-    written = step.gradients.by_hand
-    if written is None:
-        return
-    variable = context.things.variable(step.source, written.rate)
-    kept = Wrapped(name, model.source, model.owner)
-    reason = "the optimizer gets the new rate, and setOptimizer passes it to the compiled program"
-    for node in _later(context, step.source, variable):
-        optimizer = context.routes.name(kept, step.source, node)
-        called = context.routes.name(model, step.source, node)
-        group = f"{optimizer}.param_groups[0]"
-        also = f'{group}["velocity_scaling"] = ' if written.rounded else ""
-        rate = step.source.code(written.rate)
-        context.edits(step.source).after(
-            statement_of(step.source, node),
-            f'{also}{group}["lr"] = {rate}\n{called}.setOptimizer({optimizer})',
-        )
-        context.say(step.source, node, "ABP412", Verdict.MODIFIED, reason)
-
-
-def _later(context: Context, source: Source, variable: Variable | None) -> Iterator[cst.CSTNode]:
-    """Yield the statements that change a variable: all that write it but the first."""
-    nodes = [
-        node
-        for node in findall(source.module, m.Assign() | m.AugAssign())
-        if variable is not None
-        and variable in [context.things.variable(source, each) for each in targets_of(node)]
-    ]
-    first = min(nodes, key=source.position, default=None)
-    yield from (each for each in nodes if each is not first or isinstance(each, cst.AugAssign))
 
 
 # -- schedulers ----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from abele.port.analysis.steps import Step
 from abele.port.context import Context, NoRouteError, Wrapped
 from abele.port.edits import parsed
 from abele.port.finding import Verdict
-from abele.port.rules import optimizers, places
+from abele.port.rules import places
 from abele.port.rules.wrapper import Wrapper, wrapper_of
 from abele.port.source import Source
 
@@ -33,7 +33,6 @@ CODES = {
         "others read of them is returned beside the loss."
     ),
     "ABP304": "A function takes a wrapped model as one more argument, and its callers pass it.",
-    "ABP403": "An update written by hand becomes poptorch.optim.SGD with the same rate.",
     "ABP312": "A state is passed from batch to batch; its shape must not change.",
     "ABP314": "A number that changes is passed to the compiled program as a tensor of float32.",
     "ABP313": "The model may be in training or in evaluation mode where it is trained.",
@@ -179,19 +178,17 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     name = prefix + context.name(source, f"training_model{number and '_'}{number}")
     cls = context.name(step.source, f"ModelWithLoss{number}")
     options = context.options(source)
-    made, optimizer, rate = optimizers.made_for(context, step, home)
     values = [places.value(context, step.source, part.value, home) for part in wrapper.parts]
     parts = ", ".join(values)
     _define_module(context, step, source, cls, wrapper)
     context.edits(source).after(
-        places.after_all(context, step, home, places.needed(f"[{parts}, {rate}]")),
-        f"{made}{name} = poptorch.trainingModel(\n"
-        f"    {cls}({parts}), options={options}, optimizer={optimizer}\n)",
+        places.after_all(context, step, home, places.needed(f"[{parts}]")),
+        f"{name} = poptorch.trainingModel(\n"
+        f"    {cls}({parts}), options={options}, optimizer={kept.name}\n)",
     )
     reason = f"{name} is made here: the model, its loss and this optimizer as one program"
     context.say(source, home.statement, "ABP301", Verdict.MODIFIED, reason)
     model = Wrapped(name, source, kept.owner)
-    optimizers.follow_rate(context, step, model, optimizer)
     context.training |= dict.fromkeys(step.gradients.optimizers, model)
     return model
 
