@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from abele.errors import PortError
-from abele.port import files, imports
+from abele.port import files
 from abele.port.engine import Port, port, summary
 from abele.port.finding import Verdict
-from abele.port.project import Project
 
 #: Exit status for the worst verdict of a program.
 STATUS = {Verdict.MATCH: 0, Verdict.MODIFIED: 0, Verdict.MANUAL: 3, Verdict.BLOCKED: 4}
@@ -22,11 +21,11 @@ def add_parser(commands: Any, summary: str) -> None:
         "port",
         help=summary,
         usage="abele port [-h] (-o OUT [--check STEPS | --ladder] | --scan) [--to TARGET] "
-        "[--verbose] [--allow-missing-imports] SCRIPT [-- ARG ...]",
+        "[--verbose] SCRIPT [-- ARG ...]",
         description="Ports SCRIPT, with what it imports from its folder, or all files of a folder, "
         "to PopTorch, or to what --to names. New files are written to OUT; the program itself is "
         "not touched. Exits with 0 if no line is left to do, 1 if --check finds a difference or a "
-        "step of --ladder fails, or a file or an import is not there, 2 if --check cannot compare, "
+        "step of --ladder fails, or a file is not there, 2 if --check cannot compare, "
         "3 if lines are left to do by hand or nothing would run on abele, 4 if it is blocked.",
     )
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python program, or a folder")
@@ -43,11 +42,6 @@ def add_parser(commands: Any, summary: str) -> None:
     )
     parser.add_argument(
         "--verbose", action="store_true", help="name every line, also unchanged ones"
-    )
-    parser.add_argument(
-        "--allow-missing-imports",
-        action="store_true",
-        help="port on a machine that lacks packages of the program, where it cannot run",
     )
     parser.set_defaults(command=command, name="port")
 
@@ -81,16 +75,15 @@ def command(parsed: argparse.Namespace) -> int:
         parsed: what ``add_parser`` says.
 
     Raises:
-        PortError: files cannot be read or written, or what they import is not there.
+        PortError: files cannot be read or written.
     """
     _require_sense(parsed)
     project = files.read(parsed.script)
-    absent = _missing(parsed, project)
     result = port(project, popdist=parsed.to == "popdist", to=parsed.to)
     blocked = result.verdict is Verdict.BLOCKED
     if not parsed.scan and not blocked:
         files.write(result, parsed.script, parsed.output)
-    print(*absent, summary(result, verbose=parsed.verbose), sep="\n")
+    print(summary(result, verbose=parsed.verbose))
     if not parsed.scan and not blocked:
         print(f"written: {parsed.output}; what changed and why: {parsed.output / files.SUMMARY}")
     if parsed.check and not blocked:
@@ -126,20 +119,6 @@ def _require_sense(parsed: argparse.Namespace) -> None:
         raise PortError(f"--scan writes no port that {runs} could run; give -o OUT")
     if runs and parsed.script.is_dir():
         raise PortError(f"{runs} runs a script; {parsed.script} is a folder")
-
-
-def _missing(parsed: argparse.Namespace, project: Project) -> list[str]:
-    """Return the note on imports that may be missing.
-
-    Raises:
-        PortError: there are others.
-    """
-    folder = parsed.script if parsed.script.is_dir() else parsed.script.parent
-    absent = imports.missing(project, folder)
-    needed = [each for each in absent if each.needed]
-    if needed and not parsed.allow_missing_imports:
-        raise PortError(imports.sentence(needed, project))
-    return [f"not there, and not needed to port: {each}" for each in absent]
 
 
 def _check(parsed: argparse.Namespace) -> int:

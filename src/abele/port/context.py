@@ -186,7 +186,6 @@ class Context:
         once: what was done and is not to be done again.
         functions: texts of functions that rules have added, by file and name.
         training: the training model that each optimizer has been given to.
-        numbered: names of files that have got the number of the instance, each as it was.
         finished: whether the rules that are still to come have nothing to do.
     """
 
@@ -212,7 +211,6 @@ class Context:
         self.treated: set[cst.CSTNode] = set()
         self.once: set[object] = set()
         self.functions: dict[tuple[Source, str], str] = {}
-        self.numbered: dict[cst.BaseExpression, str] = {}
         self.distributed = popdist or any(map(_has_processes, project.sources))
         self.instances = any(map(_asks_popdist, project.sources))
         self._names: dict[Source, dict[str, str]] = {}

@@ -62,7 +62,7 @@ class Edits:
         """
 
         def change(node: cst.Call) -> cst.Call:
-            return laid_out(self._source, call, node, [*node.args, argument])
+            return laid_out(node, [*node.args, argument])
 
         self.change(call, change)
 

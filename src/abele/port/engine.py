@@ -8,8 +8,8 @@ import dataclasses
 from abele.port.context import Context
 from abele.port.finding import SENTENCES, Finding, Verdict, worst
 from abele.port.project import Project
-from abele.port.readable import compiled
 from abele.port.rules import BY_TARGET
+from abele.port.source import require_python
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ def port(project: Project, popdist: bool = False, to: str = "poptorch") -> Port:
     for _ in range(2):  # what a branch asks for may have to be passed through other files first
         after = {each.name: context.edits(each).text() for each in context.project.sources}
     for name, text in after.items():
-        compiled(name, text)  # what is written can be read
+        require_python(name, text)  # what is written can be read
     findings = sorted(
         set(context.findings),
         key=lambda each: (order[each.path], each.line, each.code, each.column, each.reason),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
+import re
+import sys
 import tokenize
+import warnings
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +18,67 @@ from libcst import metadata
 
 from abele.errors import PortError
 from abele.port import tree
-from abele.port.readable import require_readable, require_whole
 
 _Kind = TypeVar("_Kind", bound=cst.CSTNode)
+
+
+#: Statements and numbers of Python 2.
+_PYTHON_2 = re.compile(
+    r"^\s*(print\s+[\"'\w]|exec\s+[\"'\w]|raise\s+[\w.]+\s*,)|\bexcept\s+[\w.]+\s*,|\d[lL]\b|<>"
+)
+_OF_NOTEBOOKS = re.compile(r"\s*(%{1,2}\w|!\w|\?\w)")
+#: Levels of a statement that libcst, which goes down by calls, has room for.
+_DEEPEST = 250
+_DEEP = (
+    "is nested too deeply: a sum of hundreds of terms or a chain of as many calls, for example. "
+    "Write it in parts, or read the data from a file"
+)
+_NOTEBOOK = "{0} is a notebook. Save it as a script first: jupyter nbconvert --to script {0}"
+
+
+def require_python(name: str, text: str) -> None:
+    """Refuse a text that Python does not compile, or that is nested too deeply.
+
+    Args:
+        name: of the file.
+        text: its content.
+
+    Raises:
+        PortError: it is no Python 3, a notebook, or generated.
+    """
+    if text.lstrip().startswith("{") and '"nbformat"' in text:
+        raise PortError(_NOTEBOOK.format(name))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(text, name, "exec", dont_inherit=True)
+            waiting: list[tuple[ast.AST, int, int]] = [(ast.parse(text), 1, 1)]
+    except (RecursionError, MemoryError) as error:
+        raise PortError(f"{name} {_DEEP}") from error
+    except SyntaxError as error:
+        raise PortError(_no_python(name, text.splitlines(), error)) from error
+    except ValueError as error:  # a null byte, in some versions of Python
+        raise PortError(f"{name}: this is no Python that can be read ({error})") from error
+    while waiting:
+        node, deep, line = waiting.pop()
+        line = getattr(node, "lineno", line)
+        if deep > _DEEPEST:
+            raise PortError(f"{name}:{line}: this statement {_DEEP}")
+        waiting += [(inner, deep + 1, line) for inner in ast.iter_child_nodes(node)]
+
+
+def _no_python(name: str, lines: list[str], error: SyntaxError) -> str:
+    """Return the error message for source that Python 3 cannot parse."""
+    number, column = error.lineno or 1, max(error.offset or 1, 1)
+    where = f"{name}:{number}:{column}"
+    line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+    if _OF_NOTEBOOKS.match(line):
+        return f"{where}: this line is for notebooks, and no Python; take it out: {line}"
+    if _PYTHON_2.search(line):
+        return f"{where}: this is Python 2. Convert it first, for example with 2to3 of Python 3.12."
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    shown = f": {line}" if line else ""
+    return f"{where}: this is no Python that can be read ({version}: {error.msg}){shown}"
 
 
 class Source:
@@ -36,9 +98,9 @@ class Source:
             text: Python 3.
 
         Raises:
-            PortError: it is no Python 3, or too long to be written by hand.
+            PortError: it is no Python 3, or nested too deeply.
         """
-        require_readable(name, text)
+        require_python(name, text)
         try:
             parsed = cst.parse_module(text)
         except cst.ParserSyntaxError as error:
@@ -66,18 +128,13 @@ class Source:
         """
         name = path.name if name is None else name
         if path.suffix == ".ipynb":
-            raise PortError(
-                f"{name} is a notebook. Save it as a script first: "
-                f"jupyter nbconvert --to script {path.name}"
-            )
+            raise PortError(_NOTEBOOK.format(name))
         try:
             with tokenize.open(path) as file:
                 text = file.read()
         except (OSError, SyntaxError, UnicodeDecodeError) as error:
             raise PortError(f"{name} cannot be read: {error}") from error
-        source = cls(name, text)
-        require_whole(name, text)
-        return source
+        return cls(name, text)
 
     @cached_property
     def _positions(self) -> Any:

@@ -5,7 +5,6 @@ import pytest
 
 from abele.port.context import with_parameter
 from abele.port.edits import Edits, keyword
-from abele.port.layout import width
 from abele.port.source import Source
 
 
@@ -42,34 +41,6 @@ def given(text, *names):
 )
 def test_an_argument_is_laid_out_as_the_others(before, after):
     assert given(before, "new") == after
-
-
-def test_a_line_that_gets_too_long_is_divided_and_divided_again():
-    names = ["first_argument", "second_argument", "third_argument", "fourth_argument"]
-    call = f"function({', '.join(names)})\n"
-    assert given(call, "new") == f"function(\n    {', '.join(names)}, new=new\n)\n"
-    each = "".join(f"    {name},\n" for name in [*names, "new=new", "also=also"])
-    assert given(call, "new", "also") == f"function(\n{each})\n"
-
-
-def test_a_line_may_be_as_long_as_those_that_there_are():
-    call = f"f({', '.join(['argument'] * 7)})\n"
-    longer = f"{call}# {'-' * 95}\n"
-    assert given(longer, "new_argument") == longer.replace(")\n", ", new_argument=new_argument)\n")
-    assert [width(Source("run.py", each)) for each in (call, longer)] == [79, 100]
-
-
-def test_what_stands_in_a_string_is_not_divided():
-    text = f'print(f"{{function({", ".join(["argument"] * 7)})}}")\n'
-    source = Source("run.py", text)
-    edits = Edits(source)
-    call = next(
-        each
-        for each in source.module.body[0].body[0].value.args[0].value.parts
-        if isinstance(each, cst.FormattedStringExpression)
-    ).expression
-    edits.give(call, keyword("new", "new"))
-    assert edits.text() == text.replace(")}", ", new=new)}")
 
 
 @pytest.mark.parametrize(

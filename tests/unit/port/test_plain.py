@@ -20,8 +20,8 @@ NAMES = port_fixtures.names(FIXTURES)
 #: Fixtures of which lines are left by hand.
 LEFT = sorted(name for name in NAMES if name.startswith("left_"))
 WHOLE = sorted({*NAMES} - {*LEFT})
-#: Ports to PopTorch with a rounding of updates, or several instances, that are left by hand.
-ONE_WAY = {"by_hand_rounded", "distributed"}
+#: Ports to PopTorch with several instances, that are left by hand.
+ONE_WAY = {"distributed"}
 NOT_HERE = {"optimizer_state"}  # prints what only plain PyTorch has
 #: The port limits gradients in the order of the model, and the original in that of its groups. In
 #: float64, what both print has nine equal digits, more than float32 has.

@@ -25,25 +25,10 @@ CODES = {
     "ABP804": "poptorch.DataLoader gives each instance its share; a sampler is left out.",
     "ABP805": "poprun starts the processes that the program started by itself.",
     "ABP806": "One instance writes the log.",
-    "ABP807": (
-        "A file that every instance writes has the instance in its name, and is read by that name."
-    ),
+    "ABP807": "Each instance writes this file, and needs a name of its own for it.",
 }
 
 _INIT = "torch.distributed.init_process_group"
-_WRAPPERS = frozenset(
-    (
-        "torch.nn.DataParallel",
-        "torch.nn.parallel.DataParallel",
-        "torch.nn.parallel.DistributedDataParallel",
-    )
-)
-_SAMPLERS = frozenset(
-    (
-        "torch.utils.data.DistributedSampler",
-        "torch.utils.data.distributed.DistributedSampler",
-    )
-)
 #: What is known of a process, and popdist's name for it.
 _NUMBERS = {
     "torch.distributed.get_rank": "popdist.getInstanceIndex()",
@@ -62,6 +47,11 @@ _UNNEEDED = frozenset(
 )
 #: What a program that starts its processes by itself tells them, and poprun tells instances.
 _VARIABLES = frozenset(("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE"))
+_OTHERS = (
+    "a program with instances has no process group for this: leave it out where it combines "
+    "gradients, and combine other tensors by hand"
+)
+_ANSWERS = "popdist answers this, also where there is only one instance"
 
 
 def apply(context: Context) -> None:
@@ -70,7 +60,7 @@ def apply(context: Context) -> None:
         for call in findall(source.module, m.Call()):
             assert isinstance(call, cst.Call)
             name = source.imported(call.func)
-            if name in _WRAPPERS and call.args:
+            if name.endswith("DataParallel") and call.args:
                 reason = "a program updates the weights of all instances and replicas together"
                 context.edits(source).take_out(call, lambda node: node.args[0].value)
                 context.say(source, call, "ABP803", Verdict.MODIFIED, reason)
@@ -79,10 +69,8 @@ def apply(context: Context) -> None:
                 _of_process(context, source, call, name)
         if context.distributed:
             _environment(context, source)
-            _drop_variables(context, source)
             _log(context, source)
-    if context.distributed:
-        _files(context)
+            _files(context, source)
 
 
 def _of_process(context: Context, source: Source, call: cst.Call, name: str) -> None:
@@ -99,15 +87,16 @@ def _of_process(context: Context, source: Source, call: cst.Call, name: str) -> 
     elif name in _NUMBERS:
         edits.need("import popdist")
         edits.replace(call, _NUMBERS[name])
-        reason = "popdist answers this, also where there is only one instance"
-        context.say(source, call, "ABP802", Verdict.MODIFIED, reason)
+        context.say(source, call, "ABP802", Verdict.MODIFIED, _ANSWERS)
     elif name in _UNNEEDED and is_call(statement):
         edits.remove(statement)
         context.say(source, call, "ABP802", Verdict.MODIFIED, "instances need no call at their end")
     elif name == "torch.multiprocessing.spawn":
         _spawned(context, source, call)
-    elif name in _SAMPLERS:
+    elif name.endswith(".DistributedSampler"):
         _sampler(context, source, call)
+    elif name.startswith("torch.distributed."):
+        context.say(source, call, "ABP802", Verdict.MANUAL, _OTHERS)
 
 
 def _spawned(context: Context, source: Source, call: cst.Call) -> None:
@@ -168,7 +157,7 @@ def _unsample(context: Context, source: Source, call: cst.Call, shuffled: bool) 
         kept = [
             each for each in node.args if each.keyword is None or each.keyword.value not in names
         ]
-        return laid_out(source, call, node, [*kept, keyword("shuffle", str(shuffled))])
+        return laid_out(node, [*kept, keyword("shuffle", str(shuffled))])
 
     context.edits(source).change(call, change)
 
@@ -184,28 +173,25 @@ def _without_module(context: Context, source: Source) -> None:
 
 
 def _environment(context: Context, source: Source) -> None:
-    """Rewrite reads of the launcher's environment."""
-    index = m.SubscriptElement(m.Index(m.SaveMatchedNode(m.SimpleString(), "name")))
-    read = m.Call(func=m.Name("int"), args=[m.Arg(m.Subscript(value=m.DoNotCare(), slice=[index]))])
-    for node in findall(source.module, read):
-        name = str(cst.ensure_type(m.extract(node, read)["name"], cst.SimpleString).evaluated_value)  # type: ignore[index]
-        if name in _NUMBERS:
-            context.edits(source).need("import popdist")
-            context.edits(source).replace(node, _NUMBERS[name])
-            reason = "popdist answers this, also where there is only one instance"
-            context.say(source, node, "ABP802", Verdict.MODIFIED, reason)
-
-
-def _drop_variables(context: Context, source: Source) -> None:
-    """Remove writes to the environment of torch.distributed, which poprun sets."""
-    name = m.SaveMatchedNode(m.SimpleString(), "name")
-    target = m.Subscript(slice=[m.SubscriptElement(m.Index(name))])
-    written = m.SimpleStatementLine(body=[m.Assign(targets=[m.AssignTarget(target)])])
-    for node in findall(source.module, written):
-        key = cst.ensure_type(m.extract(node, written)["name"], cst.SimpleString)  # type: ignore[index]
-        place = cst.ensure_type(node.body[0].targets[0].target, cst.Subscript).value
-        if key.evaluated_value in _VARIABLES and source.imported(place) == "os.environ":
-            context.edits(source).remove(node)
+    """Rewrite reads of the launcher's environment, and remove what is written there."""
+    key = m.SaveMatchedNode(m.SimpleString(), "key")
+    variable = m.Subscript(
+        value=m.SaveMatchedNode(m.DoNotCare(), "place"), slice=[m.SubscriptElement(m.Index(key))]
+    )
+    read = m.Call(func=m.Name("int"), args=[m.Arg(variable)])
+    written = m.SimpleStatementLine(body=[m.Assign(targets=[m.AssignTarget(variable)])])
+    edits = context.edits(source)
+    for node in findall(source.module, read | written):
+        found: Any = m.extract(node, read if isinstance(node, cst.Call) else written)
+        name = str(found["key"].evaluated_value)
+        if source.imported(found["place"]) != "os.environ":
+            continue
+        if isinstance(node, cst.Call) and name in _NUMBERS:
+            edits.need("import popdist")
+            edits.replace(node, _NUMBERS[name])
+            context.say(source, node, "ABP802", Verdict.MODIFIED, _ANSWERS)
+        elif not isinstance(node, cst.Call) and name in _VARIABLES:
+            edits.remove(node)
             reason = "poprun sets the address and the number of each instance"
             context.say(source, node, "ABP802", Verdict.MODIFIED, reason)
 
@@ -215,7 +201,7 @@ def _log(context: Context, source: Source) -> None:
     for statement in _unguarded(source):
         call = cst.ensure_type(statement.body[0], cst.Expr).value
         assert isinstance(call, cst.Call)
-        if not _is_log(context, source, call):
+        if not _is_log(source, call):
             continue
         context.edits(source).need("import popdist")
         context.edits(source).change(statement, _in_one_instance)
@@ -223,33 +209,22 @@ def _log(context: Context, source: Source) -> None:
         context.say(source, statement, "ABP806", Verdict.MODIFIED, reason)
 
 
-def _files(context: Context) -> None:
-    """Files that several instances write have different names, and are read by these names."""
-    loaded: list[tuple[Source, cst.Call, cst.BaseExpression | None]] = []
-    for source in context.project.sources:
-        alone = {_only_call(each) for each in _unguarded(source)}
-        for node in findall(source.module, m.Call()):
-            call = cst.ensure_type(node, cst.Call)
-            name = source.imported(call.func) or source.code(call.func)
-            if name == "torch.save" and call in alone:
-                _number_saved(context, source, call, argument(call, "f", 1))
-            elif name == "open" and _is_written(call) and not _is_guarded(source, call):
-                _number_saved(context, source, call, argument(call, "file", 0))
-            elif name in ("torch.load", "open"):
-                path = argument(call, "f" if name == "torch.load" else "file", 0)
-                loaded.append((source, call, path))
-    for source, call, path in loaded:
-        _follow_loaded(context, source, call, path)
+def _files(context: Context, source: Source) -> None:
+    """Name files that every instance writes."""
+    for call in findall(source.module, m.Call()):
+        name = source.imported(call.func) or source.code(call.func)
+        mode = argument(call, "mode", 1) if name == "open" else None
+        if name == "torch.save" or (mode is not None and {*"wax"} & {*source.code(mode)}):
+            path = argument(call, "file", 0) if name == "open" else argument(call, "f", 1)
+            own = path is not None and "getInstanceIndex" in source.code(path)
+            if not own and not _is_guarded(source, call):
+                context.say(source, call, "ABP807", Verdict.MANUAL, _EACH_WRITES)
 
 
-def _only_call(statement: cst.SimpleStatementLine) -> cst.BaseExpression:
-    return cst.ensure_type(statement.body[0], cst.Expr).value
-
-
-def _is_written(call: cst.Call) -> bool:
-    """Return whether ``open`` opens a file for writing."""
-    mode = argument(call, "mode", 1)
-    return isinstance(mode, cst.SimpleString) and bool(set("wax") & set(str(mode.evaluated_value)))
+_EACH_WRITES = (
+    "each instance writes this file: put popdist.getInstanceIndex() into its name, here and where "
+    "it is read, or write it in one instance"
+)
 
 
 def _unguarded(source: Source) -> Iterator[cst.SimpleStatementLine]:
@@ -275,178 +250,8 @@ def _in_one_instance(node: Any) -> Any:
     return made.with_changes(body=body, leading_lines=node.leading_lines)
 
 
-# -- names of files that every instance writes -----------------------------------------------------
-
-_OWN_FILE = "each instance writes a file of its own, with its number in the name"
-_FOLLOWS = "each instance reads the file that it has written, with its number in the name"
-_INSTANCE = "popdist.getInstanceIndex()"
-_PATHS = frozenset(
-    ("os.path.join", "os.path.abspath", "os.fspath", "pathlib.Path", "pathlib.PurePath", "str")
-)
-
-
-def _number_saved(
-    context: Context, source: Source, call: cst.Call, path: cst.BaseExpression | None
-) -> None:
-    """Put the number of the instance into the name of a file that a call writes.
-
-    Args:
-        context: the program.
-        source: the file.
-        call: of ``torch.save``, or of ``open`` for writing.
-        path: that it is given.
-    """
-    ends = [] if path is None else list(_ends(context, source, path, 0, 5))
-    if not ends or not all(_numbered(at.code(node), node) for at, node in ends):
-        context.say(
-            source,
-            call,
-            "ABP807",
-            Verdict.MANUAL,
-            "each instance writes this file: put popdist.getInstanceIndex() into its name",
-        )
-        return
-    for at, node in ends:
-        _number(context, at, node)
-        context.say(at, node, "ABP807", Verdict.MODIFIED, _OWN_FILE)
-
-
-def _follow_loaded(
-    context: Context, source: Source, call: cst.Call, path: cst.BaseExpression | None
-) -> None:
-    """Have a call that reads a file read the one that this instance has written.
-
-    Args:
-        context: the program.
-        source: the file.
-        call: of ``torch.load``, or of ``open`` for reading.
-        path: that it is given.
-    """
-    for at, node in () if path is None else _ends(context, source, path, 0, 5):
-        if node in context.numbered:
-            context.say(source, call, "ABP807", Verdict.MATCH, _FOLLOWS)
-        elif at.code(node) in context.numbered.values():
-            _number(context, at, node)
-            context.say(at, node, "ABP807", Verdict.MODIFIED, _FOLLOWS)
-
-
-def _number(context: Context, source: Source, node: cst.BaseExpression) -> None:
-    if node in context.numbered:
-        return
-    code = source.code(node)
-    context.numbered[node] = code
-    context.edits(source).need("import popdist")
-    context.edits(source).replace(node, _numbered(code, node))
-
-
-def _numbered(code: str, node: cst.BaseExpression) -> str:
-    """Return a file name with the instance before its suffix; ``""`` without a suffix."""
-    if isinstance(node, cst.Call):
-        literal: Any = cst.ensure_type(node.func, cst.Attribute).value
-        text = _before_ending(cst.Module([]).code_for_node(literal), "{instance}")
-        rest = ", ".join(cst.Module([]).code_for_node(each).rstrip(", ") for each in node.args)
-        return text and f"{text}.format({rest}, instance={_INSTANCE})"
-    if isinstance(node, cst.FormattedString):
-        return _before_ending(code, f"{{{_INSTANCE}}}")
-    if isinstance(node, cst.SimpleString) and not node.prefix and "{" not in code:
-        return _before_ending(f"f{code}", f"{{{_INSTANCE}}}")
-    return ""
-
-
-def _before_ending(code: str, number: str) -> str:
-    stem, dot, ending = code.rpartition(".")
-    return f"{stem}-{number}{dot}{ending}" if dot and "}" not in ending else ""
-
-
-def _ends(
-    context: Context, source: Source, node: cst.BaseExpression, place: int, depth: int
-) -> Iterator[tuple[Source, cst.BaseExpression]]:
-    """Return the expressions that end a path, each with its file.
-
-    Args:
-        context: the program.
-        source: the file.
-        node: the path.
-        place: of the path among several results.
-        depth: how many more names and functions are followed.
-    """
-    if isinstance(node, cst.SimpleString | cst.FormattedString) or _is_format(node):
-        yield source, node
-    elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add | cst.Divide):
-        yield from _ends(context, source, node.right, 0, depth)
-    elif isinstance(node, cst.Tuple) and place < len(node.elements):
-        yield from _ends(context, source, node.elements[place].value, 0, depth)
-    elif isinstance(node, cst.Call) and _path_function(source, node) and node.args:
-        yield from _ends(context, source, node.args[-1].value, 0, depth)
-    elif isinstance(node, cst.Call) and depth:
-        yield from _returned(context, source, node, place, depth - 1)
-    elif isinstance(node, cst.Name | cst.Attribute) and depth:
-        yield from _assigned(context, source, node, depth - 1)
-
-
-def _is_format(node: cst.CSTNode) -> bool:
-    literal = m.Attribute(value=m.SimpleString(), attr=m.Name("format"))
-    return m.matches(node, m.Call(func=literal))
-
-
-def _path_function(source: Source, call: cst.Call) -> bool:
-    return (source.imported(call.func) or source.code(call.func)) in _PATHS
-
-
-def _returned(
-    context: Context, source: Source, call: cst.Call, place: int, depth: int
-) -> Iterator[tuple[Source, cst.BaseExpression]]:
-    """Return the expressions that a function of the program returns."""
-    function = context.things.function(source, call)
-    for node in () if function is None else findall(function.body, m.Return()):
-        assert isinstance(node, cst.Return)
-        assert function is not None
-        if node.value is not None:
-            at = context.project.source(function)
-            yield from _ends(context, at, node.value, place, depth)
-
-
-def _assigned(
-    context: Context, source: Source, node: cst.BaseExpression, depth: int
-) -> Iterator[tuple[Source, cst.BaseExpression]]:
-    """Return the expressions that a variable is assigned."""
-    wanted = context.things.variable(source, node)
-    for at in context.project.sources if wanted is not None else ():
-        for assign in findall(at.module, m.Assign()):
-            assert isinstance(assign, cst.Assign)
-            target = assign.targets[0].target
-            elements = (
-                [each.value for each in target.elements] if isinstance(target, cst.Tuple) else []
-            )
-            for place, each in enumerate(elements or [target]):
-                if context.things.variable(at, each) == wanted:
-                    yield from _ends(context, at, assign.value, place, depth)
-
-
-# -- the log ---------------------------------------------------------------------------------------
-
-_FUNCTIONS = frozenset(("print", "logging.info", "logging.warning"))
-_METHODS = ("info", "warning")
-
-
-def _is_log(context: Context, source: Source, call: cst.Call) -> bool:
+def _is_log(source: Source, call: cst.Call) -> bool:
     """Return whether a call logs a line that one instance may write for all."""
     name = source.imported(call.func) or source.code(call.func)
-    if name in _FUNCTIONS:
-        return True
-    func = call.func
-    if not isinstance(func, cst.Attribute) or func.attr.value not in _METHODS:
-        return False
-    return source.code(func.value).rpartition(".")[2] in _loggers(context)
-
-
-def _loggers(context: Context) -> set[str]:
-    """Names that the program gives to what ``logging.getLogger`` returns."""
-    names: set[str] = set()
-    for source in context.project.sources:
-        for node in findall(source.module, m.Assign(value=m.Call())):
-            assert isinstance(node, cst.Assign)
-            value = cst.ensure_type(node.value, cst.Call)
-            if source.imported(value.func) == "logging.getLogger":
-                names |= {source.code(each.target).rpartition(".")[2] for each in node.targets}
-    return names
+    owner, _, method = name.rpartition(".")
+    return name == "print" or (method in ("info", "warning") and "log" in owner.lower())

@@ -125,7 +125,7 @@ def _replace(context: Context, thing: Thing, call: cst.Call, training: bool) -> 
     def change(node: cst.Call) -> cst.Call:
         kept = [each for each in node.args if not _has_no_effect(each, training)]
         first = cst.Arg(cst.parse_expression(options))
-        return laid_out(thing.source, call, node, [first, *kept])
+        return laid_out(node, [first, *kept])
 
     edits.change(call, change)
     short = training and batches.may_be_short(thing)

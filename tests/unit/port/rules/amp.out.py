@@ -25,9 +25,7 @@ class ModelWithLoss(torch.nn.Module):
 torch.manual_seed(0)
 use_amp = torch.cuda.is_available()
 device = torch.device("cuda" if use_amp else "cpu")
-loader = poptorch.DataLoader(
-    opts, TensorDataset(torch.randn(160, 4), torch.randn(160, 3)), batch_size=8
-)
+loader = poptorch.DataLoader(opts, TensorDataset(torch.randn(160, 4), torch.randn(160, 3)), batch_size=8)
 model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
 inference_model = poptorch.inferenceModel(model, options=opts)
 optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.01, max_grad_norm=0.5)

@@ -33,7 +33,7 @@ def main(file):
             if rank == 0:
                 print(loss.item())
         print("epoch", epoch)  # ABP806 modified
-    torch.save(model.module.state_dict(), "model.pt")  # ABP807 modified
+    torch.save(model.module.state_dict(), "model.pt")  # ABP807 manual
     dist.destroy_process_group()  # ABP802 modified
 
 

@@ -51,7 +51,7 @@ def main(file):
                 print(loss.item())
         if popdist.getInstanceIndex() == 0:
             print("epoch", epoch)
-    torch.save(model.state_dict(), f"model-{popdist.getInstanceIndex()}.pt")
+    torch.save(model.state_dict(), "model.pt")
 
 
 if __name__ == "__main__":

@@ -40,9 +40,7 @@ loss_function = nn.CrossEntropyLoss()
 for fold in range(k):
     val_ids = folds[fold].tolist()
     train_ids = [i for f in range(k) if f != fold for i in folds[f].tolist()]
-    train_loader = poptorch.DataLoader(
-        opts, dataset, batch_size=10, sampler=SubsetRandomSampler(train_ids)
-    )
+    train_loader = poptorch.DataLoader(opts, dataset, batch_size=10, sampler=SubsetRandomSampler(train_ids))
     val_loader = DataLoader(Subset(dataset, val_ids), batch_size=10)
     network = make_model()
     inference_model = poptorch.inferenceModel(network, options=opts)

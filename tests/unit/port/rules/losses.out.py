@@ -124,18 +124,14 @@ def main():
     training_model = poptorch.trainingModel(
         ModelWithLoss(first, criterion), options=opts, optimizer=first_optimizer
     )
-    by_expression(
-        first, first_optimizer, criterion, training_model=training_model
-    )
+    by_expression(first, first_optimizer, criterion, training_model=training_model)
     second = nn.Linear(4, 3)
     second_optimizer = poptorch.optim.Adam(second.parameters())
     parts = 4
     training_model_2 = poptorch.trainingModel(
         ModelWithLoss2(second, parts), options=opts, optimizer=second_optimizer
     )
-    by_share(
-        second, second_optimizer, parts, training_model_2=training_model_2
-    )
+    by_share(second, second_optimizer, parts, training_model_2=training_model_2)
 
 
 main()

@@ -26,9 +26,7 @@ def make_loaders():
     y = (x[:, :3].sum(1) > 0).long() + (x[:, 3] > 0.5).long()
     train = TensorDataset(x[:64], y[:64])
     val = TensorDataset(x[64:], y[64:])
-    return poptorch.DataLoader(
-        opts, train, batch_size=8, shuffle=True
-    ), DataLoader(val, batch_size=8)
+    return poptorch.DataLoader(opts, train, batch_size=8, shuffle=True), DataLoader(val, batch_size=8)
 
 
 def fit(model, train_loader, val_loader, criterion, optimizer, device, epochs=4):

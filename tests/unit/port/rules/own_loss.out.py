@@ -82,9 +82,7 @@ def main():
         ModelWithLoss(criterion, model), options=opts, optimizer=optimizer
     )
     for epoch in range(3):
-        train(
-            model, criterion, optimizer, loader, epoch, config, config["train"]["limit"], training_model=training_model
-        )
+        train(model, criterion, optimizer, loader, epoch, config, config["train"]["limit"], training_model=training_model)
         evaluate(model, criterion, test_loader, inference_model=inference_model)
     print(other(torch.ones(8, 3), torch.ones(8, 3)).item())
 

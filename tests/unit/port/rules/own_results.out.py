@@ -38,9 +38,7 @@ class Tagger(nn.Module):
 
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(32, 4), torch.randint(0, 3, (32,)))
-loader, test_loader = poptorch.DataLoader(
-    opts, data, batch_size=8
-), DataLoader(data, batch_size=8)
+loader, test_loader = poptorch.DataLoader(opts, data, batch_size=8), DataLoader(data, batch_size=8)
 model = Tagger()
 optimizer = poptorch.optim.SGD(model.parameters(), lr=0.5)
 training_model = poptorch.trainingModel(

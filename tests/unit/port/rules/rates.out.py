@@ -21,9 +21,7 @@ class ModelWithLoss(torch.nn.Module):
 
 
 torch.manual_seed(0)
-loader = poptorch.DataLoader(
-    opts, TensorDataset(torch.randn(80, 4), torch.randn(80, 3)), batch_size=8
-)
+loader = poptorch.DataLoader(opts, TensorDataset(torch.randn(80, 4), torch.randn(80, 3)), batch_size=8)
 model = nn.Linear(4, 3)
 torch.save(model.state_dict(), "start.pt")
 model.load_state_dict(torch.load("start.pt", weights_only=True))

@@ -66,9 +66,7 @@ def main():
     model = TwoHeads()
     focal = Focal(weight=weight)
     regression = nn.SmoothL1Loss()
-    optimizer = poptorch.optim.SGD(
-        model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4, max_grad_norm=0.5
-    )
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4, max_grad_norm=0.5)
     training_model = poptorch.trainingModel(
         ModelWithLoss(model, focal, regression), options=opts, optimizer=optimizer
     )

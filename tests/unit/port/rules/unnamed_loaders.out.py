@@ -44,9 +44,7 @@ def accuracy(dataset):
 
 for epoch in range(3):
     model.train()
-    for xb, yb in poptorch.DataLoader(
-        opts, train_set, batch_size=12, shuffle=True
-    ):
+    for xb, yb in poptorch.DataLoader(opts, train_set, batch_size=12, shuffle=True):
         loss = training_model(xb, yb)
         print(loss.item())
     print(epoch, accuracy(train_set), accuracy(test_set))

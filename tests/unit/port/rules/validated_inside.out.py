@@ -35,9 +35,7 @@ def validate(model, loader, criterion, inference_model):
 def main():
     torch.manual_seed(9)
     x, y = torch.randn(90, 5), torch.randint(0, 4, (90,))
-    train_loader = poptorch.DataLoader(
-        opts, TensorDataset(x[:64], y[:64]), batch_size=8, shuffle=True
-    )
+    train_loader = poptorch.DataLoader(opts, TensorDataset(x[:64], y[:64]), batch_size=8, shuffle=True)
     val_loader = DataLoader(TensorDataset(x[64:], y[64:]), batch_size=8)
     model = nn.Sequential(
         nn.Linear(5, 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Dropout(0.3), nn.Linear(10, 4)

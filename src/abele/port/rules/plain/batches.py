@@ -249,7 +249,7 @@ def _replace_loader(context: Context, source: Source, call: cst.Call) -> None:
         stars = [each for each in kept if each.star]
         plain = [each for each in kept if not each.star]
         func = cst.parse_expression("torch.utils.data.DataLoader")
-        return laid_out(source, call, node.with_changes(func=func), [*plain, *new, *stars])
+        return laid_out(node.with_changes(func=func), [*plain, *new, *stars])
 
     context.treated |= {
         call.func, *(e for n, e in zip(named, call.args, strict=True) if n in _GONE)

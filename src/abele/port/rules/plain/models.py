@@ -230,7 +230,7 @@ def _replace(
 
     def change(node: cst.Call) -> cst.Call:
         given = [*(cst.Arg(node.args[index].value) for index in used), *more]
-        return laid_out(source, call, node.with_changes(func=cst.Name(name)), given)
+        return laid_out(node.with_changes(func=cst.Name(name)), given)
 
     context.edits(source).change(call, change)
 
