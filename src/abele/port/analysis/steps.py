@@ -19,7 +19,7 @@ from abele.port.analysis.parts import (
     is_call,
     statement_of,
 )
-from abele.port.analysis.scopes import is_method, local_names, names_in, parameters
+from abele.port.analysis.scopes import Variable, is_method, names_in
 from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
 from abele.port.analysis.updates import Update, is_forgotten, read_update
@@ -27,7 +27,6 @@ from abele.port.project import Owner, Project
 from abele.port.source import Source
 
 _BY_TEXT = m.Subscript(slice=[m.SubscriptElement(m.Index(m.SimpleString()))])
-_DISPLAYS = cst.Dict | cst.DictComp | cst.List | cst.ListComp
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -183,13 +182,15 @@ class _Reader:
         self._check_attributes(forward)
         models = self._known_models(forward, loss)
         zero = tuple(self._zero(gradients, {*gradients.optimizers, *models}))
-        self._check_forgetting({*gradients.optimizers, *models})
         also = [each.statement for each in gradients.removed]
         rest = {self._backward, gradients.statement, *zero, *also, *forward}
         self._check_way(forward, gradients.statement, rest)
-        slow = changed_outside(self._source, self._things, self._backward, gradients.optimizers)
-        check_functions(self._source, self._things, forward, slow)
-        needed, varying = self._needed(forward), self._varying(slow)
+        varying = Varying(self._project, self._things, gradients.optimizers)
+        changing = set[str]().union(*(varying.at(self._source, each) for each in forward))
+        self._check_functions(forward, changing - self._fresh())
+        needed = self._needed(forward)
+        inputs = [name for name in needed if name in self._fresh() | changing]
+        slow = [each for each in inputs if each == self._counter() or each not in self._fresh()]
         carried = self._carried(forward, needed)
         return Step(
             source=self._source,
@@ -206,12 +207,12 @@ class _Reader:
             helpers=tuple(self._helpers.functions),
             optimizer=gradients.optimizers[0],
             gradients=gradients,
-            inputs=tuple(name for name in needed if name in varying),
+            inputs=tuple(inputs),
             keys={each: self._keys(forward, each) for each in needed if each not in carried},
-            slow=tuple(each for each in needed if self._is_slow(forward, slow, each)),
-            constants=tuple(name for name in needed if name not in varying),
+            slow=tuple(slow),
+            constants=tuple(name for name in needed if name not in inputs),
             outputs=self._outputs(forward, rest, carried, loss),
-            carried=tuple(name for name in carried if name in varying),
+            carried=tuple(name for name in carried if name in inputs),
         )
 
     def _check_call(self) -> None:
@@ -226,10 +227,6 @@ class _Reader:
                 "backward() has arguments, and a compiled program calls it without: take them "
                 "out, and multiply the loss by the weights before",
             )
-        if len(getattr(self._backward, "body", ())) > 1:
-            raise StepError(
-                self._call, "several statements are on this line: give each a line of its own"
-            )
 
     def _loss(self) -> tuple[str, cst.BaseExpression | None]:
         """Return the name of the differentiated value, or its expression without a name."""
@@ -238,7 +235,7 @@ class _Reader:
         if not is_call(self._backward):
             raise StepError(
                 self._call,
-                "backward() is part of a larger expression: call it in a statement of its own",
+                "backward() is part of a larger statement: call it in a line of its own",
             )
         value = func.value
         scale = m.Call(func=m.Attribute(attr=m.Name("scale")), args=[m.Arg()])
@@ -258,12 +255,10 @@ class _Reader:
         Raises:
             StepError: the statements would.
         """
-        target = m.AssignTarget(m.Attribute(value=m.Name("self")))
-        inside = m.AssignTarget(m.Tuple(elements=[m.ZeroOrMore(), _ATTRIBUTE, m.ZeroOrMore()]))
-        for statement in forward:
-            for node in findall(statement, target | inside):
-                reason = "the forward pass cannot change an attribute; use a variable, and then"
-                raise StepError(node, f"{reason} give its value to the attribute")
+        own = m.Attribute(value=m.Name("self"))
+        for target in (each for piece in forward for each in findall(piece, m.AssignTarget())):
+            for node in findall(target, own):
+                raise StepError(node, _NO_ATTRIBUTES)
 
     def _check_way(
         self, forward: Sequence[Statement], update: Statement, rest: set[Statement]
@@ -275,63 +270,35 @@ class _Reader:
         """
         real = [each for each in forward if each in self._block]
         first = self._block.index(real[0] if real else self._backward)
+        last = self._block.index(update)
         leave = m.Continue() | m.Break() | m.Return() | m.Raise()
-        for statement in self._block[first : self._block.index(update)]:
-            if statement in rest:
+        for index, statement in enumerate(self._block):
+            if index < first or statement in rest:
                 continue
-            for node in findall(statement, leave):
-                raise StepError(
-                    node,
-                    "this may skip the update, and a compiled program always makes it: move "
-                    "this after the update",
-                )
-        gradient = m.Attribute(attr=m.Name("grad"))
-        for statement in self._block[first:]:
-            for node in () if statement in rest else findall(statement, gradient):
-                raise StepError(
-                    node,
-                    "a compiled program keeps gradients on its device: opts.anchorTensor "
-                    "returns them",
-                )
-
-    def _check_forgetting(self, trained: set[Thing]) -> None:
-        """Refuse gradients that are added up over all updates."""
-        if not is_forgotten(self._source, self._things, self._call, trained):
-            raise StepError(
-                self._call,
-                "no zero_grad() is called between updates, so each update uses the sum of all "
-                "gradients so far, and a compiled program uses those of its batch: if that is "
-                "what you mean, call zero_grad() of the optimizer in each turn of the loop",
-            )
+            for node in findall(statement, leave) if index < last else ():
+                raise StepError(node, _MAY_SKIP)
+            for node in findall(statement, m.Attribute(attr=m.Name("grad"))):
+                raise StepError(node, _READS_GRADIENT)
 
     def _zero(self, gradients: Update, trained: set[Thing]) -> Iterator[Statement]:
-        """Return the block's ``zero_grad`` statements."""
+        """Return the block's ``zero_grad`` statements.
+
+        Raises:
+            StepError: gradients are added up over updates, or forgotten before one.
+        """
+        if not is_forgotten(self._source, self._things, self._call, trained):
+            raise StepError(self._call, _NOT_FORGOTTEN)
         first, last = map(self._block.index, (self._backward, gradients.statement))
         for index, statement in enumerate(self._block):
             for call in calls_of(statement, "zero_grad"):
-                if first < index < last:
-                    raise StepError(
-                        call,
-                        "zero_grad() is called between backward() and the update, and discards the "
-                        "gradients: call it before backward() or after step()",
-                    )
-                assert isinstance(call.func, cst.Attribute)
-                things = self._things.of(self._source, call.func.value)
-                if things and not things & trained:
-                    if any(each.kind is Kind.OPTIMIZER for each in things):
-                        raise StepError(
-                            call,
-                            "this zero_grad() is of another optimizer than the one that updates "
-                            "in this step: put each update, from the model to step(), into a "
-                            "function of its own",
-                        )
+                things = self._things.of(
+                    self._source, cst.ensure_type(call.func, cst.Attribute).value
+                )
+                others = things and not things & trained
+                if others and all(each.kind is Kind.MODEL for each in things):
                     continue
-                if not m.matches(statement, m.SimpleStatementLine(body=[m.Expr(m.Call())])):
-                    raise StepError(
-                        call,
-                        "whether zero_grad() is called depends on a condition: call it in each "
-                        "turn of the loop",
-                    )
+                if others or first < index < last or not is_call(statement):
+                    raise StepError(call, _FORGETS)
                 yield statement
 
     def _forward(
@@ -381,14 +348,12 @@ class _Reader:
     def _carried(self, forward: Sequence[Statement], needed: Sequence[str]) -> list[str]:
         """Names that the statements bind and that those of the next step need."""
         kept = self._declared()
-        if self._loop is None:
-            return [name for name in _written(forward) if name in needed and name in kept]
-        target = self._loop.target if isinstance(self._loop, cst.For) else cst.Tuple([])
-        fresh = set(names_in(target))
-        for statement in self._before(forward):
-            carried = set(needs(statement)) - fresh
-            fresh |= set(writes(statement)) - carried
-        return [name for name in _written(forward) if name in needed and name not in fresh]
+        if self._loop is not None:
+            kept = {*needs(self._loop.body)} - {*self._targets()}
+        return [name for name in _written(forward) if name in needed and name in kept]
+
+    def _targets(self) -> Iterable[str]:
+        return names_in(self._loop.target) if isinstance(self._loop, cst.For) else ()
 
     def _declared(self) -> set[str]:
         """Names of the function around that outlive it."""
@@ -399,21 +364,6 @@ class _Reader:
             if isinstance(each, cst.Global | cst.Nonlocal)
             for item in each.names
         }
-
-    def _before(self, forward: Sequence[Statement]) -> list[Statement]:
-        """Return the statements of the loop's body, nested ones included, before the step."""
-        before: list[Statement] = []
-        real = [each for each in forward if each in self._block]
-        place: cst.CSTNode = real[0] if real else self._backward
-        for each in (*self._source.above(place),):
-            if isinstance(each, cst.IndentedBlock | cst.Module):
-                body = list(each.body)
-                before[:0] = body[: body.index(place)]  # type: ignore[arg-type]
-            if each is self._loop:
-                break
-            place = each if isinstance(each, cst.BaseCompoundStatement) else place
-        index = self._block.index(self._backward)
-        return before + [each for each in self._block[:index] if each not in (*before, *forward)]
 
     def _why_no_forward(self, loss: str) -> str:
         around = self._source.enclosing(self._call, cst.If, cst.For, cst.While, cst.FunctionDef)
@@ -485,6 +435,22 @@ class _Reader:
             ):
                 yield node.value
 
+    def _check_functions(self, forward: Sequence[Statement], changing: set[str]) -> None:
+        """Refuse calls of a function by a name that becomes another function later.
+
+        Raises:
+            StepError: there is one.
+        """
+        for statement in forward:
+            for call in findall(statement, m.Call(func=m.Name())):
+                if call.func.value in changing and not self._things.of(self._source, call.func):
+                    raise StepError(
+                        call,
+                        f"{call.func.value} becomes another function later, and a compiled program "
+                        "keeps the first: use one function, and pass what changes to it as a "
+                        "tensor",
+                    )
+
     def _needed(self, forward: Sequence[Statement]) -> list[str]:
         """Names that the statements read before they write them."""
         written: set[str] = set()
@@ -494,24 +460,16 @@ class _Reader:
             written |= set(writes(statement))
         return list(needed)
 
-    def _varying(self, slow: set[str]) -> set[str]:
-        """Names that may be others in each step."""
+    def _fresh(self) -> set[str]:
+        """Names that are others in each step."""
         if self._loop is not None:
-            return {*writes(self._loop), *slow} - {"self"}
+            return {*writes(self._loop)} - {"self"}
         owner = self._owner
-        if isinstance(owner, cst.FunctionDef):
-            params = [each.name for each in owner.params.params][is_method(owner) :]
-            values = {each.value for each in params if not self._things.of(self._source, each)}
-            return {*writes(owner.body), *values, *slow}
-        return slow
-
-    def _is_slow(self, forward: Sequence[Statement], slow: set[str], name: str) -> bool:
-        """Return whether an input, perhaps a number, gets other values outside of the loop."""
-        assigns = findall(self._source.module, m.Assign([m.AssignTarget(m.Name(name))]))
-        display = any(isinstance(each.value, _DISPLAYS) for each in assigns)
-        if name == self._counter():
-            return True
-        return self._loop is not None and name in slow - self._fresh(forward) and not display
+        if not isinstance(owner, cst.FunctionDef):
+            return set()
+        params = [each.name for each in owner.params.params][is_method(owner) :]
+        values = {each.value for each in params if not self._things.of(self._source, each)}
+        return {*writes(owner.body), *values}
 
     def _keys(self, forward: Sequence[Statement], name: str) -> tuple[str, ...]:
         """Return the keys by which statements read a dictionary; none if they read more of it."""
@@ -533,11 +491,6 @@ class _Reader:
         elif not m.matches(self._loop.iter, m.Call(func=m.Name("range"))):
             return ""
         return target.value if isinstance(target, cst.Name) else ""
-
-    def _fresh(self, forward: Sequence[Statement]) -> set[str]:
-        """Names that each step of the loop, or the program itself, gives other values."""
-        again = () if self._loop is None else writes(self._loop)
-        return {*again, *_written(forward)}
 
     def _outputs(
         self,
@@ -569,8 +522,31 @@ class _Reader:
         return used
 
 
+_NO_ATTRIBUTES = (
+    "the forward pass cannot change an attribute; use a variable, and then give its value to the "
+    "attribute"
+)
+_MAY_SKIP = (
+    "this may skip the update, and a compiled program always makes it: move this after the update"
+)
+_READS_GRADIENT = "a compiled program keeps gradients on its device: opts.anchorTensor returns them"
+_NOT_FORGOTTEN = (
+    "no zero_grad() is called between updates, so each update uses the sum of all gradients so "
+    "far, and a compiled program uses those of its batch: if that is what you mean, call "
+    "zero_grad() of the optimizer in each turn of the loop"
+)
+_FORGETS = (
+    "a compiled program forgets gradients before each update: call zero_grad() of the optimizer "
+    "that updates here in a statement of its own, before backward() or after step()"
+)
 #: Names for what is differentiated and has none.
 _LOSSES = ("loss", "total_loss", "objective", "loss_to_minimize", *map("loss_{}".format, range(99)))
+_NO_FORWARD = m.OneOf(*map(m.Name, ("train", "eval", "state_dict", "zero_grad", "to", "cuda")))
+_NO_PART = m.OneOf(_NO_FORWARD, m.Name("training"), m.Name("module"))
+
+
+def _assignment(name: str, value: cst.BaseExpression) -> cst.SimpleStatementLine:
+    return cst.SimpleStatementLine([cst.Assign([cst.AssignTarget(cst.Name(name))], value)])
 
 
 def _written(forward: Sequence[Statement]) -> list[str]:
@@ -578,123 +554,79 @@ def _written(forward: Sequence[Statement]) -> list[str]:
     return list(dict.fromkeys(name for each in forward for name in writes(each)))
 
 
-def _assignment(name: str, value: cst.BaseExpression) -> cst.SimpleStatementLine:
-    return cst.SimpleStatementLine([cst.Assign([cst.AssignTarget(cst.Name(name))], value)])
+# -- names that get other values between updates: a program takes them as inputs ----------------
+
+_BINDS = m.Assign() | m.AugAssign() | m.AnnAssign() | m.For() | m.WithItem()
 
 
-_ATTRIBUTE = m.Element(m.Attribute(value=m.Name("self")))
-_NO_FORWARD = m.OneOf(*map(m.Name, ("train", "eval", "state_dict", "zero_grad", "to", "cuda")))
-_NO_PART = m.OneOf(_NO_FORWARD, m.Name("training"), m.Name("module"))
+class Varying:
+    """Finds names that get other values while a step trains."""
 
+    def __init__(self, project: Project, things: Things, optimizers: Iterable[Thing]):
+        """Note what binds each name.
 
-# -- values that change between epochs and not within: a program takes them as inputs -----------
+        Args:
+            project: the program.
+            things: what its names stand for.
+            optimizers: that update; a loop that makes one anew in each turn does not count.
+        """
+        self._things = things
+        self._made = {each for thing in optimizers for each in thing.source.above(thing.made)}
+        self._bindings: dict[Variable, list[tuple[Source, cst.CSTNode]]] = {}
+        for source in project.sources:
+            for node in findall(source.module, _BINDS):
+                names = names_in(node.target) if isinstance(node, cst.For) else writes(node)
+                for name in names:
+                    variable = Variable(things.named(source, node, name), name)
+                    self._bindings.setdefault(variable, []).append((source, node))
 
+    def at(self, source: Source, node: cst.CSTNode) -> set[str]:
+        """Return the names, of those that a node reads, that get other values."""
+        return {
+            name
+            for name in reads(node)
+            if self._varies(Variable(self._things.named(source, node, name), name), frozenset())
+        }
 
-def changed_outside(
-    source: Source, things: Things, node: cst.CSTNode, optimizers: Iterable[Thing]
-) -> set[str]:
-    """Return names that get other values around a step, or in the file, once it has an optimizer.
+    def _varies(self, variable: Variable, seen: frozenset[Variable]) -> bool:
+        if variable in seen or self._things.may_be(variable):
+            return False
+        seen |= {variable}
+        return any(
+            self._changes(source, node, seen) for source, node in self._bindings.get(variable, ())
+        ) or self._differs(variable, seen)
 
-    Args:
-        source: the file.
-        things: the things that its names stand for.
-        node: a node of the step.
-        optimizers: that update; a loop that makes one anew in each turn does not count.
-    """
-    owner = things.owner(source, node)
-    made = {each for thing in optimizers for each in thing.source.above(thing.made)}
-    loops = [each for each in source.between(node, owner) if isinstance(each, cst.For | cst.While)]
-    names = set[str]().union(*(writes(each) for each in loops if each not in made))
-    if isinstance(owner, cst.FunctionDef):
-        names |= _of_file(source, things, made) - local_names(owner)
-        names |= _given_others(things, owner, made)
-        names |= _derived(source, things, owner, node, names)
-    every = [thing for kind in Kind for thing in things.all(kind)]
-    of_things = {
-        name
-        for thing in every
-        for each in (owner, source.module)
-        for name in things.names(each, thing)
-    }
-    return names - of_things
-
-
-def _derived(
-    source: Source, things: Things, owner: cst.FunctionDef, node: cst.CSTNode, slow: set[str]
-) -> set[str]:
-    """Return names that a function computes, before the loop of a step, from slow names."""
-    loop = source.enclosing(node, cst.For, cst.While, cst.FunctionDef)
-    names: set[str] = set()
-    for each in findall(owner.body, m.Assign(targets=[m.AssignTarget(m.Name())])):
-        inside = loop is not None and loop in (each, *source.above(each))
-        if loop is owner or inside or things.owner(source, each) is not owner:
-            continue
-        if (slow | names) & {*reads(each.value)}:
-            names |= {*writes(each)}
-    return names
-
-
-def check_functions(
-    source: Source, things: Things, forward: Sequence[cst.CSTNode], slow: set[str]
-) -> None:
-    """Refuse a step that calls a function by a name that becomes another function later."""
-    for statement in forward:
-        for call in findall(statement, m.Call(func=m.Name())):
-            name = call.func.value
-            if name in slow and not things.of(source, call.func):
-                raise StepError(
-                    call,
-                    f"{name} becomes another function later, and a compiled program keeps the "
-                    "first: use one function, and pass what changes to it as a tensor",
-                )
-
-
-def _of_file(source: Source, things: Things, made: set[cst.CSTNode]) -> set[str]:
-    """Return names of the file that loops in it, or functions, give other values."""
-    names: set[str] = set()
-    for node in findall(source.module, m.For() | m.While() | m.AugAssign() | m.Global()):
-        if isinstance(node, cst.Global):
-            names |= {each.name.value for each in node.names}
-        elif things.owner(source, node) is source.module and node not in made:
-            names |= set(writes(node))
-    return names
-
-
-def _given_others(things: Things, owner: cst.FunctionDef, made: set[cst.CSTNode]) -> set[str]:
-    """Return parameters of a function for which its calls give different values."""
-    return {name for name in parameters(owner) if _differs(things, owner, name, made, frozenset())}
-
-
-def _differs(
-    things: Things,
-    owner: cst.FunctionDef,
-    name: str,
-    made: set[cst.CSTNode],
-    seen: frozenset[cst.CSTNode],
-) -> bool:
-    values = [
-        (caller, value)
-        for call, caller in things.calls(owner).items()
-        if (value := things.arguments(owner, call).get(name)) is not None
-    ]
-    if len({caller.code(value) for caller, value in values}) > 1:
-        return True
-    return any(_changes(things, caller, value, made, seen | {owner}) for caller, value in values)
-
-
-def _changes(
-    things: Things,
-    source: Source,
-    value: cst.BaseExpression,
-    made: set[cst.CSTNode],
-    seen: frozenset[cst.CSTNode],
-) -> bool:
-    """Return whether an argument may have another value in another call."""
-    names = {each.value for each in findall(value, m.Name())}
-    for each in source.above(value):
-        if isinstance(each, cst.For | cst.While) and each not in made and names & {*writes(each)}:
+    def _changes(self, source: Source, node: cst.CSTNode, seen: frozenset[Variable]) -> bool:
+        """Return whether a statement may bind a name to another value when it is run again."""
+        around = [node, *source.between(node, self._things.owner(source, node))]
+        loops = [each for each in around if isinstance(each, cst.For | cst.While)]
+        function = source.enclosing(node, cst.FunctionDef)
+        if isinstance(node, cst.AugAssign) or any(each not in self._made for each in loops):
             return True
-        if isinstance(each, cst.FunctionDef):
-            local = names & {*parameters(each)} if each not in seen else set[str]()
-            return any(_differs(things, each, name, made, seen) for name in local)
-    return False
+        if function is not None and any(
+            isinstance(each, cst.Global | cst.Nonlocal)
+            and {item.name.value for item in each.names} & {*writes(node)}
+            for each in findall(function.body, m.Global() | m.Nonlocal())
+        ):
+            return True
+        return self._any(source, getattr(node, "value", None), seen)
+
+    def _differs(self, variable: Variable, seen: frozenset[Variable]) -> bool:
+        """Return whether calls give a parameter different values."""
+        function = variable.owner
+        if not isinstance(function, cst.FunctionDef):
+            return False
+        given = [
+            (source, value)
+            for call, source in self._things.calls(function).items()
+            if (value := self._things.arguments(function, call).get(variable.name)) is not None
+        ]
+        texts = {source.code(value) for source, value in given}
+        return len(texts) > 1 or any(self._any(source, value, seen) for source, value in given)
+
+    def _any(self, source: Source, value: cst.CSTNode | None, seen: frozenset[Variable]) -> bool:
+        """Return whether an expression reads a name that varies."""
+        return value is not None and any(
+            self._varies(Variable(self._things.named(source, value, name), name), seen)
+            for name in reads(value)
+        )

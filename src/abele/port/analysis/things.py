@@ -204,6 +204,10 @@ class Things:
                 return Variable(root, f"self.{node.attr.value}")
         return None
 
+    def may_be(self, variable: Variable) -> set[Thing]:
+        """Return the objects that a variable may be."""
+        return self._values.get(variable, set())
+
     def owner(self, source: Source, node: cst.CSTNode) -> Owner:
         """Return the function, or else the module, that contains a node."""
         return source.enclosing(node, cst.FunctionDef) or source.module

@@ -10,15 +10,12 @@ from libcst import matchers as m
 
 from abele.port.analysis.batches import argument
 from abele.port.analysis.calls import models_updated, targets_of
-from abele.port.analysis.flow import reads, writes
-from abele.port.analysis.groups import sorted_models
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.order import Order
 from abele.port.analysis.parts import Statement, StepError, calls_of, statement_of
 from abele.port.analysis.scopes import names_in
 from abele.port.analysis.search import findall
-from abele.port.analysis.steps import Step, changed_outside
-from abele.port.analysis.things import Home
+from abele.port.analysis.steps import Step, Varying
 from abele.port.context import Context, NoRouteError
 from abele.port.edits import keyword
 from abele.port.finding import Verdict
@@ -45,9 +42,7 @@ SCHEDULER_CODES = {
     "ABP419": "The training model cannot be reached where the scheduler steps.",
 }
 RATE_CODES = {
-    "ABP413": "What changes of an optimizer later is written as its argument; defaults are "
-    "constants.",
-    "ABP414": "This value of the optimizer cannot change once its program is compiled.",
+    "ABP414": "What changes of an optimizer later has to be its argument; defaults are constants.",
     "ABP412": "The training model is given the optimizer again after its rate has changed.",
 }
 
@@ -79,26 +74,18 @@ def apply(context: Context) -> None:
 
 #: Optimizers of PopTorch that limit gradients.
 _LIMIT = frozenset(("SGD", "Adam", "AdamW"))
+_NO_LIMIT = "PopTorch's {} cannot limit the norm of gradients: use SGD, Adam or AdamW"
 _OF_ALL = (
     "these are not the parameters of the optimizer, which limits the norm over all of its own: "
     "give clip_grad_norm_ the parameters that the optimizer has"
-)
-_SOME = (
-    "the groups of the optimizer leave out some parameters of the model by a condition, and the "
-    "optimizer limits the norm over its own: give clip_grad_norm_ the parameters that the "
-    "optimizer has, or the optimizer a group for the others"
 )
 _NOT_KNOWN = (
     "whether the optimizer has all of these parameters cannot be read from the text, and it limits "
     "the norm over its own: check that its groups have all that have gradients"
 )
 _CHANGES = (
-    "{limit} changes during training, and the optimizer of a compiled program keeps the first "
-    "limit: use one number"
-)
-_LATER = (
-    "{limit} gets its value after the optimizer is made, which takes it as max_grad_norm: move "
-    "that line before the optimizer"
+    "the limit has to be one number that is known where the optimizer is made, which takes it as "
+    "max_grad_norm: write it as max_norm=..., and give it its value before that line, once"
 )
 
 
@@ -106,9 +93,7 @@ def apply_limits(context: Context) -> None:
     """Give limits of gradients to optimizers."""
     for step in context.steps:
         clip = step.gradients.clip
-        for optimizer in step.gradients.optimizers:
-            if clip is None:
-                continue
+        for optimizer in step.gradients.optimizers if clip is not None else ():
             try:
                 _limit(context, step, optimizer, clip)
             except StepError as error:
@@ -116,77 +101,39 @@ def apply_limits(context: Context) -> None:
 
 
 def _limit(context: Context, step: Step, optimizer: Thing, clip: cst.Call) -> None:
+    """Give an optimizer the limit of a call.
+
+    Raises:
+        StepError: it cannot have it.
+    """
     name = optimizer.name.rpartition(".")[2]
     if name not in _LIMIT:
-        reason = f"PopTorch's {name} cannot limit the norm of gradients: use SGD, Adam or AdamW"
-        raise StepError(clip, reason)
+        raise StepError(clip, _NO_LIMIT.format(name))
     made = cst.ensure_type(optimizer.made, cst.Call)
-    updated = context.things.updated(optimizer) or sorted_models(context.things, optimizer)
-    if not updated:
-        updated = _limited_models(context, step, clip) & {*step.models}
+    parameters = argument(clip, "parameters", 0)
+    models = (
+        models_updated(cst.Call(cst.Name("limit"), [cst.Arg(parameters)])) if parameters else ()
+    )
+    limited = {thing for each in models for thing in context.things.of(step.source, each)}
+    updated = context.things.updated(optimizer)
+    conditions = findall(context.things.given(optimizer.source, made), m.CompIf())
+    if not updated or any(not m.matches(each.test, _TRAINED) for each in conditions):
         context.say(step.source, clip, "ABP432", Verdict.MANUAL, _NOT_KNOWN)
-    given = context.things.given(optimizer.source, made)
-    conditions = findall(given, m.CompIf())
-    trained = m.CompIf(test=m.Attribute(attr=m.Name("requires_grad")))
-    texts = {
-        optimizer.source.code(each.test) for each in conditions if not m.matches(each, trained)
-    }
-    if any(
-        f"not {each}" not in texts and each.removeprefix("not ") not in texts - {each}
-        for each in texts
-    ):
-        raise StepError(clip, _SOME)
-    limit = _limit_of(context, step, places.home(context, step), updated)
+    elif limited != updated:
+        raise StepError(clip, _OF_ALL)
+    largest, home = argument(clip, "max_norm", 1), places.home(context, step)
+    varying = Varying(context.project, context.things, step.gradients.optimizers)
+    if largest is None or varying.at(step.source, largest):
+        raise StepError(clip, _CHANGES)
+    limit = places.value(context, step.source, largest, home)
+    if places.is_later(home, limit):
+        raise StepError(clip, _CHANGES)
     context.edits(optimizer.source).give(made, keyword("max_grad_norm", limit))
     reason = f"max_grad_norm={limit} limits the norm of all gradients before each update"
     context.say(optimizer.source, made, "ABP431", Verdict.MODIFIED, reason)
 
 
-def _limit_of(context: Context, step: Step, home: Home, updated: set[Thing]) -> str:
-    """Return the limit of a step's gradients, as text where its optimizer is made.
-
-    Raises:
-        StepError: it is not there, changes later, or is of other parameters.
-    """
-    clip = step.gradients.clip
-    assert clip is not None
-    largest = argument(clip, "max_norm", 1)
-    if largest is None:
-        raise StepError(clip, "this call does not name its limit: write it as max_norm=...")
-    if _limited_models(context, step, clip) != updated:
-        raise StepError(clip, _OF_ALL)
-    if _may_change(context, step, largest):
-        raise StepError(clip, _CHANGES.format(limit=step.source.code(largest)))
-    limit = places.value(context, step.source, largest, home)
-    if places.is_later(home, limit):
-        raise StepError(clip, _LATER.format(limit=limit))
-    return limit
-
-
-def _may_change(context: Context, step: Step, limit: cst.BaseExpression) -> bool:
-    """Return whether a limit, or a part of it, gets other values once there is an optimizer."""
-    slow = changed_outside(step.source, context.things, step.backward, step.gradients.optimizers)
-    slow |= {*(writes(step.loop) if step.loop else ())}
-    parts = {step.source.code(each) for each in findall(limit, m.Attribute() | m.Subscript())}
-    changed: set[str] = set()
-    for source in context.project.sources:
-        for node in findall(source.module, m.Assign() | m.AugAssign()):
-            function = source.enclosing(node, cst.FunctionDef)
-            later = function is not None and function.name.value != "__init__"
-            again = isinstance(node, cst.AugAssign) or source.enclosing(node, cst.For, cst.While)
-            for code in map(source.code, targets_of(node)):
-                if again or (later and code.startswith("self.")):
-                    changed.add(code)
-    return bool(({*reads(limit)} - {"self"}) & slow or parts & changed)
-
-
-def _limited_models(context: Context, step: Step, clip: cst.Call) -> set[Thing]:
-    """Return the models of which a call limits the gradients."""
-    parameters = argument(clip, "parameters", 0)
-    if not isinstance(parameters, cst.Call):
-        return set()
-    models = models_updated(cst.Call(cst.Name("limit"), [cst.Arg(parameters)]))
-    return {thing for each in models for thing in context.things.of(step.source, each)}
+_TRAINED = m.Attribute(attr=m.Name("requires_grad"))
 
 
 # -- schedulers ----------------------------------------------------------------------------------
@@ -244,32 +191,22 @@ def _pass_on(
 
 #: Schedulers that change a momentum, or the first of betas, unless they are told not to.
 _CYCLES = ("OneCycleLR", "CyclicLR")
-#: Values that programs have as constants unless they are given; the rate always may change.
-_CONSTANT = frozenset(
-    ("momentum", "dampening", "weight_decay", "betas", "eps", "alpha", "nesterov", "amsgrad")
-)
-#: Arguments of PopTorch's optimizers after the parameters and the rate, in order.
-_DEFAULTS = {
-    "SGD": {"momentum": "0", "dampening": "0", "weight_decay": "0"},
-    "Adam": {"betas": "(0.9, 0.999)", "eps": "1e-08", "weight_decay": "0"},
-    "AdamW": {"betas": "(0.9, 0.999)", "eps": "1e-08", "weight_decay": "0.01"},
-    "RMSprop": {"alpha": "0.99", "eps": "1e-08", "weight_decay": "0", "momentum": "0"},
-}
 _KEPT = (
-    "{key} of {name} changes here, and a compiled program keeps what it was at its first call: "
-    "make a new optimizer here, which gets a program of its own; a momentum may change if it is "
-    "not 0 at first"
-)
-_WRITTEN = (
-    "{key} changes later, so it is written as an argument: a compiled program takes arguments "
-    "as variables and defaults as constants"
+    "{key} changes here, and a compiled program takes arguments of its optimizer as variables and "
+    "defaults as constants: write {key} as an argument of the optimizer; a momentum may change if "
+    "it is not 0 at first"
 )
 
 
 def apply_rates(context: Context) -> None:
     """Give the optimizer to the training model after its groups were changed."""
     for scheduler in context.things.all(Kind.SCHEDULER):
-        _follow_momentum(context, scheduler)
+        cycles = scheduler.name.rpartition(".")[2] in _CYCLES
+        told = argument(cst.ensure_type(scheduler.made, cst.Call), "cycle_momentum")
+        if cycles and not m.matches(told or cst.Name("True"), m.Name("False")):
+            for optimizer in places.of_scheduler(context, scheduler) & context.training.keys():
+                key = "betas" if "Adam" in optimizer.name else "momentum"
+                _check_given(context, scheduler.source, scheduler.made, optimizer, key)
     for source in context.project.sources:
         changed: dict[Statement, None] = {}
         for node in findall(source.module, m.Attribute(attr=m.Name("param_groups"))):
@@ -278,24 +215,18 @@ def apply_rates(context: Context) -> None:
             trained = [each for each in optimizers if each in context.training]
             if trained and statement not in changed and _writes(source, statement, node):
                 changed[statement] = None
-                for key in sorted(_keys(statement) & _CONSTANT):
-                    for optimizer in trained:
-                        _make_variable(context, source, statement, optimizer, key)
+                for key in sorted(_keys(statement) - {"lr", "initial_lr"}):
+                    _check_given(context, source, statement, trained[0], key)
                 _pass_on(context, source, statement, trained[0], "ABP412")
 
 
-def _follow_momentum(context: Context, scheduler: Thing) -> None:
-    """Have the program take the momentum that a scheduler changes beside the rate."""
-    call, last = scheduler.made, scheduler.name.rpartition(".")[2]
-    if last not in _CYCLES or not isinstance(call, cst.Call):
-        return
-    cycles = argument(call, "cycle_momentum")
-    if cycles is not None and m.matches(cycles, m.Name("False")):
-        return
-    for optimizer in places.of_scheduler(context, scheduler) & context.training.keys():
-        adam = optimizer.name.rpartition(".")[2] in ("Adam", "AdamW")
-        key = "betas" if adam else "momentum"
-        _make_variable(context, scheduler.source, call, optimizer, key)
+def _check_given(
+    context: Context, source: Source, node: cst.CSTNode, optimizer: Thing, key: str
+) -> None:
+    """Name a change of a value that the program has as a constant."""
+    value = argument(cst.ensure_type(optimizer.made, cst.Call), key)
+    if value is None or m.matches(value, m.Integer("0") | m.Float("0.0")):
+        context.say(source, node, "ABP414", Verdict.MANUAL, _KEPT.format(key=key))
 
 
 def _keys(statement: Statement) -> set[str]:
@@ -307,25 +238,6 @@ def _keys(statement: Statement) -> set[str]:
         if isinstance(target, cst.Subscript)
         for each in findall(target.slice[-1], m.SimpleString())
     }
-
-
-def _make_variable(
-    context: Context, source: Source, node: cst.CSTNode, optimizer: Thing, key: str
-) -> None:
-    """Have the program take one value of an optimizer, which a node changes, as a variable."""
-    name, made = optimizer.name.rpartition(".")[2], optimizer.made
-    defaults = _DEFAULTS.get(name, {})
-    place = [*defaults].index(key) + 2 if key in defaults else None
-    value = argument(made, key, place) if isinstance(made, cst.Call) else None
-    zero = value is None or m.matches(value, m.Integer("0") | m.Float("0.0"))
-    if key not in defaults or (key == "momentum" and zero):
-        reason = _KEPT.format(key=key, name=name)
-        context.say(source, node, "ABP414", Verdict.BLOCKED, reason)
-    elif value is None and isinstance(made, cst.Call) and (optimizer, key) not in context.once:
-        context.once.add((optimizer, key))
-        context.edits(optimizer.source).give(made, keyword(key, defaults[key]))
-        reason = _WRITTEN.format(key=key)
-        context.say(optimizer.source, made, "ABP413", Verdict.MODIFIED, reason)
 
 
 def _writes(source: Source, statement: Statement, groups: cst.Attribute) -> bool:

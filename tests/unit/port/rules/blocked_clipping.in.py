@@ -32,5 +32,5 @@ for step in range(3):
     loss = fourth(torch.randn(8, 3)).square().mean()
     fourth_optimizer.zero_grad()
     loss.backward()
-    clip_grad_norm_(fourth.parameters(), 0.5)  # ABP432 blocked
+    clip_grad_norm_(fourth.parameters(), 0.5)  # ABP432 manual
     fourth_optimizer.step()

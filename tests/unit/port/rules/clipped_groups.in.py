@@ -21,6 +21,6 @@ for step in range(6):
     optimizer.zero_grad()
     loss = model(x).square().mean()
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # ABP432 manual
     optimizer.step()
     print(loss.item())

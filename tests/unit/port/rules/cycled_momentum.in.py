@@ -5,7 +5,7 @@ from torch import nn
 
 torch.manual_seed(0)
 model, other, third = nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(4, 3)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)  # ABP413 modified
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.999))
 other_optimizer = torch.optim.SGD(other.parameters(), lr=0.01, momentum=0.9)
 third_optimizer = torch.optim.Adam(third.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=12)

@@ -4,7 +4,7 @@ import torch
 
 x = torch.randn(8, 4)
 model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-6)  # ABP413 modified
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01)
 for epoch in range(4):
     optimizer.zero_grad()
     loss = model(x).square().mean()

@@ -20,7 +20,7 @@ class ModelWithLoss(torch.nn.Module):
 
 x = torch.randn(8, 4)
 model = torch.nn.Linear(4, 1)
-optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-6, betas=(0.9, 0.999), weight_decay=0.01)
+optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01)
 training_model = poptorch.trainingModel(
     ModelWithLoss(model), options=opts, optimizer=optimizer
 )
