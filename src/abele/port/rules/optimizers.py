@@ -93,7 +93,9 @@ def apply_limits(context: Context) -> None:
     """Give limits of gradients to optimizers."""
     for step in context.steps:
         clip = step.gradients.clip
-        for optimizer in step.gradients.optimizers if clip is not None else ():
+        if clip is None:
+            continue
+        for optimizer in step.gradients.optimizers:
             try:
                 _limit(context, step, optimizer, clip)
             except StepError as error:

@@ -11,6 +11,6 @@ for step in range(20):
     loss.backward()
     optimizer.step()
     print(loss.item())
-torch.save(model, "model.pt")  # ABP703 match
-again = torch.load("model.pt", weights_only=False)  # ABP703 match
+torch.save(model, "model.pt")
+again = torch.load("model.pt", weights_only=False)
 print(type(again).__name__, again.weight.double().sum().item(), again(torch.ones(2, 4)).tolist())

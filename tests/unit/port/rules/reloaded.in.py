@@ -34,7 +34,7 @@ for epoch in range(4):
     if best is None:
         best = val
         print("the best yet")
-        torch.save(model, "model.pt")  # ABP703 match
+        torch.save(model, "model.pt")
 with open("model.pt", "rb") as f:
     model = torch.load(f, weights_only=False)
 print("test", evaluate(test))
