@@ -7,14 +7,12 @@ model runs, with the weights of the program, and the line is named.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis import batches
-from abele.port.analysis.flow import reads
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.models import (
     asks_for_its_mode,
@@ -23,10 +21,7 @@ from abele.port.analysis.models import (
     mode_at,
     mode_matters,
 )
-from abele.port.analysis.order import Order
-from abele.port.analysis.parts import Statement, block_of
 from abele.port.analysis.search import findall
-from abele.port.analysis.steps import Helpers
 from abele.port.analysis.things import Home, NoHomeError
 from abele.port.context import Context, NoRouteError, Wrapped
 from abele.port.finding import Verdict
@@ -54,10 +49,6 @@ CODES = {
         "forward returns an object of a class of its own, and a program returns tensors in tuples, "
         "lists and dictionaries: the plain model runs, on the host."
     ),
-    "ABP507": (
-        "A function that training calls, too, calls the model itself: the plain model runs, on the "
-        "host."
-    ),
     "ABP509": "The inference model cannot be reached here; the plain model runs on the host.",
 }
 
@@ -80,10 +71,6 @@ _ANOTHER = (
     "this may be another model than the one that is trained, such as a copy of it or an average of "
     "its weights, and a compiled program has one: the plain model runs, on the host"
 )
-_SHARED = (
-    "{function} calls the model itself, and training calls {function}, too: the plain model runs, "
-    "on the host, with the weights of the program; call the model here to run an inference model"
-)
 _UNKNOWN_MODE = (
     "the model may be in training mode here, in which dropout draws and batch norm changes its "
     "averages on the host: the plain model runs, on the host; call eval() in this function before "
@@ -100,19 +87,6 @@ _LEFT_OUT = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rows:
-    """The number of rows of the batches of a call.
-
-    Attributes:
-        condition: the test that a batch has as many as all but the last; empty if all have.
-        size: equal for calls that may share a program.
-    """
-
-    condition: str
-    size: str | cst.Call
-
-
 def apply(context: Context) -> None:
     """Wrap models that are called outside of training steps."""
     wrapped: dict[tuple[Thing, cst.CSTNode, str | cst.Call], Wrapped] = {}
@@ -125,7 +99,6 @@ def apply(context: Context) -> None:
                 "the host"
             )
             context.say(source, call, "ABP509", Verdict.MANUAL, reason)
-    _say_shared(context)
 
 
 def _evaluate(
@@ -150,16 +123,17 @@ def _evaluate(
     if rows is None:
         context.say(source, call, "ABP505", Verdict.MATCH, _ANY_SHAPE)
         return
-    key = thing, context.things.owner(source, call), rows.size
+    condition, size = rows
+    key = thing, context.things.owner(source, call), size
     model = wrapped.get(key) or _name(context, thing, len(wrapped))
     name = context.routes.name(model, source, call)
     if key not in wrapped:
         wrapped[key] = model
         _make(context, thing, source, call, model.name)
     plain = source.code(call.func)
-    called = f"({name} if {rows.condition} else {plain})" if rows.condition else name
+    called = f"({name} if {condition} else {plain})" if condition else name
     context.edits(source).replace(call.func, called)
-    reason = _REASON + _SHORT if rows.condition else _REASON
+    reason = _REASON + _SHORT if condition else _REASON
     context.say(source, call, "ABP502", Verdict.MODIFIED, reason)
 
 
@@ -199,23 +173,6 @@ def _in_model(
     )
 
 
-def _say_shared(context: Context) -> None:
-    """Name evaluations by a function that training calls, too, and that calls the model itself."""
-    helpers = {each for step in context.steps for each in step.helpers}
-    inside: set[cst.CSTNode] = {*helpers}
-    inside |= {each for step in context.steps for each in (*step.forward, step.backward)}
-    trained = {thing for step in context.steps for thing in step.models}
-    for function in helpers:
-        for call, source in context.things.calls(function).items():
-            known = dict(Helpers(context.project, context.things).models(source, call))
-            models = [each for each in known if each in trained]
-            if not models or inside & {*source.above(call)}:
-                continue
-            if not any(_may_train(context, each, source, call) for each in models):
-                reason = _SHARED.format(function=function.name.value)
-                context.say(source, call, "ABP507", Verdict.MATCH, reason)
-
-
 def _may_train(context: Context, thing: Thing, source: Source, call: cst.Call) -> bool:
     """Return whether a call may be in training mode, where that matters, and name its line."""
     if not mode_matters(context.project, thing):
@@ -246,7 +203,7 @@ def _make(context: Context, thing: Thing, at: Source, call: cst.Call, name: str)
     """Make an inference model for a call of a file, where the model is made."""
     home = _home(context, thing)
     source = home.source
-    statement = _last_assignment(context, home, thing, at, call)
+    statement = home.statement
     options = context.options(source)
     model = home.variable.name
     if asks_for_its_mode(context.project, thing):
@@ -271,33 +228,15 @@ def _home(context: Context, thing: Thing) -> Home:
         raise NoRouteError(str(error)) from error
 
 
-def _last_assignment(
-    context: Context, home: Home, thing: Thing, at: Source, call: cst.Call
-) -> Statement:
-    """Return the last statement of the block that assigns the same model, before the call runs."""
-    last: Statement = home.statement
-    block = block_of(home.source, home.statement)
-    calls = {node for _, node in Order(context.things).sites(at, call)}
-    for statement in block[block.index(home.statement) + 1 :]:
-        if calls & {statement, *findall(statement, m.Call())}:
-            break
-        for node in findall(statement, m.Assign()):
-            target = node.targets[0].target
-            given = context.things.of(home.source, node.value, Kind.MODEL)
-            same = not given or thing in given
-            if same and context.things.variable(home.source, target) == home.variable:
-                last = statement
-    return last
-
-
 # -- rows of a batch -----------------------------------------------------------------------------
 
 
-def _rows(context: Context, source: Source, call: cst.Call) -> _Rows | None:
+def _rows(context: Context, source: Source, call: cst.Call) -> tuple[str, str | cst.Call] | None:
     """Return how many rows the batches of a call have; None if they may have any number.
 
-    Raises:
-        NoRouteError: the batch size is not known where the model is called.
+    Returns:
+        The test that a batch has as many as all but the last, empty if all have; and a text that is
+        equal for calls that may share a program.
     """
     around = list(batches.loaders_around(context.things, source, call))
     loaders = {each for _, _, some in around for each in some}
@@ -308,12 +247,17 @@ def _rows(context: Context, source: Source, call: cst.Call) -> _Rows | None:
     if not around:
         repeated = (cst.FunctionDef, cst.Lambda, cst.For, cst.While, cst.BaseComp)
         once = not any(isinstance(each, repeated) for each in source.above(call))
-        return _Rows("", call) if once else None
+        return ("", call) if once else None
     sizes = {_size_text(each) for each in loaders}
     if not call.args or (len(sizes) == 1 and not any(map(batches.may_be_short, loaders))):
-        return _Rows("", min(sizes))
-    size = _size(context, source, call, around)
-    return _Rows(f"len({_first(context, source, call)}) == {size}", min(sizes))
+        return "", min(sizes)
+    at, loop, _ = around[0]
+    through = batches.gone_through(at, loop)
+    owners = {context.things.owner(source, call), context.things.owner(at, loop.iter)}
+    if len(around) > 1 or len(owners) > 1 or not isinstance(through, cst.Name | cst.Attribute):
+        return None
+    test = f"len({_first(context, source, call)}) == {source.code(through)}.batch_size"
+    return test, min(sizes)
 
 
 def _first(context: Context, source: Source, call: cst.Call) -> str:
@@ -335,36 +279,3 @@ def _size_text(loader: Thing) -> str:
     """Return the text that says how many rows a loader's batches have."""
     node = batches.size(loader)
     return "1" if node is None else loader.source.code(node)
-
-
-def _size(
-    context: Context,
-    source: Source,
-    call: cst.Call,
-    around: list[tuple[Source, cst.For | cst.CompFor, set[Thing]]],
-) -> str:
-    """Return the number of rows, as an expression where the model is called.
-
-    Raises:
-        NoRouteError: there is none.
-    """
-    loaders = sorted(
-        {each for _, _, some in around for each in some},
-        key=lambda each: (each.source.name, each.source.position(each.made)),
-    )
-    at, loop, _ = around[0]
-    owner = context.things.owner(source, call)
-    here = len(around) == 1 and at is source and context.things.owner(at, loop.iter) is owner
-    through = batches.gone_through(at, loop)
-    if len({_size_text(each) for each in loaders}) == 1:
-        if here and isinstance(through, cst.Name | cst.Attribute):
-            return f"{source.code(through)}.batch_size"
-        if len(loaders) == 1 and not isinstance(through, cst.Call):
-            return f"{context.routes.name_of(loaders[0], source, call)}.batch_size"
-    node, made = batches.size(loaders[0]), loaders[0].source
-    if node is None or findall(node, m.Call()) or made is not source:
-        raise NoRouteError("the batch size is not known here")
-    for name in reads(node):
-        if context.things.named(made, node, name) is not context.things.named(source, call, name):
-            raise NoRouteError("the batch size is not known here")
-    return made.code(node)

@@ -164,13 +164,10 @@ def _pass_first_rates(context: Context) -> None:
     order = Order(context.things)
     for scheduler in context.things.all(Kind.SCHEDULER):
         for step in context.steps:
-            optimizers = step.gradients.optimizers
             site = scheduler.source, scheduler.made
-            if (
-                step.optimizer in context.training
-                and places.sets_rate(context, scheduler, optimizers)
-                and order.follows((step.source, step.backward), site)
-            ):
+            if step.optimizer in places.of_scheduler(
+                context, scheduler
+            ) & context.training.keys() and order.follows((step.source, step.backward), site):
                 _pass_on(context, scheduler.source, scheduler.made, step.optimizer)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import libcst as cst
@@ -35,18 +35,6 @@ _SHARED = (
     "a model of this step is in that of {name} too, and one program at a time can have weights "
     "that are trained: train both losses in one step, or call {name}.destroy() by hand before this "
     "optimizer is made"
-)
-#: Schedulers that leave the rate as it is when they are made; others may set the first one.
-_LEAVE = frozenset(
-    (
-        "StepLR",
-        "MultiStepLR",
-        "ExponentialLR",
-        "CosineAnnealingLR",
-        "CosineAnnealingWarmRestarts",
-        "PolynomialLR",
-        "ReduceLROnPlateau",
-    )
 )
 
 
@@ -94,7 +82,7 @@ def after_all(context: Context, step: Step, place: Home, names: Iterable[str]) -
     """Return the statement after which a training model can be made.
 
     It is that of the optimizer, or a later one that makes something that the loss needs, or a
-    scheduler that sets the first rate.
+    scheduler, which may set the first rate.
     """
     block = block_of(place.source, place.statement)
     start = block.index(place.statement)
@@ -102,35 +90,20 @@ def after_all(context: Context, step: Step, place: Home, names: Iterable[str]) -
     places = [start]
     for name in {*names} - known:
         places += [index for index, each in enumerate(block) if name in _assigned(each)][:1]
-    return _after_schedulers(context, step, place, block, max(places))
-
-
-def _after_schedulers(
-    context: Context, step: Step, place: Home, block: Sequence[Statement], index: int
-) -> Statement:
-    """Return the statement after which the optimizer has its first rate, before anything trains."""
     trains = {node for _, node in Order(context.things).sites(step.source, step.backward)}
-    for later in range(index + 1, len(block)):
-        calls = findall(block[later], m.Call())
-        if {block[later], *calls} & trains:
+    schedulers = {
+        each
+        for each in context.things.all(Kind.SCHEDULER)
+        if of_scheduler(context, each) & {*step.gradients.optimizers}
+    }
+    for index, statement in enumerate(block[max(places) + 1 :], max(places) + 1):
+        calls = findall(statement, m.Call())
+        if {statement, *calls} & trains:
             break
         made = {each for call in calls for each in context.things.of(place.source, call)}
-        made |= {each for each in context.things.all(Kind.SCHEDULER) if each.made in calls}
-        if any(
-            each.kind is Kind.SCHEDULER and sets_rate(context, each, step.gradients.optimizers)
-            for each in made
-        ):
-            index = later
-    return block[index]
-
-
-def sets_rate(context: Context, scheduler: Thing, optimizers: Iterable[Thing]) -> bool:
-    """Return whether making a scheduler may change the rate of one of some optimizers."""
-    if not of_scheduler(context, scheduler) & {*optimizers}:
-        return False
-    made = scheduler.made
-    begins = isinstance(made, cst.Call) and argument(made, "last_epoch") is not None
-    return begins or scheduler.name.rpartition(".")[2] not in _LEAVE
+        if made & schedulers or any(each.made in calls for each in schedulers):
+            places.append(index)
+    return block[max(places)]
 
 
 def of_scheduler(context: Context, scheduler: Thing) -> set[Thing]:
@@ -241,7 +214,7 @@ def _is_closed(context: Context, thing: Thing) -> bool:
 def _from_caller(context: Context, function: cst.FunctionDef, name: str, there: Any) -> str | None:
     """Return what the one caller of a function, which makes the optimizer, gives for a parameter.
 
-    It is a name, a number, or a part of an object that nothing changes.
+    It is a name, a number, or a part of an object that nothing assigns.
     """
     calls = context.things.calls(function)
     if len(calls) != 1:
@@ -250,20 +223,15 @@ def _from_caller(context: Context, function: cst.FunctionDef, name: str, there: 
     given = context.things.arguments(function, call).get(name)
     if given is None or context.things.owner(source, call) is not there:
         return None
-    code = source.code(given)
-    if isinstance(given, cst.Name | cst.Integer | cst.Float):
-        return code
-    root, texts = given, set[str]()
-    while isinstance(root, cst.Attribute | cst.Subscript):
-        texts.add(source.code(root))
-        keys = [each.slice for each in root.slice] if isinstance(root, cst.Subscript) else []
-        if not all(m.matches(each, m.Index(m.SimpleString() | m.Integer())) for each in keys):
-            return None
-        root = root.value
-    changed = any(
-        at.code(target) in texts and at.enclosing(node, cst.FunctionDef, cst.For, cst.While)
+    written = {
+        at.code(target)
         for at in context.project.sources
         for node in findall(at.module, m.Assign() | m.AugAssign())
         for target in targets_of(node)
-    )
-    return code if isinstance(root, cst.Name) and not changed else None
+    }
+    code = source.code(given)
+    kept = m.matches(given, _PART) and code not in written
+    return code if kept or isinstance(given, cst.Name | cst.Integer | cst.Float) else None
+
+
+_PART = m.Attribute() | m.Subscript(slice=[m.SubscriptElement(m.Index(m.SimpleString()))])

@@ -75,11 +75,11 @@ class Trainer:
         self.optimizer = poptorch.optim.AdamW(
             self.model.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay, betas=cfg.betas
         )
-        self.training_model = poptorch.trainingModel(
-            ModelWithLoss(self.model, self.criterion), options=opts, optimizer=self.optimizer
-        )
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(
             self.optimizer, T_max=cfg.epochs
+        )
+        self.training_model = poptorch.trainingModel(
+            ModelWithLoss(self.model, self.criterion), options=opts, optimizer=self.optimizer
         )
         self.global_step = 0
 

@@ -39,10 +39,10 @@ test_loader = DataLoader(test_set, batch_size=8)
 model = Net()
 inference_model = poptorch.inferenceModel(model, options=opts)
 optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
 training_model = poptorch.trainingModel(
     ModelWithLoss(model), options=opts, optimizer=optimizer
 )
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
 
 for epoch in range(2):
     model.train()

@@ -23,12 +23,12 @@ class ModelWithLoss(torch.nn.Module):
 torch.manual_seed(0)
 model = nn.Linear(4, 1)
 optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-training_model = poptorch.trainingModel(
-    ModelWithLoss(model), options=opts, optimizer=optimizer
-)
 loader = poptorch.DataLoader(opts, TensorDataset(torch.randn(32, 4)), batch_size=int("8"))
 steps = 2 * len(loader)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+training_model = poptorch.trainingModel(
+    ModelWithLoss(model), options=opts, optimizer=optimizer
+)
 for epoch in range(2):
     total = 0
     for (x,) in loader:

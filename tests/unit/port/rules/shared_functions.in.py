@@ -40,7 +40,7 @@ def loss_with_norm(net, x, y):
 def evaluate(net, loader):
     net.eval()
     with torch.no_grad():
-        return [loss_and_accuracy(net, *each)[1].item() for each in loader]  # ABP507 match
+        return [loss_and_accuracy(net, *each)[1].item() for each in loader]
 
 
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
@@ -56,7 +56,7 @@ for epoch in range(2):
     total = 0.0
     with torch.no_grad():
         for batch in test_loader:
-            total += loss_of(model, batch).item()  # ABP507 match
+            total += loss_of(model, batch).item()
     print(epoch, loss.item(), total)
 
 second = nn.Linear(4, 3)
@@ -77,7 +77,7 @@ for batch in DataLoader(Named(), batch_size=8):
     third_optimizer.step()
 with torch.no_grad():
     for batch in DataLoader(Named(), batch_size=16):
-        print(loss_of_named(third, batch).item())  # ABP507 match
+        print(loss_of_named(third, batch).item())
 
 fourth = nn.Linear(4, 3)
 fourth_optimizer = torch.optim.SGD(fourth.parameters(), lr=0.5)
@@ -88,7 +88,7 @@ for x, y in train_loader:
     fourth_optimizer.step()
 with torch.no_grad():
     for x, y in test_loader:
-        print(loss_with_norm(fourth, x, y).item())  # ABP507 match
+        print(loss_with_norm(fourth, x, y).item())
 
 
 class Trainer:
@@ -110,7 +110,7 @@ class Trainer:
 
     @torch.no_grad()
     def test(self, loader):
-        return sum(self.loss(batch).item() for batch in loader)  # ABP507 match
+        return sum(self.loss(batch).item() for batch in loader)
 
 
 trainer = Trainer()

@@ -23,7 +23,6 @@ torch.manual_seed(0)
 x, y = torch.randn(48, 6), torch.randint(0, 3, (48,))
 loader = poptorch.DataLoader(opts, TensorDataset(x, y), batch_size=8)
 model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 3))
-inference_model = poptorch.inferenceModel(model, options=opts)
 criterion = nn.CrossEntropyLoss()
 optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 training_model = poptorch.trainingModel(
@@ -40,7 +39,7 @@ def train_step(xb, yb):
 @torch.no_grad()
 def eval_step(xb, yb):
     model.eval()
-    logits = (inference_model if len(xb) == val.batch_size else model)(xb)
+    logits = model(xb)
     return criterion(logits, yb).item(), (logits.argmax(1) == yb).sum().item()
 
 
