@@ -28,7 +28,9 @@ _ODD = re.compile(
 )
 _SETTING = m.Call(func=m.Attribute(attr=m.Name("train") | m.Name("eval")))
 _PLAIN = m.Attribute(value=m.Name() | m.Attribute())
-_CHAINED = m.Call(func=_PLAIN)
+_ALONE = m.SimpleStatementLine(
+    body=[m.Expr(m.Call(func=_PLAIN)) | m.Assign(value=m.Call(func=_PLAIN))]
+)
 _OWN = m.OneOf(*map(m.Name, ("Parameter", "register_buffer", "register_parameter")))
 _ACTIVATIONS = ("Sigmoid", "Softmax", "LogSoftmax", "ReLU", "Tanh", "Identity", "Flatten")
 _TAKEN = ("tuple", "list", "dict", "OrderedDict", "NamedTuple", "ModelOutput")
@@ -59,22 +61,17 @@ def mode_at(
     """
     if any(_is_odd(project, things, each) for each in project.sources):
         return None
-    owner = things.owner(source, node)
-    at = source.position(node)
-    around = {*source.above(node)}
+    owner, at, around = things.owner(source, node), source.position(node), {*source.above(node)}
     calls = [each for each in findall(owner, m.Call()) if things.owner(source, each) is owner]
     before = [
         each for each in calls if _sets(things, source, each, model) and source.position(each) < at
     ]
-    if not before:
-        return None
-    last = before[-1]
-    statement = source.enclosing(last, cst.SimpleStatementLine)
-    alone = m.SimpleStatementLine(body=[m.Expr(m.Call(func=_PLAIN)) | m.Assign(value=_CHAINED)])
+    statement = source.enclosing(before[-1], cst.SimpleStatementLine) if before else None
     if statement is None or source.parent(statement) not in around:
         return None
-    receiver = cst.ensure_type(last.func, cst.Attribute).value
-    if not m.matches(statement, alone) or not things.of(source, receiver):
+    last = before[-1]
+    func = cst.ensure_type(last.func, cst.Attribute)
+    if not m.matches(statement, _ALONE) or not things.of(source, func.value):
         return None
     start = source.position(statement)
     loops = around & {*findall(owner, m.For() | m.While())} - {*source.above(statement)}
@@ -82,11 +79,10 @@ def mode_at(
         between = start < source.position(each) < at or loops & {*source.above(each)}
         if each is not last and between and _may_set(things, source, each, frozenset()):
             return None
-    mode = cst.ensure_type(last.func, cst.Attribute).attr.value == "train"
-    given = last.args[0].value if last.args else cst.Name("True")
-    if not m.matches(given, m.Name("True") | m.Name("False")):
+    if last.args and not m.matches(last.args[0].value, m.Name("True") | m.Name("False")):
         return None
-    return mode and m.matches(given, m.Name("True"))
+    on = not last.args or m.matches(last.args[0].value, m.Name("True"))
+    return func.attr.value == "train" and on
 
 
 def may_evaluate(
@@ -104,27 +100,8 @@ def may_evaluate(
         m.matches(call.func, m.Attribute(attr=m.Name("eval"))) or bool(call.args)
         for at in project.sources
         for call in findall(at.module, _SETTING)
-        if _sets(things, at, call, model)
-        and not _is_put_back(at, call, node)
-        and order.follows((at, call), (source, node))
+        if _sets(things, at, call, model) and order.follows((at, call), (source, node))
     )
-
-
-def _is_put_back(source: Source, call: cst.Call, node: cst.CSTNode) -> bool:
-    """Return whether ``train()`` follows ``eval()`` in its block before a node runs."""
-    statement = source.enclosing(call, cst.SimpleStatementLine)
-    block = None if statement is None else source.parent(statement)
-    if not isinstance(block, cst.IndentedBlock | cst.Module) or statement is None:
-        return False
-    receiver = cst.ensure_type(call.func, cst.Attribute).value
-    back = f"{source.code(receiver)}.train()"
-    for each in block.body[list(block.body).index(statement) + 1 :]:
-        if source.code(each).strip() == back:
-            return True
-        leaves = findall(each, m.Return() | m.Continue() | m.Break() | m.Yield() | m.Raise())
-        if leaves or node in (each, *findall(each, m.SimpleStatementLine())):
-            return False
-    return False
 
 
 def _sets(things: Things, source: Source, call: cst.Call, model: Thing) -> bool:
@@ -152,45 +129,40 @@ def _may_set(
     things: Things, source: Source, call: cst.Call, seen: frozenset[cst.FunctionDef]
 ) -> bool:
     """Return whether a call sets any mode, itself or in a function of the program."""
-    if m.matches(call, _SETTING):
-        return True
     function = things.function(source, call)
-    if function is None or function in seen:
-        return False
-    at = things.file(function)
-    return any(
-        _may_set(things, at, each, seen | {function}) for each in findall(function.body, m.Call())
-    )
+    if m.matches(call, _SETTING) or function is None or function in seen:
+        return m.matches(call, _SETTING)
+    at, inner = things.file(function), findall(function.body, m.Call())
+    return any(_may_set(things, at, each, seen | {function}) for each in inner)
 
 
 def _is_odd(project: Project, things: Things, source: Source) -> bool:
     """Return whether a file sets a mode in another way than by a plain call."""
-    if _ODD.search(source.text):
-        return True
     settings = findall(source.module, _SETTING)
-    if any(_is_run_by_others(project, things, source, each) for each in settings):
-        return True
     called = {each.func for each in settings}
-    for node in findall(source.module, m.Attribute(attr=m.Name("train") | m.Name("eval"))):
-        if node not in called and things.of(source, node.value, Kind.MODEL):
-            return True
-    return any(
-        each.name.value in ("train", "eval")
-        and (cls := source.enclosing(each, cst.ClassDef)) is not None
-        and project.is_module(cls)
-        for each in findall(source.module, m.FunctionDef())
+    named = findall(source.module, m.Attribute(attr=m.Name("train") | m.Name("eval")))
+    own = [
+        source.enclosing(each, cst.ClassDef)
+        for each in findall(source.module, m.FunctionDef(m.Name("train") | m.Name("eval")))
+    ]
+    return (
+        bool(_ODD.search(source.text))
+        or any(_is_run_by_others(project, source, each) for each in settings)
+        or any(each not in called and things.of(source, each.value, Kind.MODEL) for each in named)
+        or any(cls is not None and project.is_module(cls) for cls in own)
     )
 
 
-def _is_run_by_others(project: Project, things: Things, source: Source, call: cst.Call) -> bool:
+def _is_run_by_others(project: Project, source: Source, call: cst.Call) -> bool:
     """Return whether a hook, a context manager or ``apply`` runs a call."""
     function = source.enclosing(call, cst.FunctionDef, cst.Lambda)
     if not isinstance(function, cst.FunctionDef):
         return function is not None
     name = function.name.value
-    if findall(function.body, m.Yield()) or (name.startswith("__") and name != "__init__"):
-        return True
     given = m.Arg(value=m.Name(name) | m.Attribute(value=m.Name("self"), attr=m.Name(name)))
+    special = name.startswith("__") and name != "__init__"
+    if special or findall(function.body, m.Yield()):
+        return True
     return any(
         isinstance(each.value, cst.Attribute) or project.function(at, each.value) is function
         for at in project.sources
@@ -227,33 +199,20 @@ def class_returned(project: Project, model: Thing) -> str:
 
 
 def is_weightless(project: Project, model: Thing) -> bool:
-    """Return whether a module's class, and all that it is made of, keep no tensors."""
+    """Return whether a module's class makes nothing that has weights, as that of a loss."""
     cls = class_of(project, model)
-    return cls is not None and _is_weightless(project, cls, frozenset())
+    return cls is not None and not _has_weights(project, cls)
 
 
-def _is_weightless(project: Project, cls: cst.ClassDef, seen: frozenset[cst.ClassDef]) -> bool:
-    if cls in seen:
-        return True
+def _has_weights(project: Project, cls: cst.ClassDef) -> bool:
     source = project.source(cls)
-    own = [project.class_of(source, each.value) for each in cls.bases]
-    known = all(
-        source.imported(each.value) in ("torch.nn.Module", "torch.nn.modules.loss._Loss")
-        or base is not None
-        for each, base in zip(cls.bases, own, strict=True)
-    )
-    calls = findall(cls, m.Call())
-    if not known or findall(cls, _OWN) or any(_has_weights(source, each) for each in calls):
-        return False
-    made = (project.class_of(source, each.func) for each in calls)
-    inner = {each for each in own if each is not None}
-    inner |= {each for each in made if each is not None and project.is_module(each)}
-    return all(_is_weightless(project, each, seen | {cls}) for each in inner)
-
-
-def _has_weights(source: Source, call: cst.Call) -> bool:
-    """Return whether a call makes a module of a package that may have weights."""
-    name = source.imported(call.func)
-    last = name.rpartition(".")[2]
-    module = last[:1].isupper() and not name.startswith("torch.nn.functional.")
-    return bool(name) and module and not (last.endswith("Loss") or last in _ACTIVATIONS)
+    for call in findall(cls, m.Call()):
+        name, own = source.imported(call.func), project.class_of(source, call.func)
+        last = name.rpartition(".")[2]
+        module = last[:1].isupper() and not name.startswith("torch.nn.functional.")
+        if name and module and not last.endswith("Loss") and last not in _ACTIVATIONS:
+            return True
+        if own not in (None, cls) and project.is_module(own) and _has_weights(project, own):
+            return True
+    inherited = [each for each in project.bases(cls) if each is not cls]
+    return bool(findall(cls, _OWN)) or any(_has_weights(project, each) for each in inherited)
