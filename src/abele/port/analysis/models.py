@@ -100,8 +100,26 @@ def may_evaluate(
         m.matches(call.func, m.Attribute(attr=m.Name("eval"))) or bool(call.args)
         for at in project.sources
         for call in findall(at.module, _SETTING)
-        if _sets(things, at, call, model) and order.follows((at, call), (source, node))
+        if _sets(things, at, call, model)
+        and not _is_put_back(at, call, node)
+        and order.follows((at, call), (source, node))
     )
+
+
+def _is_put_back(source: Source, call: cst.Call, node: cst.CSTNode) -> bool:
+    """Return whether ``train()`` follows ``eval()`` in its block before a node runs."""
+    statement = source.enclosing(call, cst.SimpleStatementLine)
+    block = None if statement is None else source.parent(statement)
+    if not isinstance(block, cst.IndentedBlock | cst.Module) or statement is None:
+        return False
+    back = f"{source.code(cst.ensure_type(call.func, cst.Attribute).value)}.train()"
+    for each in block.body[list(block.body).index(statement) + 1 :]:
+        if source.code(each).strip() == back:
+            return True
+        leaves = findall(each, m.Return() | m.Continue() | m.Break() | m.Yield() | m.Raise())
+        if leaves or node in (each, *findall(each, m.SimpleStatementLine())):
+            return False
+    return False
 
 
 def _sets(things: Things, source: Source, call: cst.Call, model: Thing) -> bool:
