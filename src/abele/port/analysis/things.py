@@ -235,7 +235,6 @@ class Things:
             if isinstance(node, cst.Assign):
                 for target in node.targets:
                     self._bind(source, target.target, node.value)
-                    self._given_another(source, target.target, node.value)
             elif isinstance(node, cst.AnnAssign) and node.value is not None:
                 self._bind(source, node.target, node.value)
             elif isinstance(node, cst.Return) and node.value is not None:
@@ -257,35 +256,6 @@ class Things:
                 self._add(source, element.value, things)
         else:
             self._add(source, target, self._evaluate(source, value))
-
-    def _given_another(
-        self, source: Source, target: cst.BaseExpression, value: cst.BaseExpression
-    ) -> None:
-        """Refuse a model variable that is assigned again after its optimizer was created."""
-        models = self.of(source, target, Kind.MODEL)
-        known = isinstance(value, cst.Call) or self.variable(source, value) is not None
-        if not models or not known or m.matches(value, m.Name("None")):
-            return
-        changed = isinstance(value, cst.Call) and not copies(source, value)
-        args = value.args if isinstance(value, cst.Call) and changed else ()
-        if any(models & self._evaluate(source, each.value) for each in args):
-            return  # it is changed, or wrapped
-        if self._is_trained_before(source, target) and not self._evaluate(source, value):
-            self._unknown[value] = source
-
-    def _is_trained_before(self, source: Source, target: cst.BaseExpression) -> bool:
-        """Return whether a variable's optimizer precedes its last assignment."""
-        at = source.position(target)
-        owner, variable = self.owner(source, target), self.variable(source, target)
-        same = [
-            source.position(thing.made)
-            for thing in self.all(Kind.OPTIMIZER)
-            if thing.source is source
-            and self.owner(source, thing.made) is owner
-            and isinstance(thing.made, cst.Call)
-            and variable in [self.variable(source, each) for each in models_updated(thing.made)]
-        ]
-        return bool(same) and max(same) < at
 
     def _add(self, source: Source, target: cst.BaseExpression, things: set[Thing]) -> None:
         variable = self.variable(source, target) if things else None
