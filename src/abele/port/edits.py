@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 import libcst as cst
 
 from abele.port.analysis.flow import reads, writes
-from abele.port.analysis.parts import only_times
 from abele.port.layout import laid_out
 from abele.port.source import Source
 
@@ -19,14 +16,6 @@ _Node = TypeVar("_Node", bound=cst.CSTNode)
 #: Given a node with its inner changes made, what takes its place.
 Change: TypeAlias = Callable[[Any], Any]
 _Statement: TypeAlias = cst.SimpleStatementLine | cst.BaseCompoundStatement
-
-
-@dataclasses.dataclass
-class _Around:
-    """Statements to be added to one."""
-
-    before: list[_Statement] = dataclasses.field(default_factory=list[_Statement])
-    after: list[_Statement] = dataclasses.field(default_factory=list[_Statement])
 
 
 class Edits:
@@ -40,7 +29,7 @@ class Edits:
         """
         self._source = source
         self._changes: dict[cst.CSTNode, list[Change]] = {}
-        self._around: dict[cst.CSTNode, _Around] = {}
+        self._around: dict[cst.CSTNode, list[_Statement]] = {}
         self._imports: dict[str, None] = {}
         self._lines: dict[str, None] = {}
         self._definitions: list[_Statement] = []
@@ -77,13 +66,9 @@ class Edits:
         """Take a statement out, with the comments right above it."""
         self.change(statement, lambda _: cst.RemoveFromParent())
 
-    def before(self, statement: cst.CSTNode, text: str) -> None:
-        """Put statements, given as text, before one."""
-        self._around.setdefault(statement, _Around()).before += parsed(text)
-
     def after(self, statement: cst.CSTNode, text: str) -> None:
         """Put statements, given as text, after one."""
-        self._around.setdefault(statement, _Around()).after += parsed(text)
+        self._around.setdefault(statement, []).extend(parsed(text))
 
     def need(self, line: str) -> None:
         """Have an import."""
@@ -100,10 +85,6 @@ class Edits:
     def applied(self, node: _Node) -> _Node:
         """Return a node with the edits inside it applied, such as a moved expression."""
         return changed(self._source, node, self._changes, self._around)
-
-    def pieces(self, statement: cst.CSTNode) -> list[cst.CSTNode]:
-        """Return a moved statement with its additions."""
-        return statements_of(self.applied(statement))
 
     def text(self) -> str:
         """Return the file with all edits applied."""
@@ -195,7 +176,7 @@ def changed(
     source: Source,
     node: _Node,
     changes: Mapping[cst.CSTNode, Sequence[Change]],
-    around: Mapping[cst.CSTNode, _Around] | None = None,
+    around: Mapping[cst.CSTNode, Sequence[_Statement]] | None = None,
 ) -> _Node:
     """Return a node with replacements applied.
 
@@ -229,7 +210,7 @@ class _Transformer(cst.CSTTransformer):
     def __init__(
         self,
         changes: Mapping[cst.CSTNode, Sequence[Change]],
-        around: Mapping[cst.CSTNode, _Around],
+        around: Mapping[cst.CSTNode, Sequence[_Statement]],
         touched: set[cst.CSTNode] | None,
     ):
         super().__init__()
@@ -244,9 +225,8 @@ class _Transformer(cst.CSTTransformer):
             node = change(node)
         around = self._around.get(original_node)
         if around is None:
-            return _without_times(original_node, _filled(node))
-        statements: list[Any] = [*around.before, *statements_of(node), *around.after]
-        return cst.FlattenSentinel(statements)
+            return _filled(node)
+        return cst.FlattenSentinel([*statements_of(node), *around])
 
 
 def statements_of(changed: Any) -> list[Any]:
@@ -264,16 +244,6 @@ def _filled(node: Any) -> Any:
     return node
 
 
-def _without_times(original: Any, node: Any) -> Any:
-    """Remove timing blocks whose statements were removed."""
-    if not isinstance(node, cst.With) or not only_times(node):
-        return node
-    (nothing,) = parsed("pass")
-    is_empty = len(node.body.body) == 1 and nothing.deep_equals(node.body.body[0])
-    was_empty = len(original.body.body) == 1 and nothing.deep_equals(original.body.body[0])
-    return cst.RemoveFromParent() if is_empty and not was_empty else node
-
-
 def with_header(
     module: cst.Module, imports: dict[str, None], definitions: Sequence[_Statement]
 ) -> cst.Module:
@@ -282,12 +252,8 @@ def with_header(
     end = min(_last_import(body) + 1, _first_use(body, imports, definitions))
     present = {module.code_for_node(each).strip() for each in body[:end]}
     missing = [line for line in imports if line not in present]
-    new: list[Any] = [each for line in missing if line not in _STANDARD for each in parsed(line)]
+    new: list[Any] = [each for line in missing for each in parsed(line)]
     top, rest = body[:end], body[end:]
-    for line in missing:
-        if line in _STANDARD:
-            _insert(top, line)
-    end = len(top)
     first = next((index for index, each in enumerate(top) if _imports_torch(each)), end)
     if new and first < end:
         new[0] = new[0].with_changes(leading_lines=top[first].leading_lines)
@@ -320,50 +286,6 @@ def _bound_by(statement: _Statement) -> list[str]:
     """Return the names that an import binds."""
     text = cst.Module([statement]).code.split("import ")[-1]
     return [each.split(" as ")[-1].strip().split(".")[0] for each in text.split(",")]
-
-
-#: Imports of the standard library that ports need.
-_STANDARD = (
-    "import contextlib",
-    "import copy",
-    "import functools",
-    "import logging",
-    "import os",
-)
-
-
-def _insert(top: list[Any], line: str) -> None:
-    """Put an import of the standard library among those of a file, in the order of the alphabet."""
-    (new,) = parsed(line)
-    imports = [
-        index
-        for index, each in enumerate(top)
-        if isinstance(each, cst.SimpleStatementLine) and isinstance(each.body[0], cst.Import)
-    ]
-    names = {index: _text(top[index]) for index in imports}
-    block = _first_block(top, imports)
-    later = [index for index in block if names[index] > line]
-    place = later[0] if later else block[-1] + 1 if block else len(top)
-    if later and later[0] == block[0]:
-        new = new.with_changes(leading_lines=top[place].leading_lines)
-        lines = [] if _is_standard(top[place]) else [cst.EmptyLine(indent=False)]
-        top[place] = top[place].with_changes(leading_lines=lines)
-    top.insert(place, new)
-
-
-def _is_standard(statement: Any) -> bool:
-    """Return whether an import is of the standard library."""
-    return _text(statement).split()[1].partition(".")[0] in sys.stdlib_module_names
-
-
-def _first_block(top: Sequence[Any], imports: Sequence[int]) -> list[int]:
-    """Return the imports that follow the first without an empty line."""
-    block: list[int] = []
-    for index in imports:
-        if block and (index != block[-1] + 1 or top[index].leading_lines):
-            break
-        block.append(index)
-    return block
 
 
 def _text(statement: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import itertools
-import re
 import sys
 import tokenize
 import warnings
@@ -22,11 +21,6 @@ from abele.port import tree
 _Kind = TypeVar("_Kind", bound=cst.CSTNode)
 
 
-#: Statements and numbers of Python 2.
-_PYTHON_2 = re.compile(
-    r"^\s*(print\s+[\"'\w]|exec\s+[\"'\w]|raise\s+[\w.]+\s*,)|\bexcept\s+[\w.]+\s*,|\d[lL]\b|<>"
-)
-_OF_NOTEBOOKS = re.compile(r"\s*(%{1,2}\w|!\w|\?\w)")
 #: Levels of a statement that libcst, which goes down by calls, has room for.
 _DEEPEST = 250
 _DEEP = (
@@ -72,10 +66,6 @@ def _no_python(name: str, lines: list[str], error: SyntaxError) -> str:
     number, column = error.lineno or 1, max(error.offset or 1, 1)
     where = f"{name}:{number}:{column}"
     line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
-    if _OF_NOTEBOOKS.match(line):
-        return f"{where}: this line is for notebooks, and no Python; take it out: {line}"
-    if _PYTHON_2.search(line):
-        return f"{where}: this is Python 2. Convert it first, for example with 2to3 of Python 3.12."
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     shown = f": {line}" if line else ""
     return f"{where}: this is no Python that can be read ({version}: {error.msg}){shown}"
@@ -156,10 +146,6 @@ class Source:
     def line(self, number: int) -> str:
         """Return a line's text, stripped."""
         return self._lines[number - 1].strip() if 0 < number <= len(self._lines) else ""
-
-    def whole_line(self, number: int) -> str:
-        """Return a line's text."""
-        return self._lines[number - 1] if 0 < number <= len(self._lines) else ""
 
     @cached_property
     def _lines(self) -> list[str]:

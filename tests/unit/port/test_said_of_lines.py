@@ -78,11 +78,3 @@ def test_an_optimizer_that_stays_torchs_loads_any_state():
     )
     findings = port(Project([Source("train.py", text)])).findings
     assert not [each for each in findings if each.code == "ABP708"]
-
-
-@pytest.mark.parametrize("layout", ["", ", memory_format=torch.channels_last"])
-def test_a_move_says_that_the_layout_of_memory_is_the_programs_own(layout):
-    text = PROGRAM.format(rows=40, start=f'model = model.to("cuda"{layout})', end="")
-    findings = port(Project([Source("train.py", text)])).findings
-    (move,) = (each for each in findings if each.code == "ABP101")
-    assert ("differ in their last bits" in move.reason) is bool(layout)

@@ -77,17 +77,6 @@ def yields(function: cst.FunctionDef) -> bool:
     return bool(findall(function.body, m.Yield()))
 
 
-def elements_of(value: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """Return the values in a dictionary, list or tuple display, or a comprehension."""
-    if isinstance(value, cst.Dict):
-        return [each.value for each in value.elements]
-    if isinstance(value, cst.List | cst.Tuple):
-        return [each.value for each in value.elements]
-    if isinstance(value, cst.DictComp):
-        return [value.value]
-    return [value.elt] if isinstance(value, cst.ListComp) else []
-
-
 def models_updated(call: cst.Call) -> list[cst.BaseExpression]:
     """Return the expressions whose parameters an optimizer's constructor receives."""
     methods = m.Name("parameters") | m.Name("named_parameters")

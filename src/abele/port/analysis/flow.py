@@ -1,16 +1,60 @@
-"""Finds the names that statements read and write."""
+"""Finds the names that statements read and write, and whose variables they are."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import libcst as cst
+from libcst import matchers as m
 
 from abele.port import tree
-from abele.port.analysis.scopes import names_in
+from abele.port.analysis.search import findall
+from abele.port.project import Owner
 
 _PIECES = 4096  # that are remembered
+_Comprehension = cst.ListComp | cst.SetComp | cst.DictComp | cst.GeneratorExp
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+    """A name in a function or module, or an attribute of an object such as ``self.model``."""
+
+    owner: Owner
+    name: str
+
+
+def local_names(function: cst.FunctionDef) -> set[str]:
+    """Return a function's local names, parameters included."""
+    outside = findall(function.body, m.Global() | m.Nonlocal())
+    declared = {each.name.value for node in outside for each in node.names}
+    return {*parameters(function), *writes(function.body)} - declared
+
+
+def parameters(function: cst.FunctionDef) -> Iterator[str]:
+    """Return the names of a function's parameters, with those of ``*`` and ``**``."""
+    params = function.params
+    for each in (*params.posonly_params, *params.params, *params.kwonly_params):
+        yield each.name.value
+    for star in (params.star_arg, params.star_kwarg):
+        if isinstance(star, cst.Param):
+            yield star.name.value
+
+
+def is_method(function: cst.FunctionDef) -> bool:
+    """Return whether a function's first parameter is named ``self`` or ``cls``."""
+    params = function.params.params
+    return bool(params) and params[0].name.value in ("self", "cls")
+
+
+def names_in(target: cst.BaseExpression) -> Iterable[str]:
+    """Return the names that an assignment to a target binds."""
+    if isinstance(target, cst.Name):
+        return [target.value]
+    if isinstance(target, cst.Tuple | cst.List):
+        return [name for element in target.elements for name in names_in(element.value)]
+    return []
 
 
 class _Names(cst.CSTVisitor):
@@ -74,22 +118,8 @@ class _Names(cst.CSTVisitor):
             tree.visit(node.orelse, self)
         return False
 
-    def visit_ListComp(self, node: cst.ListComp) -> bool:
-        return self._comprehension(node)
-
-    def visit_SetComp(self, node: cst.SetComp) -> bool:
-        return self._comprehension(node)
-
-    def visit_DictComp(self, node: cst.DictComp) -> bool:
-        return self._comprehension(node)
-
-    def visit_GeneratorExp(self, node: cst.GeneratorExp) -> bool:
-        return self._comprehension(node)
-
-    def _comprehension(
-        self, node: cst.ListComp | cst.SetComp | cst.DictComp | cst.GeneratorExp
-    ) -> bool:
-        """Return the outer names that a function or class reads."""
+    def _comprehension(self, node: _Comprehension) -> bool:
+        """Note the names of around it that a comprehension reads."""
         inner, targets = _Names(), set[str]()
         elements = (node.key, node.value) if isinstance(node, cst.DictComp) else (node.elt,)
         for each in elements:
@@ -105,6 +135,15 @@ class _Names(cst.CSTVisitor):
         self.read |= {
             name: None for name in inner.read if name not in targets or name in first.read
         }
+        return False
+
+    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension
+
+    def visit_ClassDef(self, node: cst.ClassDef) -> bool:
+        inner = _Names()
+        tree.visit(node.body, inner)
+        self.read |= dict.fromkeys(name for name in inner.read if name not in inner.written)
+        self.written[node.name.value] = None
         return False
 
     def visit_AsName(self, node: cst.AsName) -> bool:

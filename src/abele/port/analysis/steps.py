@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.flow import changes, needs, reads, writes
+from abele.port.analysis.flow import Variable, changes, is_method, names_in, needs, reads, writes
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import (
     Loop,
@@ -19,7 +19,6 @@ from abele.port.analysis.parts import (
     is_call,
     statement_of,
 )
-from abele.port.analysis.scopes import Variable, is_method, names_in
 from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
 from abele.port.analysis.updates import Update, is_forgotten, read_update

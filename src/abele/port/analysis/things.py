@@ -23,8 +23,8 @@ from abele.port.analysis.calls import (
     models_updated,
     yields,
 )
+from abele.port.analysis.flow import Variable, is_method, local_names, parameters
 from abele.port.analysis.kinds import Kind, Thing, is_scheduler, kind_of_class
-from abele.port.analysis.scopes import Variable, is_method, local_names, parameters
 from abele.port.analysis.search import findall
 from abele.port.project import Owner, Project
 from abele.port.source import Source
@@ -102,11 +102,6 @@ class Things:
             if variable.owner is owner and thing in values
         ]
 
-    def attributes(self, cls: cst.ClassDef) -> set[Thing]:
-        """Return the models that instances of a class have as attributes."""
-        values = [each for variable, each in self._values.items() if variable.owner is cls]
-        return {thing for each in values for thing in each if thing.kind is Kind.MODEL}
-
     def updated(self, optimizer: Thing, kind: Kind | None = None) -> set[Thing]:
         """Return the models whose parameters an optimizer updates; none without its call."""
         models = models_updated(self.given(optimizer.source, optimizer.made))
@@ -134,7 +129,9 @@ class Things:
         """
         source, node, home = thing.source, thing.made, self._assigned(thing.source, thing.made, 0)
         while (function := source.enclosing(node, cst.FunctionDef)) is not None:
-            places = [i for i, values in enumerate(self.results(function)) if thing in values]
+            places = [
+                i for i, values in enumerate(self._results.get(function, [])) if thing in values
+            ]
             calls = self.calls(function)
             if not places or not calls:
                 break
@@ -182,10 +179,6 @@ class Things:
             if isinstance(call, cst.Call) and not self.of(source, call) & here:
                 return True
         return False
-
-    def results(self, function: cst.FunctionDef) -> list[set[Thing]]:
-        """Return the objects that each returned value of a function may be."""
-        return self._results.get(function, [])
 
     def assignments(self) -> Iterator[tuple[Source, cst.Assign]]:
         """Return the assignments of the program, each with its file."""

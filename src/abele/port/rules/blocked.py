@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
 import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.batches import argument
-from abele.port.analysis.calls import targets_of
 from abele.port.analysis.flow import reads
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import Statement, calls_of
@@ -46,16 +45,12 @@ def apply(context: Context) -> None:
                 context.say(source, node, reason.code, reason.verdict, reason.text)
         for forward in _forwards(context, source):
             _say_values(context, source, forward.body)
-            for node, text in _random_numbers(source, forward):
-                context.say(source, node, "ABP609", Verdict.BLOCKED, text)
-            for node, text in _own_state(context, source, forward):
-                context.say(source, node, "ABP614", Verdict.BLOCKED, text)
-        for step in context.steps:
-            for statement in step.forward if step.source is source else ():
-                _say_values(context, source, statement)
-                for node, text in _random_numbers(source, statement):
-                    context.say(source, node, "ABP609", Verdict.BLOCKED, text)
-                _refuse_changing(context, step, statement)
+            _say_random(context, source, forward.body)
+    for step in context.steps:
+        for statement in step.forward:
+            _say_values(context, step.source, statement)
+            _say_random(context, step.source, statement)
+            _refuse_changing(context, step, statement)
 
 
 def _say_values(context: Context, source: Source, piece: cst.CSTNode) -> None:
@@ -78,77 +73,34 @@ _VALUE = (
 
 def _refuse_changing(context: Context, step: Step, statement: Statement) -> None:
     """Name what a number that changes decides in a program: what is computed, and shapes."""
-    slow = {*step.slow}
-    for node in findall(statement, m.If() | m.While() | m.IfExp()):
-        names = [name for name in reads(node.test) if name in slow]
-        if names:
+    tests = [each.test for each in findall(statement, m.If() | m.While() | m.IfExp())]
+    for node in (*tests, *findall(statement, m.Slice() | m.Call(func=m.Name("range")))):
+        ends = (node.lower, node.upper) if isinstance(node, cst.Slice) else ()
+        names = [name for name in reads(node) if name in step.slow]
+        moves = bool(ends) and all(end is not None and {*names} <= {*reads(end)} for end in ends)
+        if names and not moves:
             text = _CHOICE.format(names=", ".join(names))
             context.say(step.source, node, "ABP605", Verdict.BLOCKED, text)
-    for node in findall(statement, m.Slice() | m.Call(func=m.Name("range"))):
-        names = [name for name in reads(node) if name in slow]
-        if names and not _moves(node, names):
-            text = _SHAPE.format(names=", ".join(names))
-            context.say(step.source, node, "ABP605", Verdict.BLOCKED, text)
 
 
-def _moves(node: cst.CSTNode, names: Sequence[str]) -> bool:
-    """Return whether both bounds of a slice move, so that its length may be constant."""
-    ends = (node.lower, node.upper) if isinstance(node, cst.Slice) else (None,)
-    return all(end is not None and {*names} <= {*reads(end)} for end in ends)
-
-
-_SHAPE = (
-    "a size here depends on {names}, which changes during training, and a compiled program has one "
-    "shape: compute with the largest size, and multiply what does not count by 0"
-)
 _CHOICE = (
-    "what is computed here depends on {names}, which changes during training, and a compiled "
-    "program computes one way: compute both, and multiply each by a weight of 0 or 1"
+    "what is computed here, or a size, depends on {names}, which changes during training, and a "
+    "compiled program computes one way with one shape: compute both ways, or with the largest "
+    "size, and multiply what does not count by 0"
 )
-
-
 _RANDOM = (
     "this random number is drawn once, when the program is compiled, and is the same in all "
     "calls: draw it with torch, as in torch.rand(()), or pass it to the model as a tensor"
 )
-_STATE = (
-    "{name} changes in each call of forward, and a compiled program keeps the value of one "
-    "call: make it a tensor with register_buffer, or an argument"
-)
 _SAME = ("random.seed", "random.getstate", "numpy.random.seed", "random.Random")
 
 
-def _random_numbers(source: Source, node: cst.CSTNode) -> Iterator[tuple[cst.CSTNode, str]]:
-    """Yield random numbers of Python or numpy that a piece of a program draws, with the reason."""
-    for call in findall(node, m.Call()):
+def _say_random(context: Context, source: Source, piece: cst.CSTNode) -> None:
+    """Name random numbers of Python or numpy that a piece of a program draws."""
+    for call in findall(piece, m.Call()):
         name = source.imported(call.func)
         if name.startswith(("random.", "numpy.random.")) and not name.startswith(_SAME):
-            yield call, _RANDOM
-
-
-def _own_state(
-    context: Context, source: Source, forward: cst.FunctionDef
-) -> Iterator[tuple[cst.CSTNode, str]]:
-    """Yield attributes that forward computes from what they were, and reads beside that."""
-    cls = source.enclosing(forward, cst.ClassDef)
-    if cls is None:
-        return
-    buffers = {
-        str(call.args[0].value.evaluated_value)
-        for each in context.project.bases(cls)
-        for call in findall(each, m.Call(func=m.Attribute(attr=m.Name("register_buffer"))))
-        if call.args and isinstance(call.args[0].value, cst.SimpleString)
-    }
-    for node in findall(forward.body, m.Assign() | m.AugAssign()):
-        for target in targets_of(node):
-            of_self = m.matches(target, m.Attribute(value=m.Name("self")))
-            if not isinstance(target, cst.Attribute) or not of_self or target.attr.value in buffers:
-                continue
-            same = m.Attribute(value=m.Name("self"), attr=m.Name(target.attr.value))
-            again = isinstance(node, cst.AugAssign) or findall(node.value, same)
-            inside = findall(node, same)
-            if again and any(each not in inside for each in findall(forward.body, same)):
-                yield node, _STATE.format(name=source.code(target))
+            context.say(source, call, "ABP609", Verdict.BLOCKED, _RANDOM)
 
 
 def _forwards(context: Context, source: Source) -> Iterator[cst.FunctionDef]:
@@ -162,18 +114,12 @@ def _forwards(context: Context, source: Source) -> Iterator[cst.FunctionDef]:
                 yield function
 
 
-def _calls(source: Source) -> Iterator[cst.Call]:
-    for call in findall(source.module, m.Call()):
-        assert isinstance(call, cst.Call)
-        yield call
-
-
 def _named(*names: str) -> Callable[[Context, Source], _Nodes]:
     """Find calls of imported functions; a name ending in a dot is a prefix."""
 
     def find(context: Context, source: Source) -> _Nodes:
         del context
-        for call in _calls(source):
+        for call in findall(source.module, m.Call()):
             name = source.imported(call.func)
             if any(name == each or (each[-1] == "." and name.startswith(each)) for each in names):
                 yield call
@@ -208,7 +154,7 @@ def _closures(context: Context, source: Source) -> _Nodes:
 def _sparse(context: Context, source: Source) -> _Nodes:
     """Sparse tensors and what makes gradients sparse."""
     del context
-    for call in _calls(source):
+    for call in findall(source.module, m.Call()):
         name = source.imported(call.func)
         last = name.rpartition(".")[2]
         if name.startswith("torch.sparse") or name == "torch.spmm" or last == "SparseAdam":
@@ -313,5 +259,4 @@ CODES = {
         "compiled before there are values."
     ),
     "ABP609": "A random number of Python or numpy in forward is drawn once, for all calls.",
-    "ABP614": "A compiled program keeps one value of a number that forward changes in each call.",
 }

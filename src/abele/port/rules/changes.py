@@ -14,11 +14,10 @@ from libcst import matchers as m
 
 from abele.port.analysis.batches import argument
 from abele.port.analysis.calls import targets_of
-from abele.port.analysis.flow import reads, writes
+from abele.port.analysis.flow import Variable, names_in, reads, writes
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.order import Order
 from abele.port.analysis.parts import Statement, block_of, calls_of, statement_of
-from abele.port.analysis.scopes import Variable, names_in
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
 from abele.port.context import Context, NoRouteError

@@ -8,7 +8,7 @@ from typing import Any
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import is_autocast, is_autocast_call
 from abele.port.analysis.search import findall
 from abele.port.context import Context
@@ -32,11 +32,8 @@ CODES = {
 }
 
 _MOVES = frozenset(("to", "cuda", "cpu", "xpu"))
+_CHOICE = "this device is no longer used: the program's target decides, and the run names it"
 _MODIFIED = "a program takes tensors of the host and returns them there; nothing is moved by hand"
-_LAYOUT = (
-    "; how tensors lie in memory is the program's own, so sums may be added up in another order "
-    "than with memory_format, and differ in their last bits"
-)
 
 
 def apply(context: Context) -> None:
@@ -48,10 +45,11 @@ def apply(context: Context) -> None:
                 _take_out(context, source, node)
             elif source.imported(node.func) == "torch.load":
                 _to_host(context, source, node)
+            elif source.imported(node.func) == "torch.device":
+                statement = source.enclosing(node, cst.BaseSmallStatement) or node
+                context.say(source, statement, "ABP104", Verdict.MATCH, _CHOICE)
             elif source.imported(node.func).startswith("torch."):
                 _without_device(context, source, node)
-        for statement in findall(source.module, m.SimpleStatementLine()):
-            _say_choice(context, source, statement)
 
 
 def _is_move(context: Context, source: Source, call: cst.Call) -> bool:
@@ -81,9 +79,7 @@ def _is_device(context: Context, source: Source, argument: cst.Arg) -> bool:
 
 
 def _take_out(context: Context, source: Source, call: cst.Call) -> None:
-    layout = any(m.matches(each, m.Arg(keyword=m.Name("memory_format"))) for each in call.args)
-    reason = _MODIFIED + _LAYOUT if layout else _MODIFIED
-    context.say(source, call, "ABP101", Verdict.MODIFIED, reason)
+    context.say(source, call, "ABP101", Verdict.MODIFIED, _MODIFIED)
     rest = [
         argument
         for argument in call.args
@@ -110,13 +106,8 @@ def _to_host(context: Context, source: Source, call: cst.Call) -> None:
     """Load checkpoints to the host."""
     for argument in call.args:
         if m.matches(argument, m.Arg(keyword=m.Name("map_location"))):
-            context.say(
-                source,
-                argument,
-                "ABP102",
-                Verdict.MODIFIED,
-                "the tensors are loaded to the host",
-            )
+            reason = "the tensors are loaded to the host"
+            context.say(source, argument, "ABP102", Verdict.MODIFIED, reason)
             context.edits(source).replace(argument.value, '"cpu"')
 
 
@@ -127,7 +118,7 @@ def _without_device(context: Context, source: Source, call: cst.Call) -> None:
         for argument in call.args
         if not m.matches(argument, m.Arg(keyword=m.Name("device")))
     ]
-    if len(kept) == len(call.args) or source.imported(call.func) == "torch.device":
+    if len(kept) == len(call.args):
         return
     context.say(source, call, "ABP103", Verdict.MODIFIED, "the tensor is made on the host")
     context.edits(source).change(
@@ -142,21 +133,6 @@ def _same(node: cst.Call, call: cst.Call, kept: Sequence[cst.Arg]) -> list[cst.A
     ]
 
 
-def _say_choice(context: Context, source: Source, statement: cst.CSTNode) -> None:
-    """Keep the line that chooses a device; it has no effect on the program."""
-    if findall(statement, m.Call()) and any(
-        isinstance(call, cst.Call) and source.imported(call.func) == "torch.device"
-        for call in findall(statement, m.Call())
-    ):
-        context.say(
-            source,
-            statement,
-            "ABP104",
-            Verdict.MATCH,
-            "this device is no longer used: the program's target decides, and the run names it",
-        )
-
-
 # -- mixed precision -------------------------------------------------------------------------------
 
 AMP_CODES = {
@@ -164,18 +140,21 @@ AMP_CODES = {
         "A program casts nothing by itself. What stood under autocast computes in float32, which "
         "is never less precise."
     ),
-    "ABP422": "A program in float32 scales no gradients; the scaler is taken out.",
+    "ABP422": "A program in float32 scales no gradients; the scaler is no longer used.",
 }
 
 _CAST = (
     "nothing is cast by itself in a program: this computes in float32, which is never less "
     "precise; for half, write model.half()"
 )
-_SCALER = "gradients in float32 need no scale; an optimizer's loss_scaling is there for half"
+_SCALER = (
+    "gradients in float32 need no scale, and nothing uses this any longer; an optimizer's "
+    "loss_scaling is there for half"
+)
 
 
 def apply_amp(context: Context) -> None:
-    """Take autocast out, and scalers that nothing uses any longer."""
+    """Take autocast out, and name scalers that nothing uses any longer."""
     for source in context.project.sources:
         for node in findall(source.module, m.With()):
             assert isinstance(node, cst.With)
@@ -186,7 +165,7 @@ def apply_amp(context: Context) -> None:
                 context.say(source, node, "ABP421", Verdict.MODIFIED, _CAST)
                 context.edits(source).remove(node)
     for scaler in context.things.all(Kind.SCALER):
-        _without_scaler(context, scaler)
+        context.say(scaler.source, scaler.made, "ABP422", Verdict.MATCH, _SCALER)
 
 
 def _without_autocast(context: Context, source: Source, node: cst.With) -> None:
@@ -218,30 +197,6 @@ def _opened(node: cst.With) -> Any:
     first: Any = body[0]
     lines = [*node.leading_lines, *first.leading_lines]
     return cst.FlattenSentinel([first.with_changes(leading_lines=lines), *body[1:]])
-
-
-def _without_scaler(context: Context, scaler: Thing) -> None:
-    """Take the statement out that makes a scaler, where all its uses are in training steps."""
-    source = scaler.source
-    context.say(source, scaler.made, "ABP422", Verdict.MODIFIED, _SCALER)
-    statement = source.enclosing(scaler.made, cst.SimpleStatementLine)
-    if statement is None or not m.matches(statement, m.SimpleStatementLine(body=[m.Assign()])):
-        return
-    gone = {statement, *_gone(context)}
-    for other in context.project.sources:
-        for node in findall(other.module, m.Name() | m.Attribute(value=m.Name("self"))):
-            assert isinstance(node, cst.Name | cst.Attribute)
-            if scaler in context.things.of(other, node) and not gone & set(other.above(node)):
-                return
-    context.edits(source).remove(statement)
-
-
-def _gone(context: Context) -> Iterator[cst.CSTNode]:
-    """Statements that are taken out with training steps."""
-    for step in context.steps:
-        if step.optimizer in context.training:
-            yield from (step.backward, step.update, *step.forward)
-            yield from (each.statement for each in step.gradients.removed)
 
 
 # -- switches of compute modes ---------------------------------------------------------------------

@@ -10,10 +10,10 @@ from libcst import matchers as m
 
 from abele.port.analysis.batches import argument
 from abele.port.analysis.calls import models_updated, targets_of
+from abele.port.analysis.flow import names_in
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.order import Order
 from abele.port.analysis.parts import Statement, StepError, calls_of, statement_of
-from abele.port.analysis.scopes import names_in
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step, Varying
 from abele.port.context import Context, NoRouteError

@@ -12,7 +12,7 @@ loader = DataLoader(TensorDataset(torch.randn(160, 4), torch.randn(160, 3)), bat
 model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 criterion = nn.MSELoss()
-scaler = GradScaler("cuda", enabled=use_amp)  # ABP422 modified
+scaler = GradScaler("cuda", enabled=use_amp)  # ABP422 match
 
 for x, y in loader:
     x, y = x.to(device, non_blocking=True), y.to(device)

@@ -33,6 +33,7 @@ training_model = poptorch.trainingModel(
     ModelWithLoss(model), options=opts, optimizer=optimizer
 )
 criterion = nn.MSELoss()
+scaler = GradScaler("cuda", enabled=use_amp)
 
 for x, y in loader:
     # Half where that is enough.

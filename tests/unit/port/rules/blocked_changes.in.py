@@ -16,7 +16,7 @@ class Net(nn.Module):
         self.tau = 1.0
 
     def forward(self, x):
-        self.tau = max(0.1, 0.9 * self.tau)  # ABP614 blocked
+        self.tau = max(0.1, 0.9 * self.tau)
         x = torch.relu(self.body(x)) * random.random()  # ABP609 blocked
         return self.head(x) / self.tau + 0.1 if self.noise else self.head(x)
 

@@ -15,9 +15,9 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.batches import argument
+from abele.port.analysis.flow import names_in
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import StepError, statement_of
-from abele.port.analysis.scopes import names_in
 from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.edits import keyword
