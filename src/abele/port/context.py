@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import libcst as cst
 from libcst import matchers as m
@@ -325,3 +326,17 @@ def _has_processes(source: Source) -> bool:
         isinstance(call, cst.Call) and source.imported(call.func).rpartition(".")[2] in names
         for call in findall(source.module, m.Call())
     )
+
+
+class Rule(NamedTuple):
+    """A construct and what is done with it.
+
+    Attributes:
+        title: of the construct.
+        codes: that it gives, each with what it stands for.
+        apply: changes a program and says what it did.
+    """
+
+    title: str
+    codes: dict[str, str]
+    apply: Callable[[Context], None]

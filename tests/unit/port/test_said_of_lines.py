@@ -1,6 +1,4 @@
-"""What is said of rows that are left out, and of the state of an optimizer that is loaded."""
-
-import pytest
+"""What is said of rows that are left out."""
 
 from abele.port.engine import port
 from abele.port.finding import Verdict
@@ -31,8 +29,6 @@ with torch.no_grad():
         print(model(x).sum())
 {end}
 """
-LOAD = 'optimizer.load_state_dict(torch.load("last.pt"))'
-SAVE = 'torch.save(optimizer.state_dict(), "last.pt")'
 
 
 def said(code, rows=40, start="", end=""):
@@ -55,26 +51,3 @@ def test_an_evaluation_asks_for_the_rows_of_a_batch():
     text = PROGRAM.format(rows=41, start="", end="")
     after = port(Project([Source("train.py", text)])).after["train.py"]
     assert "if len(x) == loader.batch_size" in after
-
-
-@pytest.mark.parametrize(
-    ("end", "verdict", "own"),
-    [
-        (SAVE, Verdict.MATCH, "what the port saves is loaded"),
-        ("", Verdict.MANUAL, "this program saves none itself"),
-    ],
-)
-def test_an_optimizer_refuses_the_state_of_torchs(end, verdict, own):
-    (only,) = said("ABP708", start=LOAD, end=end)
-    assert (only.verdict, only.text) == (verdict, LOAD)
-    assert own in only.reason
-    assert "load its weights alone, or keep torch.optim.SGD" in only.reason
-
-
-def test_an_optimizer_that_stays_torchs_loads_any_state():
-    text = PROGRAM.format(rows=40, start=LOAD, end="")
-    text = text.replace(
-        "SGD(model.parameters(), lr=0.5, momentum=0.9)", "Adagrad(model.parameters())"
-    )
-    findings = port(Project([Source("train.py", text)])).findings
-    assert not [each for each in findings if each.code == "ABP708"]

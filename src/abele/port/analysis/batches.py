@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.calls import goes_through
-from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.kinds import Kind, Thing, goes_through
 from abele.port.analysis.order import callers
 from abele.port.analysis.things import Things
 from abele.port.source import Source

@@ -32,7 +32,7 @@ def local_names(function: cst.FunctionDef) -> set[str]:
     return {*parameters(function), *writes(function.body)} - declared
 
 
-def parameters(function: cst.FunctionDef) -> Iterator[str]:
+def parameters(function: cst.FunctionDef | cst.Lambda) -> Iterator[str]:
     """Return the names of a function's parameters, with those of ``*`` and ``**``."""
     params = function.params
     for each in (*params.posonly_params, *params.params, *params.kwonly_params):

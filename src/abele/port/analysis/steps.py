@@ -186,7 +186,6 @@ class _Reader:
         self._check_way(forward, gradients.statement, rest)
         varying = Varying(self._project, self._things, gradients.optimizers)
         changing = set[str]().union(*(varying.at(self._source, each) for each in forward))
-        self._check_functions(forward, changing - self._fresh())
         needed = self._needed(forward)
         inputs = [name for name in needed if name in self._fresh() | changing]
         slow = [each for each in inputs if each == self._counter() or each not in self._fresh()]
@@ -317,7 +316,7 @@ class _Reader:
             needed |= set(reads(statement))
         self._add_rebound(chosen, end)
         if not chosen and differentiated is None:
-            raise StepError(self._call, self._why_no_forward(loss))
+            raise StepError(self._call, _NO_FORWARD_HERE)
         return tuple(reversed(chosen))
 
     def _add_rebound(self, chosen: list[Statement], end: int) -> None:
@@ -363,18 +362,6 @@ class _Reader:
             if isinstance(each, cst.Global | cst.Nonlocal)
             for item in each.names
         }
-
-    def _why_no_forward(self, loss: str) -> str:
-        around = self._source.enclosing(self._call, cst.If, cst.For, cst.While, cst.FunctionDef)
-        if isinstance(around, cst.If):
-            return (
-                "a condition decides whether this loop trains or evaluates, which are two "
-                "compiled programs: write a loop for each"
-            )
-        return (
-            f"{loss!r} is not computed from a model in this block: call the model, the loss and "
-            "backward() in one block"
-        )
 
     def _following(self, end: int) -> set[Statement]:
         """Statements that call a model or use what it computed."""
@@ -433,22 +420,6 @@ class _Reader:
                 node, m.Attribute(attr=_NO_PART)
             ):
                 yield node.value
-
-    def _check_functions(self, forward: Sequence[Statement], changing: set[str]) -> None:
-        """Refuse calls of a function by a name that becomes another function later.
-
-        Raises:
-            StepError: there is one.
-        """
-        for statement in forward:
-            for call in findall(statement, m.Call(func=m.Name())):
-                if call.func.value in changing and not self._things.of(self._source, call.func):
-                    raise StepError(
-                        call,
-                        f"{call.func.value} becomes another function later, and a compiled program "
-                        "keeps the first: use one function, and pass what changes to it as a "
-                        "tensor",
-                    )
 
     def _needed(self, forward: Sequence[Statement]) -> list[str]:
         """Names that the statements read before they write them."""
@@ -521,6 +492,10 @@ class _Reader:
         return used
 
 
+_NO_FORWARD_HERE = (
+    "the loss is not computed from a model in this block: call the model, the loss and backward() "
+    "in one block, and write a loop each for training and evaluation"
+)
 _NO_ATTRIBUTES = (
     "the forward pass cannot change an attribute; use a variable, and then give its value to the "
     "attribute"

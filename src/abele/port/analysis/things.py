@@ -13,18 +13,21 @@ from typing import TypeAlias
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.calls import (
+from abele.port.analysis.flow import Variable, is_method, local_names, parameters
+from abele.port.analysis.kinds import (
     SAME,
     WRAPPERS,
+    Kind,
+    Thing,
     copies,
     goes_through,
     goes_through_all,
     innermost,
+    is_scheduler,
+    kind_of_class,
     models_updated,
     yields,
 )
-from abele.port.analysis.flow import Variable, is_method, local_names, parameters
-from abele.port.analysis.kinds import Kind, Thing, is_scheduler, kind_of_class
 from abele.port.analysis.search import findall
 from abele.port.project import Owner, Project
 from abele.port.source import Source

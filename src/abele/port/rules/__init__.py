@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from abele.port.context import Rule
 from abele.port.rules import (
     blocked,
     changes,
@@ -18,7 +19,6 @@ from abele.port.rules import (
     plain,
     training,
 )
-from abele.port.rules.rule import Rule
 
 RULES: Sequence[Rule] = (
     Rule("Compute modes", devices.MODE_CODES, devices.apply_modes),
@@ -33,7 +33,6 @@ RULES: Sequence[Rule] = (
     Rule("Evaluation", evaluation.CODES, evaluation.apply),
     Rule("Schedulers", optimizers.SCHEDULER_CODES, optimizers.apply_schedulers),
     Rule("Learning rates", optimizers.RATE_CODES, optimizers.apply_rates),
-    Rule("Checkpoints", changes.CHECKPOINT_CODES, changes.apply_checkpoints),
     Rule("Changes between updates", changes.CODES, changes.apply),
 )
 

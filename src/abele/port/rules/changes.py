@@ -12,17 +12,15 @@ from typing import TypeAlias
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.batches import argument
-from abele.port.analysis.calls import targets_of
-from abele.port.analysis.flow import Variable, names_in, reads, writes
-from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.flow import Variable, names_in, parameters, reads, writes
+from abele.port.analysis.kinds import Kind, Thing, targets_of
 from abele.port.analysis.order import Order
 from abele.port.analysis.parts import Statement, block_of, calls_of, statement_of
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
 from abele.port.context import Context, NoRouteError
-from abele.port.edits import keyword
 from abele.port.finding import Verdict
+from abele.port.rules.optimizers import becomes_poptorchs
 from abele.port.source import Source
 
 CODES = {
@@ -31,6 +29,8 @@ CODES = {
     "later.",
     "ABP612": "Which weights are trained is decided when the program is compiled.",
     "ABP613": "A compiled program keeps its constants; this one changes between updates.",
+    "ABP702": "The state of an optimizer of torch stays on the device.",
+    "ABP706": "Weights that are loaded are sent to the device.",
     "ABP615": "The state of an optimizer, and the weights that it updates, are on the device.",
 }
 
@@ -67,8 +67,10 @@ _IN_PLACE = m.Attribute(attr=m.Name(m.MatchRegex("update|append|extend|clear|pop
 
 
 def apply(context: Context) -> None:
-    """Look at what is changed between the updates of each step."""
+    """Look at what is loaded, and at what is changed between the updates of each step."""
     order = Order(context.things)
+    for source in context.project.sources:
+        _checkpoints(context, source)
     for step in context.steps:
         if step.optimizer not in context.training:
             continue
@@ -252,6 +254,8 @@ def _read(context: Context, step: Step) -> _Reads:
             variable = context.things.variable(source, node)
             if variable is None or variable.owner is function:
                 continue
+            if isinstance(function, cst.Lambda) and variable.name in parameters(function):
+                continue
             if own and variable.name in step.inputs:
                 continue
             whole, outer = node, source.parent(node)
@@ -328,105 +332,26 @@ def _is_another(
 
 # -- checkpoints ---------------------------------------------------------------------------------
 
-CHECKPOINT_CODES = {
-    "ABP701": "Weights come back from the device by themselves when they are read.",
-    "ABP702": (
-        "The state of an optimizer of poptorch.optim comes back by itself; that of one of torch "
-        "stays on the device."
-    ),
-    "ABP704": "Nothing but tensors and numbers is read from a checkpoint, unless it asks for more.",
-    "ABP706": "Weights that are loaded are sent to the device.",
-    "ABP708": (
-        "An optimizer of poptorch.optim loads what one of poptorch.optim has saved, and refuses "
-        "the state that one of torch has saved."
-    ),
-}
-
 _OF_TORCH = (
     "the state of an optimizer of torch is on the device until the training model is destroyed; "
     "save training_model.state_dict() or use popdist.checkpoint.Checkpointer"
 )
-_OF_OTHERS = (
-    "poptorch's optimizers refuse a state that an optimizer of torch has saved: {own}; to go on "
-    "from a file of the original, load its weights alone, or keep torch.optim.{name}, which a "
-    "training model here takes, too, and PopTorch on an IPU does not"
-)
-_ONLY_WEIGHTS = (
-    "with weights_only=True only tensors and numbers are loaded, and no code of the file runs"
-)
-_OWN = "what the port saves is loaded"
-_NOT_OWN = "this program saves none itself"
 
 
-def apply_checkpoints(context: Context) -> None:
-    """Look at what is saved and loaded."""
+def _checkpoints(context: Context, source: Source) -> None:
+    """Send weights that are loaded to the device, and name states that stay there."""
     trained = {thing for step in context.steps for thing in step.models}
-    for source in context.project.sources:
-        for call in findall(source.module, m.Call()):
-            if source.imported(call.func) == "torch.load":
-                _loaded(context, source, call)
-        for call in calls_of(source.module, "state_dict"):
-            _state(context, source, call)
-        for call in calls_of(source.module, "load_state_dict"):
-            assert isinstance(call.func, cst.Attribute)
-            models = context.things.of(source, call.func.value, Kind.MODEL) & trained
-            _to_device(context, source, call, models)
-            _load_state(context, source, call)
-
-
-def _loaded(context: Context, source: Source, call: cst.Call) -> None:
-    """Load checkpoints with ``weights_only`` unless the program sets it."""
-    if argument(call, "weights_only") is None:
-        context.edits(source).give(call, keyword("weights_only", "True"))
-        context.say(source, call, "ABP704", Verdict.MODIFIED, _ONLY_WEIGHTS)
-
-
-def _state(context: Context, source: Source, call: cst.Call) -> None:
-    """Weights, and state of optimizers, that are read."""
-    assert isinstance(call.func, cst.Attribute)
-    for thing in context.things.of(source, call.func.value):
-        if thing.kind is Kind.MODEL:
-            reason = "weights are copied back from the device when they are read"
-            context.say(source, call, "ABP701", Verdict.MATCH, reason)
-        elif thing in context.training and thing.name.startswith("torch.optim."):
-            if _becomes_poptorchs(thing):
-                reason = (
-                    "the state of poptorch's optimizers is copied back from the device when it "
-                    "is read"
-                )
-                context.say(source, call, "ABP702", Verdict.MATCH, reason)
-            else:
+    for call in calls_of(source.module, "state_dict"):
+        for thing in context.things.of(source, cst.ensure_type(call.func, cst.Attribute).value):
+            kept = thing.name.startswith("torch.optim.") and not becomes_poptorchs(thing)
+            if thing in context.training and kept:
                 context.say(source, call, "ABP702", Verdict.MANUAL, _OF_TORCH)
-
-
-def _load_state(context: Context, source: Source, call: cst.Call) -> None:
-    """State of an optimizer that is loaded, which may be that of a plain program."""
-    assert isinstance(call.func, cst.Attribute)
-    for thing in context.things.of(source, call.func.value, Kind.OPTIMIZER):
-        if thing in context.training and _becomes_poptorchs(thing):
-            own = any(
-                thing in context.things.of(at, cst.ensure_type(each.func, cst.Attribute).value)
-                for at in context.project.sources
-                for each in calls_of(at.module, "state_dict")
-            )
-            name = thing.name.rpartition(".")[2]
-            reason = _OF_OTHERS.format(own=_OWN if own else _NOT_OWN, name=name)
-            verdict = Verdict.MATCH if own else Verdict.MANUAL
-            context.say(source, call, "ABP708", verdict, reason)
-            return
-
-
-def _becomes_poptorchs(optimizer: Thing) -> bool:
-    return optimizer.name.rpartition(".")[2] in ("SGD", "Adam", "AdamW", "RMSprop")
-
-
-def _to_device(context: Context, source: Source, call: cst.Call, models: set[Thing]) -> None:
-    """Send weights that are loaded after the training model may be on the device."""
-    statement = statement_of(source, call)
-    sent: set[object] = set()
-    for step in context.steps:
-        wrapped = context.training.get(step.optimizer)
-        if wrapped is None or wrapped in sent or not models & step.models.keys():
-            continue
-        sent.add(wrapped)
-        _send(context, step, source, call, statement, "ABP706", _LOADED)
+    for call in calls_of(source.module, "load_state_dict"):
+        receiver = cst.ensure_type(call.func, cst.Attribute).value
+        models = context.things.of(source, receiver, Kind.MODEL) & trained
+        sent: set[object] = set()
+        for step in context.steps:
+            wrapped = context.training.get(step.optimizer)
+            if wrapped is not None and wrapped not in sent and models & step.models.keys():
+                sent.add(wrapped)
+                _send(context, step, source, call, statement_of(source, call), "ABP706", _LOADED)

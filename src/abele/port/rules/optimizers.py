@@ -9,9 +9,8 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.batches import argument
-from abele.port.analysis.calls import models_updated, targets_of
 from abele.port.analysis.flow import names_in
-from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.kinds import Kind, Thing, models_updated, targets_of
 from abele.port.analysis.order import Order
 from abele.port.analysis.parts import Statement, StepError, calls_of, statement_of
 from abele.port.analysis.search import findall
@@ -51,11 +50,16 @@ _POPTORCH = frozenset(("SGD", "Adam", "AdamW", "RMSprop"))
 _TORCH = frozenset(("Adadelta", "Adagrad", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"))
 
 
+def becomes_poptorchs(optimizer: Thing) -> bool:
+    """Return whether PopTorch has an optimizer of the same name."""
+    return optimizer.name.rpartition(".")[2] in _POPTORCH
+
+
 def apply(context: Context) -> None:
     """Take optimizers from ``poptorch.optim``."""
     for thing, made in context.optimizers():
         name = thing.name.rpartition(".")[2]
-        if thing.name.startswith("torch.optim.") and name in _POPTORCH:
+        if thing.name.startswith("torch.optim.") and becomes_poptorchs(thing):
             context.edits(thing.source).need("import poptorch")
             context.edits(thing.source).replace(made.func, f"poptorch.optim.{name}")
             reason = f"poptorch.optim.{name} takes the same arguments, and more"

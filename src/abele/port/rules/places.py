@@ -10,9 +10,8 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.batches import argument
-from abele.port.analysis.calls import models_updated, targets_of
 from abele.port.analysis.flow import reads, writes
-from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.kinds import Kind, Thing, models_updated, targets_of
 from abele.port.analysis.order import Order
 from abele.port.analysis.parts import Statement, StepError, block_of
 from abele.port.analysis.search import findall

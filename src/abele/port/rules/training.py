@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import libcst as cst
-from libcst import matchers as m
 
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.kinds import Kind
-from abele.port.analysis.models import class_returned, may_evaluate, mode_matters
+from abele.port.analysis.models import may_evaluate, mode_matters
 from abele.port.analysis.order import Order
 from abele.port.analysis.parts import Statement, StepError, calls_of
-from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
 from abele.port.context import Context, NoRouteError, Wrapped
 from abele.port.edits import parsed
@@ -87,7 +85,6 @@ def _rewrite(context: Context, step: Step) -> None:
             "this optimizer updates in another step, too: make an optimizer for each, or one "
             "step of both",
         )
-    _check_results(context, step)
     _say_carried(context, step)
     _say_modes(context, step)
     _say_numbers(context, step)
@@ -96,27 +93,6 @@ def _rewrite(context: Context, step: Step) -> None:
     name = context.routes.name(model, step.source, step.backward)
     _put_call(context, step, name)
     _take_out(context, step)
-
-
-def _check_results(context: Context, step: Step) -> None:
-    """Refuse reads of a step's results other than tensors.
-
-    Raises:
-        StepError: it is one.
-    """
-    for statement in step.forward:
-        results = [name for name in writes(statement) if name in step.outputs]
-        for call in findall(statement, m.Call()) if results else ():
-            for thing in context.things.of(step.source, call.func, Kind.MODEL):
-                returned = class_returned(context.project, thing)
-                assigned = findall(statement, m.Assign(targets=[m.AssignTarget(m.Name())]))
-                if returned and any(each.value is call for each in assigned):
-                    raise StepError(
-                        call,
-                        f"{results[0]} is an object of {returned}, and a program returns tensors "
-                        "in tuples, lists and dictionaries: give the tensors that are read later "
-                        f"names before backward(), or make {returned} a NamedTuple",
-                    )
 
 
 def _take_out(context: Context, step: Step) -> None:

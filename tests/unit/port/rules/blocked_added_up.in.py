@@ -13,16 +13,16 @@ for _ in range(3):
     loss = criterion(model(x), y)
     loss.backward()  # ABP399 blocked
     optimizer.step()
-for epoch in range(3):
+for epoch in range(3):  # ABP613 blocked
     loss_of = lambda out, y: criterion(out, y) * (epoch + 1)
     for _ in range(3):
         second.zero_grad()
-        loss = loss_of(other(x), y)  # ABP399 blocked
+        loss = loss_of(other(x), y)
         loss.backward()
         second.step()
 third_model = nn.Linear(4, 3)
 third = torch.optim.SGD(third_model.parameters(), lr=0.1)
-for epoch in range(3):
+for epoch in range(3):  # ABP613 blocked
     for _ in range(3):
         third.zero_grad()
         out = third_model(x)

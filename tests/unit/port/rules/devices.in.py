@@ -19,6 +19,6 @@ for step in range(12):
     loss.backward()
     optimizer.step()
     print(loss.item(), model[2].bias.detach().cpu().tolist())  # ABP101 modified
-torch.save(model.state_dict(), "devices.pt")  # ABP701 match
+torch.save(model.state_dict(), "devices.pt")
 weights = torch.load("devices.pt", map_location=device, weights_only=True)  # ABP102 modified
 print(weights["0.bias"].sum().item())

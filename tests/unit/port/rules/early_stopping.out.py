@@ -93,7 +93,7 @@ with torch.no_grad():
         criterion((inference_model if len(xb) == test_loader.batch_size else net)(xb), yb).item() * len(yb) for xb, yb in test_loader
     )
 print("test", test / len(test_ds))
-net.load_state_dict(torch.load("best.pt", weights_only=True))
+net.load_state_dict(torch.load("best.pt"))
 if training_model.isCompiled():
     training_model.copyWeightsToDevice()
 with torch.no_grad():

@@ -7,8 +7,8 @@ from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(0)
 loader = DataLoader(TensorDataset(torch.randn(80, 4), torch.randn(80, 3)), batch_size=8)
 model = nn.Linear(4, 3)
-torch.save(model.state_dict(), "start.pt")  # ABP701 match
-model.load_state_dict(torch.load("start.pt"))  # ABP704 modified
+torch.save(model.state_dict(), "start.pt")
+model.load_state_dict(torch.load("start.pt"))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
 
 
@@ -26,5 +26,5 @@ for epoch in range(3):
         optimizer.step()
         print(loss.item(), optimizer.param_groups[0]["lr"])
     optimizer.param_groups[0]["lr"] *= 2  # ABP412 modified
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "end.pt")  # ABP702 match
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "end.pt")
     model.load_state_dict(torch.load("end.pt")["model"])  # ABP706 modified

@@ -24,7 +24,7 @@ torch.manual_seed(0)
 loader = poptorch.DataLoader(opts, TensorDataset(torch.randn(80, 4), torch.randn(80, 3)), batch_size=8)
 model = nn.Linear(4, 3)
 torch.save(model.state_dict(), "start.pt")
-model.load_state_dict(torch.load("start.pt", weights_only=True))
+model.load_state_dict(torch.load("start.pt"))
 optimizer = poptorch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
 training_model = poptorch.trainingModel(
     ModelWithLoss(model), options=opts, optimizer=optimizer
@@ -45,6 +45,6 @@ for epoch in range(3):
     optimizer.param_groups[0]["lr"] *= 2
     training_model.setOptimizer(optimizer)
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "end.pt")
-    model.load_state_dict(torch.load("end.pt", weights_only=True)["model"])
+    model.load_state_dict(torch.load("end.pt")["model"])
     if training_model.isCompiled():
         training_model.copyWeightsToDevice()

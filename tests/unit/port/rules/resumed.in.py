@@ -35,7 +35,7 @@ train()
 evaluate()
 state = torch.load("last.pt")
 model.load_state_dict(state["model"])
-optimizer.load_state_dict(state["optimizer"])  # ABP708 match
+optimizer.load_state_dict(state["optimizer"])
 evaluate()
 train()
 evaluate()

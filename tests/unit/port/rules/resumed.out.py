@@ -50,7 +50,7 @@ train()
 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "last.pt")
 train()
 evaluate()
-state = torch.load("last.pt", weights_only=True)
+state = torch.load("last.pt")
 model.load_state_dict(state["model"])
 if training_model.isCompiled():
     training_model.copyWeightsToDevice()

@@ -66,7 +66,7 @@ def main():
                         },
                         "best.pt",
                     )
-    print(torch.load("best.pt", weights_only=True)["step"], best)
+    print(torch.load("best.pt")["step"], best)
 
 
 main()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from abele.port.context import Rule
 from abele.port.rules.plain import batches, models, names
-from abele.port.rules.rule import Rule
 
 #: Rules in the order in which they are applied. Options go after everything that is given them.
 RULES: Sequence[Rule] = (
