@@ -100,14 +100,10 @@ are left out are always printed:
 | exit status | meaning |
 |---|---|
 | 0 | no line is left to do |
-| 1 | `--check` found a difference, a step of `--ladder` failed, or a file cannot be read or imports what is not installed |
+| 1 | `--check` found a difference, a step of `--ladder` failed, or a file cannot be read |
 | 2 | `--check` cannot compare |
 | 3 | there are manual lines, or nothing would run on abele |
 | 4 | there are blocked lines |
-
-An import that is neither a file of the program nor installed ends the port, because such a program does not run here. Imports under `try`
-that the program can do without are ignored; those in functions and conditions are only named. `--allow-missing-imports` ports on a
-machine that lacks the packages.
 
 """
 _BACK = """
@@ -185,10 +181,11 @@ as it is, and its line says what to do.
 - **Shapes.** A program has one shape. A training loader leaves out a last, shorter batch of an epoch; an evaluation computes it with the
   plain model, so no row is missing in an average. Another shape raises an error.
 - **Changes on the host.** Weights that are changed or loaded are copied to the device. Constants, attributes and losses that change after an
-  update are refused by line; `--check` of twenty updates would not notice them.
-- **Hand-written updates.** `p.data.add_(-lr * p.grad)` becomes `poptorch.optim.SGD`. Where the product is rounded before it is added, as here,
-  `velocity_scaling` makes the program round it too.
-- **Text.** Comments right above a removed line go with it. All others, and the formatting, stay.
+  update are refused by line; `--check` of twenty updates would not notice them. What `forward` itself changes of its object is left to `--check`.
+- **By hand.** An update that is written out, as in `p.data.add_(-lr * p.grad)`, is refused by line: an optimizer takes its place. Named by line are
+  files that several instances write, other calls of `torch.distributed`, limits of gradients of groups made under conditions, and values of
+  an optimizer beside its rate that change and are not among its arguments.
+- **Text.** Comments right above a removed line go with it. All others, and the formatting, stay. Lines that get too long are left to a formatter.
 - **`--check` runs the program.** Side effects of its import, files it writes and data it downloads happen.
 """
 

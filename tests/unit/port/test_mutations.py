@@ -83,14 +83,13 @@ OPTIMIZERS = {
 
 LIMITS = {
     "another limit": ("amp", "max_grad_norm=0.5", "max_grad_norm=0.51"),
-    "no limit of an update by hand": ("by_hand", ", max_grad_norm=0.25", ""),
     "no limit under autocast": ("amp", ", max_grad_norm=0.5", ""),
-    "half the limit": ("by_hand", "max_grad_norm=0.25", "max_grad_norm=0.125"),
     "the limit of a mean": ("amp", "max_grad_norm=0.5", "max_grad_norm=0.5 / 4"),
-    "a limit of the other": ("by_hand", "second.parameters(), lr=rate", "second.parameters(), lr=rate, max_grad_norm=0.25"),
-    "no limit of sorted groups": ("rules/sorted_groups", ", max_grad_norm=0.1", ""),
-    "a group is lost": ("rules/sorted_groups", ', {"params": others, "weight_decay": 0.0}]', "]"),
-    "another limit of groups that are not known": ("rules/unknown_groups", "max_grad_norm=0.1", "max_grad_norm=0.11"),
+    "no limit of groups": ("rules/clipped_groups", ", max_grad_norm=0.1", ""),
+    "another limit of groups": ("rules/clipped_groups", "max_grad_norm=0.1", "max_grad_norm=0.11"),
+    "no limit of a configuration": ("rules/own_loss", ', max_grad_norm=config["train"]["limit"]', ""),
+    "half the limit of a configuration": ("rules/own_loss", 'max_grad_norm=config["train"]["limit"]', 'max_grad_norm=config["train"]["limit"] / 2'),
+    "no limit beside a momentum": ("rules/two_losses", ", max_grad_norm=0.5", ""),
 }  # fmt: skip
 
 TRAINING = {
@@ -166,45 +165,13 @@ SCHEDULERS = {
 
 RATES = {
     "the training model is not told": ("rates", '0.1**epoch\n    training_model.setOptimizer(optimizer)\n', "0.1**epoch\n"),
-    "an update by hand is not told": ("by_hand", "    training_model.setOptimizer(optimizer)\n", ""),
-    "the optimizer does not get the rate": ("by_hand", '    optimizer.param_groups[0]["lr"] = lr\n', ""),
     "told before it changes": ("rates", '        group["lr"] = 0.5 * 0.1**epoch\n    training_model.setOptimizer(optimizer)\n', '        training_model.setOptimizer(optimizer)\n        group["lr"] = 0.5 * 0.1**epoch\n'),
-    "told of another rate": ("by_hand", '["lr"] = lr', '["lr"] = lr / 4'),
-    "the rate of before": ("by_hand", '    lr /= 4.0\n    optimizer.param_groups[0]["lr"] = lr\n', '    optimizer.param_groups[0]["lr"] = lr\n    lr /= 4.0\n'),
     "told once": ("rates", "    slow_down(optimizer, epoch)\n", "    if epoch < 2:\n        slow_down(optimizer, epoch)\n"),
-    "told of the rate alone": ("by_hand_rounded", 'rate *= 0.7\n        optimizer.param_groups[0]["velocity_scaling"] = optimizer.param_groups[0]["lr"] = rate', 'rate *= 0.7\n        optimizer.param_groups[0]["lr"] = rate'),
-    "told of a product alone": ("by_hand_rounded", 'rate *= 0.7\n        optimizer.param_groups[0]["velocity_scaling"] = optimizer.param_groups[0]["lr"] = rate', 'rate *= 0.7\n        optimizer.param_groups[0]["velocity_scaling"] = rate'),
     "no momentum from then on": ("rates", '        group["lr"] =', '        group["momentum"] = 0.0\n        group["lr"] ='),
     "one group of several": ("rates", "for group in optimizer.param_groups:", "for group in optimizer.param_groups[1:]:"),
     "a rate for ever": ("rates", "0.1**epoch", "0.1**0"),
-}  # fmt: skip
-
-BY_HAND = {
-    "another rate": ("by_hand", "lr=rate", "lr=1.1 * rate"),
-    "rounded once": ("by_hand_rounded", ", velocity_scaling=rate, use_combined_accum=True", ""),
-    "momentum": ("by_hand", "lr=rate", "lr=rate, momentum=0.5"),
-    "rounded twice": ("by_hand", "lr=rate", "lr=rate, velocity_scaling=rate, use_combined_accum=True"),
-    "decay": ("by_hand", "lr=lr, ", "lr=lr, weight_decay=0.01, "),
-    "the other's rate": ("by_hand", "lr=rate", "lr=lr"),
-    "some parameters": ("by_hand", "second.parameters()", "[second.weight]"),
-    "another class": ("by_hand", "optim.SGD(second", "optim.RMSprop(second"),
-    "another scale": ("by_hand_rounded", "velocity_scaling=rate", "velocity_scaling=1.5 * rate"),
-    "an update twice": ("by_hand", "    loss = training_model_2(x, y)\n", "    training_model_2(x, y)\n    loss = training_model_2(x, y)\n"),
-    "the other model": ("by_hand", "loss = training_model_2(x, y)", "loss = training_model(x, y)"),
-}  # fmt: skip
-
-CHECKPOINTS = {
-    "weights are not sent": ("resumed", "if training_model.isCompiled():\n    training_model.copyWeightsToDevice()\n", ""),
-    "weights are sent too early": ("resumed", 'model.load_state_dict(state["model"])\nif training_model.isCompiled():\n    training_model.copyWeightsToDevice()\n', 'if training_model.isCompiled():\n    training_model.copyWeightsToDevice()\nmodel.load_state_dict(state["model"])\n'),
-    "weights are fetched instead": ("resumed", "copyWeightsToDevice", "copyWeightsToHost"),
-    "the optimizer's new state": ("resumed", 'optimizer.load_state_dict(state["optimizer"])\n', ""),
-    "weights from the start": ("resumed", 'state["model"])\nif', '{name: torch.zeros_like(each) for name, each in state["model"].items()})\nif'),
-    "nothing is loaded": ("resumed", 'model.load_state_dict(state["model"])\n', ""),
-    "weights without averages": ("resumed", 'state["model"])\nif', '{name: each for name, each in state["model"].items() if "running" not in name}, strict=False)\nif'),
-    "saved too late": ("resumed", 'torch.save({"model"', 'train()\ntorch.save({"model"'),
-    "saved from a copy": ("resumed", '{"model": model.state_dict()', '{"model": nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).state_dict()'),
-    "a whole model without its weights": ("rules/checkpoints", "torch.save(model,", "torch.save(torch.nn.Linear(4, 3),"),
-    "the last model instead of the best": ("rules/reloaded", "    model = torch.load(f, weights_only=False)\n", "    pass\n"),
+    "a rate of a tenth": ("rates", "0.5 * 0.1**epoch", "0.05 * 0.1**epoch"),
+    "a rate that falls slowly": ("rates", "0.1**epoch", "0.5**epoch"),
 }  # fmt: skip
 
 SHAPES = {
@@ -225,6 +192,17 @@ SHAPES = {
 }  # fmt: skip
 
 CHANGES = {
+    "weights are not sent": ("resumed", "if training_model.isCompiled():\n    training_model.copyWeightsToDevice()\n", ""),
+    "weights are sent too early": ("resumed", 'model.load_state_dict(state["model"])\nif training_model.isCompiled():\n    training_model.copyWeightsToDevice()\n', 'if training_model.isCompiled():\n    training_model.copyWeightsToDevice()\nmodel.load_state_dict(state["model"])\n'),
+    "loaded weights are fetched instead": ("resumed", "copyWeightsToDevice", "copyWeightsToHost"),
+    "the optimizer's new state": ("resumed", 'optimizer.load_state_dict(state["optimizer"])\n', ""),
+    "weights from the start": ("resumed", 'state["model"])\nif', '{name: torch.zeros_like(each) for name, each in state["model"].items()})\nif'),
+    "nothing is loaded": ("resumed", 'model.load_state_dict(state["model"])\n', ""),
+    "weights without averages": ("resumed", 'state["model"])\nif', '{name: each for name, each in state["model"].items() if "running" not in name}, strict=False)\nif'),
+    "saved too late": ("resumed", 'torch.save({"model"', 'train()\ntorch.save({"model"'),
+    "saved from a copy": ("resumed", '{"model": model.state_dict()', '{"model": nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).state_dict()'),
+    "a whole model without its weights": ("rules/checkpoints", "torch.save(model,", "torch.save(torch.nn.Linear(4, 3),"),
+    "the last model instead of the best": ("rules/reloaded", "    model = torch.load(f, weights_only=False)\n", "    pass\n"),
     "limits are not sent": ("rules/host_weights", "            if training_model.isCompiled():\n                training_model.copyWeightsToDevice()\n", ""),
     "a factor is not sent": ("rules/host_weights", "*= 0.9\n    if training_model.isCompiled():\n        training_model.copyWeightsToDevice()\n    nn.init.zeros_(model[3].bias)\n    if training_model.isCompiled():\n        training_model.copyWeightsToDevice()\n", "*= 0.9\n    nn.init.zeros_(model[3].bias)\n"),
     "weights are fetched instead": ("rules/host_weights", "p.clamp_(-0.3, 0.3)\n            if training_model.isCompiled():\n                training_model.copyWeightsToDevice()", "p.clamp_(-0.3, 0.3)\n            if training_model.isCompiled():\n                training_model.copyWeightsToHost()"),
@@ -249,8 +227,6 @@ RULES = {
     "Evaluation": EVALUATION,
     "Schedulers": SCHEDULERS,
     "Learning rates": RATES,
-    "Learning rates, updates by hand": BY_HAND,
-    "Checkpoints": CHECKPOINTS,
     "Changes between updates": CHANGES,
     "Loops that people write": SHAPES,
 }
