@@ -33,10 +33,10 @@ except* (G, H) as error:
 finally:
     while (n := not 0 if n else ~1): break
 try: pass
-except: continue
+except: pass
 match p:
     case {"a": 1, **rest} if rest: nonlocal_ = {k: v for k, v in rest}
-    case [C(x=1), *others] | (1 | None as one): print(one @ 2 ** 3j, 1.5)
+    case ([C(x=1), *_] | 1 | None) as one: print(one @ 2 ** 3j, 1.5)
     case _: pass
 '''
 
