@@ -141,10 +141,10 @@ def _compared(
     original: Path, ported: Path, arguments: Sequence[str], steps: int, limit_s: float
 ) -> dict[str, Any]:
     began = time.monotonic()
-    bar = tqdm(total=steps, desc=original.stem, leave=False, disable=None)
+    bar = tqdm(total=2 * steps, desc=original.stem, leave=False, disable=None)
 
-    def progress(step: int) -> None:
-        bar.update(step - bar.n)
+    def progress(updates: int) -> None:
+        bar.update(updates - bar.n)
 
     try:
         with _standins(), bar:

@@ -25,7 +25,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "src")]
 
 import popdist  # noqa: E402 - after the path
 from abele.port.check.script import cuda_is_the_host, seed  # noqa: E402
-from abele.port.check.watch import Channel  # noqa: E402
+from abele.port.check.watch import Record  # noqa: E402
 from abele.port.check.watch import wrapped as wrapped_call  # noqa: E402
 from abele.runtime.observers import Observer  # noqa: E402
 from abele.runtime.session import Session, of_new_sessions  # noqa: E402
@@ -69,13 +69,13 @@ class _Rows(PartitionSampler):
         """Ignore the epoch: the order follows from the number of the iterator."""
 
 
-class _Silent(Channel):
+class _Silent(Record):
     """Takes what a check would note."""
 
     def __init__(self) -> None:
         """Nobody listens."""
 
-    def send(self, kind: str, **values: _Untyped) -> None:
+    def note(self, text: str) -> None:
         """Leave a note out."""
 
 

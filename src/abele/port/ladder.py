@@ -11,15 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from abele.errors import CheckError
 from abele.port.check import check
-from abele.port.check.process import Messages, Script
+from abele.port.check.process import Recorded, Run, recorded
 from abele.port.engine import Port
-from abele.port.rungs import answer_of
 
 _STEPS = 5
 _TIMEOUT_S = 600.0
@@ -95,19 +93,23 @@ def climb(
             return
 
 
-def _runs(original: Path, arguments: Sequence[str], python: str) -> _Said:
+def _watched(
+    watcher: str, script: Path, arguments: Sequence[str], python: str, name: str = "port"
+) -> Recorded:
     deadline = time.monotonic() + _TIMEOUT_S
-    script = Script(
-        original, arguments, port=False, steps=1, seed=0, deadline=deadline, python=python
-    )
-    with closing(script):
-        messages = Messages(script)
-        while not messages.order and messages.reach_state() is not None:
-            messages.go_on()
-        messages.finish()
-    if not messages.updates:
+    return recorded(
+        Run(
+            script=script, name=name, watcher=watcher, arguments=arguments, deadline=deadline,
+            python=python,
+        )
+    )  # fmt: skip
+
+
+def _runs(original: Path, arguments: Sequence[str], python: str) -> _Said:
+    updates = _watched("original", original, arguments, python, "original").updates
+    if not updates or not updates[0].losses:
         return False, "it ends without an update; give it arguments with which it trains"
-    return True, f"its first loss is {messages.updates[0, 1].losses[-1]:.6g}"
+    return True, f"its first loss is {updates[0].losses[-1]:.6g}"
 
 
 def _is_ported(result: Port) -> _Said:
@@ -119,7 +121,7 @@ def _is_ported(result: Port) -> _Said:
 
 
 def _takes_one_row(port: Path, arguments: Sequence[str], python: str) -> _Said:
-    answer = answer_of("one_row", port, arguments, python, _TIMEOUT_S)
+    answer = _watched("one_row", port, arguments, python).answer
     if answer["problem"]:
         return False, f"{answer['problem']}\n{_advice(answer)}"
     if "untried" in answer:
@@ -144,7 +146,7 @@ def _trains(original: Path, port: Path, arguments: Sequence[str], python: str) -
 
 
 def _evaluates(port: Path, arguments: Sequence[str], python: str) -> _Said:
-    answer = answer_of("inference", port, arguments, python, _TIMEOUT_S)
+    answer = _watched("inference", port, arguments, python).answer
     if not answer["calls"]:
         return True, "nothing is evaluated by a program with these arguments"
     if not answer["line"]:

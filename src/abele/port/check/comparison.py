@@ -6,8 +6,7 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 EQUAL, DIFFERENT = 0, 1
 
@@ -18,12 +17,12 @@ class StepPair:
 
     Attributes:
         step: its number, from 1; 0 is the start.
-        model: which one it updates, by its place among the comparison's models.
         original: losses that backward began from; several where gradients are accumulated.
         port: losses that the call returned; none if it returns only those of a later step.
         same_batch: whether the model's inputs are the same tensors; None if that cannot be told.
         differing: parameters and buffers that differ after it, by the original's names.
         lines: the user's lines that made the step, in the original and in the port.
+        models: the numbers of the models that the original and the port update.
     """
 
     step: int
@@ -32,7 +31,7 @@ class StepPair:
     same_batch: bool | None
     differing: tuple[str, ...]
     lines: tuple[str, str]
-    model: int = 0
+    models: tuple[int, int] = (0, 0)
 
     @property
     def same_loss(self) -> bool | None:
@@ -134,132 +133,29 @@ def _same(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
-# -- the first difference --------------------------------------------------------------------------
+# -- meanings ----------------------------------------------------------------------------------
 
 #: A loss that is a whole number of times the other is probably summed, not averaged.
 _WHOLE = 1e-4
 
-_OTHER_START = (
+OTHER_START = (
     "The models differ before the first update. Random numbers are drawn in another order, or "
     "other weights are loaded: call torch.manual_seed at the same place, right before the model "
     "is made."
 )
-_OTHER_UPDATE = (
+OTHER_UPDATE = (
     "Loss and weights before it are the same, the update is not: compare the optimizer's class and "
     "settings, zero_grad, clipping, accumulation and schedulers, and what is detached."
 )
-#: A difference of a tensor, as a part of it, that may be of rounding alone.
-_SMALL = 1e-6
-_OTHER_ROUNDING = (
+OTHER_ROUNDING = (
     "The update differs in last bits: sums may be added up in another order (memory_format), or a "
     "number may be rounded to float32 that Python has as float64 (ABP314). If neither is there, "
     "compare the optimizer's settings, clipping and schedulers."
 )
-_OTHER_BUFFER = (
+OTHER_BUFFER = (
     "Parameters are the same, what forward writes is not: compare train() and eval(), and how "
     "often forward runs."
 )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelPair:
-    """A model that both train.
-
-    Attributes:
-        name: its name; empty if both train one only.
-        tensors: kind and line of each tensor of the original.
-        at_start: tensors that differ before the first update.
-        far: distance of tensors, where that was measured.
-    """
-
-    name: str
-    tensors: Mapping[str, Mapping[str, Any]]
-    at_start: Sequence[str]
-    far: Mapping[str, float]
-
-    def difference(self, step: int, name: str, lines: tuple[str, str], meaning: str) -> Difference:
-        """Return the difference of a tensor after a step."""
-        facts = self.tensors[name]
-        lines = (facts["line"] or lines[0], lines[1])
-        return Difference(
-            step=step, kind=facts["kind"], name=name, far=self.far.get(name), lines=lines,
-            meaning=meaning, model=self.name,
-        )  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Ends:
-    """Scripts that ended before all steps were made.
-
-    Attributes:
-        steps: number of steps that both made.
-        original: the original ended by itself after that.
-        port: the port did.
-        turn: the first step that updates another model in the port, with the names of both; or
-            None.
-    """
-
-    steps: int
-    original: bool
-    port: bool
-    turn: tuple[int, str, str] | None = None
-
-    def difference(self) -> Difference | None:
-        """Return the step that one of them does not make, or makes of another model."""
-        if self.turn is not None:
-            step, original, port = self.turn
-            meaning = (
-                f"It updates {original} in the original and {port} in the port: compare drop_last, "
-                "the batch size, and the order in which the models are trained."
-            )
-        elif self.original != self.port:
-            shorter, longer = ("original", "port") if self.original else ("port", "original")
-            step = self.steps + 1
-            meaning = (
-                f"The {shorter} ends after {self.steps} steps, the {longer} goes on: compare "
-                "drop_last, the batch size, and options that join batches."
-            )
-        else:
-            return None
-        return Difference(
-            step=step, kind="steps", name="", far=None, lines=("", ""), meaning=meaning
-        )
-
-
-def first_difference(
-    models: Sequence[ModelPair], pairs: Sequence[StepPair], ends: Ends
-) -> Difference | None:
-    """Return where they first diverge; None if they are equal.
-
-    Args:
-        models: that both train.
-        pairs: the steps that both made.
-        ends: the one that made no further step, or one of another model.
-    """
-    nowhere = ("", "")
-    if not pairs and models and models[0].at_start:
-        return models[0].difference(0, models[0].at_start[0], nowhere, _OTHER_START)
-    begun: set[int] = set()
-    for pair in pairs:
-        model = models[pair.model]
-        if ends.turn is not None and ends.turn[0] <= pair.step:
-            break
-        if pair.model not in begun and model.at_start:
-            return model.difference(0, model.at_start[0], nowhere, _OTHER_START)
-        begun.add(pair.model)
-        if pair.same_loss is False:
-            mine, other = pair.original[-1], pair.port[-1]
-            return Difference(
-                step=pair.step, kind="loss", name="", far=abs(other - mine) / (abs(mine) or 1.0),
-                lines=pair.lines, meaning=meaning_of_loss(pair), model=model.name,
-            )  # fmt: skip
-        if pair.differing:
-            first = pair.differing[0]
-            is_buffer = model.tensors[first]["kind"] == "buffer"
-            small = 0 < model.far.get(first, 1.0) < _SMALL
-            meaning = _OTHER_BUFFER if is_buffer else _OTHER_ROUNDING if small else _OTHER_UPDATE
-            return model.difference(pair.step, first, pair.lines, meaning)
-    return ends.difference()
 
 
 def meaning_of_loss(pair: StepPair) -> str:
@@ -308,7 +204,7 @@ def _table(steps: Sequence[StepPair], models: Sequence[str] = ()) -> str:
     for pair in shown:
         if pair.step == steps[-1].step - _LAST + 1 and len(shown) < len(steps):
             rows.append(("...", *[""] * (len(rows[0]) - 1)))
-        rows.append((*_row(pair), *([names[pair.model]] if names else [])))
+        rows.append((*_row(pair), *([names[pair.models[0]]] if names else [])))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(f"{c:>{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(lines)
@@ -355,7 +251,7 @@ def _of_models(comparison: Comparison) -> str:
     """Return the number of steps of each model, if there are several."""
     if len(comparison.models) < 2:
         return ""
-    counts = Counter(pair.model for pair in comparison.steps)
+    counts = Counter(pair.models[0] for pair in comparison.steps)
     each = [f"{name} ({counts[number]})" for number, name in enumerate(comparison.models)]
     return f" of {', '.join(each[:-1])} and {each[-1]}"
 

@@ -1,4 +1,4 @@
-"""Run a watched script in the process that ``process.Script`` has started for it.
+"""Run a watched script in the process that ``process.recorded`` has started for it.
 
 The script runs as Python would run it, after seeds were set and hooks were placed. An exception
 that no ``except Exception`` catches ends it after enough steps.
@@ -25,8 +25,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
-from abele.port.check.watch import Channel, Enough, Original, Port
+from abele.port.check.stages import Inference, OneRow
+from abele.port.check.watch import Enough, Original, Port, Record
 
+WATCHERS: dict[str, Callable[[Record], Original | Port | OneRow | Inference]] = {
+    "original": Original,
+    "port": Port,
+    "one_row": OneRow,
+    "inference": Inference,
+}
 _HOST = torch.device("cpu")
 _Tensor: Any = torch.Tensor  # its methods have no types
 _OF_WORKERS = {
@@ -36,42 +43,44 @@ _OF_WORKERS = {
 
 
 def main(text: str) -> None:
-    """Run a script and send what it does.
+    """Run a script and record what it does.
 
     Args:
-        text: JSON with ``script``, ``arguments``, ``port`` (which of the two it is), ``steps`` and
-            ``seed``.
+        text: JSON with the fields of ``process.Run``, and ``records``, the file of the record.
     """
     request = json.loads(text)
-    channel = Channel(os.dup(0), os.dup(1))
-    # What the script prints goes where errors go; it has nothing to read.
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    error = None
+    record = Record(request["records"])
+    error, ended = None, False
     try:
-        _watched(request, channel)
+        _watched(request, record)
+        ended = True
     except Enough:
         pass
-    except SystemExit as ended:
-        if ended.code not in (None, 0):
-            error = f"It exited with {ended.code!r}."
-    except BaseException:  # noqa: BLE001 - whatever ends a script is sent
+    except SystemExit as exited:
+        error = f"It exited with {exited.code!r}."
+    except BaseException:  # noqa: BLE001 - whatever ends a script is recorded
         error = traceback.format_exc()
-    channel.send("end", error=error)
+    record.add("end", error=error, ended=ended)
     sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(0)  # threads and workers of a script that was stopped may not end by themselves
 
 
-def _watched(request: dict[str, Any], channel: Channel) -> None:
+def _watched(request: dict[str, Any], record: Record) -> None:
     script = Path(request["script"])
     sys.argv = [str(script), *request["arguments"]]
     sys.path.insert(0, str(script.resolve().parent))
-    loads_in_the_process(channel)
-    watch = (Port if request["port"] else Original)(channel, request["steps"])
-    host = contextlib.nullcontext() if request["port"] else cuda_is_the_host(channel)
+    loads_in_the_process(record)
+    record.steps, record.save = request["steps"], request["save"]
+    watch = WATCHERS[request["watcher"]](record)
+    host = cuda_is_the_host(record) if isinstance(watch, Original) else contextlib.nullcontext()
     with host, watch.watching():
         seed(request["seed"])
-        runpy.run_path(str(script), run_name="__main__")
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as exited:
+            if exited.code not in (None, 0):
+                raise
         watch.finish()
 
 
@@ -83,7 +92,7 @@ def seed(number: int) -> None:
     untyped.manual_seed(number)
 
 
-def loads_in_the_process(channel: Channel) -> None:
+def loads_in_the_process(record: Record) -> None:
     """Have every data loader load in this process, so that both scripts draw in the same order."""
     made: Any = DataLoader
     construct = made.__init__
@@ -93,7 +102,7 @@ def loads_in_the_process(channel: Channel) -> None:
     def without_workers(*args: Any, **kwargs: Any) -> None:
         values = plain.bind(*args, **kwargs).arguments
         if values.get("num_workers"):
-            channel.send("note", text="data loaders load in their process, without workers")
+            record.note("data loaders load in their process, without workers")
             for name in _OF_WORKERS & values.keys():
                 del values[name]
         construct(values.pop("self"), **values)
@@ -133,25 +142,13 @@ class _Host(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def cuda_is_the_host(channel: Channel) -> Generator[None]:
-    """While open, put tensors on the host that are asked for on a GPU, and send a note once."""
-    said: list[bool] = []
-
-    def note() -> None:
-        if not said:
-            said.append(True)
-            channel.send("note", text="the original asks for a GPU and runs on the host instead")
-
+def cuda_is_the_host(record: Record) -> Generator[None]:
+    """While open, put tensors on the host that are asked for on a GPU, and note it."""
     cuda: Any = torch.cuda
-    plain = {name: getattr(cuda, name) for name in ("synchronize", "set_device", "empty_cache")}
-    for name in plain:
+    for name in ("synchronize", "set_device", "empty_cache"):
         setattr(cuda, name, _nothing(name))
-    try:
-        with _Host(note):
-            yield
-    finally:
-        for name, function in plain.items():
-            setattr(cuda, name, function)
+    with _Host(lambda: record.note("the original asks for a GPU and runs on the host instead")):
+        yield
 
 
 def _nothing(name: str) -> Callable[..., None]:

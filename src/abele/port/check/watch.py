@@ -1,19 +1,16 @@
-"""Watch the updates of a script, and send them as JSON lines over pipes of its own.
+"""Watch the updates of a script, and record them as JSON lines in a file.
 
-Messages by ``kind``:
+Records by ``kind``:
 
 - ``model``: ``model``, its number in the order of first updates; ``name``; ``tensors``, by name the
-  ``shape``, the ``kind`` and the ``line`` that made it; again where the model has grown;
-- ``state``: ``model``; ``step``, the number of its updates so far; and ``digests`` by name. The
-  answer is awaited: ``go``, or the path of a file that the tensors are to be written to first;
-- ``step``: ``model``; ``first`` and ``last`` of its updates, which are equal unless a call makes
-  several; ``losses``, ``inputs``, and the user's ``line``;
-- ``saved``: the file is complete;
-- ``note``: ``text``, something that was changed so that both can be compared;
-- ``end``: ``error``, the traceback of a script that failed, or null.
-
-A step of a plain script ends with ``optimizer.step()``. A script without an optimizer updates its
-parameters by hand; there a step ends where the next backward begins.
+  ``shape``, the ``kind``, the ``line`` that made it, and the ``digest`` before the first update;
+  again where the model has grown;
+- ``update``: ``model``; ``digests`` by name; ``losses``, ``inputs``, the user's ``line``, and
+  ``alone``, unless its call made several updates;
+- ``note``: ``text``, something that was changed so that both scripts can be compared;
+- ``answer``: of a watcher in ``stages``;
+- ``end``: ``error``, the traceback of a script that failed, or null; and ``ended``, unless the
+  script was stopped.
 """
 
 from __future__ import annotations
@@ -23,10 +20,9 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.nn.modules.module import (
@@ -46,29 +42,55 @@ from abele.step.batching import MicroStep
 from abele.storage.digests import raw_bytes
 from abele.warn import user_line
 
-GO = "go"
 PARAMETER, BUFFER = "parameter", "buffer"
 _MOST_LOSSES = 4096
 _MOST_NAMES = 3
 _Value = TypeVar("_Value")
 
 
-class Channel:
-    """Pipes of a watched script.
+class Enough(BaseException):
+    """The end of a script of which all is recorded; no ``except Exception`` catches it."""
+
+
+class Record:
+    """The record that a watched script writes.
 
     Args:
-        answers: file descriptor to read from.
-        messages: file descriptor to write to.
+        path: file of the record.
+
+    Attributes:
+        steps: number of updates after which the script ends.
+        save: file for the tensors after the last update; empty for none.
+        models: number of models so far.
+        updates: number of updates so far.
     """
 
-    def __init__(self, answers: int, messages: int):
-        self._answers = os.fdopen(answers, "r", encoding="utf-8")
-        self._messages = os.fdopen(messages, "w", encoding="utf-8")
+    def __init__(self, path: str):
+        self._path = path
+        self._notes: set[str] = set()
+        self.steps = 1
+        self.save = ""
+        self.models = self.updates = 0
 
-    def send(self, kind: str, **content: Any) -> None:
-        """Send a message."""
-        self._messages.write(json.dumps({"kind": kind, **content}) + "\n")
-        self._messages.flush()
+    def add(self, kind: str, **content: Any) -> None:
+        """Write a record."""
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"kind": kind, **content}) + "\n")
+
+    def note(self, text: str) -> None:
+        """Write a note, once."""
+        if text not in self._notes:
+            self._notes.add(text)
+            self.add("note", text=text)
+
+    def answer(self, **facts: Any) -> NoReturn:
+        """Write the answer of a watcher, and end the script.
+
+        Raises:
+            Enough: always.
+        """
+        self.add("answer", **facts)
+        raise Enough
 
     def model(
         self,
@@ -78,24 +100,36 @@ class Channel:
         kinds: Mapping[str, str],
         lines: Mapping[str, str],
     ) -> None:
-        """Send the tensors of a model: their shapes, kinds, and the lines that made them."""
-        said = {
-            name: {"shape": list(value.shape), "kind": kinds[name], "line": lines.get(name, "")}
+        """Write the tensors of a model: their shapes, kinds, and the lines that made them."""
+        is_new = number == self.models
+        facts = {
+            name: {
+                "shape": list(value.shape),
+                "kind": kinds[name],
+                "line": lines.get(name, ""),
+                # Buffers may have changed in forward.
+                "digest": digest(value) if is_new and kinds[name] == PARAMETER else "",
+            }
             for name, value in tensors.items()
         }
-        self.send("model", model=number, name=name, tensors=said)
+        self.add("model", model=number, name=name, tensors=facts)
+        self.models += is_new
 
-    def state(self, model: int, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Send the state of a model after one of its updates, and wait until it was compared."""
-        digests = {name: digest(tensor) for name, tensor in tensors.items()}
-        self.send("state", model=model, step=step, digests=digests)
-        answer = self._answers.readline().rstrip("\n")
-        if not answer:
-            raise EOFError("the comparing process has ended")
-        if answer != GO:
-            plain = {name: value.detach().cpu().clone() for name, value in tensors.items()}
-            torch.save(plain, answer)
-            self.send("saved")
+    def digests(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+        """Return the digests of tensors after one more update; after the last one, save them."""
+        self.updates += 1
+        if self.save and self.updates == self.steps:
+            torch.save({name: value.detach().clone() for name, value in tensors.items()}, self.save)
+        return {name: digest(tensor) for name, tensor in tensors.items()}
+
+    def end_step(self) -> None:
+        """End the script if all updates were made.
+
+        Raises:
+            Enough: they were.
+        """
+        if self.updates >= self.steps:
+            raise Enough
 
 
 def digest(tensor: torch.Tensor) -> str:
@@ -106,53 +140,10 @@ def digest(tensor: torch.Tensor) -> str:
     return f"{plain.dtype} {hashlib.sha256(raw_bytes(plain)).hexdigest()[:24]}"
 
 
-def described(tensor: torch.Tensor) -> dict[str, Any]:
-    """Return the shape and digest of an input."""
-    return {"shape": list(tensor.shape), "digest": digest(tensor)}
-
-
 def numbers(loss: torch.Tensor) -> list[float]:
     """Return the numbers of a loss in double precision, which is exact for float32."""
     values: Any = loss.detach().double().flatten()[:_MOST_LOSSES]
     return values.tolist()
-
-
-class Enough(BaseException):
-    """The end of a script that has made all steps."""
-
-
-class Watch:
-    """The base of both watchers.
-
-    Args:
-        channel: pipes to the comparing process.
-        steps: number of steps after which the script ends.
-
-    Attributes:
-        updates: number of updates by the number of the model.
-    """
-
-    def __init__(self, channel: Channel, steps: int):
-        self.channel, self.steps = channel, steps
-        self.updates: list[int] = []
-
-    def finish(self) -> None:
-        """Send what is only known when the script has ended by itself."""
-
-    def updated(self, model: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Send the state of a model after one more update."""
-        self.updates[model] += 1
-        self.channel.state(model, self.updates[model], tensors)
-
-    def end_step(self, model: int, first: int, **facts: Any) -> None:
-        """Send facts of a model's updates from ``first`` to the present one.
-
-        Raises:
-            Enough: all steps were made.
-        """
-        self.channel.send("step", model=model, first=first, last=self.updates[model], **facts)
-        if sum(self.updates) >= self.steps:
-            raise Enough
 
 
 class LinesOfParameters:
@@ -193,14 +184,14 @@ class Backward:
         losses: numbers of the tensors that it began from.
         leaves: tensors that they were differentiated by.
         roots: modules that were called since the call before.
-        inputs: shapes and digests of their inputs.
+        inputs: digests of their inputs.
         line: the user's line that made the call.
     """
 
     losses: tuple[float, ...]
     leaves: tuple[torch.Tensor, ...]
     roots: tuple[torch.nn.Module, ...]
-    inputs: tuple[dict[str, Any], ...]
+    inputs: tuple[str, ...]
     line: str
 
 
@@ -238,10 +229,6 @@ class Trained:
         for number, leaf in enumerate(reached):
             self._add(f"tensor{number}", "tensor", leaf, PARAMETER)
         return len(self.tensors) > before
-
-    def parameters(self) -> dict[str, torch.Tensor]:
-        """Return its parameters by name."""
-        return {name: t for name, t in self.tensors.items() if self.kinds[name] == PARAMETER}
 
     def name(self, updated: Sequence[torch.Tensor]) -> str:
         """Return the classes of its modules with some tensors; of all modules if none has."""
@@ -301,22 +288,21 @@ def leaves(losses: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return reached
 
 
-class Original(Watch):
+class Original:
     """Watches the updates of a plain script."""
 
-    def __init__(self, channel: Channel, steps: int):
-        super().__init__(channel, steps)
+    def __init__(self, record: Record):
+        self._record = record
         self._lines = LinesOfParameters()
         self._models: list[Trained] = []
-        # By optimizer: the line that made it, its model, and the calls of its latest update.
+        # By optimizer: the line that made it, and its model.
         self._made: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._trained: weakref.WeakKeyDictionary[Any, Trained] = weakref.WeakKeyDictionary()
-        self._used: weakref.WeakKeyDictionary[Any, list[Backward]] = weakref.WeakKeyDictionary()
-        self._by_hand = True  # until an optimizer is made
         self._roots: list[torch.nn.Module] = []
         self._depth = 0
-        self._inputs: list[dict[str, Any]] = []
+        self._inputs: list[str] = []
         self._waiting: list[Backward] = []  # for an update
+        self._used: list[Backward] = []  # by the present update
 
     @contextlib.contextmanager
     def watching(self) -> Generator[None]:
@@ -337,14 +323,15 @@ class Original(Watch):
                 handle.remove()
 
     def finish(self) -> None:
-        """Send the last step of a script without an optimizer, and which made no update."""
-        if self._by_hand and self._waiting:
-            self._update_by_hand()
-        self._note_unused()
+        """Note optimizers without an update whose tensors nothing else updated."""
+        compared = {id(each) for model in self._models for each in model.tensors.values()}
+        for optimizer, line in self._made.items():
+            tensors = set(map(id, of_optimizer(optimizer)))
+            if optimizer not in self._trained and tensors and not tensors & compared:
+                self._record.note(f"the optimizer of {line} made no update in these steps")
 
     def _made_optimizer(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         del args, kwargs
-        self._by_hand = False
         self._made[optimizer] = user_line()
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
@@ -352,7 +339,7 @@ class Original(Watch):
         has_parameters = next(module.parameters(), None) is not None
         if self._depth == 1 and torch.is_grad_enabled() and has_parameters:
             self._roots.append(module)
-            self._inputs += [described(each) for each in args if isinstance(each, torch.Tensor)]
+            self._inputs += [digest(each) for each in args if isinstance(each, torch.Tensor)]
 
     def _leave(self, module: torch.nn.Module, args: Any, result: Any) -> None:
         del module, args, result
@@ -370,14 +357,7 @@ class Original(Watch):
             line=user_line(),
         )
         self._roots, self._inputs = [], []
-        if self._by_hand and self._waiting:
-            self._update_by_hand()
         self._waiting.append(call)
-        if self._by_hand:
-            self._models = self._models or [Trained(0)]
-            if self._begin(self._models[0], [call], []):
-                note = "the original updates by hand, so its buffers were not compared"
-                self.channel.send("note", text=note)
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Take the calls of backward that give an optimizer's tensors gradients."""
@@ -392,33 +372,29 @@ class Original(Watch):
             if not mine:
                 return  # an update without gradients, which some make before a scheduler
             model = self._model_of([root for call in mine for root in call.roots])
-        self._begin(model, mine, tensors)
-        self._trained[optimizer], self._used[optimizer] = model, mine
+        self._trained[optimizer], self._used = model, mine
+        if model.add(mine) or model.number == self._record.models:
+            lines = {name: self._lines.of(tensor) for name, tensor in model.tensors.items()}
+            name = model.name(tensors)
+            self._record.model(model.number, name, model.tensors, model.kinds, lines)
 
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
-        model = self._trained.get(optimizer)
-        if model is not None:
-            self._end_update(model, self._used.get(optimizer, []), model.tensors)
-
-    def _update_by_hand(self) -> None:
-        """End a step where the next backward begins: buffers are of its forward already."""
-        calls, self._waiting = self._waiting, []
-        self._end_update(self._models[0], calls, self._models[0].parameters())
-
-    def _end_update(
-        self, model: Trained, calls: Sequence[Backward], tensors: Mapping[str, torch.Tensor]
-    ) -> None:
-        self.updated(model.number, tensors)
-        if sum(self.updates) >= self.steps:
-            self._note_unused()
-        self.end_step(
-            model.number,
-            self.updates[model.number],
+        model, calls = self._trained.get(optimizer), self._used
+        if model is None:
+            return
+        self._record.add(
+            "update",
+            model=model.number,
+            digests=self._record.digests(model.tensors),
             losses=[number for call in calls for number in call.losses],
             inputs=[each for call in calls for each in call.inputs],
+            alone=True,
             line=calls[-1].line if calls else user_line(),
         )
+        if self._record.updates >= self._record.steps:
+            self.finish()
+        self._record.end_step()
 
     def _model_of(self, roots: Sequence[torch.nn.Module]) -> Trained:
         """Return the model with these modules, which another optimizer may have trained before."""
@@ -427,29 +403,6 @@ class Original(Watch):
                 return model
         self._models.append(Trained(len(self._models)))
         return self._models[-1]
-
-    def _begin(
-        self, model: Trained, calls: Sequence[Backward], updated: Sequence[torch.Tensor]
-    ) -> bool:
-        """Send a model that is new or has grown, and return whether it is new."""
-        is_new = model.number >= len(self.updates)
-        if model.add(calls) or is_new:
-            lines = {name: self._lines.of(tensor) for name, tensor in model.tensors.items()}
-            self.channel.model(model.number, model.name(updated), model.tensors, model.kinds, lines)
-        if is_new:
-            self.updates.append(0)
-            # Buffers may have changed in forward.
-            self.channel.state(model.number, 0, model.parameters())
-        return is_new
-
-    def _note_unused(self) -> None:
-        """Send the lines of optimizers without an update whose tensors nothing else updated."""
-        compared = {id(each) for model in self._models for each in model.tensors.values()}
-        for optimizer, line in self._made.items():
-            tensors = set(map(id, of_optimizer(optimizer)))
-            if optimizer not in self._trained and tensors and not tensors & compared:
-                note = f"the optimizer of {line} made no update in these steps"
-                self.channel.send("note", text=note)
 
 
 def of_optimizer(optimizer: Any) -> list[torch.Tensor]:
@@ -478,73 +431,51 @@ def wrapped(owner: Any, name: str, before: Callable[..., None]) -> Generator[Non
 # -- ports -----------------------------------------------------------------------------------------
 
 
-class Port(Watch):
-    """Watches the training sessions of a script; some go on with the model of an earlier one."""
+class Port:
+    """Watches the training sessions of a script, each of which is a model."""
 
-    def __init__(self, channel: Channel, steps: int):
-        super().__init__(channel, steps)
-        self._latest: list[Session] = []  # of each model
+    def __init__(self, record: Record):
+        self._record = record
 
-    @contextlib.contextmanager
-    def watching(self) -> Generator[None]:
+    def watching(self) -> contextlib.AbstractContextManager[object]:
         """While open, watch the script."""
-        with of_new_sessions(self._observer):
-            yield
+        return of_new_sessions(
+            lambda session: _Calls(self._record, session) if session.config.training else None
+        )
 
-    def _observer(self, session: Session) -> Observer | None:
-        """Observe a training session; its model is an earlier one if it has its weights."""
-        if not session.config.training:
-            return None
-        models = [
-            number
-            for number, before in enumerate(self._latest)
-            if before.params.keys() == session.params.keys()
-            and all(torch.equal(before.params[n], each) for n, each in session.params.items())
-        ]
-        return _Calls(self, session, models[-1] if models else None)
-
-    def model_of(self, session: Session, model: int | None) -> int:
-        """Return the number of the model that a session trains; None stands for a new model."""
-        if model is not None:
-            self._latest[model] = session
-            return model
-        self._latest.append(session)
-        self.updates.append(0)
-        return len(self._latest) - 1
+    def finish(self) -> None:
+        """Do nothing: all calls are recorded."""
 
 
 class _Calls(Observer):
-    """Sends the calls of a session.
+    """Records the calls of a session.
 
     Args:
-        watch: of the script.
+        record: of the script.
         session: the observed one.
-        goes_on: number of an earlier model that it trains on; None for a new model.
     """
 
-    def __init__(self, watch: Port, session: Session, goes_on: int | None):
-        self._watch, self._session, self._goes_on = watch, session, goes_on
-        self._inputs: list[dict[str, Any]] = []
+    def __init__(self, record: Record, session: Session):
+        self._record, self._session = record, session
+        self._model = -1
+        self._inputs: list[str] = []
         self._losses: list[float] = []
-        self._first, self._model = 1, -1
+        self._digests: list[dict[str, str]] = []
 
     def on_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Note the inputs, and send a new model."""
+        """Note the inputs, and record a new model."""
         if self._model < 0:
-            self._model = self._watch.model_of(self._session, self._goes_on)
-            if self._goes_on is None:
-                params, buffers, channel = *self._parts(), self._watch.channel
-                kinds = dict.fromkeys(params, PARAMETER) | dict.fromkeys(buffers, BUFFER)
-                channel.model(self._model, "", {**params, **buffers}, kinds, {})
-                channel.state(self._model, 0, params)
-        self._first = self._watch.updates[self._model] + 1
-        self._inputs = [described(each) for each in inputs]
+            self._model = self._record.models
+            params, buffers = self._session.params, self._session.buffers[0]
+            kinds = dict.fromkeys(params, PARAMETER) | dict.fromkeys(buffers, BUFFER)
+            self._record.model(self._model, "", {**params, **buffers}, kinds, {})
+        self._inputs, self._digests = [digest(each) for each in inputs], []
 
     def on_update(self, step: MicroStep) -> None:
-        """Send the state after an update."""
+        """Note the state after an update."""
         del step
-        params, buffers = self._parts()
-        self._watch.updated(self._model, {**params, **buffers})
+        tensors = {**self._session.params, **self._session.buffers[0]}
+        self._digests.append(self._record.digests(tensors))
 
     def on_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         """Note the loss."""
@@ -552,10 +483,17 @@ class _Calls(Observer):
         self._losses = [] if loss is None else numbers(outputs[loss])
 
     def on_call_end(self, call: CallRecord) -> None:
-        """Send the call."""
-        if call.error is None:
-            facts = {"losses": self._losses, "inputs": self._inputs, "line": user_line()}
-            self._watch.end_step(self._model, self._first, **facts)
-
-    def _parts(self) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
-        return self._session.params, self._session.buffers[0]
+        """Record the updates of the call, each with its losses, or the last one with all."""
+        if call.error is not None:
+            return
+        count = len(self._digests)
+        each, rest = divmod(len(self._losses), count or 1)
+        for position, digests in enumerate(self._digests, 1):
+            losses = self._losses if position == count else []
+            if each and not rest:
+                losses = self._losses[each * (position - 1) : each * position]
+            self._record.add(
+                "update", model=self._model, digests=digests, losses=losses, inputs=self._inputs,
+                alone=count == 1, line=user_line(),
+            )  # fmt: skip
+        self._record.end_step()

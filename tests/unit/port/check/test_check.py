@@ -51,7 +51,8 @@ def test_a_right_port_is_equal_bit_for_bit(pair):
     assert comparison.status == 0
     assert comparison.compared == 9
     assert [each.same_loss for each in comparison.steps] == [True] * 6
-    assert seen == list(range(7))
+    assert seen == sorted(seen)
+    assert seen[-1] == 12  # of both
     assert "equal to its original for 6 steps: losses and 9 tensors" in str(comparison)
 
 
@@ -110,32 +111,15 @@ def test_a_mistake_is_noticed_at_its_first_step(pair, name):
     assert comparison.status == 1
     assert (first.step, first.kind) == (step, kind)
     assert tensor is None or first.name == tensor
-    assert first.far > 1e-7
-
-
-BY_HAND = (
-    ("optimizer = torch", "torch"),
-    (".optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)", ""),
-    ("optimizer.zero_grad()", "model.zero_grad()"),
-    ("optimizer.step()", "[p.data.add_(p.grad, alpha=-0.1) for p in model.parameters()]"),
-)  # fmt: skip
-
-
-def test_updates_by_hand_end_where_the_next_backward_begins(pair):
-    pair.edit("original", *BY_HAND)
-    pair.edit("port", (", momentum=0.9, weight_decay=0.01", ""))
-    comparison = pair.check(steps=20, arguments=["--epochs", "1"])
-    assert comparison.equal, str(comparison)
-    assert len(comparison.steps) == 4  # both end by themselves
-    assert comparison.compared == 6
-    assert "the original updates by hand, so its buffers were not compared" in comparison.notes
+    assert (first.far is None) == (step == 0)
+    assert step == 0 or first.far > 1e-7
 
 
 def test_a_gpu_that_is_asked_for_is_the_host_and_workers_are_left_out(pair):
     pair.edit(
         "original",
         ("drop_last=True", "drop_last=True, num_workers=2, persistent_workers=True"),
-        ("model = Net()", "model = Net().cuda()"),
+        ("model = Net()", "model = Net().cuda().to(0)"),
         ("loss_function(model(rows), classes)",
          "loss_function(model(rows.to('cuda')), classes.to(torch.device('cuda:0')))"),
     )  # fmt: skip
@@ -145,59 +129,6 @@ def test_a_gpu_that_is_asked_for_is_the_host_and_workers_are_left_out(pair):
         "data loaders load in their process, without workers",
         "the original asks for a GPU and runs on the host instead",
     )
-
-
-def test_a_gpu_that_is_asked_for_by_number_is_the_host(pair):
-    pair.edit("original", ("model = Net()", "model = Net().to(0)"))
-    comparison = pair.check(steps=2)
-    assert comparison.equal, str(comparison)
-    assert comparison.notes == ("the original asks for a GPU and runs on the host instead",)
-
-
-RECURRENT = """
-import torch
-
-model = torch.nn.ModuleDict({"rnn": torch.nn.LSTM(28, 64), "out": torch.nn.Linear(64, 10)})
-optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-for _ in range(3):
-    rows, classes = torch.randn(28, 16, 28), torch.randint(10, (16,))
-    optimizer.zero_grad()
-    states, _ = model["rnn"](rows)
-    loss = torch.nn.functional.cross_entropy(model["out"](states[-1]), classes)
-    loss.backward()
-    optimizer.step()
-"""
-RECURRENT_PORT = """
-import poptorch
-import torch
-
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rnn, self.out = torch.nn.LSTM(28, 64), torch.nn.Linear(64, 10)
-
-    def forward(self, rows, classes):
-        states, _ = self.rnn(rows)
-        return torch.nn.functional.cross_entropy(self.out(states[-1]), classes)
-
-
-model = Net()
-optimizer = poptorch.optim.SGD(model.parameters(), lr=1.0)
-training_model = poptorch.trainingModel(model, optimizer=optimizer)
-for _ in range(3):
-    rows, classes = torch.randn(28, 16, 28), torch.randint(10, (16,))
-    loss = training_model(rows, classes)
-"""
-
-
-def test_recurrent_layers_are_compared_bit_for_bit(pair):
-    (pair.folder / "original.py").write_text(RECURRENT)
-    (pair.folder / "port.py").write_text(RECURRENT_PORT)
-    comparison = pair.check(steps=3)
-    assert comparison.equal, str(comparison)
-    assert comparison.compared == 6
-    assert comparison.notes == ()
 
 
 def test_an_accumulated_step_is_one_of_the_port(pair):
@@ -246,11 +177,11 @@ FAILURES = {
     ),
     "an original that does not train": (
         ("original", ("loss.backward()", "continue")),
-        r"The original '.*' ended and did not call backward.*arguments with which it trains",
+        r"The original '.*' ended and made no update by.*arguments with which it trains",
     ),
     "a port that does not train": (
         ("port", ("for _ in range(arguments.epochs)", "for _ in range(0)")),
-        r"The port '.*' ended and did not run a training model",
+        r"The port '.*' ended and made no call of a training model",
     ),
     "a port that fails later": (
         ("port", ("print(loss.item())", "del options.missing")),
@@ -261,7 +192,7 @@ FAILURES = {
             "port",
             ("model = WithLoss(Net())", "import os; print('so far', flush=True); os._exit(4)"),
         ),
-        r"(?s)The process of the port '.*' ended with status 4.*printed last:\nso far",
+        r"(?s)The port '.*' died: its process ended with status 4.*printed last:\nso far",
     ),
 }
 

@@ -7,14 +7,11 @@ import pytest
 from abele.port.check.comparison import (
     Comparison,
     Difference,
-    Ends,
-    ModelPair,
     StepPair,
-    first_difference,
     meaning_of_loss,
     same_losses,
 )
-from abele.port.check.side_by_side import pairs
+from abele.port.check.pairing import pairs
 
 
 def step(number, original, port, **more):
@@ -22,27 +19,42 @@ def step(number, original, port, **more):
     return StepPair(step=number, original=original, port=port, **{**given, **more})
 
 
-def facts(**kinds):
-    return {name: {"shape": shape, "kind": kind} for name, (shape, kind) in kinds.items()}
+def facts(**tensors):
+    """Facts about tensors, each with shape, kind and digest."""
+    return {
+        name: {"shape": shape, "kind": kind, "digest": "".join(digest)}
+        for name, (shape, kind, *digest) in tensors.items()
+    }
 
 
-def test_names_with_a_prefix_are_the_same_tensor():
-    original = facts(weight=([2], "parameter"), bias=([2], "parameter"))
-    port = {f"model.{name}": each for name, each in reversed(original.items())}
-    assert pairs(original, port, ({}, {})) == {"weight": "model.weight", "bias": "model.bias"}
+PARAMETER = [2], "parameter"
 
 
-def test_tensors_with_other_names_are_paired_by_value_and_then_by_order():
-    original = facts(a=([2], "parameter"), b=([2], "parameter"), c=([2], "parameter"))
-    port = facts(x=([2], "parameter"), y=([2], "parameter"), z=([2], "parameter"))
-    here, there = {"a": "1", "b": "2", "c": "2"}, {"x": "2", "y": "2", "z": "1"}
-    assert pairs(original, port, (here, there)) == {"a": "z", "b": "x", "c": "y"}
-
-
-def test_tensors_of_other_shape_or_kind_are_not_paired():
-    original = facts(a=([2], "parameter"), b=([3], "parameter"))
-    port = facts(a=([2], "buffer"), b=([4], "parameter"))
-    assert pairs(original, port, ({}, {})) == {}
+@pytest.mark.parametrize(
+    ("original", "port", "expected"),
+    [
+        (  # of a model in a wrapper
+            facts(weight=PARAMETER, bias=PARAMETER),
+            {
+                f"model.{name}": each
+                for name, each in facts(bias=PARAMETER, weight=PARAMETER).items()
+            },
+            {"weight": "model.weight", "bias": "model.bias"},
+        ),
+        (  # by value, and then by order
+            facts(a=(*PARAMETER, "1"), b=(*PARAMETER, "2"), c=(*PARAMETER, "2")),
+            facts(x=(*PARAMETER, "2"), y=(*PARAMETER, "2"), z=(*PARAMETER, "1")),
+            {"a": "z", "b": "x", "c": "y"},
+        ),
+        (  # of other shape or kind
+            facts(a=PARAMETER, b=([3], "parameter")),
+            facts(a=([2], "buffer"), b=([4], "parameter")),
+            {},
+        ),
+    ],
+)
+def test_tensors_are_paired(original, port, expected):
+    assert pairs(original, port) == expected
 
 
 @pytest.mark.parametrize(
@@ -66,20 +78,6 @@ def test_the_ratio_of_losses_tells_a_sum_from_a_mean():
     assert "original's loss is 4 times" in meaning_of_loss(step(1, (2.0,), (0.5,)))
     assert "drop_last" in meaning_of_loss(step(1, (0.7,), (0.75,)))
     assert "dropout" in meaning_of_loss(step(1, (0.7,), (0.75,), same_batch=True))
-
-
-@pytest.mark.parametrize(
-    ("far", "meaning"),
-    [(3e-9, "differs in last bits"), (1e-3, "the update is not"), (None, "not:")],
-)
-def test_a_difference_of_last_bits_names_what_rounds(far, meaning):
-    tensors = {"w": {"kind": "parameter", "line": ""}}
-    far_apart = {} if far is None else {"w": far}
-    model = ModelPair(name="", tensors=tensors, at_start=(), far=far_apart)
-    pair = step(1, (0.5,), (0.5,), differing=("w",))
-    found = first_difference([model], [pair], Ends(steps=1, original=False, port=False))
-    assert found is not None
-    assert meaning in found.meaning
 
 
 def test_the_table_shows_the_first_and_the_last_steps():

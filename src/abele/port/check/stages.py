@@ -1,30 +1,23 @@
-"""Run a port in a process of its own, and look at its models: rungs of the ladder.
+"""Watchers of a port that look at its models, for stages of ``abele port --ladder``.
 
-``one_row`` runs the training model with a whole micro-batch and with its first row, and compares
-their operations. ``inference`` compares calls of inference models with the plain models.
+``OneRow`` runs the training model with a whole micro-batch and with its first row, and compares
+their operations. ``Inference`` compares calls of inference models with the plain models.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import os
-import subprocess
-import sys
 import traceback
 import warnings
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from abele.capture import Call, core
-from abele.errors import CheckError
-from abele.fit.command import running
-from abele.port.check.watch import LinesOfParameters
+from abele.port.check.watch import LinesOfParameters, Record
 from abele.program.core import is_library
 from abele.runtime.clock import CallRecord
 from abele.runtime.observers import Observer
@@ -32,64 +25,38 @@ from abele.runtime.session import Session, of_new_sessions
 from abele.step.config import StepConfig
 from abele.warn import user_line
 
-_MARK = "abele-ladder: "
-_LAST_LINES = 15
 _CALLS = 20  # of inference models that are compared
 
 
-class Seen(BaseException):
-    """The end of a script of which all was seen; no ``except Exception`` catches it."""
-
-
-def answer_of(
-    rung: str, script: Path, arguments: Sequence[str], python: str, timeout_s: float
-) -> dict[str, Any]:
-    """Run a rung with a script, and return what it sends.
+class _Looker:
+    """Looks at each model that is captured.
 
     Args:
-        rung: ``one_row`` or ``inference``.
-        script: the port.
-        arguments: of the script.
-        python: the command that runs Python.
-        timeout_s: limit of the run, in seconds.
-
-    Raises:
-        CheckError: the script fails before anything is seen, or takes too long.
+        record: of the script.
     """
-    path = os.pathsep.join(os.path.abspath(each) for each in sys.path)
-    own = {"CUDA_VISIBLE_DEVICES": "", "ABELE_TARGET": "reference", "PYTHONPATH": path}
-    try:
-        done = subprocess.run(
-            [python, "-m", "abele.port.rungs", rung, str(script), *arguments],
-            capture_output=True,
-            encoding="utf-8",
-            errors="backslashreplace",
-            timeout=timeout_s,
-            env=os.environ | own,
-        )
-    except subprocess.TimeoutExpired:
-        raise CheckError(
-            f"{script} has not called its models within {timeout_s:g} s. Give it arguments with "
-            "which it has less to do."
-        ) from None
-    lines = done.stderr.splitlines()
-    for line in lines:
-        if line.startswith(_MARK):
-            facts: dict[str, Any] = json.loads(line.removeprefix(_MARK))
-            return facts
-    last = "\n".join(lines[-_LAST_LINES:])
-    raise CheckError(f"{script} ended with status {done.returncode}. It printed last:\n{last}")
 
+    def __init__(self, record: Record):
+        self._record = record
 
-def _finish(**facts: Any) -> None:
-    """Send what was seen, and end the script.
+    @contextlib.contextmanager
+    def watching(self) -> Generator[None]:
+        """Look at all captures of the process."""
+        plain: Any = core.recipe_of
 
-    Raises:
-        Seen: always.
-    """
-    # Not with what the script prints: that may go anywhere.
-    os.write(2, f"\n{_MARK}{json.dumps(facts)}\n".encode())
-    raise Seen
+        def shown(
+            call: Call, module: Any, inputs: Any, config: StepConfig, *args: Any, **more: Any
+        ):
+            self.look(call, module, inputs, config)
+            return plain(call, module, inputs, config, *args, **more)
+
+        setattr(core, "recipe_of", shown)  # noqa: B010 - the script's process ends with the script
+        yield
+
+    def look(
+        self, call: Call, module: torch.nn.Module, inputs: Sequence[torch.Tensor], step: StepConfig
+    ) -> None:
+        """Look at a model and its inputs."""
+        raise NotImplementedError
 
 
 # -- a batch of one row ---------------------------------------------------------------------------
@@ -133,19 +100,22 @@ class _Operations(TorchFunctionMode):
         return result
 
 
-class OneRow:
+class OneRow(_Looker):
     """Tries a batch of one row with the first training model of a script."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: Record):
+        super().__init__(record)
         self._lines = LinesOfParameters()
 
-    def watching(self) -> contextlib.AbstractContextManager[object]:
-        """While open, note the lines that make parameters."""
-        return self._lines.noting()
+    @contextlib.contextmanager
+    def watching(self) -> Generator[None]:
+        """Look at all captures of the process, and note the lines that make parameters."""
+        with super().watching(), self._lines.noting():
+            yield
 
     def finish(self) -> None:
         """Send that the script trains nothing."""
-        _finish(rows=0, problem="", untried="it trains nothing")
+        self._record.answer(rows=0, problem="", untried="it trains nothing")
 
     def look(
         self, call: Call, module: torch.nn.Module, inputs: Sequence[torch.Tensor], step: StepConfig
@@ -158,7 +128,7 @@ class OneRow:
         whole = self._run(call, module, inputs)
         if whole.problem or rows < 2:
             untried = "batches have one row" if rows else "the model is given no batch"
-            _finish(rows=rows, problem="", untried=whole.problem or untried)
+            self._record.answer(rows=rows, problem="", untried=whole.problem or untried)
         one = self._run(call, module, first)
         problem, name, line = one.problem, "", one.line
         if not problem and one.dimensions != whole.dimensions:
@@ -167,7 +137,7 @@ class OneRow:
             if mine[2] != other[2] or (mine[3] and not other[3]):
                 name, line = mine[0], mine[1]
                 break
-        _finish(rows=rows, problem=problem, name=name, line=line, module=one.module)
+        self._record.answer(rows=rows, problem=problem, name=name, line=line, module=one.module)
 
     def _run(self, call: Call, module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> _Run:
         inside: list[torch.nn.Module] = []
@@ -222,20 +192,23 @@ def _without_numbers(module: torch.nn.Module, outputs: Sequence[torch.Tensor]) -
 # -- inference models -----------------------------------------------------------------------------
 
 
-class Inference:
+class Inference(_Looker):
     """Compares the first calls of inference models with plain ones."""
 
-    def __init__(self) -> None:
-        self.calls = 0
+    def __init__(self, record: Record):
+        super().__init__(record)
+        self.record, self.calls = record, 0
         self._captured: tuple[Call, torch.nn.Module] | None = None
 
-    def watching(self) -> contextlib.AbstractContextManager[object]:
-        """While open, observe new sessions."""
-        return of_new_sessions(self._observer)
+    @contextlib.contextmanager
+    def watching(self) -> Generator[None]:
+        """Look at all captures of the process, and observe new sessions."""
+        with super().watching(), of_new_sessions(self._observer):
+            yield
 
     def finish(self) -> None:
         """Send that all calls were equal."""
-        _finish(calls=self.calls, line="")
+        self._record.answer(calls=self.calls, line="")
 
     def look(
         self, call: Call, module: torch.nn.Module, inputs: Sequence[torch.Tensor], step: StepConfig
@@ -283,7 +256,7 @@ class _Calls(Observer):
         if not same_in_order(self._outputs, self._expected):
             same_modes = self._modes == [each.training for each in self._module.modules()]
             mode = "" if same_modes else "train()" if self._module.training else "eval()"
-            _finish(calls=self._looker.calls, line=user_line(), mode=mode)
+            self._looker.record.answer(calls=self._looker.calls, line=user_line(), mode=mode)
         if self._looker.calls >= _CALLS:
             self._looker.finish()
 
@@ -299,22 +272,3 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape or one.dtype is not other.dtype:
         return False
     return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
-
-
-def main(rung: str, script: str, *arguments: str) -> None:
-    """Run a port up to what a rung looks for."""
-    looker = {"one_row": OneRow, "inference": Inference}[rung]()
-    plain: Any = core.recipe_of
-
-    def shown(call: Call, module: Any, inputs: Any, config: StepConfig, *args: Any, **more: Any):
-        looker.look(call, module, inputs, config)
-        return plain(call, module, inputs, config, *args, **more)
-
-    setattr(core, "recipe_of", shown)  # noqa: B010 - for all captures of the process
-    with contextlib.suppress(Seen), looker.watching():
-        running(Path(script), [*arguments], quiet=True)
-        looker.finish()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
