@@ -21,15 +21,17 @@ from abele.port.engine import Port
 
 _STEPS = 5
 _TIMEOUT_S = 600.0
-_NORM = (
-    "batch norm averages over the rows of a batch, and one row gives no average; GroupNorm(1, ...) "
-    "averages within each row. Weights that were trained with batch norm do not fit it."
-)
+_NORM_ERROR = "Expected more than 1 value per channel"
+#: Advice on a batch of one row, by the name of the operation that needs more.
 _ONE_ROW = {
+    "batch_norm": "batch norm averages over the rows of a batch, and "
+    "one row gives no average; GroupNorm(1, ...) averages within each row. Weights that were "
+    "trained with batch norm do not fit it.",
     "squeeze": "squeeze() removes every dimension of size 1, also that of the rows: name the one "
     "that is meant.",
     "std": "this estimate divides by the number of rows less one: give var(correction=0).sqrt().",
     "var": "this estimate divides by the number of rows less one: give correction=0.",
+    "": "this line needs more than one row; write it so that each row is computed by itself.",
 }
 
 #: Whether a stage holds, and what was seen.
@@ -123,18 +125,12 @@ def _is_ported(result: Port) -> _Said:
 def _takes_one_row(port: Path, arguments: Sequence[str], python: str) -> _Said:
     answer = _watched("one_row", port, arguments, python).answer
     if answer["problem"]:
-        return False, f"{answer['problem']}\n{_advice(answer)}"
+        name = "batch_norm" if _NORM_ERROR in answer["problem"] else answer["name"]
+        advice = _ONE_ROW.get(name, _ONE_ROW[""])
+        return False, f"{answer['problem']}\n{answer['line']}\n{advice}"
     if "untried" in answer:
         return True, f"there is nothing to try: {answer['untried']}"
     return True, f"one of {answer['rows']} rows has a loss and gradients by itself"
-
-
-def _advice(answer: dict[str, Any]) -> str:
-    """Return the line that needs more than one row, and what to write there."""
-    if "Expected more than 1 value per channel" in answer["problem"] and answer["module"]:
-        return f"{answer['module']}\n{_NORM}"
-    why = "this line needs more than one row; write it so that each row is computed by itself."
-    return f"{answer['line']}\n{_ONE_ROW.get(answer['name'], why)}"
 
 
 def _trains(original: Path, port: Path, arguments: Sequence[str], python: str) -> _Said:

@@ -100,7 +100,7 @@ ONE_ROW = {
     "averages over rows": (
         (NET, NORM),
         "Expected more than 1 value per channel",
-        "BatchNorm1d(2))`\nbatch norm averages over the rows of a batch",
+        "`\nbatch norm averages over the rows of a batch",
     ),
     "a dimension of one": (
         (LOSS, "torch.nn.functional.mse_loss(net(x)[:, :1].squeeze(), x[:, 0])"),

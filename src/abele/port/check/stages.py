@@ -7,7 +7,6 @@ their operations. ``Inference`` compares calls of inference models with the plai
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import traceback
 import warnings
 from collections.abc import Generator, Sequence
@@ -17,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from abele.capture import Call, core
-from abele.port.check.watch import LinesOfParameters, Record
+from abele.port.check.watch import Record
 from abele.program.core import is_library
 from abele.runtime.clock import CallRecord
 from abele.runtime.observers import Observer
@@ -62,31 +61,38 @@ class _Looker:
 # -- a batch of one row ---------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class _Run:
+class _Trial(TorchFunctionMode):
     """A run of forward and backward.
 
     Attributes:
-        operations: name, line, dimensions and finiteness of each result.
+        operations: name, user's line, dimensions and finiteness of each result.
         dimensions: of each output.
         problem: what went wrong, in words.
         line: the user's line that raised an error.
-        module: the user's line that made the module around it.
     """
 
-    operations: list[tuple[str, str, int, bool]]
-    dimensions: list[int]
-    problem: str = ""
-    line: str = ""
-    module: str = ""
-
-
-class _Operations(TorchFunctionMode):
-    """A mode that notes operations with one result."""
-
-    def __init__(self) -> None:
+    def __init__(self, call: Call, inputs: Sequence[torch.Tensor]):
         super().__init__()
-        self.noted: list[tuple[str, str, int, bool]] = []
+        self.operations: list[tuple[str, str, int, bool]] = []
+        self.dimensions: list[int] = []
+        self.problem = self.line = ""
+        try:
+            with warnings.catch_warnings(), torch.enable_grad():
+                warnings.filterwarnings("error", message="Using a target size")
+                with self:
+                    outputs = call([each.clone() for each in inputs])
+                total: Any = sum(each.sum() for each in outputs if each.requires_grad)
+                if isinstance(total, torch.Tensor):
+                    torch.autograd.backward(total)
+            self.dimensions = [each.dim() for each in outputs]
+            if not all(map(_is_finite, outputs)):
+                self.problem = "its results are not all finite"
+        except Exception as error:  # noqa: BLE001 - whatever a model raises is recorded
+            self.problem = f"{type(error).__name__}: {error}"
+            frames = traceback.extract_tb(error.__traceback__)
+            for each in frames:
+                if not is_library(each.filename):
+                    self.line = f"{each.filename}:{each.lineno}: `{each.line}`"
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -95,98 +101,46 @@ class _Operations(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         name = str(getattr(func, "__name__", ""))
         if isinstance(result, torch.Tensor) and not name.startswith("_"):
-            finite = bool(result.isfinite().all()) if result.is_floating_point() else True
-            self.noted.append((name, user_line(), result.dim(), finite))
+            self.operations.append((name, user_line(), result.dim(), _is_finite(result)))
         return result
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(tensor.isfinite().all())
 
 
 class OneRow(_Looker):
     """Tries a batch of one row with the first training model of a script."""
 
-    def __init__(self, record: Record):
-        super().__init__(record)
-        self._lines = LinesOfParameters()
-
-    @contextlib.contextmanager
-    def watching(self) -> Generator[None]:
-        """Look at all captures of the process, and note the lines that make parameters."""
-        with super().watching(), self._lines.noting():
-            yield
-
     def finish(self) -> None:
-        """Send that the script trains nothing."""
+        """Answer that the script trains nothing."""
         self._record.answer(rows=0, problem="", untried="it trains nothing")
 
     def look(
         self, call: Call, module: torch.nn.Module, inputs: Sequence[torch.Tensor], step: StepConfig
     ) -> None:
-        """Try it, send the answer, and end the script."""
+        """Try it, answer, and end the script."""
         if not step.training:
             return
         rows = next((each.shape[0] for each in inputs if each.dim()), 0)
-        first = [each[:1] if each.dim() and each.shape[0] == rows else each for each in inputs]
-        whole = self._run(call, module, inputs)
+        whole = _Trial(call, inputs)
         if whole.problem or rows < 2:
             untried = "batches have one row" if rows else "the model is given no batch"
             self._record.answer(rows=rows, problem="", untried=whole.problem or untried)
-        one = self._run(call, module, first)
+        first = [each[:1] if each.dim() and each.shape[0] == rows else each for each in inputs]
+        one = _Trial(call, first)
         problem, name, line = one.problem, "", one.line
         if not problem and one.dimensions != whole.dimensions:
             problem = "a result has lost its dimension of rows"
+        if not problem and any(
+            each.grad is not None and not _is_finite(each.grad) for each in module.parameters()
+        ):
+            problem = "a gradient is not finite"
         for mine, other in zip(whole.operations, one.operations, strict=False):
             if mine[2] != other[2] or (mine[3] and not other[3]):
                 name, line = mine[0], mine[1]
                 break
-        self._record.answer(rows=rows, problem=problem, name=name, line=line, module=one.module)
-
-    def _run(self, call: Call, module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> _Run:
-        inside: list[torch.nn.Module] = []
-
-        def left(module: torch.nn.Module, args: Any, result: Any) -> None:
-            del module, args, result
-            inside.pop()
-
-        handles: list[Any] = []
-        for each in module.modules():
-            handles.append(
-                each.register_forward_pre_hook(lambda entered, _: inside.append(entered))
-            )
-            handles.append(each.register_forward_hook(left))
-        operations = _Operations()
-        run = _Run(operations.noted, [])
-        try:
-            with warnings.catch_warnings(), torch.enable_grad():
-                warnings.filterwarnings("error", message="Using a target size")
-                with operations:
-                    outputs = call([each.clone() for each in inputs])
-                total: Any = sum(each.sum() for each in outputs if each.requires_grad)
-                if isinstance(total, torch.Tensor):
-                    torch.autograd.backward(total)
-            run.dimensions = [each.dim() for each in outputs]
-            run.problem = _without_numbers(module, outputs)
-        except Exception as error:  # noqa: BLE001 - whatever a model raises is sent
-            run.problem = f"{type(error).__name__}: {error}"
-            frames = traceback.extract_tb(error.__traceback__)
-            users = [each for each in frames if not is_library(each.filename)]
-            run.line = (
-                f"{users[-1].filename}:{users[-1].lineno}: `{users[-1].line}`" if users else ""
-            )
-            made = [*inside[-1].parameters(recurse=False)] if inside else []
-            run.module = self._lines.of(made[0]) if made else ""
-        finally:
-            for handle in handles:
-                handle.remove()
-        return run
-
-
-def _without_numbers(module: torch.nn.Module, outputs: Sequence[torch.Tensor]) -> str:
-    """Return what is not finite, in words."""
-    if not all(each.isfinite().all() for each in outputs if each.is_floating_point()):
-        return "its results are not all finite"
-    for name, each in module.named_parameters():
-        if each.grad is not None and not each.grad.isfinite().all():
-            return f"the gradient of {name} is not finite"
-    return ""
+        self._record.answer(rows=rows, problem=problem, name=name, line=line)
 
 
 # -- inference models -----------------------------------------------------------------------------
@@ -207,7 +161,7 @@ class Inference(_Looker):
             yield
 
     def finish(self) -> None:
-        """Send that all calls were equal."""
+        """Answer that all calls were equal."""
         self._record.answer(calls=self.calls, line="")
 
     def look(
@@ -264,11 +218,12 @@ class _Calls(Observer):
 def same_in_order(outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
     """Return whether a program has returned what was expected; constants are no outputs of it."""
     others = iter(expected)
-    return all(any(_equal(each, other) for other in others) for each in outputs)
-
-
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors are the same bit for bit, where NaN is NaN."""
-    if one.shape != other.shape or one.dtype is not other.dtype:
-        return False
-    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+    return all(
+        any(
+            each.shape == other.shape
+            and each.dtype is other.dtype
+            and torch.allclose(each, other, rtol=0, atol=0, equal_nan=True)
+            for other in others
+        )
+        for each in outputs
+    )

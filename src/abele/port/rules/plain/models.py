@@ -7,7 +7,6 @@ stay as they are.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -174,7 +173,7 @@ def apply(context: Context) -> None:
             if any(each.kind in _KINDS for each in context.things.of(source, node.value)):
                 _member(context, source, node)
     if context.things.all(Kind.TRAINING):
-        _name_unseen(context)
+        _name_untold(context)
 
 
 # -- wrappers -------------------------------------------------------------------------------------
@@ -415,108 +414,24 @@ def _is_same(context: Context, source: Source, call: Any) -> bool:
 
 # -- what the program did not see -----------------------------------------------------------------
 
-_SCHEDULER = re.compile(r"(?i)sched|warm|anneal|lr\b")
 _UNTOLD = (
-    "the program went on with the old values until setOptimizer, which does not follow here; the "
-    "plain optimizer takes the new ones in its next update"
+    "no setOptimizer() follows in this program, which went on with its first values; the plain "
+    "optimizer takes the new ones in its next update"
 )
-_UNSENT = (
-    "the program went on with its own weights until copyWeightsToDevice, which does not follow "
-    "here; the plain model has the new ones at once"
-)
-_SENT = ("copyWeightsToDevice", "trainingModel", "inferenceModel", "destroy")
 
 
-def _name_unseen(context: Context) -> None:
-    """Name values and weights that the host changes and the program was not told of."""
+def _name_untold(context: Context) -> None:
+    """Name new values of optimizers in a program that never calls ``setOptimizer``."""
+    if any("setOptimizer(" in source.text for source in context.project.sources):
+        return
     for source in context.project.sources:
         for node in findall(source.module, m.Attribute()):
-            if _is_new_value(context, source, node):
-                names, reason = ("setOptimizer",), _UNTOLD
-            elif _is_new_weight(context, source, node):
-                names, reason = _SENT, _UNSENT
+            above = [*source.above(node)]
+            changed = any(isinstance(each, cst.AssignTarget | cst.AugAssign) for each in above)
+            looped = isinstance(above[0], cst.For) and above[0].iter is node
+            if node.attr.value == "step":
+                steps = context.things.of(source, node.value, Kind.SCHEDULER)
             else:
-                continue
-            if not _is_followed(context, source, _changing(source, node), names):
-                manual(context, source, node, "ABP1113", reason)
-
-
-def _is_new_value(context: Context, source: Source, node: cst.Attribute) -> bool:
-    """Return whether a scheduler steps, an item of ``param_groups`` is set, or a loop sets them."""
-    if node.attr.value == "step":
-        by_name = bool(_SCHEDULER.search(source.code(node.value)))
-        known = by_name or bool(context.things.of(source, node.value, Kind.SCHEDULER))
-        return known and isinstance(source.parent(node), cst.Call)
-    if node.attr.value != "param_groups":
-        return False
-    return any(
-        isinstance(each, cst.AssignTarget | cst.AugAssign)
-        or (isinstance(each, cst.For) and node in findall(each.iter, m.Attribute()))
-        or m.matches(each, m.Attribute(attr=m.Name("update")))
-        for each in source.above(node)
-    )
-
-
-def _is_new_weight(context: Context, source: Source, node: cst.Attribute) -> bool:
-    """Return whether weights of a model are changed after the function around has wrapped it."""
-    name, parent = node.attr.value, source.parent(node)
-    in_place = name.endswith("_") and not name.endswith("__")
-    assigned = name == "data" and isinstance(parent, cst.AssignTarget | cst.AugAssign)
-    call = source.parent(parent) if isinstance(parent, cst.Arg) else None
-    made = isinstance(call, cst.Call) and source.imported(call.func).startswith("torch.nn.init.")
-    if not (in_place or assigned or made or name == "load_state_dict"):
-        return False
-    root: cst.BaseExpression = node.value
-    while isinstance(root, cst.Attribute | cst.Subscript) and not context.things.of(source, root):
-        root = root.value
-    if name == "requires_grad_" or not context.things.of(source, root, Kind.MODEL):
-        return False
-    owner, place = context.things.owner(source, node), source.position(node)
-    return any(
-        each.source is source
-        and context.things.owner(source, each.made) is owner
-        and source.position(each.made) < place
-        for kind in _KINDS
-        for each in context.things.all(kind)
-    )
-
-
-def _changing(source: Source, node: cst.CSTNode) -> cst.CSTNode:
-    """Return the statement of a change, which may be a loop over ``param_groups``."""
-    for each in source.above(node):
-        if isinstance(each, cst.For) and node in findall(each.iter, m.Attribute()):
-            return each
-    return statement_of(source, node)
-
-
-def _is_followed(
-    context: Context, source: Source, statement: cst.CSTNode, names: Sequence[str]
-) -> bool:
-    """Return whether one of some names comes after a statement, before the model's next call."""
-    block = source.parent(statement)
-    outer = None if block is None else source.parent(block)
-    if not isinstance(block, cst.IndentedBlock | cst.Module):
-        return False
-    body: list[cst.CSTNode] = [*block.body]
-    for each in body[body.index(statement) + 1 :]:
-        calls = findall(each, m.Call())
-        told = findall(each, m.OneOf(*(m.Attribute(attr=m.Name(name)) for name in names)))
-        alone = isinstance(each, cst.SimpleStatementLine) or len(calls) <= _GUARDED
-        if told and alone:
-            return True
-        if any(
-            context.things.function(source, call) is not None
-            or any(thing.kind in _KINDS for thing in context.things.of(source, call.func))
-            for call in calls
-        ):
-            return False
-    if isinstance(outer, cst.If | cst.With):
-        return _is_followed(context, source, outer, names)
-    made = [each.made for each in context.things.all(Kind.TRAINING) if each.source is source]
-    return outer is None or (isinstance(outer, cst.FunctionDef) and any(
-        outer in source.above(each) for each in made
-    ))  # fmt: skip
-
-
-#: Calls in ``if training_model.isCompiled(): training_model.copyWeightsToDevice()``.
-_GUARDED = 2
+                steps = node.attr.value == "param_groups" and (changed or looped)
+            if steps:
+                manual(context, source, node, "ABP1113", _UNTOLD)
