@@ -111,7 +111,7 @@ def batches_of(context: Context, source: Source, call: cst.Call, place: int) -> 
     options = argument(call, "options", place)
     if options is None or m.matches(options, m.Name("None")):
         return Batches()
-    things = context.things.of(source, options, Kind.OPTIONS)
+    things = _latest(context, source, options)
     if len(things) != 1:
         reason = "it is not known which options these are: make them once, in these files"
         raise StepError(call, reason)
@@ -149,6 +149,21 @@ def _settings(context: Context, options: Thing) -> Iterator[tuple[Source, cst.Ca
         for call in findall(source.module, m.Call(func=m.Attribute())):
             if options in context.things.of(source, call.func.value, Kind.OPTIONS):
                 yield source, call, call.func.attr.value
+
+
+def _latest(context: Context, source: Source, node: cst.BaseExpression) -> list[Thing]:
+    """Return the options that an expression may be; of several in one block the latest."""
+    things = list(context.things.of(source, node, Kind.OPTIONS))
+    owner = context.things.owner(source, node)
+    if len(things) > 1 and all(
+        each.source is source
+        and context.things.owner(source, each.made) is owner
+        and not _conditions(source, each.made)
+        for each in things
+    ):
+        before = [t for t in things if source.position(t.made) < source.position(node)]
+        return [max(before, key=lambda each: source.position(each.made))] if before else things
+    return things
 
 
 def _conditions(source: Source, node: cst.CSTNode) -> set[cst.CSTNode]:
