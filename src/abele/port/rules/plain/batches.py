@@ -15,7 +15,7 @@ from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import StepError, statement_of
 from abele.port.analysis.search import findall
 from abele.port.context import Context
-from abele.port.edits import keyword, parsed
+from abele.port.edits import keyword
 from abele.port.finding import Verdict
 from abele.port.layout import laid_out
 from abele.port.rules.plain.removal import is_alone, manual, remove
@@ -286,12 +286,28 @@ def apply_options(context: Context) -> None:
     for source in context.project.sources:
         if ("wrapped", source) in context.once:
             continue  # what is left of wrappers and loaders reads them
-        assigned: list[cst.CSTNode] = []
+        assigned: list[cst.Assign] = []
         for node in _outermost(context, source):
-            if not context.treated & {node, *source.above(node), *_chain(node)}:
-                assigned += _take_out(context, source, node)
-        for statement in assigned:
-            _remove_or_none(context, source, statement)
+            if context.treated & {node, *source.above(node), *_chain(node)}:
+                continue
+            parent, statement = source.parent(node), statement_of(source, node)
+            if isinstance(parent, cst.Expr) and isinstance(node, cst.Call):
+                _take_out(context, source, statement, node)
+            elif isinstance(parent, cst.Assign) and len(parent.targets) == 1:
+                assigned.append(parent)
+            elif not _is_passed_on(context, source, parent):
+                reason = "give these options to wrappers, loaders and functions of these files only"
+                manual(context, source, node, "ABP1009", reason)
+            elif not isinstance(node, cst.Name):
+                context.treated.add(node)
+                context.edits(source).replace(node, "None")
+                context.say(source, node, "ABP1001", Verdict.MODIFIED, _GONE_OPTIONS)
+        for assign in assigned:
+            keep = _is_read(context, source, assign)
+            if keep:
+                context.treated.add(assign.value)
+                context.edits(source).replace(assign.value, "None")
+            _take_out(context, source, statement_of(source, assign), assign.value, keep=keep)
 
 
 def _is_one_replica(name: str, call: cst.Call) -> bool:
@@ -320,31 +336,6 @@ def _chain(node: cst.BaseExpression) -> Iterator[cst.CSTNode]:
         yield node
 
 
-def _take_out(context: Context, source: Source, node: cst.BaseExpression) -> list[cst.CSTNode]:
-    """Take out an expression, or return the statement that assigns it."""
-    parent = source.parent(node)
-    statement = statement_of(source, node)
-    one = isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1
-    if one and isinstance(parent, cst.Expr) and isinstance(node, cst.Call):
-        _remove(context, source, statement, node)
-    elif (
-        one
-        and isinstance(parent, cst.Assign)
-        and len(parent.targets) == 1
-        and m.matches(parent.targets[0].target, m.Name() | m.Attribute(value=m.Name("self")))
-    ):
-        return [statement]
-    elif _is_passed_on(context, source, parent):
-        if not isinstance(node, cst.Name):
-            context.treated.add(node)
-            context.edits(source).replace(node, "None")
-            context.say(source, node, "ABP1001", Verdict.MODIFIED, _GONE_OPTIONS)
-    else:
-        reason = "give these options to wrappers, loaders and functions of these files only"
-        manual(context, source, node, "ABP1009", reason)
-    return []
-
-
 def _is_passed_on(context: Context, source: Source, parent: cst.CSTNode | None) -> bool:
     """Return whether an expression is returned, or an argument of a function of the program."""
     if isinstance(parent, cst.Element):
@@ -358,30 +349,23 @@ def _is_passed_on(context: Context, source: Source, parent: cst.CSTNode | None) 
     )
 
 
-def _remove_or_none(context: Context, source: Source, statement: Any) -> None:
-    """Remove an assignment of options, or assign None if the name is still read."""
-    assign = statement.body[0]
+def _is_read(context: Context, source: Source, assign: cst.Assign) -> bool:
+    """Return whether the name of options is still read."""
     name = source.code(assign.targets[0].target)
-    kind = m.Name(name) if "." not in name else m.Attribute()
-    read = any(
+    return any(
         source.code(each) == name
         and not context.treated & {each, *source.above(each)}
         and not isinstance(source.parent(each), cst.AssignTarget | cst.Param)
-        and not m.matches(
-            source.parent(each) or each, m.Arg(keyword=m.Name(name), value=m.DoNotCare())
-        )
-        for each in findall(source.module, kind)
-        if each is not assign.value and assign.value not in source.above(each)
+        and not m.matches(source.parent(each) or each, m.Arg(keyword=m.Name(name)))
+        for each in findall(source.module, m.Attribute() if "." in name else m.Name(name))
+        if assign.value not in (each, *source.above(each))
     )
-    if read or findall(assign.value, _SEEDS):
-        context.edits(source).replace(assign.value, "None")
-    _remove(context, source, statement, assign.value, keep=read)
 
 
 _SEEDS = m.Call(func=m.Attribute(attr=m.Name("randomSeed")), args=[m.AtLeastN(n=1)])
 
 
-def _remove(
+def _take_out(
     context: Context,
     source: Source,
     statement: Any,
@@ -389,25 +373,17 @@ def _remove(
     *,
     keep: bool = False,
 ) -> None:
-    """Remove a statement about options; a seed in it becomes torch's."""
-    context.treated.add(node if keep else statement)
+    """Remove a statement about options, unless it stays; a seed in it becomes torch's."""
     seeds = findall(node, _SEEDS)
+    for each in seeds:
+        context.edits(source).need("import torch")
+        line = f"torch.manual_seed({source.code(each.args[0].value)})"
+        context.edits(source).before(statement, line)
+    if not keep:
+        remove(context, source, statement)
     if not seeds:
-        if not keep:
-            remove(context, source, statement)
         context.say(source, statement, "ABP1001", Verdict.MODIFIED, _GONE_OPTIONS)
         return
-    context.edits(source).need("import torch")
-    lines = [f"torch.manual_seed({source.code(each.args[0].value)})" for each in seeds]
-
-    def change(new: Any) -> Any:
-        first, *others = parsed("\n".join(lines))
-        first = first.with_changes(leading_lines=new.leading_lines)
-        return cst.FlattenSentinel(
-            [first, *others, *([new.with_changes(leading_lines=[])] if keep else [])]
-        )
-
-    context.edits(source).change(statement, change)
     drawn = any(_DRAWS.search(each.text) for each in context.project.sources)
     verdict = Verdict.MANUAL if drawn else Verdict.MODIFIED
     context.say(source, statement, "ABP1002", verdict, _SEED)

@@ -369,6 +369,7 @@ def _is_loss(
 
 def _member(context: Context, source: Source, node: cst.Attribute) -> None:
     name, call = node.attr.value, source.parent(node)
+    alone, code, verdict = is_alone(source, call), "ABP1111", Verdict.MODIFIED
     if name == "isCompiled" and isinstance(call, cst.Call):
         context.treated.add(call)
         context.edits(source).replace(call, "True")
@@ -376,23 +377,21 @@ def _member(context: Context, source: Source, node: cst.Attribute) -> None:
         if isinstance(around, cst.If):
             context.edits(source).change(around, without_empty)
         reason = "a plain module runs without being compiled"
-    elif name == "setOptimizer" and is_alone(source, call) and _is_same(context, source, call):
+    elif name == "setOptimizer" and alone and _is_same(context, source, call):
         remove(context, source, statement_of(source, node))
-        reason = "each update reads the present values of the optimizer"
-        context.say(source, node, "ABP1112", Verdict.MODIFIED, reason)
-        return
-    elif name == "setOptimizer":
-        reason = "write the new values into the param_groups of the optimizer that the model has"
-        manual(context, source, node, "ABP1113", reason)
-        return
-    elif name in _GONE and is_alone(source, call):
+        code, reason = "ABP1112", "each update reads the present values of the optimizer"
+    elif name in _GONE and alone:
         remove(context, source, statement_of(source, node))
         reason = f"a plain module needs no {name}"
+    elif name == "setOptimizer":
+        code, verdict = "ABP1113", Verdict.MANUAL
+        reason = "write the new values into the param_groups of the optimizer that the model has"
     else:
-        reason = f"a plain module has no {name}"
-        manual(context, source, node, "ABP1114", reason)
-        return
-    context.say(source, node, "ABP1111", Verdict.MODIFIED, reason)
+        code, verdict, reason = "ABP1114", Verdict.MANUAL, f"a plain module has no {name}"
+    if verdict is Verdict.MANUAL:
+        manual(context, source, node, code, reason)
+    else:
+        context.say(source, node, code, verdict, reason)
 
 
 def _is_same(context: Context, source: Source, call: Any) -> bool:
