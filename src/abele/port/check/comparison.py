@@ -8,6 +8,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from abele.port.check.process import Update
+
 EQUAL, DIFFERENT = 0, 1
 
 
@@ -16,29 +18,32 @@ class StepPair:
     """A training step of both scripts.
 
     Attributes:
-        step: its number, from 1; 0 is the start.
-        original: losses that backward began from; several where gradients are accumulated.
-        port: losses that the call returned; none if it returns only those of a later step.
-        same_batch: whether the model's inputs are the same tensors; None if that cannot be told.
+        step: its number, from 1.
+        original: the update of the original; it has several losses if it accumulates gradients.
+        port: the update of the port; it has no loss if the call returns only that of a later step.
         differing: parameters and buffers that differ after it, by the original's names.
-        lines: the user's lines that made the step, in the original and in the port.
-        models: the numbers of the models that the original and the port update.
+        model: name of the model; empty if both train one only.
     """
 
     step: int
-    original: tuple[float, ...]
-    port: tuple[float, ...]
-    same_batch: bool | None
-    differing: tuple[str, ...]
-    lines: tuple[str, str]
-    models: tuple[int, int] = (0, 0)
+    original: Update
+    port: Update
+    differing: tuple[str, ...] = ()
+    model: str = ""
 
     @property
     def same_loss(self) -> bool | None:
         """The losses are equal bit for bit; None if the port does not return its own."""
-        if not self.port or not self.original:
+        if not self.port.losses or not self.original.losses:
             return None
-        return same_losses(self.original, self.port)
+        return same_losses(self.original.losses, self.port.losses)
+
+    @property
+    def same_batch(self) -> bool:
+        """The model's inputs are known to be the same tensors."""
+        mine, other = self.original, self.port
+        known = bool(mine.inputs) and other.alone and len(mine.losses) == 1
+        return known and {*mine.inputs} <= {*other.inputs}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +78,6 @@ class Comparison:
         difference: where they first part; None if all is equal, bit for bit.
         compared: how many tensors were compared beside the loss.
         notes: what was changed or left out, in words.
-        models: names of the models that were trained, in the order of their first updates.
         back: the port is the one in plain PyTorch, and is called ``original`` here.
     """
 
@@ -81,7 +85,6 @@ class Comparison:
     difference: Difference | None
     compared: int
     notes: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
     back: bool = False
 
     @property
@@ -96,7 +99,7 @@ class Comparison:
 
     def __str__(self) -> str:
         """Return a row per step, the verdict, and notes."""
-        parts = [_table(self.steps, self.models), _verdict(self)]
+        parts = [_table(self.steps), _verdict(self)]
         text = "\n".join([*parts, *(f"Note: {note}." for note in self.notes)])
         return "\n".join(map(_turned, text.splitlines())) if self.back else text
 
@@ -160,7 +163,7 @@ OTHER_BUFFER = (
 
 def meaning_of_loss(pair: StepPair) -> str:
     """Return what may explain another loss from equal weights."""
-    mine, other = pair.original[-1], pair.port[-1]
+    mine, other = pair.original.losses[-1], pair.port.losses[-1]
     ratio = _ratio(mine, other)
     if ratio is not None:
         larger = "port's" if abs(other) > abs(mine) else "original's"
@@ -192,20 +195,14 @@ def _ratio(mine: float, other: float) -> int | None:
 _FIRST, _LAST = 12, 3
 
 
-def _table(steps: Sequence[StepPair], models: Sequence[str] = ()) -> str:
+def _table(steps: Sequence[StepPair]) -> str:
     """Return a row per step, with its model if there are several; of many the first and last."""
-    names = models if len(models) > 1 else ()
-    rows: list[tuple[str, ...]] = [("step", "original", "port", "loss", "batch", "tensors")]
-    if names:
-        rows[0] += ("model",)
-    shown = list(steps)
-    if len(shown) > _FIRST + _LAST + 1:
-        shown = [*shown[:_FIRST], *shown[-_LAST:]]
-    for pair in shown:
-        if pair.step == steps[-1].step - _LAST + 1 and len(shown) < len(steps):
-            rows.append(("...", *[""] * (len(rows[0]) - 1)))
-        rows.append((*_row(pair), *([names[pair.models[0]]] if names else [])))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    rows = [("step", "original", "port", "loss", "batch", "tensors", "model"), *map(_row, steps)]
+    if len(steps) > _FIRST + _LAST + 1:
+        rows[_FIRST + 1 : -_LAST] = [("...", *[""] * 6)]
+    if not any(pair.model for pair in steps):
+        rows = [row[:-1] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{c:>{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(lines)
 
@@ -214,11 +211,12 @@ def _row(pair: StepPair) -> tuple[str, ...]:
     differ = len(pair.differing)
     return (
         str(pair.step),
-        _numbers(pair.original),
-        _numbers(pair.port),
+        _numbers(pair.original.losses),
+        _numbers(pair.port.losses),
         {True: "equal", False: "differs", None: ""}[pair.same_loss],
-        {True: "same", False: "", None: ""}[pair.same_batch],
+        "same" if pair.same_batch else "",
         f"{differ} differ" if differ else "equal",
+        pair.model,
     )
 
 
@@ -249,11 +247,11 @@ def _verdict(comparison: Comparison) -> str:
 
 def _of_models(comparison: Comparison) -> str:
     """Return the number of steps of each model, if there are several."""
-    if len(comparison.models) < 2:
+    counts = Counter(pair.model for pair in comparison.steps)
+    if len(counts) < 2:
         return ""
-    counts = Counter(pair.models[0] for pair in comparison.steps)
-    each = [f"{name} ({counts[number]})" for number, name in enumerate(comparison.models)]
-    return f" of {', '.join(each[:-1])} and {each[-1]}"
+    *each, last = (f"{name} ({count})" for name, count in counts.items())
+    return f" of {', '.join(each)} and {last}"
 
 
 def _place(first: Difference) -> str:

@@ -28,7 +28,6 @@ class Pairing:
         steps: number of updates that are compared, of all models together.
 
     Attributes:
-        names: of the original's models; equal names get numbers.
         steps: the pairs of updates.
     """
 
@@ -36,86 +35,76 @@ class Pairing:
         self._original, self._port = original, port
         self._made = min(steps, len(original.updates)), min(steps, len(port.updates))
         self._tensors: dict[tuple[int, int], dict[str, str]] = {}
-        self.names = _numbered([each.name for each in original.models])
+        names = _numbered([each.name for each in original.models])
+        self._names = names if len(names) > 1 else [""]
         updates = list(zip(original.updates[:steps], port.updates[:steps], strict=False))
         self.steps = tuple(self._step(step, *both) for step, both in enumerate(updates, 1))
 
-    def tensors(self, mine: int, other: int) -> dict[str, str]:
-        """Return the names of a port's tensors by those of a model of the original."""
-        if (mine, other) not in self._tensors:
-            models = self._original.models[mine], self._port.models[other]
-            self._tensors[mine, other] = pairs(models[0].tensors, models[1].tensors)
-        return self._tensors[mine, other]
+    def tensors(self, mine: Update, other: Update) -> dict[str, str]:
+        """Return the names of a port's tensors by those of the original, for a pair of updates."""
+        models = mine.model, other.model
+        if models not in self._tensors:
+            facts = self._original.models[mine.model], self._port.models[other.model]
+            self._tensors[models] = pairs(facts[0].tensors, facts[1].tensors)
+        return self._tensors[models]
 
     def _step(self, step: int, mine: Update, other: Update) -> StepPair:
-        known = bool(mine.inputs) and other.alone and len(mine.losses) == 1
-        names = self.tensors(mine.model, other.model)
+        differing = (
+            name
+            for name, theirs in self.tensors(mine, other).items()
+            if len({mine.digests.get(name), other.digests.get(theirs)} - {None}) == 2
+        )
         return StepPair(
             step=step,
-            original=mine.losses,
-            port=other.losses,
-            same_batch={*mine.inputs} <= {*other.inputs} if known else None,
-            differing=tuple(
-                name
-                for name, digest in mine.digests.items()
-                if name in names and other.digests.get(names[name], digest) != digest
-            ),
-            lines=(mine.line, other.line),
-            models=(mine.model, other.model),
+            original=mine,
+            port=other,
+            differing=tuple(sorted(differing, key=[*mine.digests].index)),
+            model=self._names[mine.model],
         )
 
     # -- the first difference ----------------------------------------------------------------------
 
     def difference(self) -> Difference | None:
         """Return where both diverge first; None if they are equal."""
-        begun: tuple[set[int], set[int]] = set(), set()
+        begun: set[tuple[str, int]] = set()
         for pair in self.steps:
-            if not any(model in seen for model, seen in zip(pair.models, begun, strict=True)):
-                name = self._at_start(*pair.models)
-                if name:
-                    return self._of_tensor(pair, 0, name, ("", ""), OTHER_START)
-            for model, seen in zip(pair.models, begun, strict=True):
-                seen.add(model)
-            first = self._in_step(pair)
+            models = {("original", pair.original.model), ("port", pair.port.model)}
+            first = self._in_step(pair) if models & begun else self._in_first_step(pair)
             if first is not None:
                 return first
+            begun |= models
         return self._end()
 
-    def _at_start(self, mine: int, other: int) -> str:
-        """Return the first parameter that differs before the first update of a model, or ""."""
-        here, there = self._original.models[mine].tensors, self._port.models[other].tensors
-        for name, theirs in self.tensors(mine, other).items():
-            digests = {here[name]["digest"], there[theirs]["digest"]}
-            if len(digests) == 2 and "" not in digests:
-                return name
-        return ""
+    def _in_first_step(self, pair: StepPair) -> Difference | None:
+        """Return the first parameter that differs before the first update of a model."""
+        here = self._original.models[pair.original.model].tensors
+        there = self._port.models[pair.port.model].tensors
+        for name, theirs in self.tensors(pair.original, pair.port).items():
+            if len({here[name]["digest"], there[theirs]["digest"]} - {""}) == 2:
+                return self._of_tensor(pair, 0, name, OTHER_START)
+        return self._in_step(pair)
 
     def _in_step(self, pair: StepPair) -> Difference | None:
         """Return the loss or the first tensor that differs after a step."""
         if pair.same_loss is False:
-            mine, other = pair.original[-1], pair.port[-1]
+            mine, other = pair.original.losses[-1], pair.port.losses[-1]
             return Difference(
                 step=pair.step, kind="loss", name="", far=abs(other - mine) / (abs(mine) or 1.0),
-                lines=pair.lines, meaning=meaning_of_loss(pair), model=self._name(pair),
+                lines=(pair.original.line, pair.port.line), meaning=meaning_of_loss(pair),
+                model=pair.model,
             )  # fmt: skip
         if not pair.differing:
             return None
-        first = pair.differing[0]
-        is_buffer = self._original.models[pair.models[0]].tensors[first]["kind"] == "buffer"
-        meaning = OTHER_BUFFER if is_buffer else OTHER_UPDATE
-        return self._of_tensor(pair, pair.step, first, pair.lines, meaning)
+        return self._of_tensor(pair, pair.step, pair.differing[0], OTHER_UPDATE)
 
-    def _of_tensor(
-        self, pair: StepPair, step: int, name: str, lines: tuple[str, str], meaning: str
-    ) -> Difference:
-        facts = self._original.models[pair.models[0]].tensors[name]
+    def _of_tensor(self, pair: StepPair, step: int, name: str, meaning: str) -> Difference:
+        facts = self._original.models[pair.original.model].tensors[name]
+        kind, line = facts["kind"], facts["line"]
+        lines = (pair.original.line, pair.port.line) if step else ("", "")
         return Difference(
-            step=step, kind=facts["kind"], name=name, far=None, meaning=meaning,
-            lines=(facts["line"] or lines[0], lines[1]), model=self._name(pair),
+            step=step, kind=kind, name=name, far=None, lines=(line or lines[0], lines[1]),
+            meaning=OTHER_BUFFER if kind == "buffer" else meaning, model=pair.model,
         )  # fmt: skip
-
-    def _name(self, pair: StepPair) -> str:
-        return self.names[pair.models[0]] if len(self.names) > 1 else ""
 
     def _end(self) -> Difference | None:
         """Return the step that only one of them makes."""
@@ -135,12 +124,11 @@ class Pairing:
 
     def compared(self) -> int:
         """Return the number of tensors that were compared."""
-        updates = zip(self._original.updates, self.steps, strict=False)
         return len(
             {
-                (mine.model, name)
-                for mine, pair in updates
-                for name in mine.digests.keys() & self.tensors(*pair.models).keys()
+                (pair.original.model, name)
+                for pair in self.steps
+                for name in self.tensors(pair.original, pair.port).keys() & pair.original.digests
             }
         )
 
@@ -148,12 +136,13 @@ class Pairing:
         """Return what was changed or left out, in words."""
         notes = [*dict.fromkeys([*self._original.notes, *self._port.notes])]
         alone: dict[str, dict[str, None]] = {"original": {}, "port": {}}
-        for models in dict.fromkeys(pair.models for pair in self.steps):
-            names = self.tensors(*models)
-            mine, other = self._original.models[models[0]], self._port.models[models[1]]
-            alone["original"] |= dict.fromkeys(each for each in mine.tensors if each not in names)
-            theirs = {*names.values()}
-            alone["port"] |= dict.fromkeys(each for each in other.tensors if each not in theirs)
+        for pair in self.steps:
+            names = self.tensors(pair.original, pair.port)
+            for script, digests, known in (
+                ("original", pair.original.digests, names.keys()),
+                ("port", pair.port.digests, names.values()),
+            ):
+                alone[script] |= dict.fromkeys(each for each in digests if each not in known)
         notes += [
             f"only in the {script}, not compared: {', '.join(names)}"
             for script, names in alone.items()

@@ -80,7 +80,6 @@ def check(
         difference=difference,
         compared=pairing.compared(),
         notes=tuple(notes),
-        models=tuple(pairing.names),
         back=back,
     )
 
@@ -104,7 +103,8 @@ def _measured(first: Difference, pairing: Pairing, plain: Run, wrapped: Run) -> 
     """Return a difference with the distance of its tensors, for which both scripts run again."""
     if first.step == 0 or first.kind not in ("parameter", "buffer"):
         return first
-    names = first.name, pairing.tensors(*pairing.steps[first.step - 1].models)[first.name]
+    pair = pairing.steps[first.step - 1]
+    names = first.name, pairing.tensors(pair.original, pair.port)[first.name]
     values: list[Any] = []
     with tempfile.TemporaryDirectory(prefix="abele-check-") as folder:
         for run, name in zip((plain, wrapped), names, strict=True):

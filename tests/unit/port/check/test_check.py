@@ -142,7 +142,7 @@ def test_an_accumulated_step_is_one_of_the_port(pair):
     pair.edit("port", ("(False)", "(False); options.Training.gradientAccumulation(2)"))
     comparison = pair.check(steps=3)
     assert comparison.equal, str(comparison)
-    assert [len(each.original) for each in comparison.steps] == [2, 2, 2]
+    assert [len(each.original.losses) for each in comparison.steps] == [2, 2, 2]
 
 
 def test_a_call_of_several_updates_is_compared_step_by_step(pair):

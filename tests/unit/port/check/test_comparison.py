@@ -12,11 +12,16 @@ from abele.port.check.comparison import (
     same_losses,
 )
 from abele.port.check.pairing import pairs
+from abele.port.check.process import Update
 
 
-def step(number, original, port, **more):
-    given = {"same_batch": None, "differing": (), "lines": ("a.py:1", "b.py:2")}
-    return StepPair(step=number, original=original, port=port, **{**given, **more})
+def step(number, original, port, inputs=()):
+    """A step with losses, and digests of inputs."""
+    mine, other = (
+        Update(model=0, losses=losses, inputs=inputs, alone=True, line="a.py:1", digests={})
+        for losses in (original, port)
+    )
+    return StepPair(step=number, original=mine, port=other)
 
 
 def facts(**tensors):
@@ -77,7 +82,7 @@ def test_the_ratio_of_losses_tells_a_sum_from_a_mean():
     assert "port's loss is 16 times" in meaning_of_loss(step(1, (0.7,), (0.7 * 16,)))
     assert "original's loss is 4 times" in meaning_of_loss(step(1, (2.0,), (0.5,)))
     assert "drop_last" in meaning_of_loss(step(1, (0.7,), (0.75,)))
-    assert "dropout" in meaning_of_loss(step(1, (0.7,), (0.75,), same_batch=True))
+    assert "dropout" in meaning_of_loss(step(1, (0.7,), (0.75,), inputs=("x",)))
 
 
 def test_the_table_shows_the_first_and_the_last_steps():
