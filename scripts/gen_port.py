@@ -121,8 +121,9 @@ _BACK = """
 - The result runs on the host; `.to(device)` is not added.
 
 Left by hand, by line, are options that change what is computed or that a condition sets, replicas, popdist, operators that torch does not have
-(`ctc_beam_search_decoder`, `custom_op`, `for_loop`, ...), LAMB, and every other name of PopTorch. So are changes that the program did not
-see: a new rate that no `setOptimizer` follows, and new weights that no `copyWeightsToDevice` follows.
+(`ctc_beam_search_decoder`, `custom_op`, `for_loop`, ...), LAMB, and every other name of PopTorch. So are new
+rates in a program that never calls `setOptimizer`. Where a program tells its model of new rates or weights later than it changes them, the plain
+one has them earlier: `--check` shows that.
 
 """
 _TABLE = "| code | stands for |\n|---|---|\n"

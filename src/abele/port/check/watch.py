@@ -44,7 +44,6 @@ from abele.warn import user_line
 
 PARAMETER, BUFFER = "parameter", "buffer"
 _MOST_LOSSES = 4096
-_MOST_NAMES = 3
 _Value = TypeVar("_Value")
 
 
@@ -216,37 +215,29 @@ class Trained:
     def add(self, calls: Sequence[Backward]) -> bool:
         """Add the modules of some calls, and return whether a tensor is new."""
         before = len(self.tensors)
+        known = set(map(id, self.tensors.values()))
         for root in unique(root for call in calls for root in call.roots):
-            if not any(each is root for each in self.roots):
-                self.roots.append(root)
-                prefix = type(root).__name__
-                for name, tensor in root.named_parameters():
-                    self._add(name, prefix, tensor, PARAMETER)
-                for name, tensor in root.named_buffers():
-                    self._add(name, prefix, tensor, BUFFER)
-        # Later, inputs that are differentiated by would be among them.
-        reached = unique(leaf for call in calls for leaf in call.leaves) if not before else []
-        for number, leaf in enumerate(reached):
-            self._add(f"tensor{number}", "tensor", leaf, PARAMETER)
+            if any(each is root for each in self.roots):
+                continue
+            self.roots.append(root)
+            count = len(self.roots)
+            prefix = f"{type(root).__name__}{count}." if count > 1 else ""
+            named = [(*each, PARAMETER) for each in root.named_parameters()]
+            for name, tensor, kind in [*named, *((*each, BUFFER) for each in root.named_buffers())]:
+                if id(tensor) not in known:
+                    self.tensors[prefix + name], self.kinds[prefix + name] = tensor, kind
+                    known.add(id(tensor))
+        # Later, inputs that are differentiated by would be among the leaves.
+        reached = [] if before else unique(leaf for call in calls for leaf in call.leaves)
+        for number, leaf in enumerate(each for each in reached if id(each) not in known):
+            self.tensors[f"tensor{number}"], self.kinds[f"tensor{number}"] = leaf, PARAMETER
         return len(self.tensors) > before
 
     def name(self, updated: Sequence[torch.Tensor]) -> str:
         """Return the classes of its modules with some tensors; of all modules if none has."""
         wanted = set(map(id, updated))
         named = [each for each in self.roots if wanted & set(map(id, each.parameters()))]
-        classes = [type(root).__name__ for root in named or self.roots]
-        more = ", ..." if len(classes) > _MOST_NAMES else ""
-        return ", ".join(classes[:_MOST_NAMES]) + more
-
-    def _add(self, name: str, prefix: str, tensor: torch.Tensor, kind: str) -> None:
-        """Add a tensor by a name that no other one has."""
-        if any(each is tensor for each in self.tensors.values()):
-            return
-        unused, number = name, 1
-        while unused in self.tensors:
-            unused = f"{prefix}.{name}" if number == 1 else f"{prefix}{number}.{name}"
-            number += 1
-        self.tensors[unused], self.kinds[unused] = tensor, kind
+        return ", ".join(type(root).__name__ for root in named or self.roots)
 
 
 def unique(values: Iterable[_Value]) -> list[_Value]:

@@ -131,7 +131,7 @@ def test_networks_of_one_class_in_one_model_have_names_of_their_own():
 
     ((names,),) = of(told_by(program), "model", "tensors")
     assert [*names] == [
-        f"{prefix}{name}" for prefix in ("", "Linear.", "Linear2.") for name in ("weight", "bias")
+        f"{prefix}{name}" for prefix in ("", "Linear2.", "Linear3.") for name in ("weight", "bias")
     ]
 
 
