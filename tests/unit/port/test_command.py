@@ -2,7 +2,6 @@
 
 import json
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -216,27 +215,6 @@ def test_imports_that_go_in_a_circle_are_read_once(tmp_path, capsys):
     assert status == 3
     assert "2 files, 0 changed" in out
     assert "nothing of this program would run on abele" in out
-
-
-@pytest.mark.long
-def test_five_hundred_lines_take_less_than_five_seconds(tmp_path):
-    text = SCRIPT.read_text()
-    functions = "".join(
-        f"\n\ndef f{i}(x):\n    y = x + {i}\n    return y * 2\n" for i in range(100)
-    )
-    (tmp_path / "run.py").write_text(text + functions)
-
-    began = _of_children_s()
-    subprocess.run(
-        [sys.executable, "-m", "abele", "port", "--scan", tmp_path / "run.py"], check=True
-    )
-    assert 0 < _of_children_s() - began < 5
-
-
-def _of_children_s():
-    """Processor time of processes that have ended, in seconds."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 @pytest.mark.parametrize("way", [["--scan"], ["-o", "ported"]])

@@ -5,6 +5,6 @@ update both record their losses, inputs and digests of their parameters; the rec
 """
 
 from abele.port.check.comparison import Comparison, Difference, StepPair
-from abele.port.check.run import check, checked
+from abele.port.check.side_by_side import check, checked
 
 __all__ = ["Comparison", "Difference", "StepPair", "check", "checked"]

@@ -11,8 +11,8 @@ from abele.port.check.comparison import (
     meaning_of_loss,
     same_losses,
 )
-from abele.port.check.pairing import pairs
 from abele.port.check.process import Update
+from abele.port.check.side_by_side import pairs
 
 
 def step(number, original, port, inputs=()):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from abele.port.check import Comparison, check
-from abele.port.check.pairing import Pairing, pairs
 from abele.port.check.process import Recorded
+from abele.port.check.side_by_side import Pairing, pairs
 from abele.port.check.watch import Enough, Original, Port, Record
 from helpers.warm_python import python
 
