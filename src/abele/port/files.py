@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import io
 import json
@@ -122,16 +123,7 @@ def record(result: Port) -> dict[str, Any]:
         "verdict": result.verdict.value,
         "files": {name: text != result.after[name] for name, text in result.before.items()},
         "findings": [
-            {
-                "code": each.code,
-                "verdict": each.verdict.value,
-                "path": each.path,
-                "line": each.line,
-                "column": each.column,
-                "text": each.text,
-                "reason": each.reason,
-                "docs": each.docs,
-            }
+            dataclasses.asdict(each) | {"verdict": each.verdict.value, "docs": each.docs}
             for each in result.findings
         ],
     }

@@ -158,7 +158,7 @@ HAND = {
     "popdist": ("import json", "import json, popdist\nprint(popdist.getDeviceId())", "print(popdist", "torchrun"),
     "horovod": ("import json", "import json\nimport horovod.torch as hvd\nhvd.init()", "hvd.init", "torchrun"),
     "a loss that is no call": ("return torch.nn.functional.mse_loss(self.layer(x), y)", "return x, (x[:, :3] - y).square().mean()", "training =", "which result of forward"),
-    "several losses": ("mse_loss(self.layer(x), y)", "mse_loss(x, y), torch.nn.functional.l1_loss(x, y)", "training =", "several losses"),
+    "several losses": ("mse_loss(self.layer(x), y)", "mse_loss(x, y), torch.nn.functional.l1_loss(x, y)", "training =", "which result of forward"),
     "a model from elsewhere": ("model = Fit()", "from elsewhere import Fit as F\nmodel = F()", "training =", "the forward of elsewhere.Fit"),
     "options from elsewhere": ("opts = poptorch.Options()", "from elsewhere import opts", "training =", "which options"),
     "LAMB": ("optim.SGD(model", "optim.LAMB(model", "optimizer =", "has no LAMB"),

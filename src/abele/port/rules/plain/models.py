@@ -308,13 +308,12 @@ def _of_forward(context: Context, model: Thing, node: cst.CSTNode) -> tuple[int,
                 values.setdefault(name, []).append(value)
     answers: set[tuple[int, int]] = set()
     for marked in (True, False):
-        for each in results:
-            places = [i for i, e in enumerate(each) if _is_loss(context, source, e, values, marked)]
-            if len(places) > 1:
-                raise StepError(node, f"forward returns several losses{_HOW}")
-            answers |= {(place, len(each)) for place in places}
-        if answers:
-            break
+        answers = answers or {
+            (place, len(each))
+            for each in results
+            for place, value in enumerate(each)
+            if _is_loss(context, source, value, values, marked)
+        }
     if not answers and all(len(each) == 1 and _is_called(each[0], values) for each in results):
         return 0, 1  # of a function or module that is not followed
     if len(answers) != 1:

@@ -30,7 +30,7 @@ OPERATOR_CODES = {
 }
 REMAINING_CODES = {
     "ABP1901": "Nothing of these packages is used any longer.",
-    "ABP1902": "An annotation names a class that takes the place of PopTorch's.",
+    "ABP1902": "An annotation that names a class of PopTorch becomes object.",
     "ABP1909": "Plain PyTorch has no counterpart that is carried: see to it by hand.",
 }
 
@@ -254,11 +254,6 @@ _WHY = {
     "load": "the file has a compiled program; load its weights with torch.load",
 }
 _SEVERAL = "write what processes do together with torch.distributed, and start it with torchrun"
-_ANNOTATIONS = {
-    "DataLoader": "torch.utils.data.DataLoader",
-    "Options": "None",
-    "PoplarExecutor": "object",
-}
 #: Methods of wrappers and options, that no other package has.
 _METHODS = (
     models.METHODS - {"target", "placement", "exchanges", "rng_state"}
@@ -293,21 +288,20 @@ def _left(context: Context, source: Source, node: cst.BaseExpression) -> None:
     ):
         return  # a part of a longer name, or no name at all
     name = source.imported(node)
-    if name.split(".")[0] not in _PACKAGES:
-        for each in (node, *findall(node, m.Attribute())):
-            if isinstance(each, cst.Attribute) and each.attr.value in _METHODS and not name:
-                reason = (
-                    f"{each.attr.value} is a name of PopTorch, of something that is not followed"
-                )
-                manual(context, source, node, "ABP1909", reason)
-                return
-        return
     last = name.rpartition(".")[2]
-    if source.enclosing(node, cst.Annotation) is not None and last in _ANNOTATIONS:
-        text = _ANNOTATIONS[last]
-        context.edits(source).need("import torch")
-        context.edits(source).replace(node, text)
-        context.say(source, node, "ABP1902", Verdict.MODIFIED, f"this is {text} now")
+    if name.split(".")[0] not in _PACKAGES:
+        unknown = [
+            each.attr.value
+            for each in (node, *findall(node, m.Attribute()))
+            if isinstance(each, cst.Attribute) and each.attr.value in _METHODS and not name
+        ]
+        if unknown:
+            reason = f"{unknown[0]} is a name of PopTorch, of something that is not followed"
+            manual(context, source, node, "ABP1909", reason)
+        return
+    if source.enclosing(node, cst.Annotation) is not None:
+        context.edits(source).replace(node, "object")
+        context.say(source, node, "ABP1902", Verdict.MODIFIED, "this is no type any longer")
         return
     several = name.split(".")[0] in ("popdist", "horovod")
     why = _SEVERAL if several else _WHY.get(last, "nothing replaces it")
