@@ -1,7 +1,5 @@
 """Shared parts of the commands: version, notes, and closed pipes."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

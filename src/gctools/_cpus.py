@@ -1,7 +1,5 @@
 """Processor sockets, as the kernel's files describe them."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

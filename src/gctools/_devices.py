@@ -1,7 +1,5 @@
 """Devices of a machine: processor sockets, and GPUs as their driver describes them."""
 
-from __future__ import annotations
-
 import platform
 import socket
 import time

@@ -1,7 +1,5 @@
 """Text for a terminal, a file or a pipe: numbers, encoding and width."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

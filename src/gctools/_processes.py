@@ -1,7 +1,5 @@
 """The processes that hold a device through us, as their files of ``abele.runtime`` tell."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Tables in boxes of plain characters, as wide as the terminal and no wider; rich draws them."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """``gc-info``: the list of devices, and questions about one of them."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Command ``gc-inventory``: every attribute of every device, as text or as JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

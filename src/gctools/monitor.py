@@ -1,7 +1,5 @@
 """``gc-monitor``: two tables, the devices of this machine and the processes that hold them."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

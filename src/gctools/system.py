@@ -1,13 +1,11 @@
 """Sources of the tools: the kernel's files, the driver's library, and folders of processes."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 RUNTIME_FOLDER = "ABELE_RUNTIME_DIR"
 
@@ -31,7 +29,7 @@ class System:
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def here(cls) -> System:
+    def here(cls) -> Self:
         """Return this machine."""
         system = cls()
         try:

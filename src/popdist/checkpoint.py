@@ -8,8 +8,6 @@ Instance 0 alone reads and writes; the others bring their parts and get theirs.
 `torch.load(path, weights_only=True)["state_dict"]` are the weights for the plain model.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

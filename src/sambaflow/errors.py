@@ -11,8 +11,6 @@
 A message says what was compiled, what was given and what to do.
 """
 
-from __future__ import annotations
-
 
 class SambaError(Exception):
     """Base of every error that this package raises on purpose."""

@@ -1,7 +1,5 @@
 """The log of the package: what happened, and which requests have no meaning on this machine."""
 
-from __future__ import annotations
-
 import logging
 import sys
 
@@ -29,6 +27,11 @@ if not samba_logger.handlers:
     samba_logger.setLevel(logging.INFO)
 
 
+def say(text: str) -> None:
+    """Print a line of a command on standard output."""
+    print(f"[sambaflow] {text}", flush=True)
+
+
 def say_once(text: str) -> None:
     """Log a line once per process."""
     if text not in _said:
@@ -37,7 +40,7 @@ def say_once(text: str) -> None:
 
 
 def hint(name: str, why: str = "it steers hardware that is not here") -> None:
-    """Says once that something was accepted and has no effect.
+    """Say once that something was accepted and has no effect.
 
     Args:
         name: what the program asked for.

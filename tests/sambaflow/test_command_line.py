@@ -8,6 +8,7 @@ import torch
 
 import samba_cnn
 import samba_logreg
+from abele import __main__ as command_line
 from helpers.samba_models import Dense, named, rows
 from sambaflow import logging as samba_logging
 from sambaflow import samba
@@ -199,3 +200,12 @@ def test_a_starter_compiles_and_trains(name, capsys):
     main(["run", "-b", "16", "--samples", "800", "--pef", f"out/{name}/{name}.pef"])
     accuracy = float(capsys.readouterr().out.rpartition("accuracy")[2].split()[0])
     assert accuracy > 40
+
+
+def test_questions_of_memory_and_stages_are_refused_in_a_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = str(ROOT / "examples" / "samba_logreg.py")
+    for command in (["fit"], ["stage", "--ipus", "2"]):
+        assert command_line.main([*command, script, "--", "compile"]) == 1
+        *_, line = capsys.readouterr().err.splitlines()
+        assert "A SambaFlow program has sections instead" in line

@@ -249,12 +249,6 @@ def test_a_file_of_another_release(pef, tmp_path):
         trace(old)
 
 
-def test_a_file_of_an_earlier_layout(pef, tmp_path):
-    old = with_content(pef, tmp_path / "old.pef", lambda c: c.pop("layout"))
-    with pytest.raises(PefMismatchError, match=r"has layout 1 of a PEF, .* Compile the program"):
-        trace(old)
-
-
 def test_a_failed_compile_leaves_the_old_file(pef, stored, monkeypatch, tmp_path):
     before = (stored / PEF).read_bytes()
 

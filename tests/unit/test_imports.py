@@ -65,7 +65,8 @@ ORDERS = {
     "sambaflow": ("errors", "logging", "mac", "samba"),
     "sambaflow.samba": (
         *("env", "directives", "lazy_param", "materialize", "profiler", "sambatensor"),
-        *("sambaloader", "optim", "nn", "_calls", "_compile", "_session", "utils", "test"),
+        *("_arguments", "sambaloader", "optim", "nn", "_optimizers", "_distributed", "_pef"),
+        *("_compiling", "_loaded", "_session", "utils", "test"),
     ),
 }
 

@@ -6,8 +6,6 @@ the address that they get, on a port that is its own from before the first insta
 last one ended.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """Options of poprun: their table, the command line, files of options, and arguments for mpirun."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

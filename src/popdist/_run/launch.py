@@ -1,7 +1,5 @@
 """Starting the instances of a plan: their settings, checks before the start, and how they ended."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import ipaddress

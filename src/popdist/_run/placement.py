@@ -1,7 +1,5 @@
 """Placement of instances: hosts, replicas, environment, and places that Slurm or MPI assigned."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

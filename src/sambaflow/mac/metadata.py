@@ -1,7 +1,5 @@
 """Metadata for ``session.compile(metadata=...)``: accepted, without effect."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar

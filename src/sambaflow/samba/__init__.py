@@ -30,8 +30,6 @@ A model that returns its loss needs one call per batch instead:
 Any other name is a function of ``torch`` whose results are SambaTensors.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
@@ -44,10 +42,10 @@ from sambaflow import errors as errors
 from sambaflow.samba import nn as nn
 from sambaflow.samba import optim as optim
 from sambaflow.samba import utils as utils
-from sambaflow.samba._calls.naming import from_torch_model_ as from_torch_model_
-from sambaflow.samba._session.core import SambaSession as SambaSession
-from sambaflow.samba._session.core import session as session
+from sambaflow.samba._session import SambaSession as SambaSession
+from sambaflow.samba._session import session as session
 from sambaflow.samba.nn.parameter import SambaParameter as SambaParameter
+from sambaflow.samba.nn.parameter import from_torch_model_ as from_torch_model_
 from sambaflow.samba.sambaloader import SambaLoader as SambaLoader
 from sambaflow.samba.sambatensor import SambaTensor as SambaTensor
 from sambaflow.samba.sambatensor import from_torch_tensor as from_torch_tensor
@@ -59,35 +57,6 @@ distributed_tensors.load_when_needed()
 from_torch_ = from_torch_model_
 from_torch = from_torch_tensor
 to_torch_tensor = to_torch
-
-
-def randn(
-    *size: Any,
-    name: str | None = None,
-    batch_dim: int | None = None,
-    **settings: Any,
-) -> SambaTensor:
-    """Return normal random numbers as ``torch.randn`` does, with a name."""
-    return _named(torch.randn(*size, **settings), name, batch_dim)
-
-
-def randint(
-    *bounds_and_size: Any,
-    name: str | None = None,
-    batch_dim: int | None = None,
-    **settings: Any,
-) -> SambaTensor:
-    """Random integers as ``torch.randint``, with a name."""
-    return _named(torch.randint(*bounds_and_size, **settings), name, batch_dim)
-
-
-def _named(tensor: torch.Tensor, name: str | None, batch_dim: int | None) -> SambaTensor:
-    """Like ``from_torch_tensor``; a leaf stays a leaf."""
-    wanted = tensor.requires_grad
-    made = from_torch_tensor(tensor.detach(), name=name, batch_dim=batch_dim)
-    if wanted:
-        made.requires_grad_()
-    return made
 
 
 @contextlib.contextmanager
@@ -124,6 +93,9 @@ def _returning_named(function: Callable) -> Callable:
 
 def _wrapped(result: Any, name: str | None, batch_dim: int | None) -> Any:
     if isinstance(result, torch.Tensor):
+        if result.requires_grad and result.is_leaf:  # as a view it would be none
+            made = from_torch_tensor(result.detach(), name=name, batch_dim=batch_dim)
+            return made.requires_grad_()
         return from_torch_tensor(result, name=name, batch_dim=batch_dim)
     if type(result) in (list, tuple):
         items = [_wrapped(item, None, batch_dim) for item in result]

@@ -1,7 +1,5 @@
 """Hints to the vendor's compiler as context managers: accepted, said once."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

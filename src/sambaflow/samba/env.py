@@ -1,7 +1,5 @@
 """Switches of stochastic rounding: accepted, said once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sambaflow.logging import hint

@@ -1,7 +1,5 @@
 """Models whose weights are not allocated before they are needed."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Gives models that were made under ``lazy_param`` their weights."""
 
-from __future__ import annotations
-
 import torch
 
 from sambaflow.errors import UsageError

@@ -4,8 +4,6 @@
 computes what torch's class computes.
 """
 
-from __future__ import annotations
-
 import math
 import numbers
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Times of what a program marks: a context manager, a decorator, or start and end."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

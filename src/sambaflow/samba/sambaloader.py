@@ -1,7 +1,5 @@
 """A data loader whose batches are tensors with names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

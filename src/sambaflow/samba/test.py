@@ -1,7 +1,5 @@
 """Help for tests of programs."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any

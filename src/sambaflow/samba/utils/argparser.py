@@ -4,8 +4,6 @@ Options of the vendor's compiler are accepted and said once. A program's own opt
 takes the place of ours.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A report of an accuracy as JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

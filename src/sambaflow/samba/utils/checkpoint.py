@@ -1,7 +1,5 @@
 """Weights in files: sharded checkpoints and single tensors. Nothing is unpickled."""
 
-from __future__ import annotations
-
 import json
 import os
 import zipfile

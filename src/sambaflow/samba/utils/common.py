@@ -1,7 +1,5 @@
 """The commands that need nothing of the program: compile, test and measuring."""
 
-from __future__ import annotations
-
 import argparse
 import copy
 from collections.abc import Mapping, Sequence
@@ -10,9 +8,9 @@ from typing import Any
 import torch
 
 from sambaflow.logging import samba_logger
-from sambaflow.samba._calls import arguments as _arguments
-from sambaflow.samba._calls.structure import flat_tensors
-from sambaflow.samba._session.core import session
+from sambaflow.samba import _arguments
+from sambaflow.samba._arguments import flat_tensors
+from sambaflow.samba._session import session
 from sambaflow.samba.sambatensor import SambaTensor
 from sambaflow.samba.utils import assert_close, measure_performance, measure_sections
 from sambaflow.samba.utils.pef_utils import get_pefmeta

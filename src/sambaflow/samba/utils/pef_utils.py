@@ -1,13 +1,11 @@
 """Metadata of a compiled file."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
 import torch
 
-from sambaflow.samba._compile import pef as _pef
+from sambaflow.samba import _pef
 
 
 def get_pefmeta(args: Any, model: torch.nn.Module) -> dict[str, Any]:

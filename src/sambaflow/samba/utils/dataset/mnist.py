@@ -1,7 +1,5 @@
 """Handwritten digits as the starter programs want them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

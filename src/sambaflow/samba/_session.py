@@ -1,7 +1,5 @@
 """The session: compiles a model to a file, loads it, runs it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,15 +9,21 @@ import torch
 
 from sambaflow.errors import UsageError
 from sambaflow.logging import hint
-from sambaflow.samba._calls import arguments
-from sambaflow.samba._calls import optimizers as _optimizers
-from sambaflow.samba._calls.messages import say_hints
-from sambaflow.samba._compile.compiling import compile_model
-from sambaflow.samba._session.loaded import LoadedGraph
-from sambaflow.samba._session.loading import load_model
-from sambaflow.samba._session.report import Report, say_loaded
+from sambaflow.samba import _arguments as arguments
+from sambaflow.samba import _optimizers
+from sambaflow.samba._compiling import compile_model
+from sambaflow.samba._loaded import LoadedGraph, Report, load_model, say_loaded
 from sambaflow.samba.profiler import Profiler
 from sambaflow.samba.sambatensor import SambaTensor
+
+# Options of the original that have no effect here.
+_HINTS = frozenset(
+    {
+        "init_output_grads", "squeeze_bs_dim", "get_output_grads", "app_dir", "mapping",
+        "dev_mode", "distlearn_config", "data_parallel_mode", "transfer_device", "config_dict",
+        "verify_graph", "reduce_on_rdu", "num_tiles", "n_chips", "tensor_parallel",
+    }
+)  # fmt: skip
 
 
 class SambaSession:
@@ -98,7 +102,7 @@ class SambaSession:
         arguments.check("config_dict", config_dict, optional, "a dictionary, such as vars(args)")
         arguments.check("pef_metadata", pef_metadata, optional, "a dictionary of JSON values")
         settings = {**self._settings, **(config_dict or {})}
-        say_hints("session.compile", {**hints, "metadata": metadata})
+        _say_hints("session.compile", {**hints, "metadata": metadata})
         path = compile_model(
             model,
             inputs,
@@ -144,7 +148,7 @@ class SambaSession:
             PefMismatchError: it was compiled for something else; names what.
         """
         arguments.check_model(model)
-        say_hints("trace_graph", hints)
+        _say_hints("trace_graph", hints)
         self.graph = load_model(model, inputs, optim, pef, loss_indices)
         model.output_tensors = self.graph.outputs  # type: ignore[assignment]
         say_loaded(self.graph.report)
@@ -188,7 +192,7 @@ class SambaSession:
             UsageError: nothing is loaded, or the sections cannot run.
             InputError: other names, shapes or dtypes than compiled.
         """
-        say_hints("session.run", hints)
+        _say_hints("session.run", hints)
         graph = self._loaded()
         inputs: Mapping[str, torch.Tensor] = {}
         needed = "a list of section types: fwd, bckwd, opt"
@@ -298,6 +302,15 @@ class SambaSession:
         raise AttributeError(
             f"session has no {name!r}. See docs/sambaflow.md for what this package offers."
         )
+
+
+def _say_hints(where: str, hints: Mapping[str, Any]) -> None:
+    for name, value in hints.items():
+        if name in _HINTS or name == "metadata":
+            if value and name not in ("config_dict", "app_dir"):
+                hint(f"{where}({name}=...)")
+        else:
+            hint(f"{where}({name}=...)", "this package knows no such option")
 
 
 #: The session of this process.

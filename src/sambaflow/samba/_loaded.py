@@ -1,38 +1,81 @@
-"""A compiled model on the device: its state, and running its sections."""
+"""A compiled model on the device: loading its file, its state, and running its sections."""
 
-from __future__ import annotations
-
+import dataclasses
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from abele.capture import Captured
 from abele.capture.sections import (
     BACKWARD,
     FORWARD,
     STEP,
     UPDATE,
+    Output,
     Sectioned,
     gradient_of,
     gradient_of_output,
 )
+from abele.compile import portable_executable
 from abele.compile.build import BuildRecord
 from abele.compile.executable import Executable
+from abele.compile.serialization import first_difference
+from abele.errors import CorruptExecutable, SerializationError
 from abele.runtime.device_registry import Attachment
 from abele.runtime.session import SectionSession
 from abele.step import optimizers as torch_optimizers
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
+from abele.storage.container import Container
+from abele.storage.values import decode
 from abele.trace.module_state import ModuleState, parameter_names, plain
-from sambaflow.errors import InputError, UsageError
-from sambaflow.samba._calls import arguments
-from sambaflow.samba._calls import optimizers as _optimizers
-from sambaflow.samba._calls.naming import sn_name_of
-from sambaflow.samba._session import distributed
-from sambaflow.samba._session.report import Report
-from sambaflow.samba.nn.parameter import SambaParameter
+from sambaflow.errors import InputError, PefDamagedError, PefMismatchError, UsageError
+from sambaflow.logging import say
+from sambaflow.samba import _arguments as arguments
+from sambaflow.samba import _distributed as distributed
+from sambaflow.samba import _optimizers, _pef
+from sambaflow.samba._compiling import check_indices, rule_of, traced_with
+from sambaflow.samba.nn.parameter import SambaParameter, sn_name_of
 from sambaflow.samba.sambatensor import SambaTensor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """Return a sentence that names the executable and its target.
+
+    Attributes:
+        pef: the file.
+        target: the target of the engine.
+        device: where tensors live.
+        executable: hash of the executable.
+        origin: ``file`` if the file's own code runs, ``compiled here`` if it does not fit this
+            machine, ``interpreted`` if the target runs programs without compiling.
+        programs: names of the programs.
+        seconds: how long loading took, by part.
+        fallback: why a better target could not be used, if so.
+    """
+
+    pef: str
+    target: str
+    device: str
+    executable: str
+    origin: str
+    programs: tuple[str, ...]
+    seconds: Mapping[str, float]
+    fallback: str | None
+
+
+def say_loaded(report: Report) -> None:
+    reason = f" ({report.fallback})" if report.fallback else ""
+    code = {"file": "the file's own code"}.get(report.origin, report.origin)
+    say(
+        f"PEF {report.pef} runs on target {report.target!r}{reason}, device {report.device}, "
+        f"{code}; executable {report.executable[:12]}"
+    )
+
 
 SECTIONS = ("fwd", "bckwd", "opt")
 
@@ -365,3 +408,79 @@ def _among(
 ) -> dict[str, torch.Tensor]:
     """Select the values that the device has a place for."""
     return {name: value.detach() for name, value in values.items() if name in known}
+
+
+def load_model(
+    model: torch.nn.Module,
+    inputs: Any,
+    optimizers: Any,
+    pef: str | os.PathLike[str],
+    loss_indices: Sequence[int] | None,
+) -> LoadedGraph:
+    """Load a compiled file; see ``SambaSession.trace_graph``."""
+    named, keywords = arguments.named_inputs(inputs)
+    check_indices(loss_indices)
+    listed = _optimizers.as_list(optimizers)
+    with _pef.opened(pef) as file:
+        rule = rule_of(model, optimizers, inference=not listed)
+        described = _pef.interface(model, named, keywords, rule, loss_indices)
+        _pef.check(file.path, file.content["interface"], described)
+        return _load(file, model, named, keywords, rule, listed)
+
+
+def _load(
+    file: Container,
+    model: torch.nn.Module,
+    named: Mapping[str, SambaTensor],
+    keywords: Sequence[str],
+    rule: UpdateRule | None,
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> LoadedGraph:
+    content = file.content
+    fused_only = bool(content["about"]["fused_only"])
+    losses = content["interface"]["loss_indices"]
+    here = traced_with(model, named, keywords, rule, losses, fused_only=fused_only)
+    captured = _same_as_stored(file, content["executable"], here.captured)
+    outputs = tuple(
+        Output(
+            shape=tuple(each["shape"]),
+            dtype=decode(each["dtype"]),
+            differentiable=each["differentiable"],
+            loss=each["loss"],
+        )
+        for each in content["outputs"]
+    )
+    traced = Sectioned(captured=captured, outputs=outputs, starts=tuple(content["starts"]))
+    config = StepConfig(training=rule is not None)
+    made, record = portable_executable.restore(
+        file, content["executable"], captured.programs, config
+    )
+    return LoadedGraph(model, named, optimizers, rule, traced, made, record, file.path)
+
+
+def _same_as_stored(file: Container, packed: Mapping[str, Any], here: Captured) -> Captured:
+    """Return this process's capture if the file has the same program.
+
+    The file's programs are read only to say how they differ: that takes as long as capturing.
+    """
+    try:
+        for name in file.names:
+            file.read(name)  # checks it
+        if packed["digests"] == {each.name: each.fingerprint() for each in here.programs}:
+            return here
+        if packed["programs"] != list(here.by_name):
+            raise PefMismatchError(
+                f"{file.path} holds programs {', '.join(packed['programs'])}, this model makes "
+                f"{', '.join(here.by_name)}. Compile it again."
+            )
+        stored = portable_executable.captured_in(file, packed).programs
+        differences = [first_difference(each, here.by_name[each.name]) for each in stored]
+    except (CorruptExecutable, SerializationError) as error:
+        raise PefDamagedError(
+            f"{file.path} is damaged: {error} Compile the program again."
+        ) from error
+    raise PefMismatchError(
+        f"{file.path} was compiled for another forward or other constants: "
+        f"{next(filter(None, differences), 'their digests')}. Run the model that was compiled, or "
+        "compile this one."
+    )

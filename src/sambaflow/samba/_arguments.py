@@ -1,8 +1,6 @@
 """Arguments of the session's calls, checked; inputs of a program by name."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -165,3 +163,15 @@ def select(outputs: Sequence[SambaTensor], wanted: Any) -> tuple[SambaTensor, ..
             f"{', '.join(by_name)}. Pass model.output_tensors or what trace_graph returned."
         )
     return tuple(by_name[name] for name in names)
+
+
+def flat_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Return the tensors of nested tuples, lists and dictionaries, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from flat_tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from flat_tensors(item)

@@ -4,8 +4,6 @@ A container of ``abele``: checked when read, nothing pickled. It holds native co
 that you trust. Weights are not in it; they come from the model of the run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -29,8 +27,6 @@ from sambaflow.samba.sambatensor import SambaTensor
 
 KIND = "sambaflow PEF"
 SUFFIX = ".pef"
-#: Of the manifest and of the sections; raised when either changes.
-LAYOUT = 2
 
 
 def interface(
@@ -84,7 +80,6 @@ def write(
     packed, members = portable_executable.pack(traced.captured, made)
     content = {
         "version": __version__,
-        "layout": LAYOUT,
         "interface": described,
         "outputs": [
             {**dataclasses.asdict(output), "dtype": encode(output.dtype)}
@@ -103,7 +98,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Container]:
 
     Raises:
         PefDamagedError: there is no such file, or it is cut, altered or of another kind.
-        PefMismatchError: another release wrote it, or another layout.
+        PefMismatchError: another release wrote it.
     """
     if not str(path):
         raise PefDamagedError(
@@ -119,12 +114,6 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Container]:
                 raise PefMismatchError(
                     f"{path} was compiled by release {version!r}, this is {__version__}. Compile "
                     "the program again."
-                )
-            layout = file.content.get("layout", 1)
-            if layout != LAYOUT:
-                raise PefMismatchError(
-                    f"{path} has layout {layout!r} of a PEF, this release reads layout {LAYOUT}. "
-                    "Compile the program again."
                 )
             yield file
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:

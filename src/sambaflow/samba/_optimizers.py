@@ -1,7 +1,5 @@
 """From optimizer objects to the update rule of a program, and its values at run time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +11,7 @@ from abele.step import optimizers as torch_optimizers
 from abele.step.optimizers import KINDS, PAIRS, Kind
 from abele.step.update_rules import Group, UpdateRule
 from sambaflow.errors import UsageError
-from sambaflow.samba._calls.arguments import check
+from sambaflow.samba._arguments import check
 
 # What may change at each run.
 RUNTIME = ("lr", "momentum", "weight_decay")

@@ -1,7 +1,5 @@
 """Several processes that train one model: who they are, and averaging their gradients."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 

@@ -1,1 +1,0 @@
-"""Arguments of session calls, checked and named, and their messages."""

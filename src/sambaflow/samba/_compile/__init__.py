@@ -1,1 +1,0 @@
-"""From a module to a PEF: capture, the cut into sections, and the file."""

@@ -1,1 +1,0 @@
-"""The session: its calls, the model that it has on the device, and its messages."""
