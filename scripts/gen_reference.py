@@ -46,13 +46,13 @@ PAGES: dict[str, tuple[str, dict[str, list[str]]]] = {
         {
             "The root": ["Options"],
             "Namespaces": [
-                "options.training:_TrainingOptions",
-                "options.precision:_PrecisionOptions",
-                "options.distributed:_DistributedOptions",
-                "options.locations:_TensorLocationOptions",
+                "options.namespaces:_TrainingOptions",
+                "options.namespaces:_PrecisionOptions",
+                "options.namespaces:_DistributedOptions",
+                "options.namespaces:_TensorLocationOptions",
                 "TensorLocationSettings",
-                "options.jit:_JitOptions",
-                "options.popart:_PopartOptions",
+                "options.namespaces:_JitOptions",
+                "options.namespaces:_PopartOptions",
             ],
             "What all of them can": ["OptionsDict"],
             "Execution strategies": [
@@ -141,12 +141,12 @@ PAGES: dict[str, tuple[str, dict[str, list[str]]]] = {
 }
 # What users call a class whose own name is private.
 SHOWN = {
-    "options.training:_TrainingOptions": "poptorch.Options.Training",
-    "options.precision:_PrecisionOptions": "poptorch.Options.Precision",
-    "options.distributed:_DistributedOptions": "poptorch.Options.Distributed",
-    "options.locations:_TensorLocationOptions": "poptorch.Options.TensorLocations",
-    "options.jit:_JitOptions": "poptorch.Options.Jit",
-    "options.popart:_PopartOptions": "poptorch.Options._Popart",
+    "options.namespaces:_TrainingOptions": "poptorch.Options.Training",
+    "options.namespaces:_PrecisionOptions": "poptorch.Options.Precision",
+    "options.namespaces:_DistributedOptions": "poptorch.Options.Distributed",
+    "options.namespaces:_TensorLocationOptions": "poptorch.Options.TensorLocations",
+    "options.namespaces:_JitOptions": "poptorch.Options.Jit",
+    "options.namespaces:_PopartOptions": "poptorch.Options._Popart",
     "_state.parameter_proxy:ParameterProxy": "poptorch.PoplarExecutor.PARAMETER",
 }
 # Public names that are neither class nor function.

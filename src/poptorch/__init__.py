@@ -36,7 +36,7 @@ from poptorch._error import (  # noqa: E402
     UnrecoverableError,
     createPoptorchError,
 )
-from poptorch._files.restored import RestoredModule  # noqa: E402
+from poptorch._files.stored_forward import RestoredModule  # noqa: E402
 from poptorch._forward.printing import module_repr, print  # noqa: E402
 from poptorch._logging import logger, setLogLevel  # noqa: E402
 from poptorch._process import environment as _environment  # noqa: E402

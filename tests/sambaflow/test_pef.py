@@ -130,10 +130,10 @@ def frozen():
     ("make", "text"),
     [
         (Wider, r"parameter layer.weight: compiled as \[3, 5\] torch.float32, given \[3, 6\]"),
-        (Deeper, "parameter second.weight: not compiled"),
+        (Deeper, "parameter second.weight: compiled as missing, given"),
         (lambda: Dense().bfloat16(), "given .* torch.bfloat16"),
-        (frozen, r"parameters without gradient: compiled for \[\], given \['layer.bias'\]"),
-        (lambda: Dense().eval(), "model.training: compiled for True, given False"),
+        (frozen, r"parameters without gradient: compiled as \[\], given \['layer.bias'\]"),
+        (lambda: Dense().eval(), "model.training: compiled as True, given False"),
         (Net, "parameter layer.weight: .*\n.*parameter layer.bias|conv.weight"),
     ],
 )
@@ -166,17 +166,20 @@ def test_other_inputs(pef, names, change, text):
 @pytest.mark.parametrize(
     ("optimizer", "text"),
     [
-        (None, "compiled for training, given for inference"),
-        (lambda m: samba.optim.Adam(m.parameters()), "compiled for sgd .* given adam"),
-        (lambda m: sgd(m, momentum=0.0), "momentum was compiled as 0.9, given 0.0"),
+        (None, "optimizer: compiled as sgd .*, given none, for inference"),
+        (lambda m: samba.optim.Adam(m.parameters()), "optimizer: compiled as sgd .* given adam"),
+        (
+            lambda m: sgd(m, momentum=0.0),
+            "momentum of .*: compiled as set at each run, given 0.0",
+        ),
         (lambda m: sgd(m, max_grad_norm=1.0), "max_grad_norm: compiled as inf, given 1.0"),
         (
             lambda m: torch.optim.SGD([m.layer.weight], lr=0.1, momentum=0.9),
-            "group 0 holds other parameters",
+            "parameters of optimizer group 0: compiled as layer.weight, layer.bias, given",
         ),
         (
             lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True),
-            "nesterov was compiled as False, given True",
+            "nesterov of optimizer group 0: compiled as False, given True",
         ),
     ],
 )
@@ -186,7 +189,7 @@ def test_another_optimizer(pef, optimizer, text):
 
 
 def test_other_losses(pef):
-    with pytest.raises(PefMismatchError, match=r"loss_indices: compiled for None, given \[1\]"):
+    with pytest.raises(PefMismatchError, match=r"loss_indices: compiled as None, given \[1\]"):
         trace(pef, loss_indices=[1])
 
 

@@ -7,7 +7,7 @@ for 64 runs as well as one that asks for 1.
 from poptorch._error import error
 from poptorch._logging import logger
 from poptorch.options import Options
-from poptorch.options.device import SIMULATORS, simulator_chosen
+from poptorch.options.general import SIMULATORS, simulator_chosen
 
 _MOST = 64
 _GENERATION = 2  # the one that compiles offline by default, too

@@ -11,17 +11,16 @@ from abele.storage.container import Container
 from abele.trace.module_state import ModuleState
 from poptorch._compiled import translate
 from poptorch._error import error
-from poptorch._files.restored import module_from
 from poptorch._files.saved_file import (
     InvalidFile,
     meaning,
     opened,
+    options_from,
     rule_in,
     state_in,
     version_mismatch,
 )
-from poptorch._files.stored_forward import forward_in
-from poptorch._files.stored_options import options_from
+from poptorch._files.stored_forward import forward_in, module_from
 from poptorch._state import module_weights
 from poptorch._values.stored_structure import signature_from
 from poptorch._wrapper.executor import PoplarExecutor

@@ -133,25 +133,14 @@ def check(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None
     Raises:
         PefMismatchError: names everything that differs.
     """
+    old, new = _facts(there), _facts(here)
+    if here["loss_indices"] is None:  # the run accepts those of the file
+        del old["loss_indices"], new["loss_indices"]
     differences = [
-        *_named_tensors("parameter", there["parameters"], here["parameters"]),
-        *_named_tensors("buffer", there["buffers"], here["buffers"]),
-        *_inputs(there["inputs"], here["inputs"]),
-        *_rule(there["rule"], here["rule"]),
+        f"{name}: compiled as {old.get(name, 'missing')}, given {new.get(name, 'missing')}"
+        for name in {**old, **new}
+        if old.get(name) != new.get(name)
     ]
-    for name, text in (
-        ("keywords", "names of the inputs given by keyword"),
-        ("frozen", "parameters without gradient"),
-        ("training_mode", "model.training"),
-    ):
-        if there[name] != here[name]:
-            differences.append(f"{text}: compiled for {there[name]}, given {here[name]}")
-    wanted = here["loss_indices"]
-    if wanted is not None and wanted != there["loss_indices"]:
-        differences.append(
-            f"loss_indices: compiled for {there['loss_indices']}, given {wanted} (pass them to "
-            "session.compile too)"
-        )
     if differences:
         raise PefMismatchError(
             f"{path} was compiled for something else:\n  "
@@ -160,56 +149,36 @@ def check(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None
         )
 
 
-def _spell(shape_and_dtype: Any) -> str:
-    shape, dtype = shape_and_dtype
-    return f"{shape} {decode(dtype)}"
+def _facts(interface: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a file and a run have to agree on, as texts by name."""
+    inputs = interface["inputs"]
+    facts = {
+        "inputs": ", ".join(each["name"] for each in inputs),
+        "names of the inputs given by keyword": str(interface["keywords"]),
+        "model.training": str(interface["training_mode"]),
+        "parameters without gradient": str(interface["frozen"]),
+        "loss_indices": str(interface["loss_indices"]),
+        **_optimizer(interface["rule"]),
+    }
+    tensors = {f"input {each['name']}": (each["shape"], each["dtype"]) for each in inputs}
+    for kind in ("parameter", "buffer"):
+        tensors |= {f"{kind} {name}": value for name, value in interface[f"{kind}s"].items()}
+    for name, (shape, dtype) in tensors.items():
+        facts[name] = f"{shape} {decode(dtype)}"
+    return facts
 
 
-def _named_tensors(kind: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    lines = []
-    for name in {**there, **here}:
-        if name not in here:
-            lines.append(f"{kind} {name}: compiled as {_spell(there[name])}, missing in the model")
-        elif name not in there:
-            lines.append(f"{kind} {name}: not compiled, {_spell(here[name])} in the model")
-        elif there[name] != here[name]:
-            lines.append(
-                f"{kind} {name}: compiled as {_spell(there[name])}, given {_spell(here[name])}"
-            )
-    return lines
-
-
-def _inputs(there: Sequence[Mapping[str, Any]], here: Sequence[Mapping[str, Any]]) -> list[str]:
-    old, new = [i["name"] for i in there], [i["name"] for i in here]
-    if old != new:
-        return [f"inputs: compiled as {', '.join(old)}, given {', '.join(new)}"]
-    return [
-        f"input {a['name']}: compiled as {_spell((a['shape'], a['dtype']))}, given "
-        f"{_spell((b['shape'], b['dtype']))}"
-        for a, b in zip(there, here, strict=True)
-        if (a["shape"], a["dtype"]) != (b["shape"], b["dtype"])
-    ]
-
-
-def _rule(there: Any, here: Any) -> list[str]:
-    if (there is None) != (here is None):
-        with_it = {True: "for inference, without optimizer", False: "for training"}
-        return [f"optimizer: compiled {with_it[there is None]}, given {with_it[here is None]}"]
-    if there is None:
-        return []
-    old, new = portable_executable.rule_from(there), portable_executable.rule_from(here)
-    if old.kind != new.kind or len(old.groups) != len(new.groups):
-        kinds = [f"{rule.kind} with {len(rule.groups)} parameter groups" for rule in (old, new)]
-        return [f"optimizer: compiled for {kinds[0]}, given {kinds[1]}"]
-    lines = []
-    if old.max_grad_norm != new.max_grad_norm:
-        lines.append(f"max_grad_norm: compiled as {old.max_grad_norm}, given {new.max_grad_norm}")
-    for index, (before, after) in enumerate(zip(old.groups, new.groups, strict=True)):
-        if before.params != after.params:
-            lines.append(f"optimizer group {index} holds other parameters than compiled")
-        for name in sorted({*before.values, *after.values}):
-            a, b = before.values.get(name), after.values.get(name)
-            fixed = name not in before.variable or name not in after.variable
-            if fixed and a != b:
-                lines.append(f"optimizer group {index}: {name} was compiled as {a}, given {b}")
-    return lines
+def _optimizer(data: Any) -> dict[str, str]:
+    if data is None:
+        return {"optimizer": "none, for inference"}
+    rule = portable_executable.rule_from(data)
+    facts = {
+        "optimizer": f"{rule.kind} with {len(rule.groups)} parameter groups",
+        "max_grad_norm": str(rule.max_grad_norm),
+    }
+    for index, group in enumerate(rule.groups):
+        facts[f"parameters of optimizer group {index}"] = ", ".join(group.params)
+        for name, value in group.values.items():
+            shown = "set at each run" if name in group.variable else str(value)
+            facts[f"{name} of optimizer group {index}"] = shown
+    return facts

@@ -1,0 +1,561 @@
+"""The namespaces of `Options`: training, precision, processes, tensor locations, compiler settings.
+
+Settings addressed to the original's compiler by name are stored without judgement, as in the
+original, and looked at when a model is compiled: `check_keys` finds misspelt ones, the option table
+says what each does. Locations of tensors are checked and stored, and have no effect.
+"""
+
+import copy
+import logging
+import os
+from typing import Any, Self
+
+import torch
+
+from poptorch._error import error, require
+from poptorch.enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
+from poptorch.options import _table
+from poptorch.options._container import Freezable, OptionsDict
+from poptorch.options.earlier import say_once
+
+_logger = logging.getLogger("poptorch::python")
+
+_CONTAINERS = (list, set, tuple, dict)
+_PARTIALS = {torch.float32: "float", torch.float16: "half"}
+_TORCHS = ("WORLD_SIZE", "RANK")
+
+
+class _PopartOptions(Freezable):
+    """Settings by name; `options` is the dictionary of those that were set."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, Any] = _table.defaults("_Popart")
+
+    def set(self, key: str, value: Any) -> Self:
+        """Store a setting; its name and type are checked when a model is compiled.
+
+        Args:
+            key: Name of the setting.
+            value: A bool, int, float, string, or a list, set or dictionary of strings.
+        """
+        self.checkIsFrozen(key)
+        self.options[key] = value
+        return self
+
+    def setEngineOptions(self, engine_options: dict[str, str]) -> Self:
+        """Store settings of the original's backend, replacing earlier ones.
+
+        Differs from the original: ``autoReport.*`` choose the report of ``enableProfiling``; the
+        others have no effect.
+
+        Args:
+            engine_options: Values by name, all of them strings.
+        """
+        return self.set("engineOptions", engine_options)
+
+    def setPatterns(self, patterns: dict[str, bool], level: int = 2) -> Self:
+        """Choose the graph rewrites of the original's compiler.
+
+        Differs from the original: no effect; that compiler is not here.
+
+        Args:
+            patterns: Switches by name, applied on top of the level.
+            level: 0 (none) to 3 (all).
+
+        Raises:
+            AssertionError: An argument of another type.
+        """
+        require(isinstance(level, int), f"level must be an int, not {level!r}")
+        require(isinstance(patterns, dict), f"patterns must be a dict, not {patterns!r}")
+        self.set("patterns", patterns)
+        return self.set("patterns_level", level)
+
+    def check_keys(self) -> None:
+        """Raise poptorch.Error if a setting has an unknown name or a value of the wrong type."""
+        for key, value in self.options.items():
+            row = _table.find("_Popart", key)
+            if row is not None and _kind(value) == _row_kind(row):
+                continue
+            hint = f"it takes a {_row_kind(row)}" if row else "no setting has this name"
+            raise error(f"Unknown {_kind(value)} option {key!r} given {value!r}: {hint}")
+
+    def __repr__(self) -> str:
+        parts = [f"{key}={_text(value)}" for key, value in sorted(self.options.items())]
+        return f"_PopartOptions({', '.join(parts)})"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, _CONTAINERS):
+        return "container"
+    # bool before int, which it is a kind of
+    kinds = (kind for kind in (bool, int, float, str) if isinstance(value, kind))
+    return next(kinds, type(value)).__name__
+
+
+def _row_kind(row: _table.Row) -> str:
+    if isinstance(row.type, type) and row.type not in _CONTAINERS:
+        return row.type.__name__
+    return "container"
+
+
+def _text(value: Any) -> str:
+    # Sets print in an order that changes from one process to the next.
+    if isinstance(value, set | frozenset):
+        return "{" + ", ".join(sorted(map(repr, value))) + "}"
+    return repr(value)
+
+
+class _TrainingOptions(OptionsDict):
+    """Gradient accumulation and reduction.
+
+    Args:
+        popart_options: Where the settings meant for the compiler are stored.
+    """
+
+    _store = "Training"
+
+    def __init__(self, popart_options: _PopartOptions) -> None:
+        super().__init__(_popart=popart_options, **_table.defaults(self._store))
+
+    def gradientAccumulation(self, gradient_accumulation: int) -> Self:
+        """Set how many micro-batches' gradients make one weight update.
+
+        Args:
+            gradient_accumulation: 1 or more; must be 1 for inference.
+
+        Raises:
+            AssertionError: Not an integer, or less than 1.
+        """
+        self.set(gradient_accumulation=gradient_accumulation)
+        return self
+
+    def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Self:
+        """Set how gradients of several micro-batches and replicas are combined.
+
+        Args:
+            reduction_type: `ReductionType.Mean` or `ReductionType.Sum`.
+
+        Raises:
+            ValueError: Anything else was given.
+        """
+        self.checkIsFrozen("accumulation_and_replication_reduction_type")
+        if reduction_type not in (ReductionType.Mean, ReductionType.Sum) or not isinstance(
+            reduction_type, ReductionType
+        ):
+            raise ValueError(
+                "accumulationAndReplicationReductionType must be set to ReductionType.Mean or "
+                f"ReductionType.Sum, not {reduction_type!r}"
+            )
+        self.set(accumulation_and_replication_reduction_type=reduction_type)
+        return self
+
+    def setMeanAccumulationAndReplicationReductionStrategy(
+        self, mean_reduction_strategy: MeanReductionStrategy
+    ) -> Self:
+        """Choose where a mean reduction divides.
+
+        The three agree but for rounding and overflow. Optimizers with half accumulators that are
+        not combined always use Running.
+
+        Args:
+            mean_reduction_strategy: Running, Post or PostAndLoss.
+        """
+        self.set(meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy)
+        return self
+
+    def setAutomaticLossScaling(self, enabled: bool) -> Self:
+        """Ask for a loss scale that follows the gradients' range.
+
+        After each update the optimizer's loss_scaling is halved if too many elements of half
+        gradients are near the largest half, else doubled. Keys of `_Popart` that begin with
+        `automaticLossScalingSettings.` say what is near, too many, and how often.
+
+        Differs from the original: gradients of half parameters are watched, not those of
+        activations, and an update whose gradients are not all finite is left out.
+
+        Args:
+            enabled: Whether to; makes a constant loss_scaling variable.
+        """
+        self._popart.set("automaticLossScalingSettings.enabled", enabled)
+        return self
+
+    def setConvolutionDithering(self, enabled: bool) -> Self:
+        """Spread convolutions over an IPU's tiles.
+
+        Differs from the original: no effect; there are no tiles.
+
+        Replaces all convolution options, those of `Precision.setPartialsType` included.
+
+        Args:
+            enabled: Whether to spread them.
+        """
+        value = "true" if enabled else "false"
+        self._popart.set("convolutionOptions", {"enableConvDithering": value})
+        return self
+
+    def accumulationReductionType(self, reduction_type: ReductionType) -> Self:
+        """Set how gradients combine, as ``accumulationAndReplicationReductionType`` does.
+
+        Args:
+            reduction_type: `ReductionType.Mean` or `ReductionType.Sum`.
+        """
+        say_once("accumulationReductionType", "accumulationAndReplicationReductionType is called")
+        return self.accumulationAndReplicationReductionType(reduction_type)
+
+
+class _PrecisionOptions(OptionsDict):
+    """Rounding, partial sums and floating-point exceptions.
+
+    Args:
+        popart_options: Where the settings meant for the compiler are stored.
+    """
+
+    _store = "Precision"
+
+    def __init__(self, popart_options: _PopartOptions) -> None:
+        super().__init__(_popart=popart_options, **_table.defaults(self._store))
+
+    def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
+        """Do nothing but warn: half and float operands follow torch's promotion rules.
+
+        Args:
+            half_float_casting: Ignored.
+        """
+        self._deprecated("halfFloatCasting", "torch's type promotion always applies")
+        return self
+
+    def runningStatisticsAlwaysFloat(self, value: bool) -> Self:
+        """Do nothing but warn: running statistics keep the type of their module.
+
+        Args:
+            value: Ignored.
+
+        Raises:
+            ValueError: `value` is not a bool.
+        """
+        if not isinstance(value, bool):
+            raise ValueError(
+                f"runningStatisticsAlwaysFloat needs to be set to a bool, not {value!r}"
+            )
+        self._deprecated(
+            "runningStatisticsAlwaysFloat", "running statistics keep their module's type"
+        )
+        return self
+
+    def enableFloatingPointExceptions(self, enabled: bool) -> Self:
+        """Ask that invalid operations, divisions by zero and overflows stop the run.
+
+        The call then raises `RecoverableError`, which names the operator, the module and the
+        line that first made an infinity or NaN of values that were none. State is as after the
+        last complete weight update. Infinities that come from inputs or constants are no
+        exception; a comparison by order (`<`, `<=`, `>`, `>=`) with a NaN is one. Every
+        micro-batch waits for the device, and the program grows.
+
+        Differs from the original: works per tensor. An operation of which an operand holds an
+        infinity somewhere is watched for NaN only.
+
+        Args:
+            enabled: Whether to stop.
+        """
+        require(
+            isinstance(enabled, bool),
+            f"enableFloatingPointExceptions needs to be set to a bool, not {enabled!r}",
+        )
+        self._popart.set("enableFloatingPointChecks", enabled)
+        return self
+
+    def enableStochasticRounding(self, enabled: bool) -> Self:
+        """Ask that updates of half-precision tensors are rounded at random, right on average.
+
+        Differs from the original: concerns weights, optimizer state and gradient accumulators;
+        half activations round to nearest.
+
+        Args:
+            enabled: Whether to; no effect on inference.
+        """
+        self._popart.set("enableStochasticRounding", enabled)
+        return self
+
+    def setPartialsType(self, dtype: torch.dtype) -> Self:
+        """Choose the type of partial sums in matrix products and convolutions.
+
+        Differs from the original: no effect; sums are kept in float32 or better.
+
+        Replaces all convolution options, those of `Training.setConvolutionDithering` included.
+
+        Args:
+            dtype: torch.float32 or torch.float16.
+
+        Raises:
+            ValueError: Anything else was given.
+        """
+        self.checkIsFrozen("partialsTypeMatMuls")
+        if not isinstance(dtype, torch.dtype) or dtype not in _PARTIALS:
+            raise ValueError(f"setPartialsType takes torch.float or torch.half, not {dtype!r}")
+        self._popart.set("partialsTypeMatMuls", _PARTIALS[dtype])
+        self._popart.set("convolutionOptions", {"partialsType": _PARTIALS[dtype]})
+        return self
+
+    def _deprecated(self, name: str, instead: str) -> None:
+        self.checkIsFrozen(name)
+        _logger.warning("Precision.%s is deprecated and has no effect: %s", name, instead)
+
+    def runningVarianceAlwaysFloat(self, value: bool) -> Self:
+        """Do what ``runningStatisticsAlwaysFloat`` does: warn.
+
+        Args:
+            value: Ignored.
+        """
+        return self.runningStatisticsAlwaysFloat(value)
+
+    def autocastEnabled(self, autocast_enabled: bool) -> Self:
+        """Accept the switch of ``poptorch.autocast``; no effect.
+
+        Args:
+            autocast_enabled: Ignored.
+        """
+        say_once("autocastEnabled", "nothing is cast by itself, every operation keeps its type")
+        return self
+
+    def autocastPolicy(self, autocast_policy: Any) -> Self:
+        """Accept a policy of ``poptorch.autocast``; no effect.
+
+        Args:
+            autocast_policy: Ignored.
+        """
+        say_once("autocastPolicy", "nothing is cast by itself, every operation keeps its type")
+        return self
+
+
+class _DistributedOptions(OptionsDict):
+    """Process count and process number, at first those of an MPI job, or else of torchrun.
+
+    Differs from the original: RANK and WORLD_SIZE of torchrun count where MPI's are not set.
+
+    A data loader divides its data by them. Wrapping a model for training connects the processes,
+    which meet where MASTER_ADDR and MASTER_PORT say; poprun sets both.
+    """
+
+    _store = "Distributed"
+
+    def __init__(self) -> None:
+        super().__init__(**_table.defaults(self._store))
+        torchs = "OMPI_COMM_WORLD_SIZE" not in os.environ and {*_TORCHS} <= os.environ.keys()
+        self._place_by(*(_TORCHS if torchs else ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")))
+
+    def disable(self) -> Self:
+        """Act as the only process, whatever the environment says."""
+        return self.configureProcessId(0, 1)
+
+    def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
+        """Read the process count and number from the environment.
+
+        Args:
+            var_num_processes: Variable with the count; 1 if it is not set.
+            var_process_id: Variable with the number; 0 if it is not set.
+        """
+        for name in (var_num_processes, var_process_id):
+            require(isinstance(name, str), f"setEnvVarNames takes names of variables, not {name!r}")
+        return self._place_by(var_num_processes, var_process_id)
+
+    def configureProcessId(self, process_id: int, num_processes: int) -> Self:
+        """Set the process number and count.
+
+        Args:
+            process_id: From 0 to `num_processes` - 1.
+            num_processes: 1 or more.
+
+        Raises:
+            AssertionError: Numbers out of range.
+        """
+        return self._place(process_id, num_processes)
+
+    @property
+    def processId(self) -> int:
+        """Number of this process, from 0."""
+        return self.distributed_process_id
+
+    @property
+    def numProcesses(self) -> int:
+        """Number of processes."""
+        return self.num_distributed_processes
+
+    # Apart from the setters, because a subclass may refuse those.
+
+    def _place_by(self, var_num_processes: str, var_process_id: str) -> Self:
+        return self._place(_number(var_process_id, "0"), _number(var_num_processes, "1"))
+
+    def _place(self, process_id: int, num_processes: int) -> Self:
+        values = {"distributed_process_id": process_id, "num_distributed_processes": num_processes}
+        self._check(values, create=False)
+        require(
+            process_id < num_processes,
+            f"Invalid process id {process_id} of {num_processes} processes: ids count from 0; "
+            "the arguments are configureProcessId(process_id, num_processes)",
+        )
+        self._store_all(values)
+        return self
+
+
+def _number(name: str, otherwise: str) -> int:
+    text = os.environ.get(name, otherwise)
+    require(text.strip().isdecimal(), f"{name}={text!r} should be an integer, 0 or more")
+    return int(text)
+
+
+class _JitOptions(OptionsDict):
+    """A deprecated option."""
+
+    _store = "Jit"
+
+    def __init__(self) -> None:
+        super().__init__(**_table.defaults(self._store))
+
+    def traceModel(self, trace_model: bool) -> Self:
+        """Warn that there is only one way of capturing models.
+
+        Args:
+            trace_model: False is accepted.
+
+        Raises:
+            ValueError: True was given.
+        """
+        self.checkIsFrozen("traceModel")
+        if trace_model:
+            raise ValueError(
+                "traceModel(True): tracing with torch.jit is no longer supported; remove the call"
+            )
+        _logger.warning("Jit.traceModel is deprecated and has no effect")
+        return self
+
+
+class TensorLocationSettings(OptionsDict):
+    """Location and division of one kind of tensor; setters can be chained.
+
+    Differs from the original: settings are checked and stored, and have no effect.
+    """
+
+    _store = "TensorLocationSettings"
+
+    def __init__(self) -> None:
+        super().__init__(**_table.defaults(self._store))
+
+    def minElementsForOffChip(self, min_elements: int) -> Self:
+        """Keep tensors smaller than this on the chip.
+
+        Args:
+            min_elements: Number of elements.
+        """
+        return self._with(minElementsForOffChip=min_elements)
+
+    def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
+        """Divide only tensors of at least this size among replicas.
+
+        Args:
+            min_elements: Number of elements.
+        """
+        return self._with(minElementsForReplicatedTensorSharding=min_elements)
+
+    def useOnChipStorage(self, use: bool | None = True) -> Self:
+        """Keep tensors on the chip or off it.
+
+        Args:
+            use: True, False, or None to leave the choice open again.
+        """
+        if use is None:
+            self.deleteIfExists("onChip")
+            return self
+        return self._with(onChip=use)
+
+    def useReplicatedTensorSharding(self, use: bool = True) -> Self:
+        """Divide tensors among replicas.
+
+        Args:
+            use: Whether to divide them.
+        """
+        return self._with(useReplicatedTensorSharding=use)
+
+    def useIOTilesToLoad(self, use: bool = True) -> Self:
+        """Load off-chip tensors through the input-output tiles.
+
+        Args:
+            use: Whether to use those tiles.
+        """
+        return self._with(useIOTilesToLoad=use)
+
+    def useIOTilesToStore(self, use: bool = True) -> Self:
+        """Keep on-chip tensors in the input-output tiles.
+
+        Args:
+            use: Whether to use those tiles.
+        """
+        return self._with(useIOTilesToStore=use)
+
+    def _with(self, **value: Any) -> Self:
+        self.createOrSet(**value)
+        return self
+
+
+class _TensorLocationOptions(OptionsDict):
+    """Settings for each kind of tensor.
+
+    Differs from the original: they are checked and stored, and have no effect.
+    """
+
+    _store = "TensorLocations"
+
+    def __init__(self) -> None:
+        super().__init__(**_table.defaults(self._store))
+
+    def numIOTiles(self, num_tiles: int) -> Self:
+        """Set tiles aside for input and output.
+
+        Args:
+            num_tiles: An even number from 32 to 192.
+        """
+        require(
+            isinstance(num_tiles, int) and 32 <= num_tiles <= 192 and num_tiles % 2 == 0,
+            f"numIOTiles must be an even number between 32 and 192, not {num_tiles!r}",
+        )
+        self.createOrSet(num_io_tiles=num_tiles)
+        return self
+
+    def setActivationLocation(self, location: TensorLocationSettings) -> Self:
+        """Place activations.
+
+        Args:
+            location: Settings, copied now.
+        """
+        return self._place("location_activation", location)
+
+    def setWeightLocation(self, location: TensorLocationSettings) -> Self:
+        """Place weights.
+
+        Args:
+            location: Settings, copied now.
+        """
+        return self._place("location_weight", location)
+
+    def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
+        """Place optimizer state.
+
+        Args:
+            location: Settings, copied now.
+        """
+        return self._place("location_optimizer", location)
+
+    def setAccumulatorLocation(self, location: TensorLocationSettings) -> Self:
+        """Place gradient accumulators.
+
+        Args:
+            location: Settings, copied now.
+        """
+        return self._place("location_accumulator", location)
+
+    def _place(self, name: str, location: TensorLocationSettings) -> Self:
+        require(
+            isinstance(location, TensorLocationSettings),
+            f"{name} takes a poptorch.TensorLocationSettings, not {location!r}",
+        )
+        self.createOrSet(**{name: copy.deepcopy(location)})
+        return self
