@@ -60,9 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         "--all-partitions", action="store_true", help="accepted; this machine is the only partition"
     )
     parser.add_argument("--no-card-info", action="store_true", help="leave out the device table")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print one JSON object")
-    form.add_argument("--csv", action="store_true", help="print one line per device and process")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--watch",
         nargs="?",
@@ -95,7 +93,7 @@ def _repeated(options: argparse.Namespace) -> int:
     """Refresh in place on a terminal; elsewhere print one frame after the other."""
     system = System.here()
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    on_terminal = is_terminal and not (options.json or options.csv)
+    on_terminal = is_terminal and not options.json
     if on_terminal:
         print(_HOME + _CLEAR, end="")
     try:
@@ -129,8 +127,6 @@ def _frame(system: System, options: argparse.Namespace, width: int | None) -> st
     holds = list_holds(system, devices)
     if options.json:
         return json.dumps(as_json(devices, holds), indent=None if options.watch else 1)
-    if options.csv:
-        return _csv(devices, holds)
     parts = [] if options.no_card_info else [device_table(devices, width)]
     return "\n\n".join(parts + process_tables(devices, holds, width))
 
@@ -146,26 +142,6 @@ def as_json(devices: Sequence[Device], holds: Sequence[Hold]) -> dict[str, Any]:
 
 def _plain(device: Device) -> dict[str, Any]:
     return {**dataclasses.asdict(device), "cpus": sorted(device.cpus)}
-
-
-def _csv(devices: Sequence[Device], holds: Sequence[Hold]) -> str:
-    """Return a line for each device and process; unknown values are empty."""
-    import csv
-    import io
-
-    of_device = ("id", "kind", "name", "clock_mhz", "temperature_c", "power_w")
-    of_process = ("pid", "user", "seconds", "target", "elsewhere", "command")
-    file = io.StringIO()
-    rows = csv.writer(file, lineterminator="\n")
-    rows.writerow([*of_device, *of_process])
-    for device in devices:
-        first = [getattr(device, name) for name in of_device]
-        holders = [hold for hold in holds if device.id in hold.devices]
-        for hold in holders or [None]:
-            rows.writerow([*first, *(getattr(hold, name, None) for name in of_process)])
-    for hold in (hold for hold in holds if not hold.devices):
-        rows.writerow([*(None for _ in of_device), *(getattr(hold, n) for n in of_process)])
-    return file.getvalue().rstrip("\n")
 
 
 def device_table(devices: Sequence[Device], width: int | None) -> str:

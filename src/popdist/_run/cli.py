@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NoReturn
 
@@ -20,69 +20,39 @@ _ROWS = ("hosts", "ILDs", "instances", "replicas")
 def topology_table(plan: Plan) -> str:
     """Return the table: columns that stand for what they hold, or rows of hosts where too wide."""
     for folded in (False, True):
-        text = _columns(plan, folded)
-        if len(text.split("\n", 1)[0]) < _WIDTH:
-            return text
+        rows = _rows(plan, folded)
+        # Of the innermost columns; all instances have the same number of replicas.
+        width = max(-(-(len(label) + 3) // count) - 1 for row in rows for label, count in row)
+        cells = [
+            "|".join(f"{label:^{count * (width + 1) - 1}}" for label, count in row) for row in rows
+        ]
+        lines = [f"| {name:<9} |{text}|" for name, text in zip(_ROWS, cells, strict=True)]
+        inner = len(lines[0]) - 2
+        if inner + 1 < _WIDTH:
+            rule = f"|{'-' * 11}|{'-' * (inner - 12)}|\n"
+            head = f" {'=' * inner}\n|{_TITLE:^{inner}}|\n|{'=' * inner}|\n"
+            return head + f"\n{rule}".join(lines) + f"\n {'-' * inner}"
     return _by_host(plan)
 
 
-def _columns(plan: Plan, folded: bool) -> str:
-    """Return one column per instance, as wide as its replicas need."""
-    replicas = [_replicas(instance, folded) for instance in plan.instances]
-    keys: tuple[Callable[[Instance], Hashable], ...] = (
-        lambda i: i.host,
+def _rows(plan: Plan, folded: bool) -> list[list[tuple[str, int]]]:
+    """Return the labels of each row, and how many innermost columns each covers."""
+    keys: tuple[Callable[[Instance], tuple[str | int, ...]], ...] = (
+        lambda i: (i.host,),
         lambda i: (i.host, i.domain),
-        lambda i: i.rank,
+        lambda i: (i.rank,),
     )
-    names = [_spans(plan, key) for key in keys]
-    widths = [
-        max(sum(map(len, cells)) + 3 * len(cells) - 1, len(str(instance.rank)) + 2)
-        for instance, cells in zip(plan.instances, replicas, strict=True)
+    share = 1 if folded else plan.replicas // len(plan.instances)
+    rows = [
+        [
+            (str(value[-1]), share * len(list(group)))
+            for value, group in groupby(plan.instances, key)
+        ]
+        for key in keys
     ]
-    _widen(widths, names[0])
-    rows = [_cells(widths, spans) for spans in names[:3]]
-    rows.append("|".join(_spread(cells, w) for cells, w in zip(replicas, widths, strict=True)))
-    lines = [f"| {name:<9} |{row}|" for name, row in zip(_ROWS, rows, strict=True)]
-    inner = len(lines[0]) - 2
-    rule = "|" + "-" * 11 + "|" + "-" * (inner - 12) + "|"
-    head = [" " + "=" * inner, f"|{_TITLE:^{inner}}|", "|" + "=" * inner + "|"]
-    body = [part for line in lines for part in (line, rule)][:-1]
-    return "\n".join([*head, *body, " " + "-" * inner])
-
-
-def _replicas(instance: Instance, folded: bool) -> list[str]:
-    numbers = range(instance.offset, instance.offset + instance.replicas)
-    return [_range(numbers)] if folded else [str(number) for number in numbers]
-
-
-def _spans(plan: Plan, key: Callable[[Instance], Hashable]) -> list[tuple[str, int]]:
-    """Return labels, and how many columns each covers."""
-    spans = [(value, len(list(group))) for value, group in groupby(plan.instances, key)]
-    return [(str(v[1] if isinstance(v, tuple) else v), count) for v, count in spans]
-
-
-def _widen(widths: list[int], hosts: Sequence[tuple[str, int]]) -> None:
-    """Give the columns of a host, evenly, what its name lacks."""
-    start = 0
-    for name, count in hosts:
-        inner = sum(widths[start : start + count]) + count - 1
-        each, more = divmod(max(0, len(name) + 2 - inner), count)
-        for n in range(count):
-            widths[start + n] += each + (n < more)
-        start += count
-
-
-def _cells(widths: Sequence[int], spans: Sequence[tuple[str, int]]) -> str:
-    parts, start = [], 0
-    for label, count in spans:
-        parts.append(f"{label:^{sum(widths[start : start + count]) + count - 1}}")
-        start += count
-    return "|".join(parts)
-
-
-def _spread(cells: Sequence[str], width: int) -> str:
-    each, more = divmod(width - (len(cells) - 1), len(cells))
-    return "|".join(f"{cell:^{each + (n < more)}}" for n, cell in enumerate(cells))
+    replicas = range(plan.replicas)
+    cells = [_range(replicas[i.offset : i.offset + i.replicas]) for i in plan.instances]
+    return [*rows, [(text, 1) for text in (cells if folded else map(str, replicas))]]
 
 
 def _by_host(plan: Plan) -> str:

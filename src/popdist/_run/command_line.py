@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -156,7 +155,6 @@ Options before PROGRAM are poprun's; values follow after a space or "=". Boolean
 false, 1 or 0. Exit status: that of the instance that failed first, 128 + N if signal N ended it;
 2 for a mistake in the command line, 127 for a program that is not there.
 """
-_NO_BOOLEANS = ("on", "off", "y", "n", "t", "f", "maybe", "none", "null", "2")
 _OWN = ("help", "version", "version-format")
 
 
@@ -224,23 +222,10 @@ def _next(option: Option, rest: list[str]) -> str:
     if option.kind == "flag":
         return "yes"
     if option.kind == "boolean" and not (rest and rest[0].lower() in (*YES, *NO)):
-        if rest and _is_no_program(rest):
-            raise _not_taken(option, "yes or no", rest[0])
         return "yes"
     if not rest:
         raise Problem(f"--{option.name} needs a value: --{option.name} {option.metavar}.")
     return rest.pop(0)
-
-
-def _is_no_program(rest: Sequence[str]) -> bool:
-    """Return whether the word before a program can only be a value that an option does not take.
-
-    Without a value the program itself follows, which other hosts may have and this one not.
-    """
-    word, *more = rest
-    if word.startswith("-") or shutil.which(word) or Path(word).exists():
-        return False
-    return word.lower() in _NO_BOOLEANS or bool(more and shutil.which(more[0]))
 
 
 def _not_taken(option: Option, expected: str, word: str) -> Problem:
