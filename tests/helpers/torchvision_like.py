@@ -4,8 +4,6 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-_V2 = "torchvision.transforms.v2."
-
 
 class Picture:
     """As an object of PIL: bytes [height, width] or [height, width, channels]."""
@@ -42,11 +40,6 @@ class CIFAR10(MNIST):
         return super().__getitem__(index)
 
 
-class USPS(CIFAR10):
-    def __getitem__(self, index):
-        return super().__getitem__(index)
-
-
 class Compose:
     def __init__(self, transforms):
         self.transforms = transforms
@@ -60,21 +53,6 @@ class Compose:
 class ToTensor:
     def __call__(self, picture):
         return picture.to_tensor().contiguous().to(torch.get_default_dtype()).div(255)
-
-
-class PILToTensor:
-    def __call__(self, picture):
-        return picture.to_tensor()
-
-
-class ConvertImageDtype:
-    def __init__(self, dtype):
-        self.dtype = dtype
-
-    def __call__(self, image):
-        if image.is_floating_point():
-            return image.to(self.dtype)
-        return image.to(self.dtype) / torch.iinfo(image.dtype).max
 
 
 class Normalize:
@@ -93,29 +71,7 @@ class RandomInvert:
         return 1 - image if torch.rand(()) < 0.5 else image
 
 
-class ToDtype:
-    """Of v2, which multiplies by a reciprocal."""
-
-    def __init__(self, dtype, scale=False):
-        self.dtype, self.scale = dtype, scale
-
-    def __call__(self, image):
-        factor = 1.0 / torch.iinfo(image.dtype).max if self.scale else 1.0
-        return image.to(self.dtype).mul_(factor)
-
-
-def _named(kind, module, name=None):
-    """The class under the module that it has in torchvision."""
-    name = name or kind.__name__
-    return type(name, (kind,), {"__module__": module})
-
-
-for _kind, _home in ((MNIST, "mnist"), (CIFAR10, "cifar"), (USPS, "usps")):
+for _kind, _home in ((MNIST, "mnist"), (CIFAR10, "cifar")):
     _kind.__getitem__.__module__ = _kind.__module__ = f"torchvision.datasets.{_home}"
-for _kind in (Compose, ToTensor, PILToTensor, ConvertImageDtype, Normalize, RandomInvert):
+for _kind in (Compose, ToTensor, Normalize, RandomInvert):
     _kind.__module__ = "torchvision.transforms.transforms"
-
-ComposeV2 = _named(Compose, f"{_V2}_container")
-ToImage = _named(PILToTensor, f"{_V2}_type_conversion", "ToImage")
-NormalizeV2 = _named(Normalize, f"{_V2}_misc")
-ToDtype.__module__ = f"{_V2}_misc"

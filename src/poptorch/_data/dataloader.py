@@ -19,13 +19,12 @@ from torch.utils.data import IterableDataset
 
 from abele._torch.facts import has_lost_worker
 from poptorch._compiled.batch_size import BatchSize
-from poptorch._data import known_order
 from poptorch._data.accessor import AsynchronousDataAccessor
 from poptorch._data.batch_sampler import grouped
 from poptorch._data.partition import PartitionSampler
 from poptorch._data.position import Ordered, Position, check_fits
 from poptorch._data.waiting import Timed, Waiting
-from poptorch._data.whole_batches import Fetched, Shared, WholeBatches, whole, why_single
+from poptorch._data.whole_batches import TensorBatches, WholeBatches, draws_at_once, why_single
 from poptorch._error import error, require
 from poptorch._process import distributed
 from poptorch.enums import DataLoaderMode, member
@@ -83,7 +82,6 @@ class DataLoader(torch.utils.data.DataLoader):
 
     _accessor: AsynchronousDataAccessor | None = None
     _partition: PartitionSampler | None = None
-    _indices: Shared | None = None  # of an epoch of whole batches
 
     def __init__(
         self,
@@ -201,29 +199,25 @@ class DataLoader(torch.utils.data.DataLoader):
         self._waiting.why_single = why_single(self.dataset, self.collate_fn)
         if self._waiting.why_single is not None:
             return super().__iter__()
-        batches, indices = WholeBatches(self.dataset), Shared(self._whole_indices())
-        source = self._with(dataset=batches, collate_fn=whole, _indices=indices)
-        usual = torch.utils.data.DataLoader.__iter__(source)
-        return usual if self.pin_memory else Fetched(usual, batches, indices)
+        # The number that torch's iterator draws when it begins.
+        torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        pinned = self.pin_memory and torch.accelerator.is_available()
+        return WholeBatches(self.dataset, self._whole_indices(), pinned=pinned)
 
     def _get_iterator(self) -> Any:
         # Of torch, which calls it whenever it starts workers.
         source = self
-        if self.num_workers > 0:
-            source = self._with(worker_init_fn=_LeftToTheProgram(self.worker_init_fn))
+        if self.num_workers > 0:  # another object, because users read this one's function
+            source = object.__new__(type(self))
+            source.__dict__.update(self.__dict__)
+            source.__dict__["worker_init_fn"] = _LeftToTheProgram(self.worker_init_fn)
         return super(DataLoader, source)._get_iterator()
-
-    def _with(self, **parts: Any) -> "DataLoader":
-        """Return another object with other parts, because users read those of this one."""
-        source = object.__new__(type(self))
-        source.__dict__.update(self.__dict__, **parts)
-        return source
 
     def _whole_indices(self) -> Any:
         """Return a sampler of whole batches' indices, as tensors where results are equal."""
         sampler: Any = self.batch_sampler
-        if known_order.knows(sampler):
-            sampler = known_order.TensorBatches(sampler)
+        if draws_at_once(sampler):
+            sampler = TensorBatches(sampler)
         return Ordered(sampler, self._position.order, self.generator)
 
     def state_dict(self) -> dict[str, Any]:
@@ -281,8 +275,6 @@ class DataLoader(torch.utils.data.DataLoader):
     def _index_sampler(self) -> Any:
         # What torch's iterators take indices from. Any other way to begin in the middle of an
         # epoch would change an attribute that users read.
-        if self._indices is not None:
-            return self._indices
         sampler: Any = super()._index_sampler
         return Ordered(sampler, self._position.order, self.generator)
 

@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from poptorch._data import transforms
-from poptorch._data.transforms import Pictures, UnknownError
+
+class UnknownError(Exception):
+    """A data set whose items have to be fetched one by one; the message says why."""
+
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -124,13 +126,19 @@ def _is_plain(value: Any) -> bool:
 # -- torchvision -----------------------------------------------------------------------------------
 
 
+class Pictures:
+    """Pictures that the data set would give as objects of PIL.
+
+    Args:
+        values: uint8 [rows, channels, height, width].
+    """
+
+    def __init__(self, values: torch.Tensor):
+        self.values = values
+
+
 def _of_mnist(dataset: Any, indices: Indices) -> torch.Tensor:
     (values,) = _rows([dataset.data], indices)
-    return values.unsqueeze(1)
-
-
-def _of_usps(dataset: Any, indices: Indices) -> torch.Tensor:
-    (values,) = _rows([torch.from_numpy(dataset.data)], indices)
     return values.unsqueeze(1)
 
 
@@ -142,7 +150,6 @@ def _of_cifar(dataset: Any, indices: Indices) -> torch.Tensor:
 #: What pictures [rows, channels, height, width] a ``__getitem__`` begins with, by its home.
 _TORCHVISION: dict[tuple[str, str], Callable[[Any, Indices], torch.Tensor]] = {
     ("torchvision.datasets.mnist", "MNIST.__getitem__"): _of_mnist,
-    ("torchvision.datasets.usps", "USPS.__getitem__"): _of_usps,
     ("torchvision.datasets.cifar", "CIFAR10.__getitem__"): _of_cifar,
 }
 
@@ -153,10 +160,50 @@ def _of_pictures(
     values = read(dataset, indices)
     if values.dtype is not torch.uint8 or dataset.target_transform is not None:
         raise UnknownError("its pictures are not bytes, or it has a target_transform")
-    images = transforms.apply(dataset.transform, Pictures(values))
+    images = _transformed(dataset.transform, Pictures(values))
     if not isinstance(images, torch.Tensor):
         raise UnknownError("its items are objects of PIL")
     return [images.contiguous(), _targets(dataset.targets, indices)]
+
+
+def _transformed(transform: Any, images: Any) -> Any:
+    """Apply a transform of torchvision to every picture of a batch, with the same bits.
+
+    Classes are known by name and module: torchvision need not import. Parameters are read at each
+    call, so a program may change them at any time.
+
+    Args:
+        transform: ``ToTensor``, ``Normalize``, or ``Compose`` of them.
+        images: ``Pictures``, or a tensor whose dimension 0 counts items.
+    """
+    kind = type(transform).__name__
+    if type(transform).__module__ != "torchvision.transforms.transforms":
+        kind = ""
+    if kind == "Compose":
+        for each in transform.transforms:
+            images = _transformed(each, images)
+        return images
+    if kind == "ToTensor" and isinstance(images, Pictures):
+        return images.values.to(torch.get_default_dtype()).div_(255)
+    if kind == "Normalize" and isinstance(images, torch.Tensor):
+        mean, deviation = (_column(each, images.dtype) for each in (transform.mean, transform.std))
+        # Earlier transforms have made these values, so nobody else sees that they are written.
+        return images.sub_(mean).div_(deviation)
+    raise UnknownError(
+        f"the transform {type(transform).__name__} is not known to act on each item alone"
+    )
+
+
+def _column(numbers: Any, dtype: torch.dtype) -> torch.Tensor:
+    if not isinstance(numbers, list | tuple):
+        raise UnknownError("Normalize by other than a list of numbers is not known")
+    # As text, because 0.0 and -0.0 are equal.
+    return _cached_column(tuple(float(number).hex() for number in numbers), dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _cached_column(numbers: tuple[str, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor([*map(float.fromhex, numbers)], dtype=dtype).view(-1, 1, 1)
 
 
 def _targets(targets: Any, indices: Indices) -> torch.Tensor:

@@ -1,99 +1,61 @@
 """Reading a data set in memory batch by batch instead of item by item, with the same bits.
 
 Compared with single items whenever an epoch begins; where anything differs or is not known, items
-are fetched one by one.
+are fetched one by one. Indices of an epoch are tensors where its sampler is known to draw all of
+them at once: torch's batch sampler makes lists, which become tensors again to index with.
 """
 
 import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, default_collate
 
-from abele import _torch
 from poptorch._data import in_memory
-from poptorch._data.in_memory import Indices
-from poptorch._data.transforms import UnknownError
+from poptorch._data.in_memory import UnknownError
+from poptorch._data.partition import PartitionSampler
 
 _FIRST, _AT_RANDOM = 2, 6  # items that are compared
+_AT_ONCE = 64  # batches: a long epoch need not wait until the last of them is divided off
 
 #: What computing a batch of known parts can come to; single items say it in their own words.
 _FAILURES = (UnknownError, RuntimeError, TypeError, ValueError, IndexError, AttributeError)
 
 
-class WholeBatches(Dataset):
-    """A data set of which torch's loader asks for whole batches; its collate function is ``whole``.
+class WholeBatches:
+    """An epoch of a data set in memory.
 
     Args:
         dataset: map-style, one that ``why_single`` has no objection to.
+        indices: of each batch: lists, or tensors of numbers that are not negative.
+        pinned: copy batches to page-locked memory.
     """
 
-    def __init__(self, dataset: Any):
-        self._dataset = dataset
+    def __init__(self, dataset: Any, indices: Any, *, pinned: bool):
+        self._dataset, self._sampler, self._pinned = dataset, indices, pinned
+        self._indices = iter(indices)
 
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._dataset[index]
-
-    def __getitems__(self, indices: Indices) -> Any:
-        """Return the batch of some items; the program may have changed the data set meanwhile."""
-        try:
-            return in_memory.batch(self._dataset, indices)
-        except _FAILURES:
-            return _from_items(self._dataset, in_memory.numbers(indices))
-
-
-class Shared:
-    """An epoch of a sampler: all who iterate over it take from one iterator.
-
-    Args:
-        sampler: of indices.
-    """
-
-    def __init__(self, sampler: Any):
-        self._sampler, self._indices = sampler, iter(sampler)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._indices
+    def __iter__(self) -> Self:
+        return self
 
     def __len__(self) -> int:
         return len(self._sampler)
 
-
-class Fetched:
-    """Torch's iterator over whole batches, with less between an index and its rows.
-
-    Torch tells its profiler of each batch, which takes as long as fetching one that is small. Here
-    torch's iterator does the work only while somebody profiles.
-
-    Args:
-        usual: torch's iterator over ``batches``.
-        batches: what is fetched.
-        indices: where ``usual`` takes its indices, too.
-    """
-
-    def __init__(self, usual: Any, batches: WholeBatches, indices: Shared):
-        self._usual, self._fetch, self._indices = usual, batches.__getitems__, iter(indices)
-
-    def __iter__(self) -> "Fetched":
-        return self
-
     def __next__(self) -> Any:
-        if _torch.is_profiling():
-            return next(self._usual)
-        return self._fetch(next(self._indices))
+        indices = next(self._indices)
+        try:
+            batch = in_memory.batch(self._dataset, indices)
+        except _FAILURES:  # the program may have changed the data set meanwhile
+            batch = _from_items(self._dataset, in_memory.numbers(indices))
+        return _pinned(batch) if self._pinned else batch
 
-    def __len__(self) -> int:
-        return len(self._usual)
 
-
-def whole(batch: Any) -> Any:
-    """Return what ``WholeBatches`` made: nothing is left to collate."""
-    return batch
+def _pinned(batch: Any) -> Any:
+    if isinstance(batch, list):
+        return [_pinned(each) for each in batch]
+    return batch.pin_memory() if isinstance(batch, torch.Tensor) else batch
 
 
 def why_single(dataset: Any, collate: Callable[[list], Any]) -> str | None:
@@ -151,3 +113,53 @@ def _equal(some: Any, others: Any) -> bool:
 
 def _bits(values: torch.Tensor) -> torch.Tensor:
     return values.contiguous().view(-1).view(torch.uint8)
+
+
+# -- order of an epoch ----------------------------------------------------------------------------
+
+
+class TensorBatches:
+    """Indices of torch's batch sampler, drawn in its order, as int64 tensors.
+
+    Args:
+        sampler: one of which ``draws_at_once`` is true.
+    """
+
+    def __init__(self, sampler: BatchSampler):
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        rows: Any = self._sampler.sampler
+        order = _ORDERS[type(rows)](rows)
+        size, count = self._sampler.batch_size, len(order)
+        if self._sampler.drop_last:
+            count -= count % size
+        for first in range(0, count, _AT_ONCE * size):
+            yield from order[first : min(count, first + _AT_ONCE * size)].split(size)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+def draws_at_once(sampler: Any) -> bool:
+    """Return whether later epochs' indices may be drawn early without a visible difference."""
+    if type(sampler) is not BatchSampler:
+        return False
+    rows: Any = sampler.sampler
+    if type(rows) is not RandomSampler:
+        return type(rows) in _ORDERS
+    # A generator of the program's is drawn from once more when the epoch ends.
+    whole = not rows.replacement and rows.num_samples == len(rows.data_source)
+    return whole and rows.generator is None
+
+
+def _shuffled(sampler: RandomSampler) -> torch.Tensor:
+    seed = int(torch.empty((), dtype=torch.int64).random_().item())
+    return torch.randperm(len(sampler.data_source), generator=torch.Generator().manual_seed(seed))
+
+
+_ORDERS: dict[type, Callable[[Any], torch.Tensor]] = {
+    RandomSampler: _shuffled,
+    SequentialSampler: lambda sampler: torch.arange(len(sampler.data_source), device="cpu"),
+    PartitionSampler: lambda sampler: sampler.order(),
+}
