@@ -123,7 +123,7 @@ class SharingStrategy(enum.IntEnum):
     SharedMemory = 0
     """The worker is spawned, and the data set pickled to it."""
     FileSystem = 1
-    """Spawned too; the data set goes through a temporary file."""
+    """Spawned too."""
     Fork = 2
     """The worker is forked, so that the data set need not pickle."""
     ForkServer = 3

@@ -8,9 +8,7 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
-import pickle
 import socket
-import tempfile
 import threading
 from collections import deque
 from multiprocessing import reduction, util
@@ -19,7 +17,6 @@ from typing import Any, Self
 
 import torch
 
-from abele.storage import temporary
 from abele.warn import warn_user
 from poptorch._data import accessor_worker
 from poptorch._data.lending import Inbox, Lender
@@ -60,9 +57,8 @@ class AsynchronousDataAccessor:
         miss_sleep_time_in_ms: No effect.
         load_indefinitely: At the end of the data set, begin to prepare the next epoch.
         early_preload: Begin before an iterator is asked for.
-        sharing_strategy: How the process is made: SharedMemory and FileSystem spawn it, the
-            latter passing the data set through a temporary file; Fork and ForkServer fork it. A
-            member or its name.
+        sharing_strategy: How the process is made: SharedMemory and FileSystem spawn it, Fork and
+            ForkServer fork it. A member or its name.
         rebatched_size: Assemble elements of this many rows from smaller or larger ones.
 
     Raises:
@@ -98,7 +94,6 @@ class AsynchronousDataAccessor:
         self._lock = threading.RLock()
         job = accessor_worker.Job(
             dataset=dataset,
-            path=None,
             parsers=custom_types.registered(),
             num_slots=buffer_size,
             load_indefinitely=load_indefinitely,
@@ -186,21 +181,14 @@ class AsynchronousDataAccessor:
         self._skip, self._replay, self._ahead = count, replay, False
 
     def _start(self, job: accessor_worker.Job, strategy: SharingStrategy) -> None:
-        if strategy is SharingStrategy.FileSystem:
-            job = _in_file(job)
-        try:
-            self._process, self._connection = _launch(job, strategy)
-            self._inbox = Inbox(self._process, self._connection)
-            # multiprocessing's own finalizer, because its exit handler waits for child processes
-            # and must find none; it also runs when this object is collected, never in a fork.
-            self._stop = util.Finalize(
-                self, _shut_down, (self._process, self._connection), exitpriority=10
-            )
-            self._lender = self._receive_memory(job.num_slots)
-        finally:
-            if job.path is not None:
-                with contextlib.suppress(FileNotFoundError):  # usual: the worker removed it
-                    os.unlink(job.path)
+        self._process, self._connection = _launch(job, strategy)
+        self._inbox = Inbox(self._process, self._connection)
+        # multiprocessing's own finalizer, because its exit handler waits for child processes and
+        # must find none; it also runs when this object is collected, never in a fork.
+        self._stop = util.Finalize(
+            self, _shut_down, (self._process, self._connection), exitpriority=10
+        )
+        self._lender = self._receive_memory(job.num_slots)
 
     def _receive_or_fail(self) -> tuple[Any, ...]:
         try:
@@ -283,17 +271,6 @@ def _launch(
     finally:
         worker_connection.close()
     return process, connection
-
-
-def _in_file(job: accessor_worker.Job) -> accessor_worker.Job:
-    temporary.sweep()
-    with tempfile.NamedTemporaryFile(prefix=f"{temporary.prefix()}dataset-", delete=False) as file:
-        try:
-            pickle.dump(job.dataset, file, pickle.HIGHEST_PROTOCOL)
-        except Exception as problem:
-            os.unlink(file.name)
-            raise _not_picklable(problem) from problem
-    return dataclasses.replace(job, dataset=None, path=file.name)
 
 
 def _not_picklable(problem: Exception) -> Exception:

@@ -9,9 +9,9 @@ that of the element in the slot: the parent may free it twice. A closed connecti
 """
 
 import contextlib
+import itertools
 import multiprocessing
 import os
-import pickle
 import random
 import signal
 import threading
@@ -43,8 +43,7 @@ class Job:
     """A worker's task.
 
     Attributes:
-        dataset: The data set; None if it is in a file.
-        path: That file, which the worker removes.
+        dataset: The data set.
         parsers: Custom parsers, which the worker's registry may lack.
         num_slots: How many elements are prepared ahead.
         load_indefinitely: Begin the next epoch at the end of one.
@@ -56,7 +55,6 @@ class Job:
     """
 
     dataset: Any
-    path: str | None
     parsers: dict[type, custom_types.ICustomArgParser]
     num_slots: int
     load_indefinitely: bool
@@ -118,7 +116,7 @@ class _Worker:
         self._job = job
         for kind, parser in job.parsers.items():
             custom_types.registerCustomArgParser(kind, parser)
-        self._dataset = job.dataset if job.path is None else _load_and_remove(job.path)
+        self._dataset = job.dataset
         self._free = list(range(job.num_slots))
         self._given: dict[int, int] = {}  # serial numbers of the elements that the parent has
         self._serial = 0
@@ -136,7 +134,7 @@ class _Worker:
             first = next(self._elements)
         except StopIteration:
             raise RuntimeError("The Dataset is empty") from None
-        self._elements = _chain(first, self._elements)
+        self._elements = itertools.chain([first], self._elements)
         self._share_memory(Parts.of(first))
         idle = not self._job.early_preload
         while True:
@@ -299,14 +297,3 @@ class _Worker:
             lending.send(self._connection, message)
         except OSError:
             raise _StoppedError from None
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
-
-
-def _load_and_remove(path: str) -> Any:
-    with open(path, "rb") as file:
-        os.unlink(path)
-        return pickle.load(file)  # noqa: S301 - the parent wrote it a moment ago
