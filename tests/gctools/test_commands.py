@@ -63,16 +63,6 @@ def test_monitor_on_narrow_terminals(busy, capsys, monkeypatch, width):
     assert max(map(len, lines)) <= width
 
 
-def test_board_values_stand_on_one_row_of_a_device(busy, capsys):
-    busy.add_process(400, cpus="0")
-    gpu = {"target": "cuda", "device": "cuda:0", "since": 1e9, "uuid": "GPU-0"}
-    busy.add_record(400, held=[gpu])
-    monitor.main(["--no-card-info"])
-    rows = [titles(line) for line in capsys.readouterr().out.splitlines() if "| cuda" in line]
-    assert [row[0] for row in rows] == ["321", "400"]
-    assert [row[-2:] for row in rows] == [["41", "312"], ["", ""]]
-
-
 def test_monitor_without_processes(machine, at, capsys):
     at(machine)
     assert monitor.main(["--no-card-info", "-v"]) == 0
@@ -183,15 +173,6 @@ def test_info_that_cannot_be_had(busy, capsys, arguments, said):
         status = end.code
     assert status == 2
     assert said in capsys.readouterr().err
-
-
-def test_a_clock_that_nobody_tells(tmp_path, at, capsys):
-    machine = Machine(tmp_path)
-    machine.add_sockets(1)
-    (machine.proc / "cpuinfo").unlink()
-    at(machine)
-    assert info.main(["--tile-clock-speed"]) == 2
-    assert "does not tell the clock" in capsys.readouterr().err
 
 
 def test_inventory(busy, capsys):

@@ -45,13 +45,6 @@ def test_temperature_by_the_label_of_the_socket(machine):
     assert [d.temperature_c for d in list_devices(machine.system())] == [40, 50]
 
 
-def test_temperature_by_the_order_of_chips(machine):
-    for chip in range(2):
-        put(machine.sys, f"class/hwmon/hwmon{chip + 9}/name", "k10temp")
-        put(machine.sys, f"class/hwmon/hwmon{chip + 9}/temp1_input", 51_500 + chip * 1000)
-    assert [d.temperature_c for d in list_devices(machine.system())] == [51.5, 52.5]
-
-
 def test_temperature_of_zones_that_are_not_one_per_socket_is_not_guessed(machine):
     put(machine.sys, "class/thermal/thermal_zone0/type", "x86_pkg_temp")
     put(machine.sys, "class/thermal/thermal_zone0/temp", 33_000)

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from gctools import _output
-from gctools._output import can_print, clean, width_of
+from gctools._output import width_of
 from gctools._tables import Column, box, table
 
 COLUMNS = (
@@ -70,15 +70,6 @@ def test_letters_of_two_columns_and_marks_of_none_keep_boxes_straight():
 
 def test_command_lines_are_no_markup():
     assert "| [red]x[/]" in table(COLUMNS, [[["1", "[red]x[/]", "", ""]]], None)
-
-
-def test_command_lines_cannot_move_the_cursor():
-    assert clean("a\x1b[31mb\nc\u202ed\t\0e") == "a [31mb c d e"
-
-
-def test_a_terminal_without_the_letter_gets_a_question_mark():
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    assert can_print(stream, "é|") == "?|"
 
 
 def test_width(monkeypatch):

@@ -1,7 +1,5 @@
 """Training that was interrupted and goes on ends with the bits of training that was not."""
 
-import shutil
-
 import pytest
 import torch
 
@@ -118,19 +116,3 @@ def test_random_numbers_of_processes_that_load_are_drawn_again(tmp_path, kind):
     settings = {"loader": REPLAYED[kind], "data": Data(noise=0.1), "replay": True}
     expected = undisturbed(tmp_path, **settings)
     same(interrupted(tmp_path / "cut", (9,), lambda: settings), expected)
-
-
-def test_it_does_not_matter_when_rates_are_told(tmp_path):
-    expected = {}
-    for first in (True, False):
-        program = Program(tmp_path / "whole", every=1000)
-        shutil.rmtree(tmp_path / "whole", ignore_errors=True)
-        expected[first] = program.run(epochs=1, tell_first=first)
-        program.close()
-    for first, each in expected.items():
-        folder = tmp_path / str(first)
-        program = Program(folder)
-        with pytest.raises(Killed):
-            program.run(4, epochs=1, tell_first=first)
-        program.close()
-        same(Program(folder).run(epochs=1, tell_first=first), each)

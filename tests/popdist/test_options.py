@@ -147,26 +147,6 @@ def test_replicas_of_one_instance_train_as_replication_factor_does(poprun):
     assert torch.equal(trained(quiet()), trained(plain))
 
 
-def test_training_in_several_instances_needs_a_place_to_meet(poprun):
-    poprun(index=1, instances=3, local=2)
-    with pytest.raises(poptorch.Error, match="Process 1 of 3 does not know where to meet"):
-        trained(quiet())
-
-
-def test_instances_validate_disjoint_parts_of_the_data(poprun):
-    data = torch.utils.data.TensorDataset(*rows(24))
-    seen = []
-    for index in range(3):
-        poprun(index=index, instances=3, local=2)
-        options = quiet()
-        wrapped = poptorch.inferenceModel(scorer(), options)
-        loader = poptorch.DataLoader(options, data, batch_size=2)
-        seen += [wrapped(x, y)[1] for x, y in loader]
-        assert len(loader) == 2
-    with torch.no_grad():
-        assert torch.allclose(torch.cat(seen), scorer()(*rows(24))[1])
-
-
 def test_a_saved_model_runs_in_a_program_without_poprun(poprun, monkeypatch, tmp_path):
     poprun(local=2)
     model = scorer()

@@ -207,12 +207,6 @@ if attempt < 2:
     ]
 
 
-def test_restarts_come_to_an_end(poprun):
-    run = poprun(["--max-restarts", "1"], "print('again'); sys.exit(4)")
-    assert run.status == 4
-    assert run.lines(0) == ["again", "again"]
-
-
 STAY = """
 subprocess.Popen(["sleep", "1000"])
 subprocess.Popen(["sleep", "1000"], start_new_session=True)
@@ -254,33 +248,6 @@ def environment(pid):
     return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
-SHARE = """
-from multiprocessing import Process, shared_memory
-if __name__ == "__main__":
-    name = f"{os.environ['NAME']}-{os.environ['RANK']}"
-    kept = shared_memory.SharedMemory(create=True, size=1000, name=name)
-    Process(target=time.sleep, args=[1000]).start()
-    print("pid", os.getpid())
-    time.sleep(1000)
-"""
-
-
-@pytest.mark.parametrize("victim", ["instance", "shim", "poprun"])
-def test_no_shared_memory_is_left_whoever_is_killed(poprun, victim, tmp_path):
-    name = f"poprun-{tmp_path.name}-{os.getpid()}"
-    run = poprun(["--num-instances", "2"], SHARE, start=True, NAME=name)
-    run.until(lambda: run.out.count("pid") == 2, "both instances")
-    assert len(list(Path("/dev/shm").glob(f"{name}*"))) == 2
-    candidates = {
-        "instance": [int(run.lines(1)[0].split()[1])],
-        "shim": [pid for pid, line in run.processes().items() if "shim.py" in line],
-        "poprun": [run.pid],
-    }
-    os.kill(candidates[victim][0], signal.SIGKILL)
-    assert run.wait() == (-9 if victim == "poprun" else 137)
-    assert not list(Path("/dev/shm").glob(f"{name}*"))
-
-
 @pytest.mark.parametrize("seconds", [0, 1])
 def test_who_ignores_signals_is_killed_after_the_time_of_grace(poprun, seconds):
     program = """
@@ -312,46 +279,6 @@ time.sleep(1000)
     run.signal(signal.SIGTERM)
     assert run.wait() == 143
     assert run.lines(0) == ["here", "stopping", "saved"]
-
-
-def test_what_the_caller_ignores_stays_ignored(poprun):
-    run = poprun(
-        [], "print('here'); time.sleep(1); print('done')", start=True, ignored=signal.SIGHUP
-    )
-    run.until(lambda: "here" in run.out, "the instance")
-    run.signal(signal.SIGHUP)
-    assert run.wait() == 0
-    assert run.lines(0) == ["here", "done"]
-
-
-def test_lines_of_many_instances_stay_whole(poprun):
-    program = """
-rank = os.environ["RANK"]
-for n in range(200):
-    for part in ("instance ", rank, " line ", str(n), " " + "x" * 100, "\\n"):
-        os.write(1, part.encode())
-    os.write(2, f"\\r{n}/200".encode())
-os.write(2, b"\\rdone\\n")
-os.write(1, b"no end of line")
-"""
-    run = poprun(["--num-instances", "4"], program)
-    assert run.status == 0
-    for rank in range(4):
-        expected = [f"instance {rank} line {n} {'x' * 100}" for n in range(200)]
-        assert run.lines(rank) == [*expected, "no end of line"]
-    assert all(line.startswith("[1,") for line in run.out.splitlines())
-    assert run.lines(0, "stderr")[-1] == "done"
-    assert run.lines(1, "stderr") == []
-
-
-def test_only_one_instance_may_be_heard_but_failures_are_told(poprun):
-    program = (
-        "print('I am', os.environ['RANK']); time.sleep(0.2); sys.exit(os.environ['RANK'] == '1')"
-    )
-    run = poprun(["--num-instances", "2", "--only-output-from-instance", "0"], program)
-    assert run.status == 1
-    assert run.out == "[1,0]<stdout>:I am 0\n"
-    assert "[E]   I am 1" in run.log
 
 
 REDUCE = """

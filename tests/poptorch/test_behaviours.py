@@ -1,7 +1,6 @@
-"""Behaviours that the original's documentation does not spell out: types, weights, programs.
+"""Behaviours that the original's documentation does not spell out.
 
-Those of optimizers, options and data are in ``test_behaviours_of_data.py``. Everything
-goes through the public interface.
+Types, weights, programs, optimizers and options; everything goes through the public interface.
 """
 
 import collections
@@ -24,7 +23,7 @@ from helpers.wrapping import (
     trainer,
     weights,
 )
-from poptorch import OutputMode, optim
+from poptorch import MeanReductionStrategy, OutputMode, optim
 
 X = torch.arange(12.0).reshape(4, 3)
 
@@ -452,3 +451,100 @@ def test_training_runs_with_nothing_trainable(make):
     for _ in range(2):
         assert wrapped(X).item() == 4.0
     assert make == "no parameters" or model.weight.item() == 2.0
+
+
+# -- optimizers ------------------------------------------------------------------------------
+
+KINDS = [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_optimizers_step_on_the_host(kind):
+    def make(model):
+        return kind(model.parameters(), lr=0.1, weight_decay=0.1)
+
+    host, model = scorer(), scorer()
+    plain_steps(host, make(host), [[rows(4, seed)] for seed in range(3)])
+    wrapped = trainer(model, make(model))
+    for seed in range(3):
+        wrapped(*rows(4, seed))
+    assert not torch.equal(weights(host), weights(scorer()))
+    torch.testing.assert_close(weights(host), weights(model), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW])
+@pytest.mark.parametrize("limit", [0.05, 1e6])
+def test_max_grad_norm_clips_the_global_norm(kind, limit):
+    model, plain = scorer(), scorer()
+    # Two groups: the norm is over the parameters of both.
+    groups = [{"params": [p]} for p in model.parameters()]
+    wrapped = trainer(model, kind(groups, lr=0.1, max_grad_norm=limit))
+    stepper = getattr(torch.optim, kind.__name__)(plain.parameters(), lr=0.1)
+    for seed in range(2):
+        wrapped(*rows(4, seed))
+        stepper.zero_grad()
+        plain(*rows(4, seed))[0].backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), limit)
+        stepper.step()
+    torch.testing.assert_close(weights(model), weights(plain), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_keep_optimizer_attributes(kind):
+    model = scorer()
+    original = kind(model.parameters(), lr=0.1, loss_scaling=4.0, accum_type=torch.float16)
+    original.variable_attrs.markAsConstant("lr")
+    original.extra = "a user's own"
+    result = copy.copy(original)
+    assert type(result) is kind
+    assert (result.loss_scaling, result.accum_type, result.extra) == (
+        4.0,
+        torch.float16,
+        "a user's own",
+    )
+    assert result.variable_attrs.isConstant("lr")
+    assert not result.variable_attrs.isConstant("loss_scaling")
+    wrapped = trainer(model, result)
+    wrapped(*rows(4))
+    assert not torch.equal(weights(model), weights(scorer()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "strategy"),
+    [
+        ({"accum_type": torch.float16}, MeanReductionStrategy.Running),
+        ({"accum_type": torch.float16, "use_combined_accum": True}, MeanReductionStrategy.Post),
+        ({"accum_type": torch.float32}, MeanReductionStrategy.Post),
+    ],
+)
+def test_half_accumulators_take_a_running_mean(settings, strategy):
+    model, chosen = scorer(), options(gradientAccumulation=2)
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **settings)
+    wrapped = poptorch.trainingModel(model, chosen, optimizer)
+    name = "meanAccumulationAndReplicationReductionStrategy"
+    assert getattr(wrapped.options.Training, name) == strategy
+    assert getattr(chosen.Training, name) == MeanReductionStrategy.Post
+    wrapped(*rows(4))
+    plain = scorer()
+    plain_steps(plain, sgd(plain), [[rows(4)]])
+    torch.testing.assert_close(weights(model), weights(plain), rtol=0, atol=1e-3)
+
+
+# -- options ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_executor_copies_the_options(training):
+    chosen = options()
+    wrap = poptorch.trainingModel if training else poptorch.inferenceModel
+    wrapped = wrap(scorer(), chosen)
+    assert wrapped.options is not chosen
+    assert wrapped.options.output_mode == (OutputMode.Final if training else OutputMode.All)
+    assert chosen.defaultOutputMode()
+    assert chosen.output_mode == OutputMode.Default
+    for frozen in (chosen, wrapped.options):
+        with pytest.raises(AttributeError, match="Can't modify frozen Options"):
+            frozen.deviceIterations(2)
+
+
+# -- data ------------------------------------------------------------------------------------

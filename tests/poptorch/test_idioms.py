@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
-from helpers.wrapping import Scorer, options, plain_steps, rows, scorer, sgd, trainer, weights
+from helpers.wrapping import options, plain_steps, rows, scorer, sgd, trainer, weights
 from poptorch import AutoStage, OutputMode
 
 
@@ -230,12 +230,6 @@ def test_detaching_is_guarded_by_a_question():
             wrapped.detachFromDevice()
 
 
-def test_throughput_counts_the_rows_of_a_step():
-    opts = options(deviceIterations=3, gradientAccumulation=2, replicationFactor=2)
-    loader = poptorch.DataLoader(opts, pairs(48), batch_size=2)
-    assert loader.combinedBatchSize == len(next(iter(loader))[0]) == 24
-
-
 @pytest.mark.parametrize("level", ["ERR", 4])
 def test_log_levels_by_name_and_number(level, caplog):
     logger = logging.getLogger("poptorch::python")
@@ -303,20 +297,9 @@ def test_the_gradient_of_a_weight_is_anchored():
     )
 
 
-def test_memory_shares_for_every_device():
-    opts = options().setAvailableMemoryProportion({f"IPU{i}": 0.2 for i in range(4)})
-    assert len(trainer_with(opts)(*rows(4))) == 2
-
-
 def trainer_with(opts):
     model = scorer()
     return poptorch.trainingModel(model, opts, sgd(model))
-
-
-def test_very_large_models_name_a_file_for_their_weights(tmp_path):
-    opts = options()
-    opts._Popart.set("saveInitializersToFile", str(tmp_path / "weights.onnx"))
-    assert len(trainer_with(opts)(*rows(4))) == 2
 
 
 def test_compile_only_runs_need_no_device():
@@ -325,14 +308,6 @@ def test_compile_only_runs_need_no_device():
     assert wrapped.isCompiled()
     with pytest.raises(AssertionError, match="offline device"):
         wrapped(*rows(4))
-
-
-def test_equal_seeds_before_equal_models():
-    def made():
-        options(randomSeed=42)
-        return weights(Scorer())
-
-    assert torch.equal(made(), made())
 
 
 def test_options_can_be_subclassed():

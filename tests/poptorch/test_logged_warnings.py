@@ -12,7 +12,6 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
 from abele.targets.base import COMPILED
-from helpers import datasets as data
 from helpers.fakes import Keeping, prefer
 from helpers.wrapping import Calls, inference, options, rows, scorer, trainer
 from poptorch import optim
@@ -106,20 +105,6 @@ def test_a_subclass_of_an_optimizer(warned):
     assert warned("Mine is a subclass of SGD: its Python code does not run") == 1
 
 
-@pytest.mark.parametrize(("size", "count"), [(7, 1), (8, 0)])
-def test_a_dataset_that_does_not_divide(warned, size, count):
-    poptorch.DataLoader(
-        options(deviceIterations=2), data.Range(size), batch_size=2, drop_last=False
-    )
-    assert warned(f"{size} elements are not divisible by 4, and drop_last is False") == count
-
-
-@pytest.mark.parametrize("given", [{}, {"worker_init_fn": id}])
-def test_an_iterable_dataset_is_repeated(warned, given):
-    poptorch.DataLoader(options(), data.Stream(8), batch_size=2, num_workers=2, **given)
-    assert warned("repeated by each of the 2 workers") == (0 if given else 1)
-
-
 @pytest.mark.parametrize(
     ("processes", "cached", "compiles"),
     [(1, False, True), (2, False, True), (2, True, True), (2, False, False)],
@@ -143,40 +128,10 @@ def test_several_processes_without_a_cache(
     assert warned("2 processes compile .* options.enableExecutableCaching") == int(expected)
 
 
-def test_the_environment_overrides_profiling(warned, monkeypatch, tmp_path):
-    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", f'{{"autoReport.directory": "{tmp_path}"}}')
-    options().enableProfiling("elsewhere")
-    assert warned("POPLAR_ENGINE_OPTIONS overrides autoReport.directory") == 1
-
-
 def test_the_number_of_ipus_is_rounded_up(warned):
     wrapped = inference(lambda x: x + 1, replicationFactor=3, autoRoundNumIPUs=True)
     assert torch.equal(wrapped(X[:3]), X[:3] + 1)
     assert warned("Number of IPUs rounded up from 3 to 4") == 1
-
-
-def test_a_model_is_saved_to_a_folder(warned, tmp_path):
-    wrapped = inference(lambda x: x + 1)
-    wrapped(X)
-    wrapped.save(str(tmp_path))
-    assert (tmp_path / "model.poptorch").is_file()
-    assert warned(r"save\(\): .* is a directory") == 1
-
-
-@pytest.mark.parametrize(
-    ("act", "name"),
-    [
-        (lambda o: o.Precision.halfFloatCasting("anything"), "Precision.halfFloatCasting"),
-        (
-            lambda o: o.Precision.runningStatisticsAlwaysFloat(True),
-            "Precision.runningStatisticsAlwaysFloat",
-        ),
-        (lambda o: o.Jit.traceModel(False), "Jit.traceModel"),
-    ],
-)
-def test_deprecated_options(warned, act, name):
-    act(poptorch.Options())
-    assert warned(f"{name} is deprecated") == 1
 
 
 def test_caching_works_with_the_simulator_chosen(warned, tmp_path, monkeypatch):

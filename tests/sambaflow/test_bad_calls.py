@@ -165,12 +165,6 @@ def test_an_optimizer_of_nothing_in_the_model():
         compiled(Dense(), named(rows(0)), SGD([torch.nn.Parameter(torch.ones(1))]))
 
 
-def test_an_optimizer_for_inference():
-    model = Dense()
-    with pytest.raises(UsageError, match=r"An optimizer was given for inference. Pass None"):
-        compiled(model, named(rows(0)), SGD(model.parameters()), inference=True)
-
-
 @pytest.mark.parametrize(
     ("inputs", "text"),
     [
@@ -202,15 +196,6 @@ def test_losses():
     model = Dense()
     with pytest.raises(GraphError, match=r"loss_indices \[2\] was asked for, .* outputs \[0, 1\]"):
         compiled(model, named(rows(0)), SGD(model.parameters()), loss_indices=[2])
-
-
-def test_names_that_do_not_exist():
-    with pytest.raises(AttributeError, match=r"samba has no 'from_torhc', and torch has none"):
-        _ = samba.from_torhc
-    with pytest.raises(AttributeError, match=r"session has no 'runs'. See docs/sambaflow.md"):
-        _ = samba.session.runs
-    with pytest.raises(UsageError, match=r"a PEF of this package holds one model"):
-        samba.utils.trace_multigraph()
 
 
 def test_several_processes_that_nothing_connects(dense, monkeypatch):

@@ -77,12 +77,6 @@ def test_nothing_in_it_is_pickled(pef):
         assert not [name for name in archive.namelist() if name.endswith((".pkl", ".pickle"))]
 
 
-def test_it_says_how_its_programs_were_lowered(pef):
-    with zipfile.ZipFile(pef) as archive:
-        packed = json.loads(archive.read("manifest.json"))["content"]["executable"]
-    assert packed["key_parts"]["lowerings"] == {"step": "interpreter"}
-
-
 def test_loading_says_the_target(pef, capsys):
     trace(pef)
     assert "runs on target 'reference', device cpu, interpreted" in capsys.readouterr().out

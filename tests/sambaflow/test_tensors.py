@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from helpers.samba_models import Dense, Net, named, rows
+from helpers.samba_models import Dense, Net
 from sambaflow import samba
 from sambaflow.samba import SambaTensor
 
@@ -83,11 +83,6 @@ def test_its_text():
     )
 
 
-def test_converting_lists():
-    first, second = samba.to_torch([samba.randn(1), torch.ones(1)])
-    assert type(first) is type(second) is torch.Tensor
-
-
 def test_a_model_gets_names_in_place():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), Net())
     parameters = list(model.parameters())
@@ -111,18 +106,3 @@ def test_before_loading_a_parameter_is_the_hosts():
     assert weight.has_data
     assert weight.rdu() is weight
     assert type(weight.torch()) is torch.Tensor
-
-
-def test_a_converted_model_is_plain_pytorch(tmp_path):
-    torch.manual_seed(1)
-    model = samba.from_torch_model_(Dense())
-    torch.manual_seed(1)
-    plain = Dense()
-    loss, _ = model(*named(rows(0)))
-    loss.backward()
-    expected, _ = plain(*rows(0))
-    expected.backward()
-    assert torch.equal(samba.to_torch(loss), expected)
-    assert torch.equal(model.layer.weight.grad, plain.layer.weight.grad)
-    torch.save(model.state_dict(), tmp_path / "weights.pt")
-    plain.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))

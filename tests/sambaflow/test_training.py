@@ -35,7 +35,6 @@ OPTIMIZERS = {
         }.items()
     },
 }
-SECTIONS = [None, ["fwd", "bckwd", "opt"], ["FWD", "BCKWD", "OPT"]]
 
 
 def pair(make, kind="sgd", **settings):
@@ -85,16 +84,6 @@ def test_sections_one_by_one_are_pytorchs(load):
     equal_states(model, reference)
 
 
-@pytest.mark.parametrize("sections", SECTIONS)
-def test_all_sections_in_either_case(load, sections):
-    (model, optimizer), (reference, other) = pair(Dense)
-    traced = load(model, named(rows(0)), optimizer)
-    samba.session.run(named(rows(0)), traced, section_types=sections)
-    plain_step(reference, other, rows(0))
-    samba.session.to_cpu(model)
-    equal_states(model, reference)
-
-
 @pytest.mark.parametrize("way", ["grad_of_outputs", "sn_grad of results", "sn_grad of traced"])
 def test_the_loss_may_be_computed_on_the_host(load, way):
     (model, optimizer), (reference, other) = pair(Net, lr=0.0)
@@ -137,19 +126,6 @@ def test_a_run_changes_lr_momentum_and_decay_without_compiling(load):
         samba.session.run(named(rows(step)), hyperparam_dict=values)
         other.param_groups[0].update(values)
         plain_step(reference, other, rows(step))
-    samba.session.to_cpu(model)
-    equal_states(model, reference)
-
-
-def test_a_missing_name_has_the_optimizers_value(load):
-    (model, optimizer), (reference, other) = pair(Dense)
-    load(model, named(rows(0)), optimizer, fused_only=True)
-    samba.session.run(named(rows(0)), hyperparam_dict={"lr": 0.5})
-    other.param_groups[0]["lr"] = 0.5
-    plain_step(reference, other, rows(0))
-    samba.session.run(named(rows(1)))
-    other.param_groups[0]["lr"] = 0.1
-    plain_step(reference, other, rows(1))
     samba.session.to_cpu(model)
     equal_states(model, reference)
 
@@ -334,19 +310,6 @@ def test_state_of_the_optimizer_is_torchs(load):
             assert state[index][name].dtype is value.dtype
 
 
-def test_weights_changed_on_the_host_are_pushed(load):
-    (model, optimizer), (reference, other) = pair(Dense)
-    load(model, named(rows(0)), optimizer, fused_only=True)
-    with torch.no_grad():
-        for module in (model, reference):
-            module.layer.weight.zero_()
-    samba.session.to_device()
-    samba.session.run(named(rows(0)))
-    plain_step(reference, other, rows(0))
-    samba.session.to_cpu(model)
-    equal_states(model, reference)
-
-
 def test_inference_runs_forward_alone(load):
     model = samba.from_torch_model_(Net().eval())
     inputs = named(batch(0))[:1]
@@ -367,16 +330,6 @@ def test_two_sessions_hold_a_model_for_training_and_one_for_evaluation(load):
     loss, _ = evaluation.run(named(batch(1)))
     assert torch.equal(loss, reference.eval()(*batch(1))[0])
     assert samba.session.report.programs == ("step",)
-
-
-def test_inputs_may_go_by_keyword(load):
-    (model, optimizer), (reference, other) = pair(Dense)
-    x, y = named(rows(0), ("features", "classes"))
-    load(model, {"y": y, "x": x}, optimizer, fused_only=True)
-    samba.session.run((x, y))
-    plain_step(reference, other, rows(0))
-    samba.session.to_cpu(model)
-    equal_states(model, reference)
 
 
 def test_outputs_come_in_the_order_asked_for(load):

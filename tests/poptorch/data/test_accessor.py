@@ -72,11 +72,6 @@ def test_tuples_come_back_as_lists():
         assert (x.tolist(), int(y)) == ([0, 0], 0)
 
 
-def test_dicts_keep_their_keys():
-    with accessor(data.Range(2, "dict")) as opened:
-        assert [list(element) for element in opened] == [["x", "y"], ["x", "y"]]
-
-
 def test_dicts_may_change_the_order_of_keys():
     one, two = torch.tensor(1), torch.tensor(2)
     with accessor(data.Sequence({"a": one, "b": two}, {"b": two, "a": one})) as opened:
@@ -140,18 +135,6 @@ def test_rebatching_drops_the_rest(custom_pairs, form):
                 y = {"tuple": lambda e: e[1], "dict": lambda e: e["y"], "custom": lambda e: e.y}
                 ys.append(y.get(form, lambda e: e)(element).tolist())
             assert ys == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-def test_rebatching_a_loader_that_keeps_the_rest():
-    loader = DataLoader(poptorch.Options(), data.Range(7), batch_size=2, drop_last=False)
-    with accessor(loader, rebatched_size=3) as opened:
-        assert opened.rebatched_size == 3
-        assert [y.tolist() for _, y in opened] == [[0, 1, 2], [3, 4, 5], [6]]
-
-
-def test_length_when_rebatching():
-    with accessor(data.Batches(3, 3, 3, 3), rebatched_size=5) as opened:
-        assert len(opened) == len(list(opened)) == 2
 
 
 # Epochs

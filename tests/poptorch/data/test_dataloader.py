@@ -184,18 +184,6 @@ def test_processes_share_a_dataset(shuffle, mode):
         loader.terminate()
 
 
-def test_leaving_a_loop_keeps_asynchronous_processes_in_step():
-    loaders = [
-        load(options(1, 1, 1, p, 2, seed=1), data.Range(16), 2, shuffle=True, mode=Mode.Async)
-        for p in range(2)
-    ]
-    next(iter(loaders[0]))
-    iter(loaders[1])
-    assert sorted(flat(rows(loaders[0]) + rows(loaders[1]))) == list(range(16))
-    for loader in loaders:
-        loader.terminate()
-
-
 def test_without_partitioning_every_process_reads_everything():
     loader = load(options(process=1, processes=2), data.Range(4), 4, False, 0, True, None, False)
     assert rows(loader) == [[0, 1, 2, 3]]
@@ -243,12 +231,6 @@ def print_nothing(worker):
 def test_a_rebatched_batch_of_one_row_needs_no_merging():
     loader = load(options(), data.Range(2), mode=Mode.AsyncRebatched)
     assert rows(loader) == [[0], [1]]
-    loader.terminate()
-
-
-def test_twenty_workers_on_few_cores():
-    loader = load(options(), data.Range(60), 2, num_workers=20, mode=Mode.Async)
-    assert rows(loader) == rows(loader) == [[2 * i, 2 * i + 1] for i in range(30)]
     loader.terminate()
 
 

@@ -1,7 +1,6 @@
 """An interrupt at any moment of reading costs at most the batch that was being handed over."""
 
 import contextlib
-import gc
 import os
 import signal
 import subprocess
@@ -136,20 +135,6 @@ def test_an_interrupt_before_any_line_of_next(opened):
             assert numbers(source) == list(range(SIZE))
 
 
-@pytest.mark.parametrize("indefinitely", [False, True])
-def test_an_interrupt_before_any_line_at_the_end_of_an_epoch(indefinitely):
-    with opened_accessor(load_indefinitely=indefinitely) as opened:
-        at, broken = 0, True
-        while broken:
-            iterator = iter(opened)
-            assert numbers(next(iterator) for _ in range(SIZE)) == list(range(SIZE))
-            element, broken = interrupted(lambda it=iterator: next(it, None), at)
-            assert element is None
-            assert next(iterator, None) is None
-            at += 1
-        assert at > 20
-
-
 @pytest.mark.parametrize("opened", [opened_accessor, opened_loader])
 @pytest.mark.parametrize("before", [0, 3, SIZE])
 def test_an_interrupt_before_any_line_of_iter(opened, before):
@@ -164,35 +149,6 @@ def test_an_interrupt_before_any_line_of_iter(opened, before):
             assert numbers(source) == list(range(SIZE))
             at += 1
         assert at > 10
-
-
-def test_an_interrupt_before_any_line_of_dropping_a_left_over_element():
-    with opened_accessor() as opened:
-        at, broken = 0, True
-        while broken:
-            next(iter(opened))
-            time.sleep(0.01)  # the worker has filled all slots
-            iterator = iter(opened)
-            element, broken = interrupted(lambda it=iterator: next(it), at)
-            left = numbers(iterator)
-            assert [*([] if broken else [int(element)]), *left][-SIZE + 1 :] == [*range(1, SIZE)]
-            at += 1
-        assert at > 40
-
-
-def test_an_interrupt_before_any_line_of_giving_a_slot_back():
-    with opened_accessor(buffer_size=2) as opened:
-        elements, at, broken = {}, 0, True
-        while broken:
-            for elements["one"] in opened:
-                break
-            _, broken = interrupted(elements.clear, at)
-            assert numbers(opened) == list(range(SIZE))
-            at += 1
-        assert len(SWALLOWED) == at - 1
-        assert set(SWALLOWED) == {KeyboardInterrupt}
-        assert at > 5
-        gc.collect()
 
 
 @pytest.mark.parametrize("buffer_size", [1, 3])

@@ -44,14 +44,6 @@ def test_an_epoch_covers_everything_once(num_elements, drop_last, seed):
         assert sorted(chain.from_iterable(epoch(parts))) == list(range(num_elements))
 
 
-@pytest.mark.parametrize("seed", [None, 7])
-def test_shares_are_disjoint_when_some_elements_are_left_over(seed):
-    parts = samplers(29, 4, 3, seed=seed)
-    for _ in range(3):
-        given = list(chain.from_iterable(epoch(parts)))
-        assert len(given) == len(set(given)) == 24
-
-
 def test_leftovers_get_their_turn_every_second_epoch():
     parts = samplers(11, 2, 2)
     assert epoch(parts) == [[0, 1, 2, 3], [4, 5, 6, 7]]

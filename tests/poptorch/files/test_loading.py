@@ -1,7 +1,6 @@
 """``poptorch.load``: the loaded wrapper goes on exactly where the saved one stood."""
 
 import copy
-import inspect
 import json
 
 import pytest
@@ -90,13 +89,6 @@ def test_a_file_of_a_loaded_model_is_as_good(path):
     assert_go_on_alike(wrapped, second)
 
 
-def test_a_model_that_was_only_compiled_starts_alike(path):
-    model = everything()
-    wrapped = trainer(model, randomSeed=3)
-    wrapped.compileAndExport(str(path), *rows(8))
-    assert_go_on_alike(wrapped, poptorch.load(str(path)))
-
-
 def test_a_new_process_goes_on_without_the_class(path, tmp_path):
     wrapped = trained()
     wrapped.save(path)
@@ -106,16 +98,6 @@ def test_a_new_process_goes_on_without_the_class(path, tmp_path):
     model = everything(9)
     model.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
     assert_same_state(model, wrapped)
-
-
-def test_torchs_own_random_stream_goes_on(path):
-    wrapped = trainer(everything())
-    wrapped(*rows(8))
-    wrapped.save(path)
-    expected = [wrapped(*rows(8, seed))[0] for seed in (1, 2)]
-    torch.manual_seed(99)
-    loaded = poptorch.load(path)
-    assert [loaded(*rows(8, seed))[0] for seed in (1, 2)] == expected
 
 
 def test_random_numbers_may_be_left_out(path):
@@ -155,19 +137,6 @@ def test_inference_with_defaults_and_keywords(path):
     assert loaded.options.output_mode == poptorch.OutputMode.All
 
 
-def test_inference_beside_training_is_saved_in_step(path):
-    model = everything()
-    training = trainer(model)
-    evaluating = poptorch.inferenceModel(model, options())
-    evaluating(rows(8)[0])
-    training(*rows(8))
-    loaded = saved(evaluating, path)
-    assert_same_state(loaded, training)
-    evaluating.detachFromDevice()
-    training(*rows(8))
-    assert_same_state(saved(evaluating, path), training)
-
-
 # -- the restored model ----------------------------------------------------------------------
 
 
@@ -187,16 +156,6 @@ def test_the_model_is_a_plain_tree_of_tensors(path):
     assert "scale" not in model.state_dict()
     with pytest.raises(poptorch.Error, match=r"without its Python class.*load\(\.\.\., model="):
         model.fc(torch.ones(1, 4))
-
-
-def test_the_restored_model_follows_training(path):
-    loaded = saved(trained(), path)
-    before = loaded.model.fc.weight.detach().clone()
-    loaded(*rows(8))
-    assert not torch.equal(loaded.model.fc.weight, before)
-    model = everything(7)
-    model.load_state_dict(loaded.model.state_dict())
-    assert torch.equal(model.fc.weight, loaded.model.fc.weight)
 
 
 def test_the_learning_rate_changes_by_a_new_optimizer(path):
@@ -313,15 +272,6 @@ def test_a_damaged_file_is_refused_and_leaves_the_class_alone(path):
     assert type(model) is Everything
 
 
-@pytest.mark.parametrize("kind", [AssertionError, poptorch.Error])
-def test_something_else_is_an_invalid_file(kind, path, tmp_path):
-    (tmp_path / "text").write_text("hello")
-    with pytest.raises(kind, match=r"Invalid file .*text"):
-        poptorch.load(tmp_path / "text")
-    with pytest.raises(kind, match=r"Invalid file .*No such file or directory\."):
-        poptorch.load(path)
-
-
 CHANGES = {
     "random numbers": lambda m: m["content"].update(rng_state=["x"]),
     "configuration": lambda m: m["content"]["executable"].update(key_parts=[]),
@@ -351,10 +301,3 @@ def test_a_program_with_right_checksums_that_means_nothing_is_an_invalid_file(pa
     altered.write(path, {**altered.members(path), "programs/step.json": text})
     with pytest.raises(poptorch.Error, match=r"Invalid file .*model\.poptorch"):
         poptorch.load(path)
-
-
-def test_the_interface_is_the_originals():
-    parameters = inspect.signature(poptorch.load).parameters
-    assert list(parameters)[:2] == ["filename", "edit_opts_fn"]
-    assert parameters["edit_opts_fn"].default is None
-    assert parameters["model"].kind is inspect.Parameter.KEYWORD_ONLY

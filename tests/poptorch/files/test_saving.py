@@ -58,12 +58,6 @@ def test_saving_needs_an_executable(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_folders_are_made(tmp_path):
-    wrapped = inference(lambda x: x * 2)
-    wrapped.compileAndExport(str(tmp_path / "a" / "b" / "x"), torch.ones(2))
-    assert (tmp_path / "a" / "b" / "x").is_file()
-
-
 def test_a_file_in_the_place_of_a_folder(tmp_path):
     (tmp_path / "taken").write_text("mine")
     wrapped = inference(lambda x: x * 2)
@@ -303,30 +297,12 @@ def test_loading_into_a_compiled_wrapper_is_refused(tmp_path):
         wrapped.loadExecutable(path)
 
 
-def test_an_executable_of_another_version_is_refused(tmp_path, monkeypatch):
-    path = exported(tmp_path)
-    monkeypatch.setattr("poptorch._files.saved_file.__version__", "9.9")
-    with pytest.raises(poptorch.Error, match=r"Invalid file .*PopTorch version mismatch"):
-        trainer(scorer()).loadExecutable(path)
-
-
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x05\x06" + bytes(18)])
 def test_loading_something_else_is_an_invalid_file(content, tmp_path):
     path = tmp_path / "other"
     path.write_bytes(content)
     with pytest.raises(poptorch.Error, match=r"Invalid file .*other"):
         trainer(scorer()).loadExecutable(path)
-
-
-def test_offline_wrappers_only_compile_and_export(tmp_path):
-    opts = options().connectionType(poptorch.ConnectionType.Never)
-    wrapped = poptorch.inferenceModel(scorer(), opts)
-    wrapped.compile(*rows(4))
-    assert not wrapped.isAttachedToDevice()
-    wrapped.save(tmp_path / "x", export_model=False)
-    online = poptorch.inferenceModel(scorer(), options())
-    online.loadExecutable(tmp_path / "x")
-    assert torch.equal(online(*rows(4))[1], scorer().fc(rows(4)[0]))
 
 
 # -- plain pickles ---------------------------------------------------------------------------
@@ -350,12 +326,3 @@ def test_torch_save_of_a_wrapped_module_gives_plain_objects(wrap, tmp_path):
     plain = scorer(8)
     plain.load_state_dict(state)
     assert torch.equal(weights(plain), weights(model))
-
-
-def test_torch_save_of_a_loaded_model(tmp_path):
-    loaded = poptorch.load(exported(tmp_path, export_model=True))
-    loaded(*rows(4))
-    torch.save(loaded.model, tmp_path / "module")
-    again = torch.load(tmp_path / "module", weights_only=False)
-    assert type(again) is poptorch.RestoredModule
-    assert torch.equal(weights(again), weights(loaded.model))

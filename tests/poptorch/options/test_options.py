@@ -211,11 +211,6 @@ def test_a_seed_of_more_than_64_bits_is_refused_and_changes_nothing(seed):
     assert not options.exists("random_seed")
 
 
-def test_a_folder_of_reports_is_a_path():
-    with pytest.raises(AssertionError, match="enableProfiling takes a path or None, not False"):
-        Options().enableProfiling(False)
-
-
 def test_the_output_mode_is_open_until_chosen():
     options = Options()
     assert options.defaultOutputMode()
@@ -264,16 +259,6 @@ def test_location_settings_chain_and_are_copied():
         "location_optimizer": {"minElementsForOffChip": 4, "onChip": False}
     }
     assert not settings.exists("onChip")
-
-
-def test_locations_have_the_names_of_the_original_in_copies_too():
-    made = Options()
-    made.TensorLocations.setWeightLocation(TensorLocationSettings().useOnChipStorage(True))
-    copied = copy.deepcopy(made)
-    made.TensorLocations.setWeightLocation(TensorLocationSettings().useOnChipStorage(False))
-    assert copied.TensorLocations.location_weight.onChip
-    assert copied.TensorLocations.location_weight["onChip"]
-    assert not made.TensorLocations.location_weight.onChip
 
 
 @pytest.mark.parametrize(
