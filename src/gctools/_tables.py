@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gctools._output import clean
+from gctools._commands import clean
 
 _LEAST = 8  # characters to which texts are cut when no more columns can go
 _NO_LIMIT = 10_000  # characters, where a file or pipe takes any width

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 
 from gctools import _commands
+from gctools._commands import UNKNOWN, clean, number, unit, write
 from gctools._devices import Device, list_devices, partition
-from gctools._output import UNKNOWN, clean, number, unit, write
 from gctools._processes import list_holds
 from gctools.inventory import attributes
 from gctools.system import System

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 
 from gctools import _commands
+from gctools._commands import UNKNOWN, clean, number, unit, write
 from gctools._devices import Device, list_devices, partition
-from gctools._output import UNKNOWN, clean, number, unit, write
 from gctools._processes import Hold, list_holds
 from gctools.system import System
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gctools import _commands
+from gctools._commands import UNKNOWN, count, elapsed, gibibytes, number, width_of, write
 from gctools._devices import Device, list_devices, partition
-from gctools._output import UNKNOWN, count, elapsed, gibibytes, number, width_of, write
 from gctools._processes import Hold, list_holds
 from gctools._tables import Column, Row, box, table
 from gctools.system import System

@@ -158,7 +158,7 @@ class Checkpointer:
             return self._saved is not None
         content = _read(self.folder, self._model)
         if content is not None:
-            _put_back(content, self._objects())
+            self._put_back(content)
             self.steps, self.epoch = content["steps"], content["epoch"]
             self._saved = self.steps
         self._restored = True
@@ -175,17 +175,57 @@ class Checkpointer:
             poptorch.Error: The model has not run yet.
         """
         counts = {"steps": self.steps, "epoch": self.epoch}
-        _write(self.folder, self.keep, counts, self._objects())
+        instances = Instances(self._model)
+        joint, of_wrapper = _common(self._model, self._optimizer)
+        mine = {**of_wrapper, **_of_instance(self._loader, self._others)}
+        if instances.number > 1:
+            facts = {name: str(value) for name, value in counts.items()}
+            instances.agree({**facts, "hash of the weights": _digest(joint["tensors"])})
+        parts = instances.bring(state_file.to_bytes(mine))
+        problem = ""
+        if instances.index == 0:
+            each = [state_file.from_bytes(part) for part in parts]
+            content = {"kind": KIND, "format": FORMAT, **counts, **joint, "instances": each}
+            try:
+                with _storage_errors():
+                    _checkpoints(self.folder, self.keep).write(self.steps, content)
+            except CheckpointError as error:
+                problem = str(error)
+        instances.from_first(None, problem)
         self._saved = self.steps
 
-    def _objects(self) -> dict[str, Any]:
-        return {
-            "model": self._model,
-            "optimizer": self._optimizer,
-            "loader": self._loader,
-            "others": self._others,
-            "replay": self._replay,
+    def _put_back(self, content: Mapping[str, Any]) -> None:
+        """Restore all objects from the content of a file."""
+        mine = content["instances"][Instances(self._model).index]
+        for what, there, here in (
+            ("an optimizer", content["optimizer"] is not None, self._optimizer is not None),
+            ("a loader", mine["loader"] is not None, self._loader is not None),
+            (
+                "other objects",
+                ", ".join(mine["others"]) or "none",
+                ", ".join(self._others) or "none",
+            ),
+        ):
+            if there != here:
+                raise CheckpointError(
+                    f"The checkpoint and this checkpointer do not hold the same: {what} there: "
+                    f"{_said(there)}; here: {_said(here)}. Make it with what it was made with "
+                    "before."
+                )
+        if self._optimizer is not None:
+            resuming.put_optimizer(self._optimizer, content["optimizer"])
+        state = {
+            "tensors": {**content["tensors"], **mine["buffers"]},
+            "random": mine["random"],
+            **{name: content[name] for name in ("told", "schedule", "device")},
         }
+        resuming.put_back(self._model, state, self._optimizer)
+        for name, each in self._others.items():
+            each.load_state_dict(mine["others"][name])
+        if self._loader is not None:
+            replay = {"replay": True} if self._replay else {}
+            self._loader.load_state_dict(mine["loader"], **replay)
+        host_random.write(mine["host"])  # last: what comes before may draw
 
 
 def _require_training(model: Any) -> None:
@@ -255,16 +295,6 @@ def _newest(folder: Path) -> tuple[Path, bytes] | None:
                 CheckpointWarning,
             )
     return found.path, found.data
-
-
-def _write_file(folder: Path, step: int, content: Mapping[str, Any], keep: int) -> Path:
-    """Write a checkpoint and then delete the oldest ones.
-
-    Raises:
-        CheckpointError: it cannot be written; all earlier ones are still there.
-    """
-    with _storage_errors():
-        return _checkpoints(folder, keep).write(step, {"kind": KIND, "format": FORMAT, **content})
 
 
 def _checkpoints(folder: Path, keep: int = 1) -> CheckpointFolder:
@@ -372,45 +402,6 @@ def _of_instance(loader: Any, others: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _put_back(content: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
-    """Restore all objects from the content of a file.
-
-    Args:
-        content: as `read` returned it.
-        objects: `model`, `optimizer`, `loader`, `others` and `replay` of the checkpointer.
-
-    Raises:
-        CheckpointError: The file is of other objects.
-    """
-    index = Instances(objects["model"]).index
-    mine = content["instances"][index]
-    optimizer, others, loader = objects["optimizer"], objects["others"], objects["loader"]
-    for what, there, here in (
-        ("an optimizer", content["optimizer"] is not None, optimizer is not None),
-        ("a loader", mine["loader"] is not None, loader is not None),
-        ("other objects", ", ".join(mine["others"]) or "none", ", ".join(others) or "none"),
-    ):
-        if there != here:
-            raise CheckpointError(
-                f"The checkpoint and this checkpointer do not hold the same: {what} there: "
-                f"{_said(there)}; here: {_said(here)}. Make it with what it was made with before."
-            )
-    if optimizer is not None:
-        resuming.put_optimizer(optimizer, content["optimizer"])
-    state = {
-        "tensors": {**content["tensors"], **mine["buffers"]},
-        "random": mine["random"],
-        **{name: content[name] for name in ("told", "schedule", "device")},
-    }
-    resuming.put_back(objects["model"], state, optimizer)
-    for name, each in others.items():
-        each.load_state_dict(mine["others"][name])
-    if loader is not None:
-        replay = {"replay": True} if objects["replay"] else {}
-        loader.load_state_dict(mine["loader"], **replay)
-    host_random.write(mine["host"])  # last: what comes before may draw
-
-
 def _said(what: bool | str) -> str:
     return what if isinstance(what, str) else ("yes" if what else "no")
 
@@ -429,25 +420,6 @@ def _plain(value: Any, name: str) -> Any:
         return state_file.plain(value, name)
     except SerializationError as error:
         raise CheckpointError(f"No checkpoint can be made: {error}") from error
-
-
-def _write(where: Path, keep: int, counts: Mapping[str, int], objects: Mapping[str, Any]) -> None:
-    """Write a checkpoint of all instances; `counts` has `steps` and `epoch`."""
-    instances = Instances(objects["model"])
-    joint, of_wrapper = _common(objects["model"], objects["optimizer"])
-    mine = {**of_wrapper, **_of_instance(objects["loader"], objects["others"])}
-    if instances.number > 1:
-        facts = {name: str(value) for name, value in counts.items()}
-        instances.agree({**facts, "hash of the weights": _digest(joint["tensors"])})
-    parts = instances.bring(state_file.to_bytes(mine))
-    problem = ""
-    if instances.index == 0:
-        each = [state_file.from_bytes(part) for part in parts]
-        try:
-            _write_file(where, counts["steps"], {**counts, **joint, "instances": each}, keep)
-        except CheckpointError as error:
-            problem = str(error)
-    instances.from_first(None, problem)
 
 
 def _read(where: Path, model: Any) -> dict[str, Any] | None:

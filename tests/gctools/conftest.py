@@ -10,7 +10,7 @@ def machine(tmp_path, monkeypatch):
     """Two sockets of two cores with two threads each, all of which this process may use."""
     made = Machine(tmp_path)
     made.add_sockets()
-    monkeypatch.setattr("gctools._cpus._allowed", lambda: frozenset(range(8)))
+    monkeypatch.setattr("gctools._devices._allowed", lambda: frozenset(range(8)))
     monkeypatch.setattr(_devices, "partition", lambda: "node7")
     monkeypatch.setattr("gctools.monitor.partition", lambda: "node7")
     monkeypatch.setattr("gctools.inventory.partition", lambda: "node7")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gctools import _cpus
+from gctools import _devices
 from gctools._devices import list_devices
 from helpers.machines import Machine, Nvml, put
 
@@ -20,7 +20,7 @@ def test_sockets_of_a_machine(machine):
 
 
 def test_usable_threads_are_those_of_this_process(machine, monkeypatch):
-    monkeypatch.setattr("gctools._cpus._allowed", lambda: frozenset({1, 2, 3}))
+    monkeypatch.setattr("gctools._devices._allowed", lambda: frozenset({1, 2, 3}))
     assert [device.usable for device in list_devices(machine.system())] == [1, 2]
 
 
@@ -52,7 +52,7 @@ def test_temperature_of_zones_that_are_not_one_per_socket_is_not_guessed(machine
 
 
 def counters(energy, wraps=0.0, busy=0, total=0):
-    return _cpus.Counters(energy, wraps, busy, total)
+    return _devices.Counters(energy, wraps, busy, total)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def counters(energy, wraps=0.0, busy=0, total=0):
     ],
 )
 def test_power_between_two_readings(before, after, watts):
-    assert _cpus.power(before, after, 0.5) == watts
+    assert _devices.power_between(before, after, 0.5) == watts
 
 
 def test_power_needs_a_counter_that_may_be_read(machine):
@@ -80,9 +80,11 @@ def test_utilisation_counts_the_threads_of_the_socket(machine):
         machine.proc, "stat", "cpu 1 1 1 1 1 1 1 1 0 0\ncpu0 10 0 0 90 0 0 0 0 7 7\ncpu2 9 9"
     )
     cpus = frozenset({0, 1})
-    before = _cpus.counters(machine.system(), 0, cpus)
+    before = _devices.counters(machine.system(), 0, cpus)
     path.write_text("cpu0 40 0 0 140 20 0 0 0 7 7\ncpu1 0 0 0 100 0 0 0 0 0 0\n")
-    assert _cpus.utilisation(before, _cpus.counters(machine.system(), 0, cpus)) == 15.0
+    assert (
+        _devices.utilisation_between(before, _devices.counters(machine.system(), 0, cpus)) == 15.0
+    )
 
 
 def test_gpus_come_after_sockets(machine, nvml):

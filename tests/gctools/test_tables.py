@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from gctools import _output
-from gctools._output import width_of
+from gctools import _commands
+from gctools._commands import width_of
 from gctools._tables import Column, box, table
 
 COLUMNS = (
@@ -84,4 +84,4 @@ def test_width(monkeypatch):
     [(None, "N/A"), (9.9, "9s"), (241, "4m1s"), (12_000, "3h20m"), (190_800, "2d5h")],
 )
 def test_elapsed(seconds, text):
-    assert _output.elapsed(seconds) == text
+    assert _commands.elapsed(seconds) == text

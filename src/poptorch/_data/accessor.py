@@ -1,7 +1,7 @@
 """`AsynchronousDataAccessor`: a data set read ahead by a separate process.
 
 This file is the consumer's side; `accessor_worker` is the process, `slots` the memory that both
-share, `lending` what goes from one to the other.
+share and the messages about it.
 """
 
 import contextlib
@@ -19,8 +19,7 @@ import torch
 
 from abele.warn import warn_user
 from poptorch._data import accessor_worker
-from poptorch._data.lending import Inbox, Lender
-from poptorch._data.slots import Slots
+from poptorch._data.slots import Inbox, Lender, Slots
 from poptorch._error import error, require
 from poptorch._process import distributed
 from poptorch._values import custom_types
@@ -168,7 +167,7 @@ class AsynchronousDataAccessor:
             self._inbox.drop()
             return
         nothing: deque[bytes] = deque()
-        # In one statement: see the top of `lending`.
+        # In one statement: see the top of `slots`.
         self._inbox.chunks, self._consuming, self._ahead = nothing, False, self._load_indefinitely
 
     def _begin_at(self, epoch: int, seed: int | None) -> None:

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from poptorch._data import lending
 from poptorch._data.slots import (
     Layout,
     Parts,
@@ -33,6 +32,7 @@ from poptorch._data.slots import (
     anonymous_file,
     elements_of,
     num_rows,
+    send,
     structure_of,
 )
 from poptorch._values import custom_types
@@ -95,7 +95,7 @@ def main(connection: Connection, parents_end: Connection | None, job: Job) -> No
         pass
     except BaseException:  # noqa: BLE001 - whatever the data set raises is the parent's to report
         with contextlib.suppress(OSError):
-            lending.send(connection, ("failed", traceback.format_exc()))
+            send(connection, ("failed", traceback.format_exc()))
 
 
 def _exit_with_parent() -> None:
@@ -294,6 +294,6 @@ class _Worker:
 
     def _send(self, *message: Any) -> None:
         try:
-            lending.send(self._connection, message)
+            send(self._connection, message)
         except OSError:
             raise _StoppedError from None

@@ -20,9 +20,8 @@ from torch.utils.data import IterableDataset
 from abele._torch.facts import has_lost_worker
 from poptorch._compiled.batch_size import BatchSize
 from poptorch._data.accessor import AsynchronousDataAccessor
-from poptorch._data.batch_sampler import grouped
-from poptorch._data.partition import PartitionSampler
 from poptorch._data.position import Ordered, Position, check_fits
+from poptorch._data.samplers import PartitionSampler, grouped
 from poptorch._data.waiting import Timed, Waiting
 from poptorch._data.whole_batches import TensorBatches, WholeBatches, draws_at_once, why_single
 from poptorch._error import error, require

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, def
 
 from poptorch._data import in_memory
 from poptorch._data.in_memory import UnknownError
-from poptorch._data.partition import PartitionSampler
+from poptorch._data.samplers import PartitionSampler
 
 _FIRST, _AT_RANDOM = 2, 6  # items that are compared
 _AT_ONCE = 64  # batches: a long epoch need not wait until the last of them is divided off

@@ -5,7 +5,7 @@ from itertools import chain
 
 import pytest
 
-from poptorch._data.partition import PartitionSampler, owned_range
+from poptorch._data.samplers import PartitionSampler, owned_range
 
 
 def samplers(num_elements, combined, processes, drop_last=True, seed=None):
