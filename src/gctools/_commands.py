@@ -74,12 +74,7 @@ def can_print(stream: TextIO, text: str) -> str:
 
 
 def write(text: str, stream: TextIO | None = None) -> None:
-    """Print to a stream (standard output by default) whatever its encoding.
-
-    Raises:
-        BrokenPipeError: its reader has gone.
-        OutputError: it is closed, or its disk is full.
-    """
+    """Print to a stream (standard output by default) whatever its encoding."""
     chosen = sys.stdout if stream is None else stream
     if chosen is None:
         raise OutputError("standard output is closed")

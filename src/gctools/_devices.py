@@ -326,12 +326,7 @@ class Device:
 
 
 def list_devices(system: System, *, utilisation: bool = False) -> list[Device]:
-    """Return the sockets of a machine, then its GPUs; empty if the system tells nothing.
-
-    Args:
-        system: the machine.
-        utilisation: whether to watch sockets for a moment to measure their load.
-    """
+    """Return sockets, then GPUs; ``utilisation`` watches sockets for a moment for their load."""
     sockets = cpus_by_socket(system)
     before = {number: counters(system, number, cpus) for number, cpus in sockets.items()}
     started = time.monotonic()

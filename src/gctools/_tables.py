@@ -40,14 +40,7 @@ Row = Sequence[str]
 def table(
     columns: Sequence[Column], groups: Sequence[Sequence[Row]], width: int | None, title: str = ""
 ) -> str:
-    """Format a table with a rule between groups of rows.
-
-    Args:
-        columns: the columns.
-        groups: groups of rows, with one text per column.
-        width: largest width; columns are left out and cut to fit. None for no limit.
-        title: heading above the table.
-    """
+    """Format a table with a rule between groups of rows, cut to a width unless that is None."""
     texts = [[[clean(text) for text in row] for row in rows] for rows in groups]
     sizes = _fit(columns, [row for rows in texts for row in rows], width)
     made = Table(box=ASCII2, title=Text(clean(title)) if title else None, title_justify="left")

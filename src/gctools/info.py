@@ -20,14 +20,7 @@ _NOT_HERE = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        arguments: instead of those of the process.
-
-    Returns:
-        The exit status: 2 for what this machine cannot have or does not tell.
-    """
+    """Run the command; the exit status is 2 for what this machine cannot have or does not tell."""
     parser = _parser()
     options = parser.parse_args(arguments)
     for option, reason in _NOT_HERE.items():

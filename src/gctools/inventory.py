@@ -77,14 +77,7 @@ def _holder(holds: Sequence[Hold], prefer: int | None) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        arguments: instead of those of the process.
-
-    Returns:
-        The exit status.
-    """
+    """Run the command, by default with the arguments of the process; return the exit status."""
     parser = _commands.parser("gc-inventory", "Show every attribute of every device.")
     parser.add_argument("-j", "--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
@@ -105,12 +98,7 @@ def _print(*, as_json: bool, verbose: bool) -> int:
 
 
 def inventory(system: System, prefer: int | None = None) -> list[dict[str, str]]:
-    """Return the attributes of every device of a machine.
-
-    Args:
-        system: the machine.
-        prefer: PID to name for a device that several processes hold.
-    """
+    """Return the attributes of every device, naming the PID ``prefer`` among several holders."""
     devices = list_devices(system, utilisation=True)
     holds = list_holds(system, devices)
     return [attributes(device, holds, prefer) for device in devices]

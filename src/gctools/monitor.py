@@ -38,14 +38,7 @@ _CLEAR_REST, _HOME, _CLEAR = "\033[K", "\033[H", "\033[J"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        arguments: instead of those of the process.
-
-    Returns:
-        The exit status.
-    """
+    """Run the command, by default with the arguments of the process; return the exit status."""
     options = _parser().parse_args(arguments)
     return _commands.run(
         "gc-monitor", lambda: _repeated(options) if options.watch else _once(options)

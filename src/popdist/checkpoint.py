@@ -251,11 +251,7 @@ FORMAT = 1
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder, check that it can be written, and delete what a killed run left half.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
+    """Make the folder, check that it can be written, and delete what a killed run left half."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -271,10 +267,7 @@ def _prepare(folder: Path) -> None:
 def _newest(folder: Path) -> tuple[Path, bytes] | None:
     """Return the newest checkpoint that is whole and its bytes; None if the run is new.
 
-    Damaged ones that are newer are renamed, with a warning.
-
-    Raises:
-        CheckpointError: all are damaged, or one cannot be read. Then no file is renamed.
+    Damaged ones that are newer are renamed, with a warning; if all are, none is.
     """
     checkpoints = _checkpoints(folder)
     with _storage_errors():
@@ -318,11 +311,7 @@ def _storage_errors() -> Iterator[None]:
 
 
 class Instances:
-    """The instances that train one model.
-
-    Args:
-        model: their wrapper; it knows how many there are.
-    """
+    """The instances that train one model, whose wrapper knows how many there are."""
 
     def __init__(self, model: Any) -> None:
         several = resuming.processes_of(model) > 1
@@ -346,12 +335,7 @@ class Instances:
             return gather_bytes(self._collective, "parts", part)
 
     def from_first(self, data: bytes | None, problem: str = "") -> bytes | None:
-        """Return the bytes of instance 0 on all instances; None if it has none.
-
-        Args:
-            data: bytes of instance 0.
-            problem: failure of instance 0, which all instances raise as `CheckpointError`.
-        """
+        """Return the bytes of instance 0 on all; all raise its ``problem``, if it has one."""
         if self._collective is not None:
             with _collective_errors():
                 outcome = f"{'none' if data is None else 'bytes'} {problem}"

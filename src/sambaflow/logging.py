@@ -40,10 +40,5 @@ def say_once(text: str) -> None:
 
 
 def hint(name: str, why: str = "it steers hardware that is not here") -> None:
-    """Say once that something was accepted and has no effect.
-
-    Args:
-        name: what the program asked for.
-        why: why nothing happens.
-    """
+    """Say once that what a program asked for was accepted and has no effect, and why."""
     say_once(f"{name} is accepted and has no effect: {why}.")

@@ -131,13 +131,7 @@ def grouped_allreduce(
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
-    """Concatenate the tensors of all instances along dimension 0, in the order of instances.
-
-    Args:
-        tensor: of the same type on all instances and, but for its first dimension, of one shape; a
-            scalar counts as one row.
-        name: ignored.
-    """
+    """Concatenate the tensors of all instances along dimension 0; a scalar counts as one row."""
     del name
     rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
     return torch.cat(allgather_object(rows))
@@ -155,16 +149,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """Return a new tensor with the value of one instance.
-
-    Args:
-        tensor: of the same shape and type on all instances.
-        root_rank: whose value it is.
-        name: ignored.
-
-    Raises:
-        popdist.Error: no instance has that number.
-    """
+    """Return a new tensor with the value of instance ``root_rank``, of the same shape on all."""
     del name
     _check_root(root_rank)
     value = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -193,15 +178,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int
 ) -> None:
-    """Overwrite the tensors of all instances with those of one instance.
-
-    Args:
-        params: ``model.state_dict()`` or ``model.named_parameters()``.
-        root_rank: whose they are.
-
-    Raises:
-        popdist.Error: no instance has that number.
-    """
+    """Overwrite the tensors of a state or of named parameters with those of one instance."""
     named = params.items() if isinstance(params, Mapping) else params
     for _, value in named:
         if isinstance(value, torch.Tensor):

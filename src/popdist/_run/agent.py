@@ -112,15 +112,9 @@ def run(
 ) -> tuple[int | None, dict[int, int]]:
     """Run all instances until they succeed, or fail for good.
 
-    Args:
-        program: What each of them starts.
-        count: How many.
-        begin: Called with the number of each attempt, from 0, when everything of the one before
-            has ended; returns environment, path for stdout and path for stderr of each instance.
-        address: Where instances find this process.
-        port: Of the store; 0 for a free one.
-        restarts: How many times everything is started anew after a failure.
-        grace: Seconds that instances have to end by themselves.
+    ``begin`` is called with the number of each attempt, from 0, when everything of the one before
+    has ended; it returns environment, path for stdout and path for stderr of each instance. They
+    meet at ``address``, on a free port if that is 0, and have ``grace`` seconds to end.
 
     Returns:
         The signal that ended the run, if one did, and exit codes of failed instances, negative for

@@ -81,14 +81,7 @@ _NOT_ADOPTED = ("host", "hostfile", "max_restarts", "only_output_from_instance",
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line.
-
-    Args:
-        argv: Without the program's name; default: that of the process.
-
-    Returns:
-        The exit status; see ``poprun --help``.
-    """
+    """Run a command line, by default that of the process; return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     set_up_log(0)
     try:

@@ -17,12 +17,7 @@ from typing import Any
 
 
 class Problem(Exception):
-    """A mistake that stops poprun before the launch: a sentence and an exit status.
-
-    Args:
-        sentence: What was asked, what was found and what to do.
-        status: Exit status of poprun; never 0.
-    """
+    """A mistake that stops poprun before the launch: a sentence and an exit status, never 0."""
 
     def __init__(self, sentence: str, status: int = 2) -> None:
         super().__init__(sentence)
@@ -39,16 +34,11 @@ YES, NO = ("yes", "true", "1"), ("no", "false", "0")
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A row.
+    """A row of the table of options.
 
-    Args:
-        name: Without dashes.
+    Attributes:
         kind: text, count (1 or more), number (0 or more), boolean or flag.
-        default: What holds where it is not given; None means that poprun decides.
-        group: Heading in the help.
-        help: A sentence without its full stop.
-        metavar: How the help writes the value.
-        short: One-letter name.
+        default: None means that poprun decides.
         repeats: Whether it may be given several times; the values become a list.
     """
 
@@ -159,11 +149,7 @@ _OWN = ("help", "version", "version-format")
 
 
 def parse(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Split a command line and read poprun's part.
-
-    Returns:
-        The options that were given, by key, and the program with its arguments.
-    """
+    """Split a command line into options by key, and the program with its arguments."""
     values: dict[str, Any] = {}
     rest = list(argv)
     while rest and rest[0].startswith("-"):
@@ -180,12 +166,7 @@ def parse(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def convert(option: Option, text: Any) -> Any:
-    """Read the value of an option.
-
-    Args:
-        option: Its row.
-        text: As given on the command line or in a file.
-    """
+    """Read the value of an option from the command line or a file."""
     word = str(text)
     if option.kind in ("boolean", "flag"):
         if word.lower() in (*YES, *NO):
@@ -345,13 +326,7 @@ _INTERFACE = "btl_tcp_if_include"
 
 @dataclasses.dataclass
 class Variables:
-    """Environment variables that arguments ask for.
-
-    Args:
-        values: Those with a value.
-        names: Those taken from poprun's own environment.
-        ignored: Arguments that mean nothing here.
-    """
+    """Environment variables with values, names to take from poprun's own, ignored arguments."""
 
     values: dict[str, str] = dataclasses.field(default_factory=dict)
     names: list[str] = dataclasses.field(default_factory=list)
@@ -359,12 +334,7 @@ class Variables:
 
 
 def read_mpi_arguments(texts: Sequence[str], option: str) -> Variables:
-    """Read arguments of mpirun.
-
-    Args:
-        texts: As given on the command line, each one or several arguments.
-        option: Named in errors.
-    """
+    """Read arguments of mpirun; ``option`` is named in errors."""
     variables = Variables()
     for text in texts:
         try:
@@ -377,11 +347,7 @@ def read_mpi_arguments(texts: Sequence[str], option: str) -> Variables:
 
 
 def read_instance_arguments(texts: Sequence[str], count: int) -> dict[int, Variables]:
-    """Read ``IDX:ARGS`` for single instances.
-
-    Returns:
-        Variables by instance.
-    """
+    """Read ``IDX:ARGS`` for single instances."""
     option = "instance-mpi-local-args"
     by_instance: dict[int, list[str]] = {}
     for text in texts:
@@ -424,11 +390,7 @@ def _variable(text: str, variables: Variables, option: str) -> None:
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """Read options from a JSON object whose keys are names without dashes in front.
-
-    Returns:
-        Values by key of the option.
-    """
+    """Read options, by key, from a JSON object whose keys are names without dashes in front."""
     try:
         entries = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -457,13 +419,7 @@ def _entry(path: str, name: str, value: Any) -> tuple[str, Any]:
 
 
 def write_config(path: str, values: Mapping[str, Any], *, overwrite: bool) -> None:
-    """Write the options that were given, all at once or not at all.
-
-    Args:
-        path: The file.
-        values: Values by key of the option.
-        overwrite: Whether an existing file may be replaced.
-    """
+    """Write the options that were given, by key, all at once or not at all."""
     target = Path(path)
     if target.exists() and not overwrite:
         raise Problem(

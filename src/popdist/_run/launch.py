@@ -33,13 +33,7 @@ _BY_OTHERS = (
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Settings of a launch besides plan and program.
-
-    Args:
-        environments: Variables of each instance, by its number.
-        forwarded: Names of those variables that it also gets on another host.
-        options: Values of poprun's options, by key.
-    """
+    """The environment of each instance, the names it gets on other hosts, and poprun's options."""
 
     environments: Sequence[Mapping[str, str]]
     forwarded: Sequence[Sequence[str]]
@@ -184,11 +178,7 @@ _PIPE_CLOSED = 128 + signal.SIGPIPE
 
 
 def launch(plan: Plan, program: Sequence[str], settings: Settings) -> int:
-    """Run all instances.
-
-    Returns:
-        The exit status: that of the instance that failed first, 0 if all succeeded.
-    """
+    """Run all instances; return the exit status: that of the instance that failed first."""
     options = settings.options
     check(plan, program, options["master_port"])
     address = meeting_address(plan, options)

@@ -35,12 +35,7 @@ class _Format(logging.Formatter):
 
 
 def set_up_log(verbosity: int, stream: TextIO | None = None) -> None:
-    """Send log lines to a stream.
-
-    Args:
-        verbosity: 0 for warnings and errors, 1 also for information, 2 for everything.
-        stream: Default: stderr.
-    """
+    """Send log lines to a stream: 0 for warnings and errors, 1 also information, 2 everything."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_Format())
     logger.handlers = [handler]
@@ -89,10 +84,7 @@ def describe_ending(ending: Ending) -> str:
 def first_failure(endings: Sequence[Ending], count: int, one_host: bool) -> Ending | None:
     """Return the failure that came first; None if there is none.
 
-    Args:
-        endings: In the order of their arrival.
-        count: Number of instances.
-        one_host: Whether one clock tells all times; otherwise the order of arrival has to do.
+    One clock tells all times on one host; otherwise the order of arrival has to do.
     """
     failed = [ending for ending in endings if ending.failed]
     if failed:

@@ -24,12 +24,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """Write out a list of hosts.
-
-    Args:
-        text: Names with commas in between; ``n[0-2,4]`` stands for n0, n1, n2 and n4, and
-            ``n[08-10]`` keeps its zeros.
-    """
+    """Write out names with commas: ``n[0-2,4]`` is n0, n1, n2 and n4; ``n[08-10]`` keeps zeros."""
     listed = (name for part in _BETWEEN.split(text) for name in _ranges(part.strip(), text))
     names = tuple(itertools.islice(listed, MOST + 1))
     if len(names) > MOST:
@@ -98,17 +93,7 @@ def _ranges(part: str, text: str) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """A process of the run.
-
-    Args:
-        rank: Its number among all instances.
-        host: Name of its host, as the user wrote it.
-        local_rank: Its number among those of its host.
-        local_size: How many its host has.
-        domain: Its IPU-link domain; shown in the topology only.
-        offset: Number of its first replica.
-        replicas: How many it has.
-    """
+    """A process of the run: its numbers on all hosts and on its own, domain, and replicas."""
 
     rank: int
     host: str
@@ -136,15 +121,7 @@ class Plan:
 def make_plan(
     hosts: Sequence[str], instances: int, replicas: int | None, ipus: int = 1, domains: int = 1
 ) -> Plan:
-    """Divide instances over hosts, and replicas over instances.
-
-    Args:
-        hosts: Names; each gets the same number of instances, in order.
-        instances: How many.
-        replicas: How many in all; None for one per instance.
-        ipus: Of one replica.
-        domains: Number of IPU-link domains.
-    """
+    """Divide instances evenly over hosts and domains, and replicas over instances."""
     replicas = instances if replicas is None else replicas
     for name, count in (("num-instances", instances), ("num-replicas", replicas)):
         if count > MOST:
@@ -238,12 +215,7 @@ _FIRST_PORT, _PORTS = 20000, 10000  # below those that systems hand out by thems
 class Place:
     """A rank among those that something else started.
 
-    Args:
-        by: Who did.
-        rank: Number of this process.
-        size: How many there are.
-        local_rank: Its number on its host.
-        local_size: How many its host has.
+    Attributes:
         address: Host of rank 0; None where it is not told.
         job: Something that is the same for all ranks of a job, and differs between jobs.
     """

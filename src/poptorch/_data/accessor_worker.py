@@ -76,10 +76,7 @@ class _RestartError(Exception):
 def main(connection: Connection, parents_end: Connection | None, job: Job) -> None:
     """Run the worker until the parent stops it, dies, or the data set fails.
 
-    Args:
-        connection: To the parent.
-        parents_end: The inherited other end, which would hide the parent's death.
-        job: What to do.
+    The inherited end of the parent would hide its death.
     """
     if parents_end is not None:
         parents_end.close()

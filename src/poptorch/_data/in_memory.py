@@ -28,18 +28,13 @@ Indices = Sequence[int] | torch.Tensor
 
 
 def batch(dataset: Any, indices: Indices) -> Any:
-    """Return what torch's default collate function makes of some items.
-
-    Args:
-        dataset: map-style.
-        indices: of the items, in order; a tensor, int64 [items], has none below zero.
+    """Return what torch's default collate function makes of some items of a map-style data set.
 
     Returns:
         New tensors whose dimension 0 counts the items: a list of them where an item is a tuple.
 
     Raises:
         UnknownError: items have to be fetched one by one; the message says why.
-        IndexError: a number of a tensor is beyond the items.
     """
     return _reader_of(type(dataset))(dataset, indices)
 

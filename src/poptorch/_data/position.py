@@ -40,9 +40,7 @@ class Position:
     ) -> "Counted":
         """Start an epoch, or go on with the one that was loaded.
 
-        Args:
-            make: gives an iterator that leaves out so many batches, by reading them if asked.
-            generator: the loader's own, if it has one.
+        ``make`` gives an iterator that leaves out so many batches, by reading them if asked.
         """
         loaded, self._loaded = self._loaded, None
         now = host_random.read(generator)
@@ -100,9 +98,7 @@ class Position:
 class Order:
     """A sampler's indices from the position on; remembers the random state they began with.
 
-    Attributes:
-        start: that state, once the latest iterator has drawn; None before.
-        after: the state behind its first draw, where another one was put in place before.
+    ``after`` is the state behind the first draw, where another one was put in place before.
     """
 
     def __init__(self) -> None:
@@ -151,13 +147,7 @@ class Order:
 
 
 class Ordered:
-    """A sampler seen through an ``Order``.
-
-    Args:
-        sampler: of indices, or of lists of them.
-        order: where to begin.
-        generator: the loader's own, if it has one.
-    """
+    """A sampler seen through an ``Order``; the generator is the loader's own, if it has one."""
 
     def __init__(self, sampler: Any, order: Order, generator: torch.Generator | None) -> None:
         self._sampler, self._order, self._generator = sampler, order, generator
@@ -170,12 +160,7 @@ class Ordered:
 
 
 class Counted:
-    """An iterator that keeps count for a position.
-
-    Args:
-        batches: the iterator.
-        position: counts as long as no newer iterator has begun.
-    """
+    """An iterator that counts for a position as long as no newer iterator has begun."""
 
     def __init__(self, batches: Iterator[Any], position: Position) -> None:
         self._batches, self._position, self._epoch = batches, position, position.begun
@@ -200,15 +185,7 @@ class Counted:
 
 
 def check_fits(loader: dict[str, Any], state: dict[str, Any]) -> None:
-    """Refuse the state of a loader that gives other batches.
-
-    Args:
-        loader: what describes the batches of this loader.
-        state: that of the state's.
-
-    Raises:
-        poptorch.Error: they differ; the message says in what.
-    """
+    """Refuse the state of a loader that gives other batches, and name in what they differ."""
     unlike = [
         f"{name} {state.get(name)} there, {value} here"
         for name, value in loader.items()

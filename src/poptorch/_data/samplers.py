@@ -43,13 +43,7 @@ def owned_range(
 class PartitionSampler(Sampler[int]):
     """The indices that one process reads, in a new order at each new iterator.
 
-    Args:
-        num_elements: Size of the data set.
-        combined_batch: Rows that one process consumes per call.
-        process: Number of the process, from 0.
-        num_processes: How many there are.
-        drop_last: See `owned_range`.
-        seed: Seed of the permutations; None leaves the data set in order.
+    Without a seed the data set stays in order. The arguments are those of `owned_range`.
 
     Attributes:
         epoch: The number of the next iterator. It alone decides on the order, so that processes
@@ -91,13 +85,7 @@ class PartitionSampler(Sampler[int]):
 
 
 def grouped(micro_batches: Iterable[Any], size: int, drop_last: bool) -> Iterator[Any]:
-    """Concatenate every `size` consecutive micro-batches.
-
-    Args:
-        micro_batches: Structures of tensors.
-        size: How many make one combined batch.
-        drop_last: Whether an incomplete last group is left out.
-    """
+    """Concatenate every `size` consecutive micro-batches, which are structures of tensors."""
     iterator = iter(micro_batches)
     while group := list(islice(iterator, size)):
         if len(group) == size or not drop_last:
@@ -105,16 +93,7 @@ def grouped(micro_batches: Iterable[Any], size: int, drop_last: bool) -> Iterato
 
 
 def concatenated(parts: list[Any], name: str = "batch") -> Any:
-    """Join equal structures of tensors along dimension 0.
-
-    Args:
-        parts: Tensors; or tuples, lists, dicts or types with a custom parser, made of them.
-            Values that are no tensors must be equal in all parts.
-        name: What the value is called in error messages.
-
-    Raises:
-        poptorch.Error: The parts differ in structure or in a value that is no tensor.
-    """
+    """Join equal structures of tensors along dimension 0; other values must be equal."""
     if len(parts) == 1:
         return parts[0]
     first = parts[0]

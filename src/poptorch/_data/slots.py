@@ -115,12 +115,7 @@ class Layout:
         return cls(first.kind, first.names, tuple(fields), max(end, _ALIGNMENT), rows)
 
     def ordered(self, parts: Parts) -> list[torch.Tensor]:
-        """Return the tensors of a later element in the order of the first.
-
-        Raises:
-            AssertionError: It differs from the first in more than types and, if `rows` is set, its
-                rows; or the first one's types cannot hold its values.
-        """
+        """Return the tensors of a later element in the order of the first, or refuse it."""
         require(
             parts.kind == self.kind and set(parts.names) == set(self.names),
             "All elements need the structure of the first, which was a "
@@ -192,13 +187,7 @@ def anonymous_file(num_bytes: int) -> int:
 
 
 class Slots:
-    """The memory of all slots.
-
-    Args:
-        layout: What is in a slot.
-        number: How many slots there are.
-        descriptor: The file; closed here, the mapping keeps the memory.
-    """
+    """The memory of all slots; the mapping keeps the memory of the file, which is closed."""
 
     def __init__(self, layout: Layout, number: int, descriptor: int) -> None:
         self.layout = layout
@@ -282,12 +271,7 @@ def send(connection: Connection, message: tuple[Any, ...]) -> None:
 class Inbox:
     """Messages of a worker, in order; none is torn or lost when an exception ends a call.
 
-    Args:
-        process: the worker.
-        connection: to it; a descriptor may follow a message there.
-
-    Attributes:
-        chunks: bytes of the first message; without them the next one is the first.
+    ``chunks`` are bytes of the first message; without them the next one is the first.
     """
 
     def __init__(self, process: multiprocessing.Process, connection: Connection) -> None:
@@ -295,12 +279,7 @@ class Inbox:
         self.chunks: deque[bytes] = deque()
 
     def first(self) -> tuple[Any, ...]:
-        """Return the first message, waiting for it; it stays the first until it is dropped.
-
-        Raises:
-            EOFError: the worker is gone.
-            OSError: the connection is broken.
-        """
+        """Return the first message, waiting for it; it stays the first until it is dropped."""
         while True:
             data = b"".join(self.chunks)
             missing = _HEADER.size - len(data)
@@ -329,9 +308,7 @@ class Inbox:
 class _Loan(weakref.ref):
     """A lent slot: a reference to the window that its tensors keep alive.
 
-    Attributes:
-        slot: its number.
-        serial: number of the element in it, so that giving it back twice does no harm.
+    Its serial number lets giving it back twice do no harm.
     """
 
     slot: int
@@ -339,12 +316,7 @@ class _Loan(weakref.ref):
 
 
 class Lender:
-    """Hands slots to the program and, when their tensors are gone, back to the worker.
-
-    Args:
-        connection: to the worker.
-        slots: the memory.
-    """
+    """Hands slots to the program and, when their tensors are gone, back to the worker."""
 
     def __init__(self, connection: Connection, slots: Slots) -> None:
         self._connection = connection

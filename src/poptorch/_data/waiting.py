@@ -45,12 +45,7 @@ class Waiting:
         self._last, self._skip = None, True
 
     def note(self, asked_ns: int, given_ns: int) -> None:
-        """Count a batch.
-
-        Args:
-            asked_ns: when it was asked for, on the clock of ``time.perf_counter_ns``.
-            given_ns: when it was there.
-        """
+        """Count a batch: when it was asked for and when it was there, by ``perf_counter_ns``."""
         _here.waits.ns += given_ns - asked_ns
         _here.latest = self
         if self._beginning != _beginning:
@@ -92,13 +87,7 @@ class Waiting:
 
 
 class Timed:
-    """An iterator that tells a ``Waiting`` of its batches.
-
-    Args:
-        batches: the iterator.
-        waiting: told.
-        note: called for each batch; a loader's method, which keeps a loader without a name alive.
-    """
+    """An iterator that tells a ``Waiting`` of its batches; a loader's ``note`` keeps it alive."""
 
     def __init__(self, batches: Any, waiting: Waiting, note: Callable[[], None]):
         self._batches, self._waiting, self._note = batches, waiting, note

@@ -25,13 +25,7 @@ _FAILURES = (UnknownError, RuntimeError, TypeError, ValueError, IndexError, Attr
 
 
 class WholeBatches:
-    """An epoch of a data set in memory.
-
-    Args:
-        dataset: map-style, one that ``why_single`` has no objection to.
-        indices: of each batch: lists, or tensors of numbers that are not negative.
-        pinned: copy batches to page-locked memory.
-    """
+    """An epoch of a data set in memory; indices are lists, or tensors of no negative numbers."""
 
     def __init__(self, dataset: Any, indices: Any, *, pinned: bool):
         self._dataset, self._sampler, self._pinned = dataset, indices, pinned
@@ -62,10 +56,6 @@ def why_single(dataset: Any, collate: Callable[[list], Any]) -> str | None:
     """Return why items have to be fetched one by one; None if whole batches have the same bits.
 
     Reads a few items. Neither torch's random numbers nor Python's are touched.
-
-    Args:
-        dataset: map-style.
-        collate: the loader's collate function.
     """
     if collate is not default_collate:
         return "the loader has a collate function of its own"

@@ -39,12 +39,7 @@ GRAPHS, CONSTANTS = "forward", "forward_constants"
 
 @dataclasses.dataclass
 class Kept:
-    """Graphs and constants of a file, each once.
-
-    Attributes:
-        texts: of the graphs, with the numbers of their constants by name.
-        constants: of all graphs.
-    """
+    """Graphs and constants of a file, each once; texts have the numbers of their constants."""
 
     texts: list[tuple[str, dict[str, int]]] = dataclasses.field(default_factory=list)
     constants: list[torch.Tensor] = dataclasses.field(default_factory=list)
@@ -75,11 +70,7 @@ class Kept:
 
 
 def forward_data(model: WrappedModel) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Forward of a wrapped and compiled model in each of its modes.
-
-    Returns:
-        JSON values for the manifest of a file, and members.
-    """
+    """Return forward of a wrapped, compiled model in each mode: JSON values, and members."""
     compiled, module = model.get_compiled(), model.module
     if model.per_replica_params:
         return {"missing": "the model has parameters that differ between replicas"}, {}
@@ -218,11 +209,6 @@ def _said(problem: Exception) -> str:
 
 class Recording:
     """A recorded graph of a forward.
-
-    Args:
-        compiled: knows how arguments are passed.
-        module: the model, or a copy of it in another mode.
-        wrapped: forward finds itself in a wrapper, and not on the host.
 
     Attributes:
         outputs: the structure of the results.

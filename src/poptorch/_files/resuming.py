@@ -25,25 +25,14 @@ from poptorch._state.weights import Weights
 
 @dataclasses.dataclass(frozen=True)
 class PendingState:
-    """State that waits for a session.
-
-    Attributes:
-        kept: what ``Resuming.state`` returned.
-        times_set: how often an optimizer had been set then; values of a later one win.
-    """
+    """State that waits for a session; optimizers set after ``times_set`` of them win."""
 
     kept: Mapping[str, Any]
     times_set: int
 
 
 class Resuming:
-    """Keeps the state of a wrapped model and puts it back.
-
-    Args:
-        model: the wrapped model.
-        optimizer: what trains it.
-        weights: its weights.
-    """
+    """Keeps the state of a wrapped model and puts it back."""
 
     def __init__(self, model: WrappedModel, optimizer: OptimizerInUse, weights: Weights):
         self._model, self._optimizer, self._weights = model, optimizer, weights
@@ -93,15 +82,10 @@ class Resuming:
         return weights
 
     def put_back(self, kept: Mapping[str, Any], optimizer: Any) -> None:
-        """Continues from what ``state`` returned; before the first call, at that call.
+        """Continue from what ``state`` returned; before the first call, at that call.
 
-        Args:
-            kept: the state of a wrapper made as this one; buffers and random numbers may be of
-                another process of the same run.
-            optimizer: the one in use, with its groups put back; None if there is no object.
-
-        Raises:
-            poptorch.Error: another model, or other options; the message names what differs.
+        Buffers and random numbers may be of another process of the same run. The optimizer is the
+        one in use, with its groups put back; None if there is no object.
         """
         self._check(kept)
         self._pending = None  # of an earlier call
@@ -219,7 +203,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def put_optimizer(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> None:
-    """Continues from what ``optimizer_state`` returned.
+    """Continue from what ``optimizer_state`` returned.
 
     Args:
         optimizer: made as the one whose state it is.

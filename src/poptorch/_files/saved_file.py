@@ -48,11 +48,7 @@ class InvalidFile(Error, AssertionError):
 
 
 def destination(filename: str | os.PathLike[str]) -> Path:
-    """Return the path of a file that was requested under this name.
-
-    Raises:
-        AssertionError: a file stands where a folder is needed.
-    """
+    """Return the path of a file that was requested under this name."""
     path = Path(filename)
     if path.is_dir():
         path = path / DEFAULT_NAME
@@ -148,11 +144,7 @@ _HOUSEKEEPING = frozenset({"_values", "_is_frozen", "_namespaces", "_popart"})
 
 
 def options_data(options: Options) -> dict[str, Any]:
-    """All values of ``options`` as JSON.
-
-    Raises:
-        SerializationError: a value that a file cannot hold.
-    """
+    """Return all values of ``options`` as JSON."""
     return {
         **_container_data(options),
         "namespaces": {
@@ -176,9 +168,6 @@ def options_from(data: dict[str, Any]) -> Options:
     """Return the options that ``options_data`` wrote, not frozen.
 
     Differs from the original: a subclass of Options comes back as Options.
-
-    Raises:
-        AssertionError: a value is not one that its option takes.
     """
     options = Options()
     _fill(options, data)

@@ -51,12 +51,9 @@ _ADVICE = "Build the wrapper with the model, options and optimizer that were use
 
 
 class FromFile:
-    """A file has the programs of a compiled model and their code; an ``Origin``.
+    """The programs of a compiled model and their code in an open file; an ``Origin``.
 
-    Args:
-        file: the container, which is open while the model is compiled.
-        retrace: forward is traced again, and has to give the programs of the file; otherwise
-            these are used as they are.
+    With ``retrace`` forward is traced again, and has to give the programs of the file.
     """
 
     def __init__(self, file: Container, *, retrace: bool):
@@ -96,11 +93,7 @@ class FromFile:
 
 
 def check_config(file: Container, config: StepConfig) -> None:
-    """Refuses options that need other programs than those of the file.
-
-    Raises:
-        poptorch.Error: naming the options that differ.
-    """
+    """Refuse options that need other programs than those of the file, and name them."""
     here = json.loads(json.dumps(config.compile_fields()))
     with meaning(file.path):
         there = file.content["executable"]["key_parts"]["config"]
@@ -118,15 +111,7 @@ Compile = Callable[[Bound, Origin], None]
 
 
 class ModelFiles:
-    """Writes and reads the files of a wrapped model.
-
-    Args:
-        model: the wrapped model.
-        optimizer: what trains it.
-        weights: its weights.
-        compile_: compiles it.
-        translated: while entered, the engine's errors are raised as programs catch them.
-    """
+    """Writes and reads the files of a wrapped model."""
 
     def __init__(
         self,
@@ -204,13 +189,7 @@ class ModelFiles:
             self.restore_executable(file, retrace=True)
 
     def restore_executable(self, file: Container, *, retrace: bool) -> None:
-        """Compiles from an open file.
-
-        Args:
-            file: the file.
-            retrace: trace forward again and insist on the programs of the file; otherwise these
-                are used, and a call may bring another number of device iterations than there.
-        """
+        """Compile from an open file; without ``retrace`` its number of iterations may change."""
         here = self._model.config.device_iterations
         with meaning(file.path):
             there = file.content["device_iterations"]

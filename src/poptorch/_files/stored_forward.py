@@ -30,12 +30,7 @@ _BEFORE = {"missing": "the file was written before files had forward in them"}
 
 
 class StoredForward:
-    """A model's forward as stored in a file.
-
-    Args:
-        data: JSON values of the manifest.
-        kept: graphs and constants.
-    """
+    """A model's forward as stored in a file: values of the manifest, graphs and constants."""
 
     def __init__(self, data: Mapping[str, Any], kept: Kept):
         self.data, self.kept = data, kept
@@ -144,12 +139,7 @@ def _unavailable(reason: str) -> Exception:
 
 
 def forward_in(file: Container) -> StoredForward:
-    """Forward as a file holds it; files from before say what they lack when it is called.
-
-    Raises:
-        CorruptExecutable: a graph is missing or altered.
-        SerializationError: a graph calls an operator that is unknown here.
-    """
+    """Return forward as a file holds it; older files say what they lack when it is called."""
     data = file.content.get("forward", _BEFORE)
     kept = Kept()
     constants = {int(number): v for number, v in file.tensors(f"{CONSTANTS}/").items()}
@@ -173,13 +163,7 @@ def forward_in(file: Container) -> StoredForward:
 
 
 class RestoredForward:
-    """``forward`` of a model from a file, with the signature of the user's.
-
-    Args:
-        root: the module tree, whose tensors it computes with.
-        signature: how it is called.
-        stored: what the file holds.
-    """
+    """``forward`` of a model from a file, with the signature of the user's."""
 
     def __init__(self, root: torch.nn.Module, signature: inspect.Signature, stored: StoredForward):
         self._root, self.stored = root, stored
@@ -368,15 +352,7 @@ def module_from(
     signature: inspect.Signature,
     forward: StoredForward,
 ) -> RestoredModule:
-    """Build the module tree of ``module_data`` around these tensors.
-
-    Args:
-        data: what ``module_data`` returned.
-        params: parameters under the first of their names.
-        buffers: buffers likewise.
-        signature: that of the user's ``forward``.
-        forward: what the file has of it.
-    """
+    """Build the module tree of ``module_data``; tensors have the first of their names."""
     root, *others = data["modules"]
     tree = {"": RestoredModule(root[1])}
     for path, kind, _ in others:

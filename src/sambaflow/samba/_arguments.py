@@ -18,18 +18,7 @@ def check(
     needed: str,
     error: type[SambaError] = UsageError,
 ) -> None:
-    """Refuses an argument that is no instance of ``kinds``.
-
-    Args:
-        name: of the argument, as the caller writes it.
-        value: what was given.
-        kinds: the classes that it may have; None is one of them only by ``type(None)``.
-        needed: what to pass, for the message.
-        error: the class to raise.
-
-    Raises:
-        SambaError: of the class ``error``.
-    """
+    """Refuse an argument that is no instance of ``kinds``; ``needed`` says what to pass instead."""
     if not isinstance(value, kinds):
         shown = repr(value)
         shown = shown if len(shown) <= _SHOWN and "\n" not in shown else "something else"
@@ -38,20 +27,12 @@ def check(
 
 
 def check_model(model: Any) -> None:
-    """Refuses what is no module.
-
-    Raises:
-        UsageError: says what was given.
-    """
+    """Refuse what is no module."""
     check("model", model, torch.nn.Module, "a torch.nn.Module: construct it and pass it itself")
 
 
 def check_tensors(name: str, values: Sequence[Any]) -> None:
-    """Refuses a list of which an item is neither tensor nor None.
-
-    Raises:
-        InputError: says which item.
-    """
+    """Refuse a list of which an item is neither a tensor nor None."""
     for index, value in enumerate(values):
         place = f"{name}[{index}]"
         check(place, value, (torch.Tensor, type(None)), "a tensor, or None for none", InputError)
@@ -60,12 +41,7 @@ def check_tensors(name: str, values: Sequence[Any]) -> None:
 def named_inputs(inputs: Any) -> tuple[dict[str, SambaTensor], tuple[str, ...]]:
     """Return the inputs by name, and the names that forward takes by keyword.
 
-    Args:
-        inputs: a tensor, a tuple or list in the order of forward's parameters, or a dictionary by
-            the names of forward's parameters.
-
-    Raises:
-        UsageError: something is no tensor, or two have the same name.
+    A dictionary has names of forward's parameters; a tuple or list has their order.
     """
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
@@ -144,11 +120,7 @@ def _check(name: str, dummy: SambaTensor, value: torch.Tensor) -> None:
 
 
 def select(outputs: Sequence[SambaTensor], wanted: Any) -> tuple[SambaTensor, ...]:
-    """Return the requested results of a run in the requested order; all by default.
-
-    Raises:
-        InputError: there is no output of that name, or something is no output.
-    """
+    """Return the requested results of a run in the requested order; all by default."""
     if wanted is None:
         return tuple(outputs)
     by_name = {output.sn_name: output for output in outputs}

@@ -92,11 +92,7 @@ def _say_traced(traced: Sectioned, seconds: float) -> None:
 
 
 def check_indices(indices: Any) -> None:
-    """Refuses ``loss_indices`` that are no list of different positions.
-
-    Raises:
-        UsageError: says what was given.
-    """
+    """Refuse ``loss_indices`` that are no list of different positions."""
     if indices is None:
         return
     needed = "a list of positions of outputs"
@@ -108,11 +104,7 @@ def check_indices(indices: Any) -> None:
 
 
 def rule_of(model: torch.nn.Module, optimizers: Any, *, inference: bool) -> UpdateRule | None:
-    """Return the update rule of the optimizers; None for inference.
-
-    Raises:
-        UsageError: optimizers that cannot be compiled, or one for inference.
-    """
+    """Return the update rule of the optimizers; None for inference."""
     listed = _optimizers.as_list(optimizers)
     if inference and listed:
         raise UsageError(
@@ -141,11 +133,7 @@ def traced_with(
     *,
     fused_only: bool,
 ) -> Sectioned:
-    """Capture the model with inputs from ``arguments.named_inputs``.
-
-    Raises:
-        GraphError: it cannot be captured; names the line.
-    """
+    """Capture the model with inputs from ``named_inputs``."""
     values = list(named.values())
     by_keyword = dict(zip(keywords, values, strict=True)) if keywords else {}
     positional = [] if keywords else values
@@ -208,23 +196,13 @@ def trace_model(
 ) -> Sectioned:
     """Capture a module with its loss, backward pass and update.
 
-    Args:
-        module: runs as it is: training mode or not, parameters of any floating type.
-        positional: one batch, in the order of forward's parameters; only shapes and dtypes count.
-        keywords: the same by name.
-        rule: the optimizer; None captures forward alone.
-        loss_indices: the outputs from which backward starts. By default those that are scalars or
-            results of a criterion; without any, every output, whose gradients then come from the
-            host.
-        fused_only: only the whole step, no sections.
+    Backward starts from the outputs of ``loss_indices``: by default from those that are scalars or
+    results of a criterion, and without any from every output, whose gradients then come from the
+    host.
 
     Returns:
         ``forward``; for training also ``backward``, ``update`` and, where something is a loss,
-        ``step``.
-
-    Raises:
-        GraphError: nothing to train, or ``loss_indices`` does not fit what forward returns.
-        abele.AbeleError: forward cannot be traced; names the line.
+        ``step``; with ``fused_only`` only ``step``.
     """
     names = tuple(keywords)
 

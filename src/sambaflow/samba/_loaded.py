@@ -44,16 +44,11 @@ from sambaflow.samba.sambatensor import SambaTensor
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """Return a sentence that names the executable and its target.
+    """The PEF file that runs, its target, device, programs, and the hash of the executable.
 
     Attributes:
-        pef: the file.
-        target: the target of the engine.
-        device: where tensors live.
-        executable: hash of the executable.
         origin: ``file`` if the file's own code runs, ``compiled here`` if it does not fit this
             machine, ``interpreted`` if the target runs programs without compiling.
-        programs: names of the programs.
         seconds: how long loading took, by part.
         fallback: why a better target could not be used, if so.
     """
@@ -81,18 +76,7 @@ SECTIONS = ("fwd", "bckwd", "opt")
 
 
 class LoadedGraph:
-    """A compiled model with its state on the device.
-
-    Args:
-        module: gives the initial parameters and buffers.
-        inputs: the named inputs, in the order of the programs.
-        optimizers: give initial state and values.
-        rule: what was compiled of them; None for inference.
-        traced: what was captured.
-        made: the executable.
-        record: how it was made.
-        path: the file it came from.
-    """
+    """A compiled model with its state on the device; module and optimizers give initial values."""
 
     def __init__(
         self,
@@ -141,11 +125,7 @@ class LoadedGraph:
     # -- state -------------------------------------------------------------------------------
 
     def to_device(self) -> None:
-        """Copy parameters, buffers and optimizer state from the host.
-
-        Raises:
-            UsageError: an optimizer has state that the program has no place for.
-        """
+        """Copy parameters, buffers and optimizer state from the host."""
         for each in self.optimizers:
             assert self.rule is not None  # it comes from them
             problem = torch_optimizers.problem(each, self.rule, self.names)

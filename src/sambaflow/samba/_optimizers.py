@@ -35,13 +35,7 @@ def to_rule(
 ) -> UpdateRule | None:
     """Return the update rule of all parameter groups; None without optimizers.
 
-    Args:
-        optimizers: all of one kind.
-        names: of the model's parameters, by ``id``.
-
-    Raises:
-        UsageError: kinds that differ or do not exist here, an option that no program has, a
-            parameter held twice.
+    Parameters have their names by ``id``.
     """
     if not optimizers:
         return None
@@ -106,17 +100,7 @@ def _group(
 
 
 def hyper_values(rule: UpdateRule, wanted: Mapping[str, Any]) -> dict[str, float]:
-    """Run-time values by slot.
-
-    Args:
-        rule: what was compiled.
-        wanted: by name, as programs write them: a number for all parameter groups, or one number
-            per group.
-
-    Raises:
-        UsageError: an unknown name, a wrong number of values, a value that is no number, is
-            negative or not finite, or momentum that was not compiled.
-    """
+    """Return run-time values by slot; a program gives one for all groups or one per group."""
     needed = 'a dictionary of numbers by name, such as {"lr": 0.1}'
     check("hyperparam_dict", wanted, Mapping, needed)
     values = {}

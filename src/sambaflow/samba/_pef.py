@@ -65,18 +65,7 @@ def write(
     described: Mapping[str, Any],
     said: Mapping[str, Any],
 ) -> None:
-    """Write a file atomically.
-
-    Args:
-        path: where to; folders are made.
-        traced: what was captured.
-        made: what was built from it.
-        described: what ``interface`` returned.
-        said: JSON values for people: name, configuration, metadata.
-
-    Raises:
-        OSError: the folder is not writable, or the disk is full; nothing is left behind.
-    """
+    """Write a file atomically; ``described`` is an ``interface``, ``said`` is for people."""
     packed, members = portable_executable.pack(traced.captured, made)
     content = {
         "version": __version__,
@@ -94,12 +83,7 @@ def write(
 
 @contextlib.contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[Container]:
-    """Read and check a compiled file.
-
-    Raises:
-        PefDamagedError: there is no such file, or it is cut, altered or of another kind.
-        PefMismatchError: another release wrote it.
-    """
+    """Read and check a compiled file."""
     if not str(path):
         raise PefDamagedError(
             "No PEF file was given. Compile the program first and pass the file it names: "
@@ -128,11 +112,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Container]:
 
 
 def check(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise an error where the interface of a file differs from that of a run.
-
-    Raises:
-        PefMismatchError: names everything that differs.
-    """
+    """Raise an error that names everything in which the interface of a file and of a run differ."""
     old, new = _facts(there), _facts(here)
     if here["loss_indices"] is None:  # the run accepts those of the file
         del old["loss_indices"], new["loss_indices"]

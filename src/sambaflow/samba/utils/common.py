@@ -79,16 +79,7 @@ def common_app_driver(
 
 
 def compare(reference: torch.nn.Module, inputs: Any, optim: Any) -> None:
-    """Compare outputs and gradients of one run with plain PyTorch.
-
-    Args:
-        reference: a copy of the model from before it was loaded.
-        inputs: one batch.
-        optim: whether there is one says whether gradients are compared.
-
-    Raises:
-        AssertionError: something differs by more than rounding.
-    """
+    """Compare outputs, and gradients if there is an optimizer, of one run with plain PyTorch."""
     graph = session._loaded()
     named, keywords = _arguments.named_inputs(inputs)
     torch.manual_seed(_SEED)

@@ -9,11 +9,7 @@ from sambaflow.samba import _pef
 
 
 def get_pefmeta(args: Any, model: torch.nn.Module) -> dict[str, Any]:
-    """Return the metadata that ``session.compile`` stores.
-
-    Returns:
-        ``model``, ``parameters`` (number of values), ``batch_size``, ``inference`` and ``mapping``.
-    """
+    """Return the metadata that ``session.compile`` stores: model, parameters, batch, mode."""
     return {
         "model": type(model).__name__,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
