@@ -142,15 +142,6 @@ def test_what_killed_processes_have_left_is_deleted(folder):
     other.end()
 
 
-def test_a_full_disk_is_said(folder, monkeypatch):
-    def full(self, text, encoding):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(device_registry.Path, "write_text", full)
-    attachment = Attachment(Owner(), "cpu", CPU)
-    assert "No space left on device" in attachment.problem
-
-
 def test_a_folder_that_somebody_else_made_first_is_not_used(folder, monkeypatch):
     folder.mkdir()
     user = os.getuid()

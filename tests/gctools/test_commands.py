@@ -200,15 +200,6 @@ def test_gcipuinfo(busy):
         result.getNamedAttributeForDevice(3, "id")
 
 
-def test_gcipuinfo_reads_anew_when_told(busy):
-    result = gcipuinfo.gcipuinfo()
-    assert result.getDevices()[0]["user process id"] == "321"
-    (busy.registry / "321-5000.json").unlink()
-    assert result.getDevices()[0]["user process id"] == "321"
-    result.setUpdateMode(True)
-    assert "user process id" not in result.getDevices()[0]
-
-
 def test_scripts_find_themselves_on_a_device_that_others_share(busy):
     busy.add_process(os.getpid())
     busy.add_record(os.getpid())
@@ -253,15 +244,6 @@ def test_version(capsys):
     with pytest.raises(SystemExit, match="0"):
         info.main(["--version"])
     assert capsys.readouterr().out == f"gc-info {__version__}\n"
-
-
-def test_info_names_the_only_device(tmp_path, at, capsys):
-    machine = Machine(tmp_path)
-    machine.add_sockets(1)
-    at(machine)
-    with pytest.raises(SystemExit):
-        info.main(["-d", "7", "-i"])
-    assert "device 7 does not exist. Only device 0 exists;" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

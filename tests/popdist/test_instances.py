@@ -1,6 +1,5 @@
 """What popdist says of an environment, and what it refuses."""
 
-import importlib
 import inspect
 
 import pytest
@@ -108,14 +107,6 @@ def test_numbers_of_torchrun_are_checked(monkeypatch):
         popdist.getNumInstances()
 
 
-def test_init_of_a_single_instance_does_nothing_however_often(poprun):
-    poprun(instances=1, local=4)
-    before = actual()
-    popdist.init()
-    popdist.init()
-    assert actual() == before
-
-
 def test_init_of_several_instances_needs_a_place_to_meet(poprun):
     poprun(index=1, instances=2, local=4)
     with pytest.raises(popdist.Error, match=r"Process 1 of 2 does not know where to meet.*poprun"):
@@ -179,18 +170,6 @@ def test_variables_that_contradict_each_other(poprun, changed, message):
     poprun(instances=2, **changed)
     with pytest.raises(popdist.Error, match=message):
         popdist.init()
-
-
-def test_a_number_of_ipus_is_not_negative():
-    assert popdist.getDeviceId(4) == popdist.getDeviceId(ipus_per_replica=0) == 0
-    with pytest.raises(popdist.Error, match="number of IPUs, or 0, not -1"):
-        popdist.getDeviceId(-1)
-
-
-@pytest.mark.parametrize("name", ["popart", "tensorflow"])
-def test_other_front_ends_are_not_there(name):
-    with pytest.raises(ModuleNotFoundError, match=f"popdist.{name}"):
-        importlib.import_module(f"popdist.{name}")
 
 
 def test_parameters_are_those_of_the_original():

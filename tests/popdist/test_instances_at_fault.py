@@ -188,12 +188,6 @@ def test_a_first_instance_that_never_comes_is_named(meeting):
         popdist.init()
 
 
-def test_wrapping_without_init_connects_too(meeting):
-    meeting(0)
-    with pytest.raises(poptorch.Error, match="process 1 did not come"):
-        poptorch.trainingModel(scorer(), poptorch.Options())
-
-
 @pytest.mark.parametrize(
     ("index", "words"),
     [(0, "cannot open {}.*port of process 0"), (1, "reaches {}.*another program has that port")],

@@ -86,24 +86,6 @@ def test_copies_keep_class_and_values(poprun, monkeypatch, copied):
             result.Distributed.disable()
 
 
-def test_as_text_and_dictionary_also_when_frozen(poprun):
-    poprun(index=1, instances=2, local=3, ipus=4)
-    options = Options().outputMode(poptorch.OutputMode.All)
-    options._freeze()
-    expected = {
-        "replication_factor": 3,
-        "distributed_process_id": 1,
-        "num_distributed_processes": 2,
-        "ipus_per_replica": 4,
-    }
-    assert options.toDict().items() >= expected.items()
-    for name, value in expected.items():
-        assert f"{name}={value}" in repr(options)
-    with pytest.raises(AttributeError, match="Can't modify frozen Options"):
-        options.deviceIterations(2)
-    assert options.clone().deviceIterations(2).device_iterations == 2
-
-
 @pytest.mark.parametrize(
     ("value", "message"),
     [(0, "Invalid ipus_per_replica 0: it is 1 or more"), (1.5, "not 1.5"), (True, "not True")],
@@ -128,12 +110,6 @@ def test_settings_of_the_environment_build_on_those_of_poprun(poprun, monkeypatc
         Options()
 
 
-def test_a_contradictory_environment_is_refused(poprun):
-    poprun(instances=2, local=2, POPDIST_NUM_TOTAL_REPLICAS=3)
-    with pytest.raises(popdist.Error, match="REPLICAS=3, but 2 instances"):
-        Options()
-
-
 def trained(options):
     model = scorer()
     wrapped = poptorch.trainingModel(model, options, optimizer=sgd(model))
@@ -145,14 +121,3 @@ def test_replicas_of_one_instance_train_as_replication_factor_does(poprun):
     poprun(instances=1, local=2)
     plain = poptorch.Options().showCompilationProgressBar(False).replicationFactor(2)
     assert torch.equal(trained(quiet()), trained(plain))
-
-
-def test_a_saved_model_runs_in_a_program_without_poprun(poprun, monkeypatch, tmp_path):
-    poprun(local=2)
-    model = scorer()
-    wrapped = poptorch.trainingModel(model, quiet(2), optimizer=sgd(model))
-    wrapped(*rows(4))
-    wrapped.save(str(tmp_path / "model.poptorch"))
-    monkeypatch.delenv("POPDIST_NUM_LOCAL_REPLICAS")
-    loaded = poptorch.load(str(tmp_path / "model.poptorch"))
-    assert torch.equal(loaded(*rows(4))[0], wrapped(*rows(4))[0])

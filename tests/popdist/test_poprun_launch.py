@@ -5,8 +5,6 @@ import signal
 import socket
 import stat
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
@@ -226,59 +224,6 @@ def test_no_orphans_whatever_ends_poprun(poprun, number):
     else:
         assert run.wait() == 128 + number
         assert f"Ended by {signal.Signals(number).name}" in run.err
-
-
-def test_a_shim_that_is_killed_takes_its_program_along(poprun):
-    program = f"""
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
-    sys.exit(0)
-{STAY}"""
-    run = poprun(["--num-instances", "2", "--max-restarts", "1"], program, start=True)
-    run.until(lambda: run.out.count("here") == 2, "both instances")
-    shims = {pid for pid, line in run.processes().items() if "shim.py" in line}
-    victim = max(shims)
-    rank = next(r for r in (0, 1) if f"RANK={r}".encode() in environment(victim))
-    os.kill(victim, signal.SIGKILL)
-    assert run.wait() == 0
-    host = socket.gethostname()
-    assert f"Instance {rank} on {host} was killed together with its shim; starting" in run.err
-
-
-def environment(pid):
-    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-
-
-@pytest.mark.parametrize("seconds", [0, 1])
-def test_who_ignores_signals_is_killed_after_the_time_of_grace(poprun, seconds):
-    program = """
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-print("here", flush=True)
-time.sleep(1000)
-"""
-    run = poprun(["--grace-seconds", seconds], program, start=True)
-    run.until(lambda: "here" in run.out, "the instance")
-    began = time.monotonic()
-    run.signal(signal.SIGINT)
-    assert run.wait() == 130
-    assert time.monotonic() - began < 20
-
-
-def test_a_program_sees_a_signal_once_and_may_end_by_itself(poprun):
-    program = """
-def stop(number, frame):
-    print("stopping")
-    time.sleep(0.3)
-    print("saved")
-    sys.exit(0)
-signal.signal(signal.SIGTERM, stop)
-print("here", flush=True)
-time.sleep(1000)
-"""
-    run = poprun([], program, start=True)
-    run.until(lambda: "here" in run.out, "the instance")
-    run.signal(signal.SIGTERM)
-    assert run.wait() == 143
-    assert run.lines(0) == ["here", "stopping", "saved"]
 
 
 REDUCE = """

@@ -57,20 +57,6 @@ def test_options_of_the_program():
     assert parse_app_args(["compile"], common_parser_fn=common, run_parser_fn=run).batch_size == 32
 
 
-def test_options_of_single_commands():
-    results = []
-    settings = {
-        f"{name}_parser_fn": lambda parser, name=name: results.append(
-            (name, parser.prog.split()[-1])
-        )
-        for name in ("common", "run", "test", "compile")
-    }
-    parse_app_args(["compile"], **settings)
-    assert {who for who, where in results if where == "test"} == {"common", "test"}
-    assert {who for who, where in results if where == "compile"} == {"common", "compile"}
-    assert {who for who, where in results if where == "measure-sections"} == {"common", "run"}
-
-
 def test_the_vendors_options_are_said_once(capsys):
     # The compile line of the published script, section 14.4 of the reference.
     line = (

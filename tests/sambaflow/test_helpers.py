@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import sambaflow.samba.nn as samba_nn
 from helpers.samba_models import Dense, Net, batch, named, rows
 from sambaflow import logging as samba_logging
 from sambaflow import samba
@@ -54,11 +53,6 @@ def test_the_loader_calls_the_hook_and_keeps_the_original():
     )
     (image,), original = next(iter(loader))
     assert torch.equal(image, original[0] * 2)
-
-
-def test_the_loader_misses_names():
-    with pytest.raises(UsageError, match="names image, but a batch has 2 items"):
-        next(iter(SambaLoader(digits(), ["image"])))
 
 
 # -- utilities ---------------------------------------------------------------------------------
@@ -263,9 +257,3 @@ def test_hints_of_compile_are_said(load, capsys):
     assert "session.compile(metadata=...) is accepted and has no effect" in said
     assert "session.compile(squeeze_bs_dim=...) is accepted" in said
     assert "session.compile(madeup=...) is accepted and has no effect: this package knows" in said
-
-
-def test_module_classes_of_old_releases():
-    assert samba_nn.Linear is torch.nn.Linear
-    assert samba.nn.parameter.SambaParameter is samba.SambaParameter
-    assert isinstance(samba_logging.samba_logger.name, str)

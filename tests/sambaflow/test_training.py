@@ -1,5 +1,6 @@
 """Steps of a loaded program are those of plain PyTorch, bit for bit."""
 
+import contextlib
 import copy
 
 import pytest
@@ -49,24 +50,97 @@ def pair(make, kind="sgd", **settings):
     )
 
 
-def plain_step(model, optimizer, tensors):
+def plain_step(model, optimizer, tensors, loss_of=lambda outputs: outputs[0]):
     optimizer.zero_grad()
-    loss, scores = model(*tensors)
-    loss.backward()
+    outputs = model(*tensors)
+    loss_of(outputs).backward()
     optimizer.step()
-    return loss, scores
+    return outputs
+
+
+@contextlib.contextmanager
+def followed(load, make=Dense, kind="sgd", **settings):
+    """A loaded model and plain PyTorch's, which are to end with the same state."""
+    (model, optimizer), (reference, other) = pair(make, kind)
+    traced = load(model, named(rows(0)), optimizer, **settings)
+    yield optimizer, reference, other, traced
+    samba.session.to_cpu(model)
+    equal_states(model, reference)
+
+
+class PerSample(Dense):
+    def forward(self, x, y):
+        scores = self.layer(x)
+        return F.cross_entropy(scores, y, reduction="none"), scores
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_the_fused_step_is_pytorchs(load, kind):
-    (model, optimizer), (reference, other) = pair(Dense, kind)
-    load(model, named(rows(0)), optimizer, fused_only=True)
+    with followed(load, kind=kind, fused_only=True) as (_, reference, other, _):
+        for step in range(STEPS):
+            outputs = samba.session.run(named(rows(step)))
+            expected = plain_step(reference, other, rows(step))
+            assert all(map(torch.equal, outputs, expected))
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "gradient", "loss_of"),
+    [
+        (Dense, {"fused_only": True}, 4.0, lambda outputs: outputs[0] * 4),
+        (Dense, {"loss_indices": [1]}, None, lambda outputs: outputs[1].sum()),
+        (PerSample, {}, None, lambda outputs: outputs[0].sum()),
+    ],
+    ids=["scaled", "by loss_indices", "of each sample"],
+)
+def test_where_backward_starts(load, make, settings, gradient, loss_of):
+    with followed(load, make, **settings) as (_, reference, other, traced):
+        if gradient is not None:
+            traced[0].sn_grad = torch.tensor(gradient)
+        outputs = samba.session.run(named(rows(0)))
+        assert all(map(torch.equal, outputs, plain_step(reference, other, rows(0), loss_of)))
+
+
+def test_a_run_changes_lr_momentum_and_decay_without_compiling(load):
+    with followed(load, fused_only=True) as (_, reference, other, _):
+        for step in range(STEPS):
+            values = {"lr": 0.1 / (step + 1), "momentum": 0.5 + 0.1 * step}
+            values["weight_decay"] = 0.01 * step
+            samba.session.run(named(rows(step)), hyperparam_dict=values)
+            other.param_groups[0].update(values)
+            plain_step(reference, other, rows(step))
+
+
+def test_schedulers_of_torch_are_followed(load):
+    with followed(load, fused_only=True) as (optimizer, reference, other, _):
+        schedulers = [torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in (optimizer, other)]
+        for step in range(STEPS):
+            samba.session.run(named(rows(step)))
+            optimizer.step()  # torch's scheduler wants it; without gradients it changes nothing
+            plain_step(reference, other, rows(step))
+            for scheduler in schedulers:
+                scheduler.step()
+
+
+@pytest.mark.parametrize("where", ["fused", "in sections", "on the host"])
+def test_gradients_are_clipped_by_their_norm(load, where):
+    (model, _), (reference, other) = pair(Dense)
+    optimizer = samba.optim.SGD(
+        model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3, max_grad_norm=0.1
+    )
+    if where != "on the host":
+        load(model, named(rows(0)), optimizer)
+    sections = ["fwd", "bckwd", "opt"] if where == "in sections" else None
     for step in range(STEPS):
-        loss, scores = samba.session.run(named(rows(step)))
-        expected = plain_step(reference, other, rows(step))
-        assert torch.equal(loss, expected[0])
-        assert torch.equal(scores, expected[1])
-    samba.session.to_cpu(model)
+        if where == "on the host":
+            plain_step(model, optimizer, rows(step))
+        else:
+            samba.session.run(named(rows(step)), section_types=sections)
+        other.zero_grad()
+        reference(*rows(step))[0].backward()
+        torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
+        other.step()
+    if where != "on the host":
+        samba.session.to_cpu(model)
     equal_states(model, reference)
 
 
@@ -118,66 +192,6 @@ def test_the_loss_may_be_computed_on_the_host(load, way):
     equal_states(model, reference)
 
 
-def test_a_run_changes_lr_momentum_and_decay_without_compiling(load):
-    (model, optimizer), (reference, other) = pair(Dense)
-    load(model, named(rows(0)), optimizer, fused_only=True)
-    for step in range(STEPS):
-        values = {"lr": 0.1 / (step + 1), "momentum": 0.5 + 0.1 * step, "weight_decay": 0.01 * step}
-        samba.session.run(named(rows(step)), hyperparam_dict=values)
-        other.param_groups[0].update(values)
-        plain_step(reference, other, rows(step))
-    samba.session.to_cpu(model)
-    equal_states(model, reference)
-
-
-def test_schedulers_of_torch_are_followed(load):
-    (model, optimizer), (reference, other) = pair(Dense)
-    load(model, named(rows(0)), optimizer, fused_only=True)
-    schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in (optimizer, other)]
-    for step in range(STEPS):
-        samba.session.run(named(rows(step)))
-        optimizer.step()  # torch's scheduler wants it; without gradients it changes nothing
-        plain_step(reference, other, rows(step))
-        for scheduler in schedulers:
-            scheduler.step()
-    samba.session.to_cpu(model)
-    equal_states(model, reference)
-
-
-@pytest.mark.parametrize("sections", [None, ["fwd", "bckwd", "opt"]])
-def test_gradients_are_clipped_by_their_norm(load, sections):
-    (model, _), (reference, other) = pair(Dense)
-    optimizer = samba.optim.SGD(
-        model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3, max_grad_norm=0.1
-    )
-    load(model, named(rows(0)), optimizer)
-    for step in range(STEPS):
-        samba.session.run(named(rows(step)), section_types=sections)
-        other.zero_grad()
-        reference(*rows(step))[0].backward()
-        torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
-        other.step()
-    samba.session.to_cpu(model)
-    equal_states(model, reference)
-
-
-def test_optimizers_of_the_package_step_on_the_host_too():
-    (_, _), (reference, other) = pair(Dense)
-    model = copy.deepcopy(reference)
-    optimizer = samba.optim.SGD(
-        model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3, max_grad_norm=0.1
-    )
-    for step in range(STEPS):
-        model(*rows(step))[0].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        reference(*rows(step))[0].backward()
-        torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
-        other.step()
-        other.zero_grad()
-    equal_states(model, reference)
-
-
 def test_several_optimizers_are_groups_with_values_of_their_own(load):
     model = samba.from_torch_model_(Dense())
     reference = copy.deepcopy(model)
@@ -215,47 +229,6 @@ def test_gradients_of_parameters_can_be_read(load, sections):
     assert torch.equal(samba.to_torch(model.layer.weight), reference.layer.weight)
     assert torch.equal(model.layer.weight.sn_data, reference.layer.weight)
     assert not torch.equal(model.layer.weight, reference.layer.weight), "to_cpu was not called"
-
-
-def test_the_gradient_of_a_loss_scales_it(load):
-    (model, optimizer), (reference, other) = pair(Dense)
-    traced = load(model, named(rows(0)), optimizer, fused_only=True)
-    traced[0].sn_grad = torch.tensor(4.0)
-    samba.session.run(named(rows(0)))
-    other.zero_grad()
-    (reference(*rows(0))[0] * 4).backward()
-    other.step()
-    samba.session.to_cpu(model)
-    equal_states(model, reference)
-
-
-def test_a_criterion_without_reduction_is_a_loss_of_each_sample(load):
-    class PerSample(Dense):
-        def forward(self, x, y):
-            scores = self.layer(x)
-            return F.cross_entropy(scores, y, reduction="none"), scores
-
-    (model, optimizer), (reference, other) = pair(PerSample)
-    load(model, named(rows(0)), optimizer)
-    (loss, _) = samba.session.run(named(rows(0)))
-    other.zero_grad()
-    expected = reference(*rows(0))[0]
-    expected.sum().backward()
-    other.step()
-    samba.session.to_cpu(model)
-    assert torch.equal(loss, expected)
-    equal_states(model, reference)
-
-
-def test_loss_indices_say_from_where_backward_starts(load):
-    (model, optimizer), (reference, other) = pair(Dense)
-    load(model, named(rows(0)), optimizer, loss_indices=[1])
-    samba.session.run(named(rows(0)))
-    other.zero_grad()
-    reference(*rows(0))[1].sum().backward()
-    other.step()
-    samba.session.to_cpu(model)
-    equal_states(model, reference)
 
 
 def test_a_model_in_bfloat16(load):

@@ -162,17 +162,6 @@ def test_leaving_a_loop_restarts(indefinitely, preload, rebatched_size):
         assert [int(element[0]) for element in opened] == list(range(0, 18, 2))
 
 
-def test_randomness_follows_the_seed_and_the_epoch():
-    def epochs():
-        torch.manual_seed(11)
-        with accessor(data.Random()) as opened:
-            return [[float(x) for x in opened] for _ in range(2)]
-
-    first, second = epochs()
-    assert first != second
-    assert epochs() == [first, second]
-
-
 def test_randomness_does_not_depend_on_how_far_the_worker_ran_ahead():
     torch.manual_seed(11)
     with accessor(data.Random()) as opened:
@@ -201,19 +190,6 @@ def test_a_worker_that_cannot_start(dataset, words):
     with pytest.raises(poptorch.Error, match=f"(?s){words}") as raised:
         AsynchronousDataAccessor(dataset, sharing_strategy=Strategy.Fork)
     assert "guard" not in str(raised.value)
-
-
-def test_a_script_without_a_guard_is_told_of_it(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import torch, poptorch\n"
-        "rows = torch.utils.data.TensorDataset(torch.ones(4, 1))\n"
-        "poptorch.DataLoader(poptorch.Options(), rows, mode=poptorch.DataLoaderMode.Async,\n"
-        "    async_options={'sharing_strategy': poptorch.SharingStrategy.SharedMemory})\n"
-    )
-    done = subprocess.run([python(), script], capture_output=True, text=True)
-    assert "process died without a report, exit code 1" in done.stderr
-    assert 'needs a guard: if __name__ == "__main__": main()' in done.stderr
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))
@@ -332,17 +308,6 @@ def test_pieces_and_custom_types_are_cast(custom_pairs):
         merged = list(opened)
     assert [pair.y.tolist() for pair in merged] == [[1, 1, 2], [2, 3, 3]]
     assert all(pair.y.dtype == torch.int64 and pair.note == "note" for pair in merged)
-
-
-def test_elements_before_a_failure_arrive():
-    with accessor(data.Failing()) as opened:
-        assert numbers([next(opened), next(opened)]) == [0, 1]
-
-
-def test_rows_must_agree_for_rebatching():
-    uneven = data.Sequence((torch.ones(2), torch.ones(3)))
-    with pytest.raises(poptorch.Error, match="same number of rows"):
-        AsynchronousDataAccessor(uneven, sharing_strategy=Strategy.Fork, rebatched_size=2)
 
 
 # Life and death of the process

@@ -86,18 +86,6 @@ def test_without_batching_the_dataset_gives_whole_batches():
     assert [int(element) for element in loader] == [0, 1, 2]
 
 
-def test_torch_arguments_pass_through():
-    loader = load(options(), data.Range(4), batch_size=2, collate_fn=len, sampler=[3, 2, 1, 0])
-    assert list(loader) == [2, 2]
-
-
-def test_shuffling_follows_the_seed():
-    def order():
-        return rows(load(options(seed=5), data.Range(32), 4, shuffle=True))
-
-    assert order() == order() != rows(load(options(), data.Range(32), 4))
-
-
 # Batch samplers
 
 
@@ -184,11 +172,6 @@ def test_processes_share_a_dataset(shuffle, mode):
         loader.terminate()
 
 
-def test_without_partitioning_every_process_reads_everything():
-    loader = load(options(process=1, processes=2), data.Range(4), 4, False, 0, True, None, False)
-    assert rows(loader) == [[0, 1, 2, 3]]
-
-
 # Modes
 
 
@@ -226,12 +209,6 @@ def test_rebatching_merges_what_workers_have_left(drop_last, sizes):
 
 def print_nothing(worker):
     del worker
-
-
-def test_a_rebatched_batch_of_one_row_needs_no_merging():
-    loader = load(options(), data.Range(2), mode=Mode.AsyncRebatched)
-    assert rows(loader) == [[0], [1]]
-    loader.terminate()
 
 
 def test_a_terminated_loader_says_so():

@@ -1,6 +1,5 @@
 """Which elements each process reads."""
 
-import pickle
 from itertools import chain
 
 import pytest
@@ -49,20 +48,3 @@ def test_leftovers_get_their_turn_every_second_epoch():
     assert epoch(parts) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert epoch(parts) == [[3, 4, 5, 6], [7, 8, 9, 10]]
     assert epoch(parts) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-def test_order_depends_on_seed_and_epoch_only():
-    one, two = samplers(16, 2, 1, seed=3) + samplers(16, 2, 1, seed=3)
-    first, second = list(one), list(one)
-    assert first != second
-    assert list(two) == first
-    two.epoch = 1
-    assert list(two) == second
-    assert list(samplers(16, 2, 1, seed=4)[0]) != first
-
-
-def test_the_sampler_keeps_its_epoch_when_pickled():
-    (part,) = samplers(16, 2, 1, seed=3)
-    list(part)
-    assert list(pickle.loads(pickle.dumps(part))) == list(part)  # noqa: S301 - made here
-    assert len(part) == 16

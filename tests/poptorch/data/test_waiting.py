@@ -1,7 +1,6 @@
 """The line at the end of a run: what bounded it, and what free input would give."""
 
 import subprocess
-import threading
 
 import pytest
 import torch
@@ -42,20 +41,6 @@ def test_a_loop_that_waits_longer_than_it_works_is_input_bound():
         "input-bound: 100 steps/s, of which waiting for batches took 60%; with free input 250 "
         "steps/s"
     )
-
-
-def test_it_says_why_items_were_fetched_one_by_one():
-    times = looped(202, work_ms=4, wait_ms=6)
-    times.why_single = "Scaled.__getitem__ does more"
-    assert (said(times) or "").endswith(
-        "(items were fetched one by one: Scaled.__getitem__ does more)"
-    )
-
-
-def test_slow_loops_have_digits_too():
-    sentence = said(looped(202, work_ms=300, wait_ms=40)) or ""
-    assert sentence.startswith("compute-bound: 2.94 steps/s")
-    assert sentence.endswith("with free input 3.33 steps/s")
 
 
 def test_steps_are_those_of_the_device():
@@ -100,15 +85,6 @@ def test_the_loop_around_somebody_is_the_longest_in_which_it_was_called():
     assert around.loop() == training.loop()
     waiting.begin_again()
     assert around.loop() is None
-
-
-def test_batches_of_another_thread_are_not_waited_for_here():
-    around = LoopAround()
-    begin = around().ns
-    thread = threading.Thread(target=looped, args=(202, 4, 6))
-    thread.start()
-    thread.join()
-    assert (around().ns - begin, around.loop()) == (0, None)
 
 
 LOOP = """

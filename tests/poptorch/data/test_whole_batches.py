@@ -175,13 +175,6 @@ def test_samplers_give_the_order_that_torch_gives_and_draw_what_it_draws(make, d
     assert length == expected_length
 
 
-def test_a_long_epoch_is_divided_into_batches_piece_by_piece():
-    rows = torch.arange(1000)
-    loader = of_poptorch(TensorDataset(rows), batch_size=7, drop_last=False)
-    assert [len(batch) for (batch,) in loader] == [7] * 142 + [6]
-    assert torch.equal(torch.cat([batch for (batch,) in loader]), rows)
-
-
 def test_an_epoch_of_whole_batches_goes_on_in_another_loader():
     dataset = Indexing()
     first, second = (of_poptorch(dataset, batch_size=4, shuffle=True) for _ in range(2))
@@ -202,24 +195,9 @@ def test_after_a_batch_that_fails_comes_the_next_one():
         next(batches)
 
 
-def test_items_of_a_data_set_that_shrinks_say_so():
-    dataset = Indexing()
-    batches = iter(of_poptorch(dataset, batch_size=ROWS // 2))
-    next(batches)
-    dataset.labels = dataset.labels[: ROWS // 2]
-    with pytest.raises(IndexError, match=f"index {ROWS // 2} is out of bounds"):
-        next(batches)
-
-
 @pytest.mark.parametrize(("words", "make"), UNKNOWN.items(), ids=UNKNOWN)
 def test_items_of_other_data_sets_are_fetched_one_by_one(words, make):
     assert words in (why_single(make(), torch.utils.data.default_collate) or "")
-
-
-@pytest.mark.parametrize("make", [Scaled, NextRow, Several, Computed])
-def test_other_data_sets_give_what_they_gave(make):
-    dataset = make()
-    require_equal(epochs(of_poptorch, dataset)[0], epochs(torch.utils.data.DataLoader, dataset)[0])
 
 
 def test_a_collate_function_of_the_programs_sees_single_items():
@@ -255,24 +233,6 @@ def test_a_transform_may_be_exchanged_in_the_middle_of_an_epoch():
     dataset.transform = tv.ToTensor()
     images, _ = next(batches)
     assert torch.equal(images[:, 0], dataset.data[8:12] / 255)
-
-
-def test_arrays_may_be_exchanged_between_epochs():
-    dataset = Indexing()
-    loader = of_poptorch(dataset, batch_size=ROWS)
-    list(loader)
-    dataset.images = torch.zeros(ROWS, 2)
-    ((images, _),) = loader
-    assert torch.equal(images, dataset.images)
-
-
-def test_indices_from_the_end_and_beyond_it():
-    loader = of_poptorch(Indexing(), batch_size=2, sampler=[-1, 3])
-    ((_, chosen),) = loader
-    assert chosen.tolist() == [9, 3]
-    beyond = of_poptorch(Indexing(), batch_size=2, sampler=[0, ROWS])
-    with pytest.raises(IndexError, match="out of bounds"):
-        list(beyond)
 
 
 def test_an_error_of_an_item_comes_where_it_belongs():

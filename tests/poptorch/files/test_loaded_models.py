@@ -116,26 +116,6 @@ def test_training_is_validated_with_a_second_wrapper(from_executor, path):
     assert_same_state(live, loaded.model)
 
 
-class Around(torch.nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x, target):
-        return self.inner(x, target)[0] * 1.0
-
-
-def test_it_can_be_a_part_of_another_model(path):
-    live = everything()
-    loaded = saved(inferred(live, *rows(8)), path).model
-    live.load_state_dict(loaded.state_dict())
-    wrappers = [inferred(Around(model.eval()), *rows(8)) for model in (live, loaded)]
-    assert_same(*(wrapper(*rows(8)) for wrapper in wrappers))
-    texts = [wrapper.program_text().split("def forward")[1] for wrapper in wrappers]
-    assert "exported.py" in texts[0]
-    assert texts[0] == texts[1]
-
-
 # -- weights ---------------------------------------------------------------------------------
 
 
@@ -170,32 +150,6 @@ def test_other_parameters_than_those_of_the_file_are_refused(path):
 
 
 # -- saved again -----------------------------------------------------------------------------
-
-
-def forward_members(path):
-    with zipfile.ZipFile(path) as archive:
-        names = [name for name in archive.namelist() if name.startswith("forward")]
-        return {name: archive.read(name) for name in names}
-
-
-def test_a_file_of_a_file_of_a_file_is_the_same(path):
-    live = everything()
-    wrapped = trained(live)
-    wrapped.save(path)
-    first = forward_members(path)
-    assert first
-    loaded = poptorch.load(path)
-    for _ in range(3):
-        loaded.save(path)
-        loaded = poptorch.load(path)
-    assert forward_members(path) == first
-    for seed in (1, 2):
-        assert_same(*(each(*rows(8, seed)) for each in (wrapped, loaded)))
-    assert_same_state(wrapped, loaded)
-    for model in (live, loaded.model):
-        model.destroy()
-        model.eval()
-    assert_same(live(*rows(8)), loaded.model(*rows(8)))
 
 
 def test_a_loaded_model_can_be_copied_and_pickled(path):
@@ -322,18 +276,6 @@ def test_forward_that_asks_where_it_runs_is_stored_for_both(path):
 # -- what forward may be ---------------------------------------------------------------------
 
 
-def test_constants_are_stored_once_for_all_modes(path):
-    table = torch.arange(1000.0)
-
-    def forward(self, x):
-        y = x + self.weight * table.sum() + table[:2]
-        return F.dropout(y, 0.5, self.training)
-
-    loaded = saved(inferred(Calls(forward), torch.ones(2)), path).model
-    assert loaded.eval()(torch.ones(2)).tolist() == [999001.0, 999002.0]
-    assert len([name for name in forward_members(path) if "constants" in name]) == 1
-
-
 def half(self, x):
     return (x * self.weight).half() @ torch.ones(2, 2).half()
 
@@ -416,20 +358,6 @@ def test_gradients_of_python_code_are_refused_and_the_rest_works(path):
     loaded.model.destroy()
     with pytest.raises(poptorch.Error, match=words):
         trained(loaded.model, calls=1)
-
-
-def test_code_of_the_host_is_named_when_it_is_missing(path):
-    class WithHost(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.host = poptorch.CPU(torch.nn.Identity(), "mine")
-
-        def forward(self, x):
-            return self.host(x) * 2
-
-    loaded = saved(inferred(WithHost(), torch.ones(2)), path).model
-    with pytest.raises(Exception, match="'mine' on the host"):
-        inferred(loaded, torch.ones(2))
 
 
 class Labelled(torch.nn.Module):

@@ -45,28 +45,11 @@ def test_files_can_name_members_of_poptorch(write, monkeypatch):
     assert options.output_mode == OutputMode.Sum
 
 
-def test_files_add_up(write):
-    options = Options().loadFromFile(write("deviceIterations(4)\nmodelName('a')"))
-    options.loadFromFile(write("modelName('b')"))
-    assert (options.device_iterations, options.model_name) == (4, "b")
-
-
-def test_an_empty_file_changes_nothing(write):
-    assert repr(Options().loadFromFile(write("# nothing"))) == repr(Options())
-
-
 def test_a_syntax_error_names_file_line_and_text(write):
     text = "# first\ndeviceIterations(4)\n\nreplicationFactor(2,,)"
     with pytest.raises(ConfigFileError, match=r"SyntaxError at line 2 of job\.conf") as caught:
         Options().loadFromFile(write(text))
     assert str(caught.value).splitlines()[1] == "> replicationFactor(2,,)"
-
-
-def test_a_syntax_error_leaves_the_options_alone(write):
-    options = Options()
-    with pytest.raises(ConfigFileError, match="SyntaxError at line 2"):
-        options.loadFromFile(write("deviceIterations(4)\nreplicationFactor("))
-    assert options.device_iterations == 1
 
 
 @pytest.mark.parametrize(
@@ -108,11 +91,6 @@ def test_json_strings_that_name_no_member_stay_strings(text):
     assert Options().from_json(json.dumps({"modelName": text})).model_name == text
 
 
-def test_json_strings_inside_lists_stay_strings():
-    with pytest.raises(AssertionError, match="outputMode"):
-        Options().from_json('{"outputMode": ["OutputMode.All"]}')
-
-
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
@@ -134,12 +112,6 @@ def test_the_environment_gives_defaults(monkeypatch):
     assert options.device_iterations == 7
     assert options._Popart.options["cachePath"] == "from_variable"
     assert options._Popart.options["enableEngineCaching"]
-
-
-def test_default_options_come_after_the_cache_directory(monkeypatch):
-    monkeypatch.setenv("POPTORCH_CACHE_DIR", "from_variable")
-    monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"enableExecutableCaching": "from_json"}')
-    assert Options()._Popart.options["cachePath"] == "from_json"
 
 
 def test_mistakes_in_the_environment_name_the_variable(monkeypatch):

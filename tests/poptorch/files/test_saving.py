@@ -43,15 +43,6 @@ def test_export_compiles_and_does_not_run(tmp_path):
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_exporting_what_is_compiled_warns_and_saves(tmp_path, caplog):
-    wrapped = trainer(scorer())
-    wrapped(*rows(4))
-    with caplog.at_level(logging.WARNING, "poptorch::python"):
-        wrapped.compileAndExport(tmp_path / "x", *rows(4))
-    assert "Call to compile() ignored" in caplog.text
-    assert torch.equal(poptorch.load(tmp_path / "x").model.fc.weight, wrapped.model.fc.weight)
-
-
 def test_saving_needs_an_executable(tmp_path):
     with pytest.raises(poptorch.Error, match="has not been compiled"):
         trainer(scorer()).save(tmp_path / "x")
@@ -109,8 +100,6 @@ def test_nothing_in_the_file_is_a_pickle(tmp_path):
 
 # -- arguments and results -------------------------------------------------------------------
 
-Free = collections.namedtuple("Free", "a b")
-
 
 class Output(dict):
     """A result class of a program."""
@@ -167,16 +156,6 @@ def test_constant_results_come_back(tmp_path):
     wrapped.save(tmp_path / "x")
     first, second = poptorch.load(tmp_path / "x")(torch.ones(2))
     assert (first.tolist(), second.tolist()) == ([0, 1, 2], [2, 2])
-
-
-def test_a_named_tuple_of_an_unknown_module_is_made_again(tmp_path, monkeypatch):
-    wrapped = inference(lambda x: Free(x, x + 1))
-    monkeypatch.setattr(Free, "__module__", "gone")
-    expected = wrapped(torch.ones(2))
-    wrapped.save(tmp_path / "x")
-    loaded = poptorch.load(tmp_path / "x")(torch.ones(2))
-    assert (type(loaded).__name__, loaded._fields) == ("Free", ("a", "b"))
-    assert torch.equal(loaded.b, expected.b)
 
 
 def test_a_dictionary_class_of_an_unknown_module_is_named(tmp_path, monkeypatch):
@@ -287,14 +266,6 @@ def test_a_training_executable_is_not_for_inference(tmp_path):
     path = exported(tmp_path)
     with pytest.raises(poptorch.Error, match=r"holds a model for training.*trainingModel"):
         poptorch.inferenceModel(scorer(), options()).loadExecutable(path)
-
-
-def test_loading_into_a_compiled_wrapper_is_refused(tmp_path):
-    path = exported(tmp_path)
-    wrapped = trainer(scorer())
-    wrapped(*rows(4))
-    with pytest.raises(poptorch.Error, match=r"is compiled already. Call destroy\(\)"):
-        wrapped.loadExecutable(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x05\x06" + bytes(18)])

@@ -211,12 +211,6 @@ def test_a_seed_of_more_than_64_bits_is_refused_and_changes_nothing(seed):
     assert not options.exists("random_seed")
 
 
-def test_the_output_mode_is_open_until_chosen():
-    options = Options()
-    assert options.defaultOutputMode()
-    assert not options.outputMode(enums.OutputMode.Final).defaultOutputMode()
-
-
 def test_anchors_return_nothing_and_are_stored():
     options = Options()
     assert options.anchorTensor("g", "Gradient___w") is None
@@ -274,13 +268,6 @@ def test_location_settings_chain_and_are_copied():
 def test_location_settings_check_types(call):
     with pytest.raises(AssertionError, match="Unexpected type"):
         call(TensorLocationSettings())
-
-
-def test_a_flat_dictionary_of_plain_values():
-    flat = Options().outputMode(enums.OutputMode.Sum).toDict()
-    assert (flat["output_mode"], flat["input_cgt"], flat["execution_mode"]) == (3, 1, 0)
-    assert flat["accumulation_and_replication_reduction_type"] == 1
-    assert type(flat["accumulation_and_replication_reduction_type"]) is int
 
 
 @pytest.mark.parametrize(
@@ -364,14 +351,6 @@ def test_pickles_keep_values_and_the_freeze():
     assert repr(other) == repr(options)
     with pytest.raises(AttributeError, match="frozen"):
         other.Precision.setPartialsType(torch.float)
-
-
-def test_subclasses_survive_copies():
-    class Local(Options):
-        def replicationFactor(self, *args, **kwargs):
-            raise RuntimeError("blocked")
-
-    assert isinstance(Local().clone(), Local)
 
 
 def test_the_text_does_not_depend_on_the_order_of_setting():
