@@ -16,7 +16,8 @@ def options(**settings: Any) -> poptorch.Options:
     made = poptorch.Options().showCompilationProgressBar(False)
     for name, value in settings.items():
         values = value if isinstance(value, tuple) else (value,)
-        holder = made.Training if hasattr(type(made.Training), name) else made
+        holders = (made.Training, made.Precision, made)
+        holder = next(each for each in holders if hasattr(type(each), name))
         getattr(holder, name)(*values)
     return made
 

@@ -241,6 +241,13 @@ def test_an_error_of_an_item_comes_where_it_belongs():
         list(of_poptorch(dataset, batch_size=4))
 
 
+def test_batches_are_pinned_where_there_is_a_device(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self + 100)
+    loader = of_poptorch(Indexing(), batch_size=4, pin_memory=True)
+    assert next(iter(loader))[1].tolist() == [100, 101, 102, 103]
+
+
 @pytest.mark.usefixtures("_spawns")
 def test_micro_batches_of_a_sampler_and_the_process_that_reads_ahead():
     dataset = Indexing()

@@ -36,29 +36,9 @@ def adam(params):
     return poptorch.optim.Adam(params, lr=0.01, accum_type=torch.float16)
 
 
-def plain():
-    return options()
-
-
-def accumulated():
-    return options(gradientAccumulation=4)
-
-
-def rounded():
-    made = options(gradientAccumulation=4, randomSeed=3)
-    made.Precision.enableStochasticRounding(True)
-    return made
-
-
 def scaled():
     made = options(gradientAccumulation=2, setAutomaticLossScaling=True)
     made._Popart.set("automaticLossScalingSettings.updatePeriod", 3)
-    return made
-
-
-def trapped():
-    made = options(gradientAccumulation=2)
-    made.Precision.enableFloatingPointExceptions(True)
     return made
 
 
@@ -68,20 +48,17 @@ def anchored():
     return made
 
 
-def grouped():
-    return options(
-        replicationFactor=2, inputReplicaGrouping=(2, poptorch.CommGroupType.Consecutive)
-    )
-
-
+ROUNDED = {"gradientAccumulation": 4, "randomSeed": 3, "enableStochasticRounding": True}
+TRAPPED = {"gradientAccumulation": 2, "enableFloatingPointExceptions": True}
+PAIR = (2, poptorch.CommGroupType.Consecutive)
 CASES = {
-    "plain": (plain, {}, sgd),
-    "blocks": (accumulated, {"blocks": True}, sgd),
-    "stochastic rounding": (rounded, {"half": True}, adam),
+    "plain": (options, {}, sgd),
+    "blocks": (lambda: options(gradientAccumulation=4), {"blocks": True}, sgd),
+    "stochastic rounding": (lambda: options(**ROUNDED), {"half": True}, adam),
     "automatic loss scaling": (scaled, {"half": True}, sgd),
-    "floating-point exceptions": (trapped, {}, sgd),
+    "floating-point exceptions": (lambda: options(**TRAPPED), {}, sgd),
     "anchored tensors": (anchored, {}, sgd),
-    "input groups": (grouped, {}, sgd),
+    "input groups": (lambda: options(replicationFactor=2, inputReplicaGrouping=PAIR), {}, sgd),
 }
 
 

@@ -5,7 +5,6 @@ import inspect
 import warnings
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,17 +100,3 @@ def test_assigning_raises_the_documented_errors_only(data):
         setattr(holder, name, data.draw(VALUES))
     except ALLOWED:
         assert repr(options) == before
-
-
-@examples(75)
-@given(st.lists(calls(), max_size=4))
-def test_wrapping_with_any_options_raises_the_documented_errors_only(sequence):
-    options = poptorch.Options()
-    for index, name, arguments in sequence:
-        _call(options, index, name, arguments)
-    try:
-        poptorch.inferenceModel(torch.nn.Identity(), options)
-    except ALLOWED:
-        return
-    with pytest.raises(AttributeError, match="frozen Options"):
-        options.deviceIterations(2)
