@@ -37,14 +37,14 @@ from poptorch._error import (  # noqa: E402
     createPoptorchError,
 )
 from poptorch._files.stored_forward import RestoredModule  # noqa: E402
-from poptorch._forward.printing import module_repr, print  # noqa: E402
+from poptorch._forward.blocks import module_repr, print  # noqa: E402
+from poptorch._forward.structure import ICustomArgParser, registerCustomArgParser  # noqa: E402
 from poptorch._logging import logger, setLogLevel  # noqa: E402
 from poptorch._process import environment as _environment  # noqa: E402
 from poptorch._process import start as _start  # noqa: E402
 from poptorch._process.devices import ipuHardwareIsAvailable, ipuHardwareVersion  # noqa: E402
 from poptorch._process.start import poptorchAtExit  # noqa: E402
 from poptorch._state.host_changes import HostChangeWarning  # noqa: E402
-from poptorch._values.custom_types import ICustomArgParser, registerCustomArgParser  # noqa: E402
 from poptorch._version import __version__  # noqa: E402
 from poptorch._wrapper import earlier_releases as _earlier_releases  # noqa: E402
 from poptorch._wrapper.executor import PoplarExecutor  # noqa: E402

@@ -32,9 +32,9 @@ from abele.trace.module_state import ModuleState
 from poptorch._compiled import inputs
 from poptorch._compiled.forward import Forward
 from poptorch._compiled.inputs import Inputs
-from poptorch._forward import recomputation
-from poptorch._forward.placement import PlacementTable, placed
-from poptorch._values.arguments import Bound
+from poptorch._forward import annotations
+from poptorch._forward.arguments import Bound
+from poptorch._forward.blocks import PlacementTable, placed
 from poptorch.options import Options
 
 _HOOK = "lambda module, inputs, output: poptorch.recomputationCheckpoint(output)"
@@ -158,7 +158,7 @@ def recomputed(trial: Trial) -> Iterator[Change]:
     Raises:
         NotOffered: there are no consecutive modules, or the options forbid it.
     """
-    if not recomputation.is_on(trial.options, training=trial.config.training):
+    if not annotations.recomputes(trial.options, training=trial.config.training):
         raise NotOffered("recomputation: inference keeps nothing, or the options turn it off")
     path, blocks = _blocks(trial.module)
     if len(blocks) < 2:
@@ -189,7 +189,7 @@ def _blocks(module: torch.nn.Module) -> tuple[str, list[torch.nn.Module]]:
 def _hooked(path: str, module: torch.nn.Module) -> Iterator[None]:
     handles = [
         block.register_forward_hook(
-            lambda module, inputs, output: recomputation.recomputationCheckpoint(output)
+            lambda module, inputs, output: annotations.recomputationCheckpoint(output)
         )
         for block in module.get_submodule(path).children()
     ]

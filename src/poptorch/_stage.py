@@ -19,8 +19,7 @@ from poptorch._compiled.model import CompiledModel
 from poptorch._compiled.pipelines import mark
 from poptorch._error import error
 from poptorch._fit import Trial, halved, recomputed, smaller_micro_batches
-from poptorch._forward.blocks import BeginBlock, removeBlocks, without_blocks
-from poptorch._forward.tracing import BLOCK
+from poptorch._forward.blocks import BLOCK, BeginBlock, removeBlocks, without_blocks
 from poptorch.options import (
     Options,
     PipelinedExecution,

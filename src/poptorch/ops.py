@@ -2,11 +2,15 @@
 
 from poptorch._forward.annotations import (
     Attribute,
+    MultiConv,
     NameScope,
     accessAttributes,
     getIpuTensorId,
     nop,
+    recomputationCheckpoint,
     set_available_memory,
+    set_overlap_for_input,
+    set_overlap_for_output,
 )
 from poptorch._forward.blocks import (
     BeginBlock,
@@ -15,19 +19,20 @@ from poptorch._forward.blocks import (
     LegacyBeginBlockFn,
     removeBlocks,
 )
-from poptorch._forward.overlap import set_overlap_for_input, set_overlap_for_output
-from poptorch._forward.recomputation import recomputationCheckpoint
+from poptorch._forward.cpu_op import CPU
+from poptorch._forward.custom_op import custom_op, register_custom_op
+from poptorch._forward.operators import (
+    cond,
+    ctc_beam_search_decoder,
+    dynamic_slice,
+    dynamic_update,
+    for_loop,
+    fps,
+    ipu_print_tensor,
+    nearest,
+    serializedMatMul,
+)
 from poptorch._forward.running import identity_loss, isRunningOnIpu
-from poptorch._operators import shipped_ops  # noqa: F401 - registers them
-from poptorch._operators.control_flow import cond, for_loop
-from poptorch._operators.cpu_op import CPU
-from poptorch._operators.ctc import ctc_beam_search_decoder
-from poptorch._operators.custom_op import custom_op, register_custom_op
-from poptorch._operators.geometry import fps, nearest
-from poptorch._operators.matmul import serializedMatMul
-from poptorch._operators.multi_conv import MultiConv
-from poptorch._operators.print_tensor import ipu_print_tensor
-from poptorch._operators.slicing import dynamic_slice, dynamic_update
 
 __all__ = [
     "CPU",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from poptorch._error import Error, RecoverableError, UnrecoverableError
 from poptorch._forward.running import isRunningOnIpu
-from poptorch._values import custom_types as _custom_types
+from poptorch._forward.structure import parser_for
 
 __all__ = [
     "Error",
@@ -77,4 +77,4 @@ def isAlreadyRegistered(value: object) -> bool:
     Args:
         value: any object.
     """
-    return _custom_types.parser_for(value) is not None
+    return parser_for(value) is not None

@@ -44,7 +44,7 @@ ORDERS = {
     ),
     "poptorch": (
         *("enums", "_error", "_logging", "_version", "options", "autocasting", "_process"),
-        *("processes", "profiling", "_values", "_forward", "_operators", "_compiled", "_data"),
+        *("processes", "profiling", "_forward", "_compiled", "_data"),
         *(
             "_optimizers",
             "optim",

@@ -22,10 +22,10 @@ from poptorch._compiled import hooks
 from poptorch._compiled.forward import Forward, Traced
 from poptorch._compiled.pipelines import Pipelining, pipelining
 from poptorch._compiled.progress import CompilationProgress
-from poptorch._forward.placement import PlacementTable, placed
+from poptorch._forward import structure
+from poptorch._forward.blocks import PlacementTable, placed
 from poptorch._logging import logger
 from poptorch._process import distributed
-from poptorch._values import structure
 from poptorch.options import Options
 
 _warned_of_own_builds = False

@@ -14,16 +14,13 @@ from poptorch._compiled import translate
 from poptorch._compiled.pipelines import may_pipeline
 from poptorch._compiled.precision import WeightsFollowActivations
 from poptorch._error import error
-from poptorch._forward import recomputation
-from poptorch._forward.ipu_tensors import on_ipu
-from poptorch._forward.running import running_on_ipu
-from poptorch._forward.substitutions import _OverwriteContextManager
-from poptorch._forward.tracing import Tracing
+from poptorch._forward import annotations, structure
+from poptorch._forward.arguments import Recorded
+from poptorch._forward.blocks import Tracing
+from poptorch._forward.cpu_op import CapturedCalls
+from poptorch._forward.operators import TensorSlices
+from poptorch._forward.running import _OverwriteContextManager, on_ipu, running_on_ipu
 from poptorch._logging import logger
-from poptorch._operators.cpu_op import CapturedCalls
-from poptorch._operators.slicing import TensorSlices
-from poptorch._values import structure
-from poptorch._values.arguments import Recorded
 from poptorch.options import Options, _engine
 
 
@@ -86,7 +83,7 @@ class Forward:
         """
         config, options = self._config, self.tracing.options
         origins = origins or self._needs_origins()
-        recomputes = recomputation.is_on(options, training=config.training)
+        recomputes = annotations.recomputes(options, training=config.training)
         outputs: list[structure.Structure] = []
 
         def forward(flat: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -98,7 +95,7 @@ class Forward:
 
         with (
             self.host_calls.capturing(),
-            recomputation.marking(recomputes),
+            annotations.marking_checkpoints(recomputes),
             losses.marking("poptorch.identity_loss({}, reduction='none')"),
         ):
             captured = capture(

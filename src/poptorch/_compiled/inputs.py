@@ -8,9 +8,9 @@ from abele.step import batching
 from abele.step.config import StepConfig
 from abele.trace.module_state import ModuleState, tensor_ids
 from poptorch._error import error
+from poptorch._forward import structure
+from poptorch._forward.arguments import Bound, Recorded
 from poptorch._logging import logger
-from poptorch._values import structure
-from poptorch._values.arguments import Bound, Recorded
 
 # Types that a device of this programming model does not have, and what stands in for them. A model
 # whose own weights are of such a type computes in it all the same.

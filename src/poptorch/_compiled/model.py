@@ -26,12 +26,10 @@ from poptorch._compiled.compilation import FromModule, Origin, compilation
 from poptorch._compiled.forward import Forward
 from poptorch._compiled.inputs import Inputs
 from poptorch._compiled.progress import CompilationProgress
+from poptorch._forward import structure
+from poptorch._forward.arguments import Bound, synthetic_inputs
+from poptorch._forward.structure import Deliver, delivery, to_host
 from poptorch._process import distributed
-from poptorch._values import structure
-from poptorch._values.arguments import Bound
-from poptorch._values.delivery import Deliver, delivery
-from poptorch._values.results import to_host
-from poptorch._values.synthetic import synthetic_inputs
 from poptorch.options import Options
 
 _Tensors = Mapping[str, torch.Tensor]

@@ -18,8 +18,7 @@ from abele.program import Program
 from abele.program.core import node_phase
 from abele.step.config import StepConfig
 from poptorch._error import error
-from poptorch._forward.placement import PlacementTable
-from poptorch._forward.tracing import BLOCK
+from poptorch._forward.blocks import BLOCK, PlacementTable
 from poptorch._logging import logger
 from poptorch.options import Options, PipelinedExecution, ShardedExecution
 

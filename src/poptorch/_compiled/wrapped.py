@@ -10,8 +10,8 @@ from abele.stage import Plan
 from poptorch._compiled import translate
 from poptorch._compiled.model import CompiledModel
 from poptorch._error import error
+from poptorch._forward.arguments import Binder
 from poptorch._logging import logger
-from poptorch._values.arguments import Binder
 from poptorch.options import Options
 
 

@@ -21,8 +21,8 @@ from abele.warn import warn_user
 from poptorch._data import accessor_worker
 from poptorch._data.slots import Inbox, Lender, Slots
 from poptorch._error import error, require
+from poptorch._forward import structure
 from poptorch._process import distributed
-from poptorch._values import custom_types
 from poptorch.enums import SharingStrategy, member
 
 _START_METHODS = {
@@ -93,7 +93,7 @@ class AsynchronousDataAccessor:
         self._lock = threading.RLock()
         job = accessor_worker.Job(
             dataset=dataset,
-            parsers=custom_types.registered(),
+            parsers=structure.registered(),
             num_slots=buffer_size,
             load_indefinitely=load_indefinitely,
             early_preload=early_preload,
@@ -253,7 +253,7 @@ def _launch(
     job: accessor_worker.Job, strategy: SharingStrategy
 ) -> tuple[multiprocessing.Process, Connection]:
     if strategy is not SharingStrategy.Fork:
-        job = dataclasses.replace(job, parsers=custom_types.sendable(job.parsers))
+        job = dataclasses.replace(job, parsers=structure.sendable(job.parsers))
     context: Any = multiprocessing.get_context(_START_METHODS[strategy])
     connection, worker_connection = multiprocessing.Pipe()
     inherited = connection if strategy is SharingStrategy.Fork else None

@@ -35,7 +35,7 @@ from poptorch._data.slots import (
     send,
     structure_of,
 )
-from poptorch._values import custom_types
+from poptorch._forward.structure import ICustomArgParser, registerCustomArgParser
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Job:
     """
 
     dataset: Any
-    parsers: dict[type, custom_types.ICustomArgParser]
+    parsers: dict[type, ICustomArgParser]
     num_slots: int
     load_indefinitely: bool
     early_preload: bool
@@ -112,7 +112,7 @@ class _Worker:
         self._connection = connection
         self._job = job
         for kind, parser in job.parsers.items():
-            custom_types.registerCustomArgParser(kind, parser)
+            registerCustomArgParser(kind, parser)
         self._dataset = job.dataset
         self._free = list(range(job.num_slots))
         self._given: dict[int, int] = {}  # serial numbers of the elements that the parent has

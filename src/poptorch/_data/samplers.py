@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Sampler
 
 from poptorch._error import error
-from poptorch._values.custom_types import parser_for
+from poptorch._forward.structure import parser_for
 
 _SEED_RANGE = 2**63
 

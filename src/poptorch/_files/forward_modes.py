@@ -24,14 +24,14 @@ from poptorch._compiled.forward import call_forward
 from poptorch._compiled.model import CompiledModel
 from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import Error
-from poptorch._forward import recomputation
+from poptorch._forward import annotations
+from poptorch._forward.arguments import Bound, Recorded
+from poptorch._forward.blocks import Tracing
+from poptorch._forward.cpu_op import CapturedCalls
 from poptorch._forward.running import Asked
-from poptorch._forward.tracing import Tracing
+from poptorch._forward.stored_structure import recorded_data, structure_data
+from poptorch._forward.structure import taken_apart
 from poptorch._logging import logger
-from poptorch._operators.cpu_op import CapturedCalls
-from poptorch._values.arguments import Bound, Recorded
-from poptorch._values.stored_structure import recorded_data, structure_data
-from poptorch._values.structure import taken_apart
 
 #: Where a file has a recorded graph, and where its constants.
 GRAPHS, CONSTANTS = "forward", "forward_constants"
@@ -227,7 +227,7 @@ class Recording:
         wrapped = self._wrapped
         calls = CapturedCalls(self._module).capturing() if wrapped else contextlib.nullcontext()
         call = self._on_device if wrapped else self._on_host
-        with Asked() as question, calls, recomputation.marking(wrapped):
+        with Asked() as question, calls, annotations.marking_checkpoints(wrapped):
             try:
                 return forward_graph.record(call, self._module, inputs, hidden_paths=hidden_paths)
             finally:

@@ -33,18 +33,18 @@ from poptorch._files.saved_file import (
     version_mismatch,
 )
 from poptorch._files.stored_forward import module_data, stored_forward
-from poptorch._logging import logger
-from poptorch._optimizers.in_use import OptimizerInUse
-from poptorch._state import random_state
-from poptorch._state.weights import Weights
-from poptorch._values.arguments import Bound
-from poptorch._values.stored_structure import (
+from poptorch._forward.arguments import Bound
+from poptorch._forward.stored_structure import (
     bound_from,
     recorded_data,
     signature_data,
     structure_data,
     structure_from,
 )
+from poptorch._logging import logger
+from poptorch._optimizers.in_use import OptimizerInUse
+from poptorch._state import random_state
+from poptorch._state.weights import Weights
 from poptorch._version import __version__
 
 _ADVICE = "Build the wrapper with the model, options and optimizer that were used for the export."

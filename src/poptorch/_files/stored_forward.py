@@ -19,11 +19,11 @@ from abele.storage.container import Container
 from abele.trace.module_state import named_tensors
 from poptorch._error import Error, error
 from poptorch._files.forward_modes import CONSTANTS, GRAPHS, Kept, flags_of
+from poptorch._forward import structure
+from poptorch._forward.arguments import Binder, Bound, Recorded
+from poptorch._forward.blocks import BLOCK, SEGMENT, Tracing, current
 from poptorch._forward.running import is_captured
-from poptorch._forward.tracing import BLOCK, SEGMENT, Tracing, current
-from poptorch._values import structure
-from poptorch._values.arguments import Binder, Bound, Recorded
-from poptorch._values.stored_structure import bound_from, structure_from
+from poptorch._forward.stored_structure import bound_from, structure_from
 
 _INSTEAD = "Pass an instance of the model's class: poptorch.load(..., model=YourModel())."
 _BEFORE = {"missing": "the file was written before files had forward in them"}

@@ -1,19 +1,160 @@
-"""Blocks: named regions of a model that an execution strategy places.
+"""Blocks of a model, and where an execution strategy places them.
 
-They act while a model is captured and do nothing otherwise, so an annotated model still runs on the
-host and keeps its parameter names.
+Blocks act while a model is captured and do nothing otherwise, so an annotated model still runs on
+the host and keeps its parameter names. A placement changes no number. It decides the stages of a
+pipeline (``poptorch._compiled.pipelines``); the rest are rules that programs are written to (how
+deep a pipeline must be filled, how many devices there may be) and a table to look at.
 """
 
+import builtins
 import contextlib
+import contextvars
+import dataclasses
+import itertools
 import operator
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, SupportsIndex
 
 import torch
 
 from abele import _torch
+from abele.program import Program, Role, is_getitem, writes
+from abele.program.core import node_phase, user_line
+from abele.trace import scopes
 from poptorch._error import error, require
-from poptorch._forward.tracing import current
+from poptorch._logging import logger
+from poptorch._process.devices import count_ipus
+from poptorch.options import Options, PipelinedExecution, ShardedExecution
+from poptorch.options.execution import Placement, _IExecutionStrategy
+
+#: Mark of the operators of a block, a ``Placement`` as a tuple, so that programs with it can be
+#: written to a file; after a block was left, its name.
+BLOCK = "block"
+#: Mark of operators whose activations are computed again together.
+SEGMENT = "segment"
+
+# What programs write into autoRecomputation to have every stage's activations computed again.
+_RECOMPUTES_STAGES = (1, 3, 4)
+
+_active: contextvars.ContextVar["Tracing | None"] = contextvars.ContextVar("tracing", default=None)
+
+
+class Tracing:
+    """The blocks that one forward enters, in order.
+
+    Args:
+        options: of the wrapper; its strategy decides where a block goes.
+    """
+
+    def __init__(self, options: Options):
+        self.options = options
+        self._next_name = 0
+        self._scopes: list[Placement] = []
+        #: The device that was given at each block, by its name.
+        self.devices: dict[str, int | None] = {}
+
+    @property
+    def strategy(self) -> _IExecutionStrategy:
+        """The execution strategy in force."""
+        return self.options._execution_strategy
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """While open, annotations find this object; numbering starts again at every opening."""
+        self.strategy._restart()
+        self._next_name = 0
+        self._scopes, self.devices = [], {}
+        token = _active.set(self)
+        try:
+            yield
+        finally:
+            _active.reset(token)
+
+    def restart_names(self) -> None:
+        """Have the next block without a name be called ``0``."""
+        self._next_name = 0
+
+    def next_name(self) -> str:
+        """Return a name for a block without one: ``0``, ``1``, ..."""
+        self._next_name += 1
+        return str(self._next_name - 1)
+
+    def keep_name(self, name: str) -> None:
+        """Take a name that was given by ``next_name`` in an earlier capture out of the count."""
+        self._next_name = max(self._next_name, int(name) + 1)
+
+    def begin(self, name: str | None, ipu_id: int | None) -> Placement:
+        """Place the operators to come, in a block that gets the next free name if it has none.
+
+        Raises:
+            AssertionError: the strategy does not know the block, or where to put it.
+            poptorch.Error: phases and devices that do not go together.
+        """
+        placed, marks = self.placed(self.next_name() if name is None else str(name), ipu_id)
+        logger.debug("Starting block id=%s stage=%d phase=%d ipu=%d", *dataclasses.astuple(placed))
+        for key, value in marks.items():
+            scopes.mark(key, value)
+        return placed
+
+    def placed(self, name: str, ipu_id: int | None) -> tuple[Placement, dict[str, Any]]:
+        """Return where the strategy puts a block, and the marks of its operators.
+
+        Raises:
+            AssertionError, poptorch.Error: as for ``begin``.
+        """
+        placed = self.strategy.place(name, ipu_id)
+        self.devices[name] = ipu_id
+        marks: dict[str, Any] = {BLOCK: dataclasses.astuple(placed)}
+        if self.options._Popart.options.get("autoRecomputation") in _RECOMPUTES_STAGES:
+            marks[SEGMENT] = placed.stage
+        return placed, marks
+
+    def enter(self, name: str | None, ipu_id: int | None) -> None:
+        """Begin a block that ends with ``leave``."""
+        self._scopes.append(self.begin(name, ipu_id))
+
+    def leave(self) -> None:
+        """End the innermost entered block; operators then belong to the one around it, if any."""
+        left = self._scopes.pop()
+        logger.debug("Leaving block id=%s", left.block)
+        around = self._scopes[-1] if self._scopes else None
+        scopes.mark(BLOCK, dataclasses.astuple(around) if around else left.block)
+
+
+# A capture waits for this thread: it may run what is compiled, but not compile.
+_waited_for: contextvars.ContextVar[bool] = contextvars.ContextVar("waited_for", default=False)
+
+
+def refuse_compiling_from_now_on() -> None:
+    """Have every compilation in this thread refused, because a capture waits for the thread."""
+    _waited_for.set(True)
+
+
+def refuse_compiling_inside_capture() -> None:
+    """Raise poptorch.Error in a thread for which a capture waits."""
+    if _waited_for.get():
+        raise error(
+            "A poptorch.CPU called a wrapped model that is not compiled, while the model around it "
+            "is captured. Compile the inner one before: wrapped.compile(...)."
+        )
+
+
+def current() -> Tracing | None:
+    """Return the capture under way, or None outside of one."""
+    return _active.get()
+
+
+def refuse_nested_call() -> None:
+    """Raise poptorch.Error if a forward is being captured."""
+    if current() is not None:
+        raise error(
+            "A wrapped model was called inside the forward of another one. Call the plain module "
+            "there (wrapped.model): it becomes part of the program that is being captured."
+        )
+
+
+# -- annotations -----------------------------------------------------------------------------
 
 
 class Block(torch.nn.Module):
@@ -53,14 +194,12 @@ class Block(torch.nn.Module):
         """
         tracing = current()
         if tracing is not None:
-            name = tracing.next_name() if user_id is None else str(user_id)
-            tracing.begin(name, _number(ipu_id))
+            tracing.begin(user_id, _number(ipu_id))
 
     def __enter__(self) -> None:
         tracing = current()
         if tracing is not None:
-            name = tracing.next_name() if self._user_id is None else str(self._user_id)
-            tracing.enter(name, self._ipu_id)
+            tracing.enter(self._user_id, self._ipu_id)
 
     def __exit__(self, type: Any, value: Any, traceback: Any) -> None:
         tracing = current()
@@ -87,7 +226,7 @@ class _Beginning:
             self._user_id, self._named_here = tracing.next_name(), True
         elif self._named_here:
             tracing.keep_name(self._user_id)
-        tracing.begin(str(self._user_id), self._ipu_id)
+        tracing.begin(self._user_id, self._ipu_id)
 
     def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
         """Enter the block, as a forward pre-hook."""
@@ -226,3 +365,191 @@ def _number(ipu_id: int | None) -> int | None:
 def _hooks_of(module: torch.nn.Module) -> list[tuple[int, _Beginning]]:
     hooks = _torch.forward_pre_hooks(module).items()
     return [(key, hook) for key, hook in hooks if isinstance(hook, _Beginning)]
+
+
+# -- placement -------------------------------------------------------------------------------
+
+_BEFORE = Placement(block="", stage=0, phase=0, ipu=0)
+# Bookkeeping that capture or torch adds; not an operator of the model.
+_NO_OPERATORS = frozenset({torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.detach.default})
+
+
+@dataclasses.dataclass
+class PlacedBlock:
+    """A row of the placement table: a block and its contents.
+
+    Attributes:
+        placement: name, stage, phase and device; the name is empty for what precedes all blocks.
+        operators: operators of forward.
+        parameter_bytes: of the parameters that this block is the first to use.
+    """
+
+    placement: Placement
+    operators: int = 0
+    parameter_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacementTable:
+    """Placement of a compiled model's blocks; ``print`` it.
+
+    Attributes:
+        rows: the blocks, in the order in which forward reached them.
+        stages: stages of the forward pass, one more than the device changes along the way.
+        ipus: devices of all replicas, as counted for the original's hardware.
+    """
+
+    rows: tuple[PlacedBlock, ...]
+    stages: int
+    ipus: int
+
+    def located(self, program: Program) -> dict[torch.fx.Node, tuple[str, int]]:
+        """Return the block and the stage of each operator of forward in a program."""
+        locations = {}
+        stage, ipu = -1, None
+        for node in _operators(program):
+            placement = _placement_of(node)
+            if placement.ipu != ipu:
+                stage, ipu = stage + 1, placement.ipu
+            locations[node] = (placement.block, stage)
+        return locations
+
+    def __str__(self) -> str:
+        head = ("block", "stage", "phase", "ipu", "operators", "parameter bytes")
+        texts: list[tuple[str, ...]] = [head]
+        for row in self.rows:
+            block, *numbers = dataclasses.astuple(row.placement)
+            cells = (block or "(no block)", *numbers, row.operators, row.parameter_bytes)
+            texts.append(tuple(map(str, cells)))
+        widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+        lines = [
+            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
+            for line in texts
+        ]
+        return "\n".join([*lines, f"{self.stages} stages, {self.ipus} IPUs"])
+
+
+def placed(programs: Sequence[Program], options: Options, *, training: bool) -> PlacementTable:
+    """Read off where forward was placed, and check it.
+
+    Args:
+        programs: as captured; the first one holds forward.
+        options: of the wrapper.
+        training: whether a backward pass comes on top.
+
+    Raises:
+        poptorch.Error: an operator outside all blocks, too few micro-batches for the pipeline, or a
+            number of devices that the original could not provide.
+    """
+    rows: dict[str, PlacedBlock] = {}
+    row_of: dict[torch.fx.Node, PlacedBlock] = {}
+    ipus: list[int] = []
+    for node in _operators(programs[0]):
+        placement = _placement_of(node)
+        row = rows.setdefault(placement.block, PlacedBlock(placement))
+        row.operators += 1
+        row_of[node] = row
+        ipus.append(placement.ipu)
+    _add_parameters(programs[0], row_of)
+    stages = sum(1 for _ in itertools.groupby(ipus)) or 1
+    _check_depth(stages, options, training=training)
+    count = max(len(set(ipus)), max(ipus, default=0) + 1) * options.replication_factor
+    return PlacementTable(tuple(rows.values()), stages, count_ipus(count, options))
+
+
+def _operators(program: Program) -> Iterator[torch.fx.Node]:
+    for node in program.graph.graph.nodes:
+        if node.op != "call_function" or is_getitem(node) or writes(node):
+            continue
+        # What capture adds around the user's forward has no scope.
+        in_forward = node_phase(node) == "forward" and "scope" in node.meta["custom"]
+        if in_forward and node.target not in _NO_OPERATORS:
+            yield node
+
+
+def _placement_of(node: torch.fx.Node) -> Placement:
+    mark = node.meta["custom"].get(BLOCK)
+    if mark is None:
+        return _BEFORE
+    if isinstance(mark, tuple):
+        return Placement(*mark)
+    line = user_line(node.meta.get("stack_trace"))
+    location = f" at {line[0]}:{line[1]}" if line else ""
+    raise error(
+        f"No active Block, all the ops must belong to a Block: {node.target}{location} comes "
+        f"after block {mark!r} was left. Move it inside, or begin another block for it."
+    )
+
+
+def _add_parameters(program: Program, row_of: dict[torch.fx.Node, PlacedBlock]) -> None:
+    for node, slot in zip(program.placeholders(), program.inputs, strict=True):
+        first = next((user for user in node.users if user in row_of), None)
+        if slot.role is Role.PARAMETER and first is not None:
+            value = node.meta["val"]
+            row_of[first].parameter_bytes += value.numel() * value.element_size()
+
+
+def _check_depth(stages: int, options: Options, *, training: bool) -> None:
+    strategy = options._execution_strategy
+    if not isinstance(strategy, PipelinedExecution) or isinstance(strategy, ShardedExecution):
+        return
+    depth = 2 * stages - 1 if training else stages
+    name = "Training.gradientAccumulation" if training else "deviceIterations"
+    micro_batches = options.device_iterations
+    if training:
+        micro_batches = options.Training.gradient_accumulation
+    if micro_batches >= depth:
+        return
+    more = (
+        f" Please note that a model with {stages} pipeline stages has an additional {stages - 1} "
+        "stages when training."
+        if training
+        else ""
+    )
+    raise error(
+        f"poptorch.Options().{name} must be greater than or equal to the number of pipeline stages "
+        f"({depth}) when using poptorch.PipelinedExecution, and it is {micro_batches}.{more}"
+    )
+
+
+# -- text ------------------------------------------------------------------------------------
+
+
+def module_repr(m: torch.nn.Module) -> str:
+    """Return the text form of a module, in which hooks that run before forward precede the names.
+
+    Args:
+        m: a module, such as one annotated by ``BeginBlock``.
+
+    Raises:
+        AssertionError: it is not a module.
+    """
+    require(isinstance(m, torch.nn.Module), f"module_repr takes a torch.nn.Module, not {m!r}")
+    hooks = "".join(f"{hook!r} " for hook in _torch.forward_pre_hooks(m).values())
+    extra = m.extra_repr()
+    children = [
+        f"({name}): {_indented(module_repr(child)) if child is not None else None}"
+        for name, child in _torch.children_by_name(m).items()
+    ]
+    if children or "\n" in extra:
+        lines = [*(extra.split("\n") if extra else []), *children]
+        inside = "".join(f"\n  {line}" for line in lines) + "\n"
+    else:
+        inside = extra
+    return f"{hooks}{type(m).__name__}({inside})"
+
+
+def _indented(text: str) -> str:
+    first, separator, rest = text.partition("\n")
+    return first + separator + textwrap.indent(rest, "  ")
+
+
+def print(m: Any) -> None:
+    """Print a module with its annotations, and then once more as Python prints it.
+
+    Args:
+        m: a module; anything else is printed once.
+    """
+    if isinstance(m, torch.nn.Module):
+        builtins.print(module_repr(m))
+    builtins.print(m)

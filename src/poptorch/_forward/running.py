@@ -1,14 +1,21 @@
-"""The purpose of the present run of forward, and the loss that it marks."""
+"""State of a run of forward: its purpose, its loss, its device and its substitutes."""
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Protocol
 
 import torch
+from torch.overrides import TorchFunctionMode
 
+from abele import _torch
 from abele.capture import losses
+from abele.program.core import is_library
 from abele.warn import user_line
 from poptorch._error import error
+from poptorch._logging import logger
 
 # What forward is being captured for: None outside, then whether it is training.
 _capturing: contextvars.ContextVar[bool | None] = contextvars.ContextVar("capturing", default=None)
@@ -95,3 +102,119 @@ def running_on_ipu(*, training: bool) -> Iterator[None]:
         yield
     finally:
         _capturing.reset(token)
+
+
+_HOST = torch.device("cpu")
+_IPU = torch.device("ipu")
+_IPU_NAME = re.compile(r"ipu(:\d+)?")
+_FACTORIES = frozenset(
+    {
+        torch.arange,
+        torch.empty,
+        torch.full,
+        torch.full_like,
+        torch.linspace,
+        torch.logspace,
+        torch.ones,
+        torch.rand,
+        torch.randint,
+        torch.randn,
+        torch.randperm,
+        torch.range,
+        torch.tensor,
+        torch.zeros,
+        torch.zeros_like,
+    }
+)
+
+
+@contextlib.contextmanager
+def on_ipu() -> Iterator[None]:
+    """While open, the user's forward finds itself on a device named "ipu"."""
+    with _torch.devices_shown(_shown), _torch.unchecked_distributions(), _DeviceNames():
+        yield
+
+
+def _shown(tensor: torch.Tensor, device: torch.device) -> torch.device:
+    # 0 is this function, 1 the property, 2 who reads it.
+    if is_library(sys._getframe(2).f_code.co_filename) or _torch.traced_node(tensor) is None:
+        return device
+    return _IPU
+
+
+class _DeviceNames(TorchFunctionMode):
+    """Takes "ipu" for the device where tensors are, and warns of tensors made without a device."""
+
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") is None and _is_factory(func, args, kwargs):
+            logger.warning("No device set in torch.%s(): forcing to IPU", func.__name__)
+        if _names_ipu(kwargs.get("device")):
+            kwargs["device"] = _HOST
+        names = (str, torch.device) if func is torch.Tensor.to else torch.device
+        args = tuple(
+            _HOST if isinstance(value, names) and _names_ipu(value) else value for value in args
+        )
+        return func(*args, **kwargs)
+
+
+def _is_factory(func: Callable, args: tuple, kwargs: dict[str, Any]) -> bool:
+    if func is torch.normal:
+        return not any(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values()))
+    return func in _FACTORIES
+
+
+def _names_ipu(device: Any) -> bool:
+    if isinstance(device, torch.device):
+        return device.type == "ipu"
+    return isinstance(device, str) and _IPU_NAME.fullmatch(device) is not None
+
+
+class SubstitutionManager(Protocol):
+    """Puts its substitutes in place, and takes them away again."""
+
+    def replace(self) -> None:
+        """Put the substitutes in place."""
+
+    def restore(self) -> None:
+        """Put what they replaced back."""
+
+
+class _OverwriteContextManager:
+    """The substitution managers that are registered, by the name that the original gives them.
+
+    ``poptorch._poplar_executor`` only imports this class: a client executes that module again to
+    register, which would make an empty list there.
+    """
+
+    _subsitution_manager_types: ClassVar[list[type[SubstitutionManager]]] = []
+
+    def __enter__(self) -> "_OverwriteContextManager":
+        with contextlib.ExitStack() as stack:
+            for manager_type in self._subsitution_manager_types:
+                manager = manager_type()
+                stack.callback(manager.restore)  # also if only some are in place
+                manager.replace()
+            self._active = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._active.close()
+
+    @classmethod
+    def registerSubsitutionManager(cls, type: type[SubstitutionManager]) -> None:
+        """Register a class whose substitutes are in place while forward is captured.
+
+        Args:
+            type: a class without arguments that has `replace` and `restore`; once is enough.
+
+        Raises:
+            poptorch.Error: it is no such class.
+        """
+        if not all(callable(getattr(type, name, None)) for name in ("replace", "restore")):
+            raise error(
+                f"registerSubsitutionManager takes a class with replace() and restore(), found "
+                f"{type!r}."
+            )
+        if type not in cls._subsitution_manager_types:
+            cls._subsitution_manager_types.append(type)

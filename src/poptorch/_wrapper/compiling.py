@@ -26,13 +26,13 @@ from poptorch._data import waiting
 from poptorch._error import error
 from poptorch._files.resuming import Resuming
 from poptorch._fit import Trial
-from poptorch._forward import tracing
+from poptorch._forward import blocks
+from poptorch._forward.arguments import Bound
 from poptorch._logging import logger
 from poptorch._optimizers.in_use import OptimizerInUse
 from poptorch._report.recording import Recording
 from poptorch._state import module_weights, per_replica
 from poptorch._state.weights import Weights
-from poptorch._values.arguments import Bound
 from poptorch._wrapper import compile_traps
 from poptorch._wrapper.errors_of_engine import Translated
 from poptorch._wrapper.host_training import HostTraining
@@ -184,7 +184,7 @@ class Compiling:
             poptorch.Error: inside of a capture; hooks of the optimizer.
             RuntimeError: another wrapper trains the module.
         """
-        tracing.refuse_compiling_inside_capture()
+        blocks.refuse_compiling_inside_capture()
         self._late_changes.warn(training=self._model.training)
         compile_traps.warn_of_autocast()
         if self.training is None:

@@ -21,15 +21,14 @@ from poptorch._error import error
 from poptorch._files.resuming import Resuming
 from poptorch._files.saved_file import destination
 from poptorch._files.saving import ModelFiles
-from poptorch._forward import tracing
-from poptorch._forward.placement import PlacementTable
-from poptorch._forward.printing import module_repr
+from poptorch._forward import blocks
+from poptorch._forward.arguments import Bound
+from poptorch._forward.blocks import PlacementTable, module_repr
 from poptorch._logging import logger
 from poptorch._optimizers.in_use import OptimizerInUse
 from poptorch._state import module_weights, random_state
 from poptorch._state.parameter_proxy import ParameterProxy
 from poptorch._state.weights import Weights
-from poptorch._values.arguments import Bound
 from poptorch._wrapper import copying
 from poptorch._wrapper.compiling import Compiling
 from poptorch._wrapper.errors_of_engine import Translated
@@ -229,7 +228,7 @@ class PoplarExecutor:
             # The plain case is checked first and costs least: see benchmarks of the call overhead.
             if compiled is not None and not kwargs and compiled.inputs.matches(args):
                 return self._run(compiled, args)
-            tracing.refuse_nested_call()
+            blocks.refuse_nested_call()
             bound = wrapped.binder.bind(args, kwargs)
             if compiled is not None:
                 return self._run(compiled, bound)

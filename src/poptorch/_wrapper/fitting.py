@@ -12,8 +12,8 @@ from poptorch import _stage
 from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import Error
 from poptorch._fit import FitReport, Search, check
+from poptorch._forward.arguments import Bound
 from poptorch._stage import OfStages, Placed, PlacedReport, StageReport
-from poptorch._values.arguments import Bound
 from poptorch._wrapper.compiling import Compiling
 from poptorch._wrapper.errors_of_engine import Translated
 

@@ -21,8 +21,8 @@ from poptorch._files.saved_file import (
     version_mismatch,
 )
 from poptorch._files.stored_forward import forward_in, module_from
+from poptorch._forward.stored_structure import signature_from
 from poptorch._state import module_weights
-from poptorch._values.stored_structure import signature_from
 from poptorch._wrapper.executor import PoplarExecutor
 from poptorch.enums import ConnectionType
 from poptorch.options import Options

@@ -10,7 +10,7 @@ from poptorch._compiled import call_times
 from poptorch._compiled.call_times import DONE, INPUT, OUT, READY, Counters
 from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import error
-from poptorch._forward.placement import PlacementTable
+from poptorch._forward.blocks import PlacementTable
 from poptorch._report.pipeline import PipelineReport, report_of
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from poptorch._compiled.model import CompiledModel
-from poptorch._values.structure import leaves
+from poptorch._forward.structure import leaves
 
 
 @dataclass(frozen=True)

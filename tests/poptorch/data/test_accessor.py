@@ -42,7 +42,7 @@ def numbers(elements):
 
 @pytest.fixture
 def custom_pairs(monkeypatch):
-    monkeypatch.setattr("poptorch._values.custom_types._parsers", {data.Pair: data.PairParser()})
+    monkeypatch.setattr("poptorch._forward.structure._parsers", {data.Pair: data.PairParser()})
 
 
 # Data

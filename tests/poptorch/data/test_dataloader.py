@@ -142,7 +142,7 @@ def test_micro_batches_of_different_structure(collate, words):
 
 
 def test_micro_batches_of_a_custom_type(monkeypatch):
-    monkeypatch.setattr("poptorch._values.custom_types._parsers", {data.Pair: data.PairParser()})
+    monkeypatch.setattr("poptorch._forward.structure._parsers", {data.Pair: data.PairParser()})
 
     def collate(items):
         xs, ys = zip(*items, strict=True)

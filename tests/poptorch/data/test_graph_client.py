@@ -11,7 +11,7 @@ import torch
 import helpers
 import poptorch
 from helpers.wrapping import options, sgd
-from poptorch._forward.substitutions import _OverwriteContextManager
+from poptorch._forward.running import _OverwriteContextManager
 from poptorch._utils import combine_batch_tensors_gen
 
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")

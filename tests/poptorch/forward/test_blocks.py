@@ -9,7 +9,7 @@ import torch
 
 import poptorch
 from helpers.wrapping import Calls, options
-from poptorch._forward.tracing import Tracing, current
+from poptorch._forward.blocks import Tracing, current
 
 AUTO = poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement)
 

@@ -217,7 +217,7 @@ def test_both_branches_return_alike(other, message):
 
 
 def test_counts_and_conditions_are_checked():
-    assert "int as count, found float" in refused(
+    assert "count as an int, found float" in refused(
         lambda x: poptorch.for_loop(2.0, lambda a: a, [x]), X
     )
     assert "condition of one element, found a tensor of shape [3, 4]" in refused(

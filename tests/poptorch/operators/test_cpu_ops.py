@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
 from helpers.wrapping import inference, options, rows, scorer, sgd, trainer, weights
-from poptorch._operators import cpu_op
+from poptorch._forward import cpu_op
 
 
 def doubled(x):

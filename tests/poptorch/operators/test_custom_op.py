@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
 from helpers.wrapping import inference, options, sgd, weights
-from poptorch._operators import custom_op as _custom_op
+from poptorch._forward import custom_op as _custom_op
 
 torch.library.define("com_acme_library::scale", "(Tensor x, float factor, int[] shift) -> Tensor")
 

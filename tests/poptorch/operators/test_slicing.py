@@ -97,7 +97,7 @@ def test_gradients_pass_through(function):
 ONE = torch.tensor(1)
 BAD = [
     (lambda: poptorch.dynamic_slice(X, 0, 1, 2, 1), "start as a tensor, found int"),
-    (lambda: poptorch.dynamic_slice(3, 0, ONE, 2, 1), "the tensor to slice as a tensor, found int"),
+    (lambda: poptorch.dynamic_slice(3, 0, ONE, 2, 1), "needs tensor as a tensor, found int"),
     (lambda: poptorch.dynamic_slice(X, ONE, ONE, 2, 1), "dim as an int, found Tensor"),
     (lambda: poptorch.dynamic_slice(X, 0, ONE, ONE, 1), "size as an int, found Tensor"),
     (lambda: poptorch.dynamic_slice(X, 0, ONE, 2, 1.0), "step as an int, found float"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import poptorch
-from poptorch._values import custom_types
+from poptorch._forward import structure
 
 
 class Box:
@@ -26,33 +26,33 @@ class Parser(poptorch.ICustomArgParser):
 
 @pytest.fixture(autouse=True)
 def empty_registry(monkeypatch):
-    monkeypatch.setattr(custom_types, "_parsers", {})
+    monkeypatch.setattr(structure, "_parsers", {})
 
 
 def test_no_parser_is_found_in_an_empty_registry():
-    assert custom_types.parser_for(Box(1)) is None
+    assert structure.parser_for(Box(1)) is None
 
 
 def test_the_exact_type_goes_before_an_earlier_base():
     base, exact = Parser(), Parser()
     poptorch.registerCustomArgParser(Box, base)
     poptorch.registerCustomArgParser(SpecialBox, exact)
-    assert custom_types.parser_for(SpecialBox(1)) is exact
-    assert custom_types.parser_for(Box(1)) is base
+    assert structure.parser_for(SpecialBox(1)) is exact
+    assert structure.parser_for(Box(1)) is base
 
 
 def test_subclasses_take_the_parser_registered_first():
     first, second = Parser(), Parser()
     poptorch.registerCustomArgParser(object, first)
     poptorch.registerCustomArgParser(Box, second)
-    assert custom_types.parser_for(SpecialBox(1)) is first
+    assert structure.parser_for(SpecialBox(1)) is first
 
 
 def test_none_removes_a_parser_and_is_harmless_without_one():
     poptorch.registerCustomArgParser(Box, Parser())
     poptorch.registerCustomArgParser(arg_data_type=Box, arg_parser=None)
     poptorch.registerCustomArgParser(Box, None)
-    assert custom_types.parser_for(Box(1)) is None
+    assert structure.parser_for(Box(1)) is None
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import poptorch
-from poptorch._values import structure
-from poptorch._values.delivery import delivery
-from poptorch._values.results import to_host
+from poptorch._forward import structure
+from poptorch._forward.structure import delivery, to_host
 
 Pair = collections.namedtuple("Pair", "first second")
 

@@ -5,9 +5,9 @@ container class is used if the program that loads the file has imported its modu
 """
 
 import collections
+import contextlib
 import inspect
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,15 +15,16 @@ import torch
 from abele.errors import SerializationError
 from abele.storage.values import decode, encode
 from poptorch._error import error
-from poptorch._values import structure as _structure
-from poptorch._values.arguments import Bound, Recorded
-from poptorch._values.structure import (
+from poptorch._forward.arguments import Bound, Recorded
+from poptorch._forward.structure import (
     Constant,
     Custom,
     Items,
     Leaf,
     Structure,
     Table,
+    leaves,
+    rebuild,
 )
 
 _SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple, "Size": torch.Size}
@@ -32,16 +33,7 @@ _TABLES: dict[str, type] = {
     "OrderedDict": collections.OrderedDict,
     "defaultdict": collections.defaultdict,
 }
-_KINDS = {
-    kind.name: kind
-    for kind in (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        inspect.Parameter.VAR_POSITIONAL,
-        inspect.Parameter.KEYWORD_ONLY,
-        inspect.Parameter.VAR_KEYWORD,
-    )
-}
+_KINDS = {kind.name: kind for kind in type(inspect.Parameter.VAR_KEYWORD)}
 _FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (list, dict, int, float, str, set)}
 
 
@@ -60,12 +52,11 @@ def structure_data(structure: Structure, name: str) -> Any:
             f"{name} is a {structure.kind.__name__}, which a custom parser takes apart. Such types "
             "cannot be stored in a file. Pass and return tensors in lists, tuples or dictionaries."
         )
-    if isinstance(structure, Items):
-        parts = [structure_data(p, f"{name}[{i}]") for i, p in enumerate(structure.parts)]
-        return {"items": [_kind_data(structure.kind, _SEQUENCES), parts]}
-    keys = [constant_data(key, f"a key of {name}") for key in structure.keys]
     labelled = zip(structure.keys, structure.parts, strict=True)
     parts = [structure_data(part, f"{name}[{key}]") for key, part in labelled]
+    if isinstance(structure, Items):
+        return {"items": [_kind_data(structure.kind, _SEQUENCES), parts]}
+    keys = [constant_data(key, f"a key of {name}") for key in structure.keys]
     factory = getattr(structure.empty, "default_factory", None)
     if factory is not None and factory not in _FACTORIES.values():
         raise error(
@@ -109,17 +100,14 @@ def structure_from(data: Any) -> Structure:
         return Constant(decode(content))
     if tag == "items":
         kind, parts = content
-        return Items(_kind_from(kind, _SEQUENCES, (tuple, list)), _all_from(parts))
+        return Items(_kind_from(kind, _SEQUENCES, (tuple, list)), tuple(map(structure_from, parts)))
     kind, factory, keys, parts = data["table"]
     table_kind = _kind_from(kind, _TABLES, (dict,))
     empty = None
     if issubclass(table_kind, collections.defaultdict):
         empty = collections.defaultdict(None if factory is None else _FACTORIES[factory])
-    return Table(table_kind, tuple(map(decode, keys)), _all_from(parts), empty)
-
-
-def _all_from(parts: list) -> tuple[Structure, ...]:
-    return tuple(map(structure_from, parts))
+    parts = tuple(map(structure_from, parts))
+    return Table(table_kind, tuple(map(decode, keys)), parts, empty)
 
 
 def _kind_from(data: Any, known: dict[str, type], bases: tuple[type, ...]) -> type:
@@ -171,9 +159,13 @@ def bound_from(data: dict[str, Any], rows: float = 1) -> Bound:
         rows: by how many times more rows a call brings now.
     """
 
+    def zeros(leaf: Leaf) -> torch.Tensor:
+        shape = [round(size * rows) for size in leaf.shape[:1]] + list(leaf.shape[1:])
+        return torch.zeros(shape, dtype=leaf.dtype)
+
     def example(part: Any) -> Any:
         structure = structure_from(part)
-        return _structure.rebuild(structure, _zeros(structure, rows))
+        return rebuild(structure, (zeros(leaf) for leaf in leaves(structure)))
 
     return Bound(
         tuple(data["names"]),
@@ -181,16 +173,6 @@ def bound_from(data: dict[str, Any], rows: float = 1) -> Bound:
         {name: example(part) for name, part in data["keywords"].items()},
         data["defaulted"],
     )
-
-
-def _zeros(structure: Structure, rows: float) -> Iterator[torch.Tensor]:
-    if isinstance(structure, Leaf):
-        shape = list(structure.shape)
-        shape[:1] = [round(size * rows) for size in shape[:1]]
-        yield torch.zeros(shape, dtype=structure.dtype)
-    elif isinstance(structure, Items | Table):
-        for part in structure.parts:
-            yield from _zeros(part, rows)
 
 
 def signature_data(signature: inspect.Signature) -> list[list[Any]]:
@@ -202,10 +184,8 @@ def signature_data(signature: inspect.Signature) -> list[list[Any]]:
     for parameter in signature.parameters.values():
         default = []
         if parameter.default is not parameter.empty:
-            try:
+            with contextlib.suppress(SerializationError):
                 default = [encode(parameter.default)]
-            except SerializationError:
-                default = []
         parameters.append([parameter.name, parameter.kind.name, default])
     return parameters
 

@@ -10,7 +10,7 @@ import torch
 
 from abele.ops.host_call import HostCalls, described, host_call
 from poptorch._error import error
-from poptorch._forward import tracing
+from poptorch._forward import blocks, structure
 from poptorch._logging import logger
 
 _calls: contextvars.ContextVar["CapturedCalls | None"] = contextvars.ContextVar(
@@ -56,13 +56,13 @@ class CPU:
         self.outputs: list[torch.Tensor] = []
         self.in_shapes: list[torch.Size] = []
         self.out_shapes: list[torch.Size] = []
-        self._rebuild: Callable[[Sequence[torch.Tensor]], tuple[list, dict]] | None = None
+        self._rebuild: Callable[[Sequence[torch.Tensor]], Any] | None = None
 
     def __call__(self, *input: Any, **kwargs: Any) -> Any:
         """Call the layer: now on the host, or each time the program under capture runs.
 
         Args:
-            input: tensors; other values are constants.
+            input: tensors, or containers of them; other values are constants.
             kwargs: likewise.
 
         Returns:
@@ -71,7 +71,10 @@ class CPU:
         calls = _calls.get()
         if calls is None:
             return self._layer(*input, **kwargs)
-        tensors, self._rebuild = _separated(input, kwargs)
+        arguments = [list(input), kwargs]
+        recorded = structure.record(arguments)
+        tensors = list(structure.tensors(arguments, recorded))
+        self._rebuild = lambda values: structure.rebuild(recorded, iter(values))
         kinds = [(tuple(each.shape), each.dtype) for each in tensors]
         with calls.original_state():
             _on_the_host(lambda: self._try(kinds))
@@ -181,28 +184,12 @@ class CapturedCalls(HostCalls):
                 store.update(values)
 
 
-def _separated(positional: Sequence, keywords: dict) -> tuple[list[torch.Tensor], Callable]:
-    """Return the tensors among some arguments, and how to put others in their place."""
-    values = [*positional, *keywords.values()]
-    places = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
-    constants = [None if isinstance(value, torch.Tensor) else value for value in values]
-    count, names = len(positional), list(keywords)
-
-    def rebuild(tensors: Sequence[torch.Tensor]) -> tuple[list, dict]:
-        filled = list(constants)
-        for place, tensor in zip(places, tensors, strict=True):
-            filled[place] = tensor
-        return filled[:count], dict(zip(names, filled[count:], strict=True))
-
-    return [values[place] for place in places], rebuild
-
-
 def _on_the_host(function: Callable[[], None]) -> None:
     """Run a function in a thread of its own, where no trace is under way."""
     raised: list[BaseException] = []
 
     def run() -> None:
-        tracing.refuse_compiling_from_now_on()
+        blocks.refuse_compiling_from_now_on()
         try:
             function()
         except BaseException as failure:  # noqa: BLE001 - raised again below

@@ -1,1 +1,0 @@
-"""Operations of the original that programs call inside forward."""

@@ -1,1 +1,0 @@
-"""Arguments and results of a call: nested containers of tensors and constants."""
