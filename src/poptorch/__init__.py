@@ -44,7 +44,7 @@ from poptorch._process import environment as _environment  # noqa: E402
 from poptorch._process import start as _start  # noqa: E402
 from poptorch._process.devices import ipuHardwareIsAvailable, ipuHardwareVersion  # noqa: E402
 from poptorch._process.start import poptorchAtExit  # noqa: E402
-from poptorch._state.host_changes import HostChangeWarning  # noqa: E402
+from poptorch._state.weights import HostChangeWarning  # noqa: E402
 from poptorch._version import __version__  # noqa: E402
 from poptorch._wrapper import earlier_releases as _earlier_releases  # noqa: E402
 from poptorch._wrapper.executor import PoplarExecutor  # noqa: E402

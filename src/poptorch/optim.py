@@ -2,7 +2,7 @@
 
 They are torch's own classes, usable on the host, that carry what a program needs: which values may
 change after compilation, loss scaling, clipping. Inside a wrapped model their ``step`` never runs;
-``_optimizers.reading`` reads their attributes.
+``_optim.reading`` reads their attributes.
 """
 
 import math
@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from poptorch._optimizers import lamb
-from poptorch._optimizers.host import HostState
-from poptorch._optimizers.reading import host_step
+from poptorch._optim import reading
+from poptorch._optim.reading import host_step
+from poptorch._optim.state import HostState
 
 __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]
 
@@ -124,6 +124,19 @@ _MAY_CHANGE = frozenset(
 class Optimizer(HostState):
     """Base class of the optimizers; see ``HostState`` for state dictionaries.
 
+    Arguments that several of them have, beside torch's own:
+
+    - ``maximize``: climb instead of descend; the original ignores it.
+    - ``foreach``, ``fused``, ``capturable``: torch's choice of kernels on the host; neutral in a
+      wrapped model.
+    - ``differentiable``: for the host; a wrapped model refuses it.
+    - ``amsgrad``: must be unset or False (ValueError otherwise).
+    - ``loss_scaling``: factor on the loss in backward, divided out before the update.
+    - ``accum_type``, ``velocity_accum_type``, ``first_order_momentum_accum_type``,
+      ``second_order_momentum_accum_type``: dtypes of gradient accumulators, of the momentum and of
+      the two moments, torch.float32 or torch.float16.
+    - ``max_grad_norm``: global norm to which gradients are clipped.
+
     Attributes:
         variable_attrs: which values may change after compilation.
     """
@@ -154,18 +167,10 @@ class Optimizer(HostState):
 class SGD(Optimizer, torch.optim.SGD):
     """Stochastic gradient descent.
 
-    Args:
-        params, lr, momentum, dampening, weight_decay, nesterov: as in torch.
-        maximize: climb instead of descend; the original ignores it.
-        foreach, fused: torch's choice of kernels on the host; neutral in a wrapped model.
-        differentiable: for the host; a wrapped model refuses it.
-        loss_scaling: factor on the loss in backward, divided out before the update.
-        velocity_scaling: scale of the combined accumulator. Without momentum the gradient is
-            multiplied by it, rounded, and then by lr / velocity_scaling; else it is neutral.
-        use_combined_accum: one buffer for accumulation and momentum; without it
-            velocity_scaling has no effect.
-        accum_type, velocity_accum_type: torch.float32 or torch.float16.
-        max_grad_norm: global norm to which gradients are clipped.
+    Arguments are those of torch and of ``Optimizer``, and two of its own. ``velocity_scaling`` is
+    the scale of the combined accumulator: without momentum the gradient is multiplied by it,
+    rounded, and then by lr / velocity_scaling; else it is neutral. ``use_combined_accum`` asks for
+    one buffer for accumulation and momentum; without it velocity_scaling has no effect.
 
     Differs from torch: inside a wrapped model dampening acts on the first step too.
     """
@@ -201,18 +206,7 @@ class SGD(Optimizer, torch.optim.SGD):
 class Adam(Optimizer, torch.optim.Adam):
     """Adam with L2 regularisation (arXiv 1412.6980).
 
-    Args:
-        params, lr, betas, eps, weight_decay: as in torch.
-        amsgrad: must be unset or False (ValueError otherwise).
-        maximize: climb instead of descend; the original ignores it.
-        foreach, fused, capturable: torch's choice of kernels on the host; neutral in a wrapped
-            model.
-        differentiable: for the host; a wrapped model refuses it.
-        decoupled_weight_decay: decay as AdamW does.
-        loss_scaling: factor on the loss in backward, divided out before the update.
-        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type: dtypes of
-            gradient accumulators and of the two moments, torch.float32 or torch.float16.
-        max_grad_norm: global norm to which gradients are clipped.
+    Arguments are those of torch and of ``Optimizer``.
     """
 
     def __init__(
@@ -242,19 +236,9 @@ class Adam(Optimizer, torch.optim.Adam):
 class AdamW(Optimizer, torch.optim.AdamW):
     """Adam with decoupled weight decay (arXiv 1711.05101).
 
-    Args:
-        params, lr, betas, eps, weight_decay: as in torch.
-        amsgrad: must be unset or False (ValueError otherwise).
-        maximize: climb instead of descend; the original ignores it.
-        foreach, fused, capturable: torch's choice of kernels on the host; neutral in a wrapped
-            model.
-        differentiable: for the host; a wrapped model refuses it.
-        loss_scaling: factor on the loss in backward, divided out before the update.
-        bias_correction: False leaves the moments uncorrected in a wrapped model; the original
-            corrects them all the same, as torch's own step does on the host.
-        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type: dtypes of
-            gradient accumulators and of the two moments, torch.float32 or torch.float16.
-        max_grad_norm: global norm to which gradients are clipped.
+    Arguments are those of torch and of ``Optimizer``. ``bias_correction=False`` leaves the moments
+    uncorrected in a wrapped model; the original corrects them all the same, as torch's own step
+    does on the host.
     """
 
     def __init__(
@@ -283,15 +267,8 @@ class AdamW(Optimizer, torch.optim.AdamW):
 class RMSprop(Optimizer, torch.optim.RMSprop):
     """RMSprop (Hinton, lecture 6e of "Neural networks for machine learning").
 
-    Args:
-        params, lr, alpha, eps, weight_decay, momentum, centered: as in torch.
-        maximize: climb instead of descend; the original ignores it.
-        foreach, capturable: torch's choice of kernels on the host; neutral in a wrapped model.
-        differentiable: for the host; a wrapped model refuses it.
-        loss_scaling: factor on the loss in backward, divided out before the update.
-        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type: dtypes of
-            gradient accumulators and of the two moments, torch.float32 or torch.float16.
-        use_tf_variant: epsilon inside the root and squares that start at one.
+    Arguments are those of torch and of ``Optimizer``. With ``use_tf_variant`` epsilon is inside the
+    root and squares start at one.
     """
 
     def __init__(
@@ -317,21 +294,12 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         self._start(torch.optim.RMSprop, locals())
 
 
-class LAMB(Optimizer, lamb.LAMB):
+class LAMB(Optimizer, reading.LAMB):
     """LAMB (arXiv 1904.00962), with one trust ratio per parameter tensor.
 
-    Args:
-        params: parameters or groups.
-        lr: default 1e-3.
-        betas: default (0.9, 0.999).
-        eps: default 1e-8.
-        weight_decay: default 1e-2.
-        bias_correction: default True.
-        loss_scaling: factor on the loss in backward, divided out before the update.
-        max_weight_norm: upper limit of the weight norm in the trust ratio; default 65500. With 0
-            weights stay as they are.
-        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type: dtypes of
-            gradient accumulators and of the two moments, torch.float32 or torch.float16.
+    Arguments are those of ``Optimizer``, and by default lr=1e-3, betas=(0.9, 0.999), eps=1e-8,
+    weight_decay=1e-2, bias_correction=True. ``max_weight_norm`` is the upper limit of the weight
+    norm in the trust ratio, by default 65500; with 0 weights stay as they are.
     """
 
     def __init__(
@@ -348,7 +316,7 @@ class LAMB(Optimizer, lamb.LAMB):
         first_order_momentum_accum_type: torch.dtype | None = None,
         second_order_momentum_accum_type: torch.dtype | None = None,
     ):
-        self._start(lamb.LAMB, locals())
+        self._start(reading.LAMB, locals())
 
     @property
     def max_weight_norm(self) -> float:

@@ -46,7 +46,7 @@ ORDERS = {
         *("enums", "_error", "_logging", "_version", "options", "autocasting", "_process"),
         *("processes", "profiling", "_forward", "_compiled", "_data"),
         *(
-            "_optimizers",
+            "_optim",
             "optim",
             "_state",
             "_report",

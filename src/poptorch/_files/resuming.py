@@ -17,10 +17,8 @@ from abele.trace.module_state import ModuleState
 from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import error
 from poptorch._logging import logger
-from poptorch._optimizers.host import extras
-from poptorch._optimizers.in_use import OptimizerInUse
-from poptorch._state import random_state
-from poptorch._state.weights import Weights
+from poptorch._optim.state import OptimizerInUse, extras
+from poptorch._state.weights import Weights, read_random_state, write_random_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Resuming:
         return {
             # Copies: the next call changes the device's own in place.
             "tensors": {k: v.clone() for k, v in self._weights.present_state().items()},
-            "random": random_state.read(session) if has_numbers else None,
+            "random": read_random_state(session) if has_numbers else None,
             "told": dict(self._optimizer.values()),
             "schedule": self._schedule(),
             "device": session.device.type,
@@ -126,7 +124,7 @@ class Resuming:
             raise error(f"The state of another model was put back: {problem}") from problem
         self._pending = None
         if kept["random"] is not None and kept["device"] == session.device.type:
-            random_state.write(session, kept["random"])
+            write_random_state(session, kept["random"])
         elif kept["device"] != session.device.type:
             logger.warning(
                 "The state is of device type %s: its random numbers do not continue on %s.",

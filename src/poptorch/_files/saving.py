@@ -42,9 +42,8 @@ from poptorch._forward.stored_structure import (
     structure_from,
 )
 from poptorch._logging import logger
-from poptorch._optimizers.in_use import OptimizerInUse
-from poptorch._state import random_state
-from poptorch._state.weights import Weights
+from poptorch._optim.state import OptimizerInUse
+from poptorch._state.weights import Weights, read_random_state, write_random_state
 from poptorch._version import __version__
 
 _ADVICE = "Build the wrapper with the model, options and optimizer that were used for the export."
@@ -213,7 +212,7 @@ class ModelFiles:
                 return
             continues = file.content["device"] == session.device.type
             if continues:
-                random_state.write(session, numbers)
+                write_random_state(session, numbers)
         if not continues:
             logger.warning(
                 "%s was saved on device type %s: its random numbers do not continue on %s.",
@@ -241,7 +240,7 @@ class ModelFiles:
                 name: [int(kind), int(size), int(mode)]
                 for name, (kind, size, mode) in model.per_replica_params.items()
             },
-            "rng_state": random_state.read(session) if save_rng_state else None,
+            "rng_state": read_random_state(session) if save_rng_state else None,
             "model": None,
         }
         return content, members

@@ -27,7 +27,7 @@ from abele.version import __version__
 from poptorch._compiled.model import CompiledModel
 from poptorch._compiled.wrapped import WrappedModel
 from poptorch._data.waiting import LoopAround
-from poptorch._optimizers.in_use import OptimizerInUse
+from poptorch._optim.state import OptimizerInUse
 from poptorch._report.pipeline import report_of
 from poptorch._state.module_weights import shared_by, user_class
 from poptorch.options import Options, _table

@@ -6,6 +6,7 @@ nothing has to be called, and nothing is copied until somebody looks.
 """
 
 import functools
+import operator
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,8 +19,12 @@ from abele._torch import without_torch_function
 from abele.capture.gradient_hooks import described
 from abele.locks import Lock, Locks
 from poptorch._error import error
-from poptorch._state.host_changes import may_write
+from poptorch.enums import CommGroupType, VariableRetrievalMode
 
+_Tensor: Any = torch.Tensor  # its attributes have no types
+_DATA, _SETS_DATA = _Tensor.data.__get__, _Tensor.data.__set__
+_FLAG = _Tensor.requires_grad.__set__
+_IN_PLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"}
 # What the wrapped classes themselves need; reading these never means reading weights.
 _INTERNAL = frozenset({"__class__", "__dict__", "_poptorch_owner", "__weakref__"})
 
@@ -125,8 +130,8 @@ class _Fetching(torch.Tensor):
             return NotImplemented  # a proxy stands beside it, and knows what it stands for
         for value in _fetching((args, kwargs)):
             _fetch(value)
-        if args and may_write(func):
-            _note_write(args[0], func)
+        if args and _may_write(func):
+            _note_write(args[0], only_access=func == _DATA)
         with without_torch_function():
             return func(*args, **(kwargs or {}))
 
@@ -190,12 +195,19 @@ def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
         return torch.Tensor.as_subclass(torch.Tensor.detach(tensor), torch.Tensor)
 
 
-def _note_write(written: Any, func: Callable[..., Any]) -> None:
+def _may_write(func: Callable[..., Any]) -> bool:
+    """Return whether a function of torch writes its first argument, or hands out its data."""
+    name = getattr(func, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name in _IN_PLACE or func in (_DATA, _SETS_DATA, _FLAG)
+
+
+def _note_write(written: Any, *, only_access: bool) -> None:
     """Tell the executor of a weight, or of the first of several, that the host may write it."""
     for value in _fetching(written):
         executor = object.__getattribute__(value, "__dict__")["_poptorch_owner"]()
         if executor is not None:
-            executor._weights.host_changes.note_write(func)
+            executor._weights.host_changes.note_write(only_access=only_access)
         return
 
 
@@ -356,3 +368,167 @@ def rewrapModelIfNecessary(model: torch.nn.Module) -> None:
     executor = None if reference is None else reference()
     if executor is not None and not shared.wrapped:
         wrap(model, executor, shared.host_training)
+
+
+# -- trainings that provide an inference wrapper's weights -----------------------------------
+
+
+class Sources:
+    """The trainings of a model, of models it is a part of, and of its own parts.
+
+    Args:
+        module: the model whose weights are to be kept current.
+    """
+
+    def __init__(self, module: torch.nn.Module):
+        self._module = module
+        self._generation = -1
+        self._seen: dict[Shared, int] = {}
+
+    def fetch(self) -> bool:
+        """Brings weights to the host that were trained since the last time; whether there were."""
+        if self._generation != generation():
+            self._find()
+        newer = False
+        for shared, version in self._seen.items():
+            if shared.version != version:
+                newer = True
+                trainer = shared.trainer
+                if trainer is not None:
+                    trainer.copyWeightsToHostIfNeeded()
+                self._seen[shared] = shared.version
+        return newer
+
+    def _find(self) -> None:
+        self._generation = generation()
+        for child in self._module.modules():
+            for shared in trainings_of(child):
+                # What is found after it has trained counts as new.
+                self._seen.setdefault(shared, 0)
+
+
+# -- a parameter read through a wrapper ------------------------------------------------------
+
+
+class ParameterProxy:
+    """Stands for a parameter of a wrapped model; not a ``torch.nn.Parameter`` itself.
+
+    Attributes, operators and torch functions are those of the parameter.
+
+    Args:
+        executor: the wrapper that it was read from.
+        name: the parameter's name in the model.
+        parameter: what it stands for.
+    """
+
+    __slots__ = ("_executor", "_name", "_parameter")
+    _executor: Any
+    _name: str
+    _parameter: torch.nn.Parameter
+
+    def __init__(self, executor: Any, name: str, parameter: torch.nn.Parameter):
+        for slot, value in zip(self.__slots__, (executor, name, parameter), strict=True):
+            object.__setattr__(self, slot, value)
+
+    def replicaGrouping(
+        self,
+        comm_group_type: CommGroupType,
+        shards: int,
+        variable_retrieval_mode: VariableRetrievalMode,
+    ) -> None:
+        """Give groups of replicas their own values; call it before the first run.
+
+        The parameter must have a leading dimension, one entry per group; forward sees it without.
+
+        Args:
+            comm_group_type: which replicas are in a group; All means no groups.
+            shards: replicas per group; ignored by All and NoGrouping.
+            variable_retrieval_mode: whether the host gets one value per group or per replica.
+
+        Raises:
+            poptorch.Error: the model is compiled already.
+        """
+        if self._executor.isCompiled():
+            raise error(
+                f"replicaGrouping() of {self._name} comes too late: the model is compiled. Call it "
+                "before the first run, or call destroy() first."
+            )
+        self._executor.per_replica_params[self._name] = (
+            comm_group_type,
+            shards,
+            variable_retrieval_mode,
+        )
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        return func(*_plain(args), **_plain(kwargs or {}))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parameter, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._parameter, name, _plain(value))
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._parameter, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(self._parameter), "replicaGrouping"})
+
+    def __hash__(self) -> int:
+        return hash(self._parameter)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self._parameter)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._parameter.__reduce_ex__(protocol)
+
+
+def _plain(value: Any) -> Any:
+    """Replace proxies by parameters in a structure."""
+    if isinstance(value, ParameterProxy):
+        return value._parameter
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(map(_plain, value))
+    return value
+
+
+# Python looks operators up on the class, so __getattr__ is not asked for them.
+_NAMES = {
+    "binary": "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor",
+    "unary": "neg pos abs invert int float complex bool index len contains repr str format array",
+    "others": "eq ne lt le gt ge getitem setitem delitem divmod",
+}
+_BINARY = _NAMES["binary"].split()
+_ALL = [*" ".join(_NAMES.values()).split(), *(f"r{name}" for name in (*_BINARY, "divmod"))]
+
+
+def _forwarded(name: str) -> Callable:
+    def method(self: ParameterProxy, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._parameter, name)(*_plain(args), **_plain(kwargs))
+
+    method.__name__ = name
+    return method
+
+
+def _in_place(name: str) -> Callable:
+    function = getattr(operator, f"i{name}")
+
+    def method(self: ParameterProxy, other: Any) -> Any:
+        function(self._parameter, _plain(other))
+        return self
+
+    return method
+
+
+for _name in _ALL:
+    if hasattr(torch.Tensor, f"__{_name}__"):
+        setattr(ParameterProxy, f"__{_name}__", _forwarded(f"__{_name}__"))
+for _name in _BINARY:
+    if hasattr(torch.Tensor, f"__i{_name}__"):
+        setattr(ParameterProxy, f"__i{_name}__", _in_place(_name))

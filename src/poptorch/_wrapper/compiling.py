@@ -29,10 +29,10 @@ from poptorch._fit import Trial
 from poptorch._forward import blocks
 from poptorch._forward.arguments import Bound
 from poptorch._logging import logger
-from poptorch._optimizers.in_use import OptimizerInUse
+from poptorch._optim.state import OptimizerInUse
 from poptorch._report.recording import Recording
-from poptorch._state import module_weights, per_replica
-from poptorch._state.weights import Weights
+from poptorch._state import module_weights
+from poptorch._state.weights import Weights, groupings
 from poptorch._wrapper import compile_traps
 from poptorch._wrapper.errors_of_engine import Translated
 from poptorch._wrapper.host_training import HostTraining
@@ -209,7 +209,7 @@ class Compiling:
         """Return how a call consumes its batch, with the per-replica parameters."""
         model = self._model
         entries, replicas = model.per_replica_params, model.config.replicas
-        groups = per_replica.groupings(entries, model.module, replicas)
+        groups = groupings(entries, model.module, replicas)
         return dataclasses.replace(model.config, replica_groups=groups)
 
     def trial(self, bound: Bound) -> Trial:

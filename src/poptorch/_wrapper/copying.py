@@ -9,7 +9,7 @@ host, so that the copy starts with none.
 from typing import Any
 
 from poptorch._compiled.wrapped import WrappedModel
-from poptorch._optimizers.in_use import OptimizerInUse
+from poptorch._optim.state import OptimizerInUse
 
 
 def parts_of(model: WrappedModel, optimizer: OptimizerInUse) -> tuple:

@@ -25,10 +25,10 @@ from poptorch._forward import blocks
 from poptorch._forward.arguments import Bound
 from poptorch._forward.blocks import PlacementTable, module_repr
 from poptorch._logging import logger
-from poptorch._optimizers.in_use import OptimizerInUse
-from poptorch._state import module_weights, random_state
-from poptorch._state.parameter_proxy import ParameterProxy
-from poptorch._state.weights import Weights
+from poptorch._optim.state import OptimizerInUse
+from poptorch._state import module_weights
+from poptorch._state.module_weights import ParameterProxy
+from poptorch._state.weights import Weights, read_random_state, write_random_state
 from poptorch._wrapper import copying
 from poptorch._wrapper.compiling import Compiling
 from poptorch._wrapper.errors_of_engine import Translated
@@ -299,11 +299,11 @@ class PoplarExecutor:
         Raises:
             poptorch.Error: not compiled.
         """
-        return random_state.read(self._wrapped.session)
+        return read_random_state(self._wrapped.session)
 
     @rng_state.setter
     def rng_state(self, numbers: list[int]) -> None:
-        random_state.write(self._wrapped.session, numbers)
+        write_random_state(self._wrapped.session, numbers)
 
     # -- the device ------------------------------------------------------------------------
 

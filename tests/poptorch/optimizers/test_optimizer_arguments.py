@@ -13,7 +13,7 @@ import poptorch
 from abele.step.optimizers import ARGUMENTS, KINDS, Treatment
 from helpers.wrapping import Calls, rows, scorer, trainer, weights
 from poptorch import optim
-from poptorch._optimizers.reading import host_step, to_update_rule
+from poptorch._optim.reading import host_step, to_update_rule
 
 HONOURED, SPEED, REFUSED = Treatment
 NAMES = ("SGD", "Adam", "AdamW", "RMSprop")

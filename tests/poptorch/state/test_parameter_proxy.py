@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.wrapping import Calls, trainer
-from poptorch._state.parameter_proxy import ParameterProxy
+from poptorch._state.module_weights import ParameterProxy
 
 VALUE = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
 OTHER = torch.tensor([[5.0, 6.0], [7.0, -8.0]])

@@ -4,7 +4,7 @@ Only attributes are read; ``step`` and ``zero_grad`` are never called.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +16,28 @@ from abele.step.update_rules import FURTHER_RULES, RULES, Group, UpdateRule
 from abele.storage.values import bits
 from poptorch._error import error
 from poptorch._logging import logger
-from poptorch._optimizers.lamb import LAMB
 from poptorch.enums import MeanReductionStrategy
 from poptorch.options import Options
+
+
+class LAMB(torch.optim.Optimizer):
+    """Base class in the form of torch's optimizers for LAMB (arXiv 1904.00962).
+
+    Args:
+        params: parameters or groups.
+        arguments: those that are not to have their default value.
+    """
+
+    def __init__(self, params: Iterable, **arguments: Any):
+        defaults = {
+            "lr": 1e-3,
+            "betas": (0.9, 0.999),
+            "eps": 1e-8,
+            "weight_decay": 1e-2,
+            "max_weight_norm": 65500.0,
+        }
+        super().__init__(params, defaults | arguments)
+
 
 _KINDS = (*KINDS, Kind(LAMB, "lamb", ("lr", "betas", "eps", "weight_decay", "max_weight_norm")))
 # Where classes live whose step is that of their rule; other classes have code of their own.
