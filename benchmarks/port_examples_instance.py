@@ -30,7 +30,7 @@ from abele.port.check.watch import wrapped as wrapped_call  # noqa: E402
 from abele.runtime.observers import Observer  # noqa: E402
 from abele.runtime.session import Session, of_new_sessions  # noqa: E402
 from abele.step.batching import MicroStep  # noqa: E402
-from poptorch._data.partition import PartitionSampler  # noqa: E402
+from poptorch._data.samplers import PartitionSampler  # noqa: E402
 
 #: The seed that ports give their options: of the order of rows, and of all that is drawn.
 SEED = 42

@@ -29,7 +29,7 @@ PAGES: dict[str, tuple[str, dict[str, list[str]]]] = {
         "Wrapping a model",
         {
             "Functions": ["trainingModel", "inferenceModel", "load", "identity_loss"],
-            "The wrapped model": ["PoplarExecutor", "_state.parameter_proxy:ParameterProxy"],
+            "The wrapped model": ["PoplarExecutor", "_state.module_weights:ParameterProxy"],
             "A model out of a file": ["RestoredModule", "importPoptorchMetadataFromFile"],
             "Custom argument types": [
                 "ICustomArgParser",
@@ -147,7 +147,7 @@ SHOWN = {
     "options.namespaces:_TensorLocationOptions": "poptorch.Options.TensorLocations",
     "options.namespaces:_JitOptions": "poptorch.Options.Jit",
     "options.namespaces:_PopartOptions": "poptorch.Options._Popart",
-    "_state.parameter_proxy:ParameterProxy": "poptorch.PoplarExecutor.PARAMETER",
+    "_state.module_weights:ParameterProxy": "poptorch.PoplarExecutor.PARAMETER",
 }
 # Public names that are neither class nor function.
 VALUES = {

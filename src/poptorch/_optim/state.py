@@ -63,6 +63,10 @@ class HostState:
         connection = self._connection()
         return connection is not None and connection.stale
 
+    def has_state(self) -> bool:
+        """Return whether device state is known here: read from the device or loaded."""
+        return self._ipu_state is not None
+
     def state_dict(self) -> dict[str, Any]:
         """Return the device's state and values, and groups and host state as in torch.
 
@@ -278,7 +282,7 @@ class DeviceState:
             other.release()
         optimizer._device = weakref.ref(self)
         self._optimizer = optimizer
-        self.pending = optimizer._ipu_state is not None
+        self.pending = optimizer.has_state()
         self.stale = self._session is not None  # this optimizer has not seen its state yet
 
     def release(self) -> None:
@@ -306,7 +310,7 @@ class DeviceState:
 
     def _has_device_state(self) -> bool:
         """Return whether the optimizer has state that was read from the device or loaded."""
-        return self._optimizer is not None and self._optimizer._ipu_state is not None
+        return self._optimizer is not None and self._optimizer.has_state()
 
     def _host_state(self) -> dict[str, torch.Tensor]:
         """Return the optimizer's state on the host by slot, unless a device has newer state."""
