@@ -194,16 +194,6 @@ def test_names_exist_once_compiled():
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-def test_module_names_are_part_of_names_unless_disabled(enabled):
-    opts = options()
-    if not enabled:
-        opts.disableModuleNamescope()
-    wrapped = poptorch.inferenceModel(torch.nn.Sequential(torch.nn.Linear(2, 2)), opts)
-    wrapped(torch.randn(1, 2))
-    assert ("0/Gemm:0" if enabled else "Gemm:0") in wrapped.getTensorNames()
-
-
 def test_constants_are_returned_beside_anchors():
     opts = options()
     opts.anchorTensor("product", "Mul:0")

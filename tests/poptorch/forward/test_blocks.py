@@ -283,11 +283,6 @@ def test_nothing_after_the_last_block_is_fine():
     assert blocks(compiled(forward)) == ["only"]
 
 
-def test_a_block_unknown_to_the_strategy():
-    with pytest.raises(AssertionError, match="Unknown Block 'two' list of expected Blocks: one"):
-        compiled(annotated(), poptorch.PipelinedExecution("one"))
-
-
 @pytest.mark.parametrize("wrong", [-1, "0", 1.5])
 def test_devices_are_numbers_from_zero(wrong):
     for asked in (
@@ -297,19 +292,6 @@ def test_devices_are_numbers_from_zero(wrong):
     ):
         with pytest.raises(AssertionError, match="ipu_id is the number of a device, from 0, not"):
             asked()
-
-
-@pytest.mark.parametrize("strategy", [poptorch.PipelinedExecution(), poptorch.ShardedExecution()])
-def test_same_as_ipu_needs_a_device(strategy):
-    with pytest.raises(AssertionError, match="no IPU was specified for Block 'two'"):
-        compiled(annotated(ipu_id=None), strategy)
-
-
-def test_phases_alternate_between_even_and_odd_devices():
-    with pytest.raises(poptorch.Error, match="even phases must run"):
-        compiled(annotated(ipu_id=2), poptorch.ParallelPhasedExecution("one", "two"))
-    wrapped = compiled(annotated(), poptorch.ParallelPhasedExecution("one", "two"))
-    assert [row.placement.phase for row in wrapped.placement.rows] == [0, 1]
 
 
 def test_an_error_in_forward_closes_everything():

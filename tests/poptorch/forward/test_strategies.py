@@ -160,9 +160,6 @@ def test_copies_are_equal_and_print_alike(kind):
     assert duplicate == strategy
     assert repr(duplicate) == repr(strategy)
     assert strategy != kind("A")
-
-
-def test_sharded_is_not_pipelined():
     assert ShardedExecution("A") != PipelinedExecution("A")
 
 
@@ -170,8 +167,3 @@ def test_sharded_is_not_pipelined():
 def test_options_take_a_strategy(wrong):
     with pytest.raises(AssertionError, match="execution strategy"):
         Options().setExecutionStrategy(wrong)
-
-
-def test_options_keep_the_strategy_through_a_copy():
-    options = Options().setExecutionStrategy(ShardedExecution("A", "B"))
-    assert options.clone()._execution_strategy == ShardedExecution("A", "B")

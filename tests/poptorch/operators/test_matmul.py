@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import poptorch
-from helpers.wrapping import Calls, inference, options
+from helpers.wrapping import inference
 from poptorch import MatMulSerializationMode as Mode
 
 SLICED = (Mode.InputChannels, Mode.ReducingDim, Mode.OutputChannels)
@@ -100,14 +100,3 @@ def test_the_factor_divides_the_dimension(mode, size, factor):
 def test_types_are_checked(arguments):
     with pytest.raises(AssertionError, match=r"must be a"):
         poptorch.serializedMatMul(*operands(), *arguments)
-
-
-def test_it_trains_a_model():
-    def forward(self, x):
-        product = poptorch.serializedMatMul(x * self.weight, x.T, Mode.InputChannels, 2)
-        return poptorch.identity_loss(product, "sum")
-
-    model = Calls(forward)
-    poptorch.trainingModel(model, options())(torch.ones(2, 3))
-    # lr 0.01 times the sum of twelve products of ones.
-    torch.testing.assert_close(model.weight.detach(), torch.tensor(2.0 - 0.12))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
-from helpers.wrapping import inference, options, rows, scorer, sgd, trainer, weights
+from helpers.wrapping import inference, rows, scorer, trainer, weights
 
 
 class Printing(torch.nn.Module):
@@ -119,18 +119,3 @@ def test_other_values_are_refused(value):
 def test_an_unknown_format_is_a_key_error():
     with pytest.raises(KeyError, match=r"float_format 'hex'.*scientific"):
         poptorch.ipu_print_tensor(torch.ones(1), float_format="hex")
-
-
-@pytest.mark.compiler
-@pytest.mark.thorough  # test_effects compiles prints too
-def test_compiled_prints_are_those_of_the_reference(capsys, monkeypatch):
-    errors = []
-    for target in ("reference", "cpu"):
-        monkeypatch.setenv("ABELE_TARGET", target)
-        model = Printing(digits=2)
-        wrapped = poptorch.trainingModel(model, options(), sgd(model))
-        wrapped(*rows(2))
-        assert wrapped.target == target
-        errors.append(capsys.readouterr().err)
-    assert errors[0] == errors[1]
-    assert "scores_gradient: ((" in errors[1]

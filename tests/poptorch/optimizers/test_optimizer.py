@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import poptorch
-from helpers.wrapping import Calls, options, plain_steps, rows, scorer, sgd, trainer, weights
+from helpers.wrapping import options, plain_steps, rows, scorer, sgd, trainer, weights
 from poptorch import optim
 
 SETTINGS = [
@@ -55,26 +55,10 @@ def test_every_class_computes_what_torch_computes(package, name, settings):
     assert torch.equal(params, expected)
 
 
-@pytest.mark.parametrize("correction", [True, False])
-def test_the_host_step_of_lamb_is_the_compiled_one(correction):
-    def make(model):
-        return optim.LAMB(model.parameters(), lr=0.1, bias_correction=correction)
-
-    torch.testing.assert_close(_after(make), _plain_after(make), rtol=0, atol=1e-6)
-
-
 def test_dampening_acts_on_the_first_step():
     params = _after(lambda m: optim.SGD(m.parameters(), 0.1, momentum=0.9, dampening=0.5), steps=1)
     expected = _plain_after(lambda m: torch.optim.SGD(m.parameters(), lr=0.05), steps=1)
     torch.testing.assert_close(params, expected)
-
-
-def test_the_tensorflow_variant_puts_epsilon_in_the_root():
-    model = Calls(lambda self, x: poptorch.identity_loss(x * self.weight, "sum"))
-    optimizer = optim.RMSprop(model.parameters(), lr=1.0, alpha=0.5, eps=1.0, use_tf_variant=True)
-    trainer(model, optimizer)(torch.tensor([3.0]))
-    # Squares start at one: 0.5 * 1 + 0.5 * 3 * 3 = 5.
-    assert model.weight.item() == pytest.approx(2.0 - 3.0 / (5.0 + 1.0) ** 0.5)
 
 
 @pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW])
@@ -144,15 +128,6 @@ def test_each_group_has_its_own_values():
     assert torch.equal(weights(model), weights(plain))
 
 
-@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB])
-def test_a_group_with_rate_zero_is_frozen(kind):
-    model = scorer()
-    groups = [{"params": [model.fc.weight], "lr": 0.0}, {"params": [model.fc.bias]}]
-    trainer(model, kind(groups, lr=0.1))(*rows(4))
-    assert torch.equal(model.fc.weight, scorer().fc.weight)
-    assert not torch.equal(model.fc.bias, scorer().fc.bias)
-
-
 def test_parameters_outside_the_optimizer_are_not_updated():
     model = scorer()
     trainer(model, torch.optim.SGD([model.fc.bias], lr=0.1))(*rows(4))
@@ -172,12 +147,3 @@ def test_copies_keep_what_this_package_adds(kind, duplicate):
     assert result.accum_type is torch.float16
     assert not result.variable_attrs.isConstant("loss_scaling")
     assert result.param_groups[0]["lr"] == 0.1
-
-
-@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop])
-def test_on_the_host_they_are_torchs_own(kind):
-    ours, theirs = scorer(), scorer()
-    plain_steps(ours, kind(ours.parameters(), lr=0.1), [[rows(4)]] * 2)
-    torchs = getattr(torch.optim, kind.__name__)
-    plain_steps(theirs, torchs(theirs.parameters(), lr=0.1), [[rows(4)]] * 2)
-    assert torch.equal(weights(ours), weights(theirs))

@@ -74,12 +74,6 @@ def test_a_group_needs_every_attribute():
         poptorch.trainingModel(model, options(), optimizer)
 
 
-@pytest.mark.parametrize("kind", [optim.Adam, optim.AdamW])
-def test_amsgrad_is_refused_when_it_is_asked_for(kind):
-    with pytest.raises(ValueError, match="Only non-amsgrad"):
-        kind(scorer().parameters(), amsgrad=True)
-
-
 @pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB])
 def test_accumulators_are_half_or_float(kind):
     with pytest.raises(AssertionError, match="Accumulation types must be"):

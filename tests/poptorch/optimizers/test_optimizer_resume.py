@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-import poptorch
-from helpers.wrapping import options, rows, scorer, trainer, weights
+from helpers.wrapping import rows, scorer, trainer, weights
 from poptorch import optim
 
 HALF = torch.float16
@@ -134,21 +133,3 @@ def test_checkpoints_read_without_this_package(tmp_path):
     assert {type(value) for value in state["ipu_state"].values()} == {torch.Tensor}
     assert {value.device.type for value in state["ipu_state"].values()} == {"cpu"}
     assert {type(value) for value in state["ipu_param"].values()} == {torch.Tensor}
-
-
-@pytest.mark.compiler
-@pytest.mark.thorough  # the tests above interpret the same; test_handover goes on in compiled code
-def test_a_compiled_program_resumes(tmp_path, monkeypatch):
-    monkeypatch.setenv("ABELE_TARGET", "cpu")
-    make, settings = OPTIMIZERS["adam"], {"gradientAccumulation": 2}
-    settings["enableExecutableCaching"] = str(tmp_path / "cache")
-    model = scorer()
-    optimizer = make(model.parameters())
-    wrapped = poptorch.trainingModel(model, options(**settings), optimizer)
-    _train(wrapped, 4, range(2))
-    assert wrapped.target == "cpu"
-    _save(tmp_path / "checkpoint.pt", model, optimizer)
-    _train(wrapped, 4, range(2, 4))
-    again, resumed = _resumed(tmp_path / "checkpoint.pt", make, "before compiling", **settings)
-    _train(again, 4, range(2, 4))
-    assert torch.equal(weights(resumed), weights(model))

@@ -11,7 +11,6 @@ from torch import nn
 import poptorch
 from helpers.wrapping import Calls, inference, options, rows, scorer, sgd, trainer, weights
 from poptorch import optim
-from poptorch.poptorch_core import TestErrorType, _throwTestError
 
 # --- optimizers
 
@@ -31,40 +30,6 @@ def trained_on_the_host(model, optimizer, max_norm=None, seeds=range(4)):
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
     return weights(model)
-
-
-@pytest.mark.parametrize(
-    ("ours", "torchs"),
-    [
-        (optim.SGD, torch.optim.SGD),
-        (optim.Adam, torch.optim.Adam),
-        (optim.AdamW, torch.optim.AdamW),
-    ],
-    ids=["SGD", "Adam", "AdamW"],
-)
-def test_clipping_is_clip_grad_norm(ours, torchs):
-    clipped, plain, unclipped = scorer(), scorer(), scorer()
-    params = trained(clipped, ours(clipped.parameters(), lr=0.1, max_grad_norm=0.05))
-    expected = trained_on_the_host(plain, torchs(plain.parameters(), lr=0.1), max_norm=0.05)
-    torch.testing.assert_close(params, expected)
-    assert not torch.allclose(params, trained(unclipped, ours(unclipped.parameters(), lr=0.1)))
-
-
-RMSPROPS = {
-    "plain": {},
-    "centered": {"centered": True},
-    "momentum": {"momentum": 0.9, "weight_decay": 0.1},
-    "centered with momentum": {"centered": True, "momentum": 0.9},
-}
-
-
-@pytest.mark.parametrize("name", RMSPROPS)
-def test_rmsprop_is_torchs(name):
-    model, plain = scorer(), scorer()
-    params = trained(model, optim.RMSprop(model.parameters(), lr=0.01, **RMSPROPS[name]))
-    settings = RMSPROPS[name]
-    expected = torch.optim.RMSprop(plain.parameters(), lr=0.01, **settings)
-    torch.testing.assert_close(params, trained_on_the_host(plain, expected))
 
 
 class ByFormula(torch.optim.Optimizer):
@@ -194,30 +159,6 @@ def test_names_of_modules_are_in_names_of_tensors_unless_disabled(enabled):
     assert scopes == ({"0/0", "1"} if enabled else set())
     assert any(name.startswith("0/1/Relu") for name in names) is enabled
     assert {"0.0.weight", "1.bias"} <= set(names)  # of parameters: always those of state_dict()
-
-
-def test_errors_have_message_type_and_location():
-    with pytest.raises(poptorch.Error) as caught:
-        trainer(scorer()).copyWeightsToHost()
-    problem = caught.value
-    assert problem.message == "Model has not been compiled or has been destroyed."
-    assert (problem.type, problem.location) == ("poptorch_py_error", "")
-    assert str(problem) == f"'poptorch_py_error': {problem.message}"
-
-
-def test_device_errors_say_how_to_recover():
-    with pytest.raises(poptorch.RecoverableError) as caught:
-        _throwTestError(TestErrorType.PoplarRecoverableFullReset)
-    assert caught.value.recovery_action == "FULL_RESET"
-    with pytest.raises(poptorch.UnrecoverableError) as fatal:
-        _throwTestError(TestErrorType.PoplarUnrecoverable)
-    assert isinstance(fatal.value, poptorch.Error)
-    for kind in (TestErrorType.Poptorch, TestErrorType.Popart):
-        with pytest.raises(poptorch.Error) as other:
-            _throwTestError(kind)
-        error = other.value
-        assert not isinstance(error, poptorch.RecoverableError | poptorch.UnrecoverableError)
-        assert str(error).startswith(f"In {error.location}: '{error.type}': {error.message}")
 
 
 class Graph:

@@ -24,35 +24,15 @@ SCHEDULERS = {
         o, [lr_scheduler.LinearLR(o, 0.1, 1.0, 2), lr_scheduler.ExponentialLR(o, 0.9)], [2]
     ),
 }
+# Package, class and settings; torch's class of that name goes beside it.
 OPTIMIZERS = {
-    "torch sgd": (
-        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    ),
-    "sgd": (
-        lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
-        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    ),
-    "adam": (
-        lambda p: optim.Adam(p, lr=0.1, betas=(0.9, 0.999)),
-        lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.9, 0.999)),
-    ),
-    "rmsprop": (
-        lambda p: optim.RMSprop(p, lr=0.1, momentum=0.9),
-        lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.9),
-    ),
-    "torch adadelta": (
-        lambda p: torch.optim.Adadelta(p, lr=0.1),
-        lambda p: torch.optim.Adadelta(p, lr=0.1),
-    ),
-    "torch adagrad": (
-        lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.1),
-        lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.1),
-    ),
-    "torch asgd": (
-        lambda p: torch.optim.ASGD(p, lr=0.1, lambd=0.1),
-        lambda p: torch.optim.ASGD(p, lr=0.1, lambd=0.1),
-    ),
+    "torch sgd": (torch.optim, "SGD", {"momentum": 0.9}),
+    "sgd": (optim, "SGD", {"momentum": 0.9}),
+    "adam": (optim, "Adam", {"betas": (0.9, 0.999)}),
+    "rmsprop": (optim, "RMSprop", {"momentum": 0.9}),
+    "torch adadelta": (torch.optim, "Adadelta", {}),
+    "torch adagrad": (torch.optim, "Adagrad", {"lr_decay": 0.1}),
+    "torch asgd": (torch.optim, "ASGD", {"lambd": 0.1}),
 }
 
 
@@ -66,9 +46,10 @@ def _advance(scheduler, loss):
 @pytest.mark.parametrize("schedule", SCHEDULERS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_scheduler_does_what_it_does_in_torch(schedule, name):
-    make_ours, make_theirs = OPTIMIZERS[name]
+    package, kind, settings = OPTIMIZERS[name]
     model, plain = scorer(), scorer()
-    ours, theirs = make_ours(model.parameters()), make_theirs(plain.parameters())
+    ours = getattr(package, kind)(model.parameters(), lr=0.1, **settings)
+    theirs = getattr(torch.optim, kind)(plain.parameters(), lr=0.1, **settings)
     wrapped = poptorch.trainingModel(model, options(), ours)
     ours_scheduler, theirs_scheduler = SCHEDULERS[schedule](ours), SCHEDULERS[schedule](theirs)
     wrapped.setOptimizer(ours)

@@ -41,31 +41,6 @@ def test_rates_that_are_sent_are_not_warned_of(caplog):
     assert not caplog.records
 
 
-def test_setting_an_optimizer_copies_noweights():
-    wrapped, _, optimizer = running(sgd)
-    copies = []
-    wrapped.copyWeightsToHost = lambda: copies.append(1)
-    wrapped.setOptimizer(optimizer)
-    assert copies == []
-
-
-@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}], ids=["plain", "momentum"])
-def test_schedulers_of_torch_work_with_set_optimizer(settings):
-    plain = scorer()
-    expected = sgd(plain, **settings)
-    schedule = torch.optim.lr_scheduler.StepLR(expected, 1, gamma=0.5)
-    wrapped, model, optimizer = running(lambda m: sgd(m, **settings))
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    plain_steps(plain, expected, [[rows(4)]])
-    for _ in range(2):
-        scheduler.step()
-        wrapped.setOptimizer(optimizer)
-        wrapped(*rows(4))
-        schedule.step()
-        plain_steps(plain, expected, [[rows(4)]])
-    assert torch.equal(weights(model), weights(plain))
-
-
 def test_another_optimizer_of_the_same_kind_keeps_the_momentum():
     wrapped, model, _ = running(lambda m: sgd(m, momentum=0.9))
     wrapped.setOptimizer(sgd(model, lr=0.0, momentum=0.9))

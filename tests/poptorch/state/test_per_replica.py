@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
-from abele import get_target
 from helpers.wrapping import Calls, options, trainer
 from poptorch import CommGroupType, VariableRetrievalMode
 
@@ -231,25 +230,6 @@ def test_grouping_after_the_first_run_is_too_late():
     wrapped(*data())
     with pytest.raises(poptorch.Error, match="weight comes too late"):
         wrapped.weight.replicaGrouping(CommGroupType.Consecutive, 2, ONE)
-
-
-@pytest.mark.thorough
-@pytest.mark.compiler
-def test_the_compiled_program_trains_each_group_alike(monkeypatch):
-    results = []
-    for target in ("reference", "cpu"):
-        monkeypatch.setenv("ABELE_TARGET", target)
-        if get_target(target).cannot_compile():
-            pytest.skip(get_target(target).cannot_compile())
-        model = Dense(2)
-        optimizer = OPTIMIZERS["lamb"](model.parameters())
-        wrapped = poptorch.trainingModel(model, options(replicationFactor=R), optimizer)
-        wrapped.weight.replicaGrouping(CommGroupType.Orthogonal, 2, ONE)
-        for seed in range(3):
-            wrapped(*data(seed=seed))
-        assert wrapped.target == target
-        results.append(model.weight.detach().clone())
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
 def test_optimizer_state_has_one_entry_per_parameter_with_a_dimension_for_groups():

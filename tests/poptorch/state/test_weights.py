@@ -83,27 +83,6 @@ def test_a_parameter_of_the_model_itself_is_current():
     assert model.weight.item() == 1.5
 
 
-@pytest.mark.parametrize("read", ["state_dict", "parameters", "executor", "repeated"])
-def test_one_burst_of_reads_is_one_copy(read):
-    wrapped, model, _ = _trained()
-    copies = _counted(wrapped)
-    {
-        "state_dict": model.state_dict,
-        "parameters": lambda: [p.sum() for p in model.parameters()],
-        "executor": wrapped.state_dict,
-        "repeated": lambda: [model.state_dict() for _ in range(3)],
-    }[read]()
-    assert len(copies) == 1
-
-
-def test_nothing_is_copied_when_nobody_reads():
-    wrapped, _, _ = _trained(updates=0)
-    copies = _counted(wrapped)
-    for _ in range(3):
-        wrapped(*rows(4))
-    assert copies == []
-
-
 def test_copy_if_needed_says_whether_it_did():
     wrapped, model, _ = _trained()
     assert model.copyWeightsToHostIfNeeded()
@@ -134,25 +113,6 @@ def test_a_deep_copy_is_plain_and_trains_by_itself():
     assert torch.equal(model.fc.weight, expected)
     assert not torch.equal(other.fc.weight, expected)
     assert wrapped.isCompiled()
-
-
-@pytest.mark.parametrize("updates", [0, 2])
-def test_a_deep_copy_of_a_wrapper_wraps_a_copy_of_its_model(updates):
-    wrapped, model, expected = _trained(updates)
-    other = copy.deepcopy(wrapped)
-    assert other.model is not model
-    assert not other.isCompiled()
-    assert torch.equal(other.model.fc.weight, expected)
-    other(*rows(4))
-    assert torch.equal(model.fc.weight, expected)
-    wrapped(*rows(4))
-    assert torch.equal(other.model.fc.weight, model.fc.weight)
-    evaluating = poptorch.inferenceModel(model, options(deviceIterations=2))
-    before = evaluating(*rows(4))[1]
-    separate = copy.deepcopy(evaluating)
-    wrapped(*rows(4))
-    assert torch.equal(separate(*rows(4))[1], before)
-    assert not torch.equal(evaluating(*rows(4))[1], before)
 
 
 def test_deep_copies_and_files_keep_tied_and_frozen_parameters():
@@ -217,28 +177,6 @@ def test_tied_parameters_stay_tied_and_frozen_ones_stay():
     assert model.a.weight is model.b.weight
     assert torch.equal(model.b.weight, plain.b.weight)
     assert torch.equal(model.frozen.weight, plain.frozen.weight)
-
-
-def test_inference_made_before_training_sees_trained_weights():
-    model = scorer()
-    x, target = rows(4)
-    evaluate = poptorch.inferenceModel(model, options())
-    before = evaluate(x, target)[1]
-    wrapped = trainer(model)
-    for _ in range(2):
-        wrapped(x, target)
-        output = evaluate(x, target)[1]
-        assert torch.equal(output, model(x, target)[1])
-    assert not torch.equal(output, before)
-
-
-def test_inference_refreshes_only_after_training():
-    wrapped, model, _ = _trained()
-    copies = _counted(wrapped)
-    evaluate = poptorch.inferenceModel(model, options())
-    for _ in range(3):
-        evaluate(*rows(4))
-    assert len(copies) == 1
 
 
 @pytest.mark.parametrize("end", ["destroy", "delete"])

@@ -1,4 +1,6 @@
-"""The registry of parsers for the user's own container types."""
+"""Structures of arguments and results: parsers of users' types, and containers of results."""
+
+import collections
 
 import pytest
 import torch
@@ -27,10 +29,6 @@ class Parser(poptorch.ICustomArgParser):
 @pytest.fixture(autouse=True)
 def empty_registry(monkeypatch):
     monkeypatch.setattr(structure, "_parsers", {})
-
-
-def test_no_parser_is_found_in_an_empty_registry():
-    assert structure.parser_for(Box(1)) is None
 
 
 def test_the_exact_type_goes_before_an_earlier_base():
@@ -69,9 +67,42 @@ def test_a_parser_needs_both_methods():
         poptorch.ICustomArgParser()
 
 
-def test_taking_apart_and_rebuilding():
-    parser = Parser()
-    box = SpecialBox(torch.ones(2))
-    rebuilt = parser.reconstruct(box, (2 * tensor for tensor in parser.yieldTensors(box)))
-    assert isinstance(rebuilt, SpecialBox)
-    assert rebuilt.tensor.tolist() == [2, 2]
+# -- results in the containers of forward: shortcuts give what the walk gives ---------------------
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+def leaf():
+    return torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        leaf(),
+        (leaf(), leaf()),
+        (leaf(),),
+        [leaf(), leaf()],
+        Pair(leaf(), leaf()),
+        {"a": leaf(), "b": (leaf(), 3)},
+        (leaf(), "a constant"),
+        ([leaf()], (leaf(), leaf())),
+    ],
+    ids=lambda result: type(result).__name__,
+)
+def test_results_come_back_as_forward_returned_them(result):
+    like, tensors = structure.taken_apart(result)
+    values = [torch.full((2,), float(index)) for index in range(len(tensors))]
+    expected = structure.rebuild(like, map(structure.to_host, (v.clone() for v in values)))
+    delivered = structure.delivery(like)(values)
+    assert type(delivered) is type(expected)
+    assert repr(delivered) == repr(expected)
+
+
+@pytest.mark.parametrize("result", [leaf(), (leaf(),), [leaf()]], ids=["one", "tuple", "list"])
+def test_results_refuse_backward(result):
+    like, tensors = structure.taken_apart(result)
+    delivered = structure.delivery(like)(tensors)
+    first = delivered if isinstance(delivered, torch.Tensor) else delivered[0]
+    with pytest.raises(poptorch.Error, match="Results carry no gradient history"):
+        first.backward()
