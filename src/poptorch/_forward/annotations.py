@@ -25,14 +25,7 @@ _ATTRIBUTES = "attributes"
 
 
 class NameScope:
-    """Prefixes the names of the operators inside.
-
-    Args:
-        name: one part of the path.
-
-    Raises:
-        AssertionError: the name is not a string.
-    """
+    """Prefixes the names of the operators inside by one part of a path, a string."""
 
     def __init__(self, name: str):
         require(isinstance(name, str), f"The name of a NameScope must be a string, not {name!r}")
@@ -46,11 +39,7 @@ class NameScope:
 
 
 class Attribute:
-    """Attaches attributes to the operators inside; leaving it restores those around it.
-
-    Args:
-        **kwargs: a dictionary under each name: ``Attribute(__outline={"layer": "embedding"})``.
-    """
+    """Attaches dictionaries to the operators inside: ``Attribute(__outline={"layer": "head"})``."""
 
     def __init__(self, **kwargs: dict[str, Any]):
         self._attributes = kwargs
@@ -66,14 +55,7 @@ class Attribute:
 
 
 def nop(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy.
-
-    Args:
-        tensor: any shape and dtype.
-
-    Raises:
-        poptorch.Error: it is not a tensor.
-    """
+    """Return a copy of a tensor; anything else is a poptorch.Error."""
     return _tensor("nop", tensor).clone()
 
 
@@ -313,11 +295,7 @@ def _checkpoint(tensor: Any) -> torch.Tensor:
 
 
 def recomputes(options: Options, *, training: bool) -> bool:
-    """Return whether checkpoints have an effect under these options.
-
-    Raises:
-        poptorch.Error: the mode has no meaning.
-    """
+    """Return whether checkpoints have an effect; raise poptorch.Error for an unknown mode."""
     mode = options._Popart.options.get("autoRecomputation")
     if mode is not None and mode not in _MODES:
         raise error(

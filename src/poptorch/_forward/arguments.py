@@ -135,11 +135,7 @@ class Recorded:
         self.plain = leaves if len(leaves) == explicit and fixed and not self.keywords else None
 
     def check(self, bound: Bound) -> None:
-        """Compare the arguments of a call.
-
-        Raises:
-            poptorch.Error: naming the first one that differs and how.
-        """
+        """Compare a call's arguments; raise poptorch.Error for the first one that differs."""
         expected, found = len(self.positional), len(bound.positional)
         if expected != found:
             raise error(
@@ -207,11 +203,7 @@ class Contents:
             self._contents[path] = _copied(part)
 
     def check(self, value: Any, exempt: Set[int]) -> None:
-        """Compare the argument of a later call.
-
-        Raises:
-            poptorch.Error: naming the part that differs.
-        """
+        """Compare a later call's argument; raise poptorch.Error for the part that differs."""
         left = dict(self._contents)
         for path, part in self._walk(value, exempt):
             before = left.pop(path, _NOTHING)

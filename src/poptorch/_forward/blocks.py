@@ -41,11 +41,7 @@ _active: contextvars.ContextVar["Tracing | None"] = contextvars.ContextVar("trac
 
 
 class Tracing:
-    """The blocks that one forward enters, in order.
-
-    Args:
-        options: of the wrapper; its strategy decides where a block goes.
-    """
+    """The blocks that one forward enters, in order, placed by the options' strategy."""
 
     def __init__(self, options: Options):
         self.options = options
@@ -98,11 +94,7 @@ class Tracing:
         return placed
 
     def placed(self, name: str, ipu_id: int | None) -> tuple[Placement, dict[str, Any]]:
-        """Return where the strategy puts a block, and the marks of its operators.
-
-        Raises:
-            AssertionError, poptorch.Error: as for ``begin``.
-        """
+        """Return a block's placement by the strategy, and the marks of its operators."""
         placed = self.strategy.place(name, ipu_id)
         self.devices[name] = ipu_id
         marks: dict[str, Any] = {BLOCK: dataclasses.astuple(placed)}
@@ -186,12 +178,7 @@ class Block(torch.nn.Module):
 
     @staticmethod
     def start(user_id: str | None = None, ipu_id: int | None = None) -> None:
-        """Begin a block that lasts until the next one.
-
-        Args:
-            user_id: as for the class.
-            ipu_id: as for the class.
-        """
+        """Begin a block that lasts until the next one; arguments are those of the class."""
         tracing = current()
         if tracing is not None:
             tracing.begin(user_id, _number(ipu_id))
@@ -306,12 +293,7 @@ def BeginBlock(
 
 
 def BlockFunction(user_id: str | None = None, ipu_id: int | None = None) -> Callable:
-    """Decorate a function or method so that each call of it is a ``Block``.
-
-    Args:
-        user_id: as for ``Block``.
-        ipu_id: as for ``Block``.
-    """
+    """Decorate a function so that each call is a ``Block`` with these arguments."""
 
     def decorate(function: Callable) -> Callable:
         def in_block(*args: Any, **kwargs: Any) -> Any:
@@ -324,14 +306,7 @@ def BlockFunction(user_id: str | None = None, ipu_id: int | None = None) -> Call
 
 
 def removeBlocks(module: torch.nn.Module) -> None:
-    """Undo ``BeginBlock`` for a module and everything in it.
-
-    Args:
-        module: the module; changed in place.
-
-    Raises:
-        AssertionError: it is not a module.
-    """
+    """Undo ``BeginBlock`` for a module (else AssertionError) and everything in it."""
     require(
         isinstance(module, torch.nn.Module),
         f"removeBlocks takes a torch.nn.Module, not {module!r}",
@@ -545,11 +520,7 @@ def _indented(text: str) -> str:
 
 
 def print(m: Any) -> None:
-    """Print a module with its annotations, and then once more as Python prints it.
-
-    Args:
-        m: a module; anything else is printed once.
-    """
+    """Print a module with its annotations, and then once more as Python prints it."""
     if isinstance(m, torch.nn.Module):
         builtins.print(module_repr(m))
     builtins.print(m)

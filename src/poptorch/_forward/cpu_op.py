@@ -90,11 +90,7 @@ class CPU:
             raise error(f"poptorch.CPU {self._id!r} returned no tensor. Return at least one.")
 
     def execute(self) -> None:
-        """Run the layer on ``inputs`` and keep its results in ``outputs``.
-
-        Raises:
-            poptorch.Error: the layer returned something else than tensors.
-        """
+        """Run the layer on ``inputs``; keep its results, tensors, in ``outputs``."""
         assert self._rebuild is not None, "execute() needs a call in forward first"
         positional, keywords = self._rebuild(self.inputs)
         with torch.no_grad():
@@ -125,11 +121,7 @@ class CPU:
 
 
 class CapturedCalls(HostCalls):
-    """The host calls of one program: found while it is captured, called while it runs.
-
-    Args:
-        module: what is captured.
-    """
+    """The host calls of a program: found during capture, called while it runs."""
 
     def __init__(self, module: torch.nn.Module):
         super().__init__()
@@ -138,11 +130,7 @@ class CapturedCalls(HostCalls):
         self._originals: list[tuple[dict, dict]] = []
 
     def add(self, owner: CPU, identity: str, function: Callable) -> str:
-        """Register one call; a second one of the same object gets a number.
-
-        Raises:
-            poptorch.Error: another object of the model has the same ID.
-        """
+        """Register a call under its object's ID, which no other may have; return its name."""
         name, number = identity, 1
         while name in self.functions:
             if self._owners[name] is not owner:

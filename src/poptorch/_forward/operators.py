@@ -22,11 +22,7 @@ _KINDS = {torch.Tensor: "a tensor", int: "an int", float: "a float", bool: "a bo
 
 
 def _need(name: str, kind: type, **values: object) -> None:
-    """Check the types of an operation's arguments.
-
-    Raises:
-        poptorch.Error: naming the argument that is of another type.
-    """
+    """Check the types of arguments; raise poptorch.Error for the first of another type."""
     for label, value in values.items():
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             found = type(value).__name__

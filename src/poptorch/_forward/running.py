@@ -5,7 +5,7 @@ import contextvars
 import re
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -78,11 +78,7 @@ def is_captured() -> bool:
 
 
 class Asked:
-    """Record whether forward queries its device inside the block.
-
-    Attributes:
-        any: it has.
-    """
+    """Records as ``any`` whether forward queries its device inside the block."""
 
     any = False
 
@@ -170,16 +166,6 @@ def _names_ipu(device: Any) -> bool:
     return isinstance(device, str) and _IPU_NAME.fullmatch(device) is not None
 
 
-class SubstitutionManager(Protocol):
-    """Puts its substitutes in place, and takes them away again."""
-
-    def replace(self) -> None:
-        """Put the substitutes in place."""
-
-    def restore(self) -> None:
-        """Put what they replaced back."""
-
-
 class _OverwriteContextManager:
     """The substitution managers that are registered, by the name that the original gives them.
 
@@ -187,7 +173,7 @@ class _OverwriteContextManager:
     register, which would make an empty list there.
     """
 
-    _subsitution_manager_types: ClassVar[list[type[SubstitutionManager]]] = []
+    _subsitution_manager_types: ClassVar[list[type]] = []
 
     def __enter__(self) -> "_OverwriteContextManager":
         with contextlib.ExitStack() as stack:
@@ -202,7 +188,7 @@ class _OverwriteContextManager:
         self._active.close()
 
     @classmethod
-    def registerSubsitutionManager(cls, type: type[SubstitutionManager]) -> None:
+    def registerSubsitutionManager(cls, type: type) -> None:
         """Register a class whose substitutes are in place while forward is captured.
 
         Args:

@@ -38,11 +38,7 @@ _FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (list, dict, int,
 
 
 def structure_data(structure: Structure, name: str) -> Any:
-    """Return a structure as JSON values.
-
-    Raises:
-        poptorch.Error: naming the part that cannot be stored.
-    """
+    """Return a structure as JSON; raise poptorch.Error for a part that cannot be stored."""
     if isinstance(structure, Leaf):
         return {"leaf": [list(structure.shape), encode(structure.dtype)]}
     if isinstance(structure, Constant):
@@ -67,11 +63,7 @@ def structure_data(structure: Structure, name: str) -> Any:
 
 
 def constant_data(value: Any, name: str) -> Any:
-    """Return a Python constant of a call as JSON.
-
-    Raises:
-        poptorch.Error: it is not of a kind that a file can hold.
-    """
+    """Return a constant as JSON; raise poptorch.Error if a file cannot hold its kind."""
     try:
         return encode(value)
     except SerializationError as problem:
@@ -88,11 +80,7 @@ def _kind_data(kind: type, known: dict[str, type]) -> Any:
 
 
 def structure_from(data: Any) -> Structure:
-    """Return the structure that ``structure_data`` wrote.
-
-    Raises:
-        poptorch.Error: it needs a class that is not imported here.
-    """
+    """Return the structure of ``structure_data``; raise poptorch.Error for unknown classes."""
     ((tag, content),) = data.items()
     if tag == "leaf":
         return Leaf(torch.Size(content[0]), decode(content[1]))
@@ -135,11 +123,7 @@ def _is_like(kind: type, bases: tuple[type, ...], fields: list[str]) -> bool:
 
 
 def recorded_data(recorded: Recorded) -> dict[str, Any]:
-    """Return the arguments of the first call as JSON values.
-
-    Raises:
-        poptorch.Error: naming the argument that cannot be stored.
-    """
+    """Return the arguments of the first call as JSON values; see ``structure_data``."""
     named = zip(recorded.names, recorded.positional, strict=True)
     return {
         "names": list(recorded.names),

@@ -202,11 +202,7 @@ def record(value: Any) -> Structure:
 
 
 def require_dense(tensor: torch.Tensor) -> None:
-    """Refuse a tensor that no program can take.
-
-    Raises:
-        poptorch.Error: it is sparse, nested or quantized.
-    """
+    """Raise poptorch.Error for a sparse, nested or quantized tensor, which no program takes."""
     kind = dense.other_kind(tensor)
     if kind is not None:
         raise error(
@@ -314,11 +310,7 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def check_same(recorded: Structure, actual: Structure, name: str) -> None:
-    """Compare one argument with the recorded one.
-
-    Raises:
-        poptorch.Error: naming the part that differs and how.
-    """
+    """Compare an argument with the recorded one; raise poptorch.Error for what differs."""
     if type(recorded) is not type(actual) or recorded.kind is not actual.kind:
         raise _mismatch("Type", name, _kind(recorded), _kind(actual))
     if isinstance(recorded, Leaf) and isinstance(actual, Leaf):
@@ -340,11 +332,7 @@ def check_same(recorded: Structure, actual: Structure, name: str) -> None:
 
 
 def check_keys(expected: Sequence[Any], actual: Sequence[Any], name: str) -> None:
-    """Compare the keys of two dictionaries, in any order.
-
-    Raises:
-        poptorch.Error: naming missing and unexpected keys.
-    """
+    """Compare keys in any order; raise poptorch.Error naming missing and unexpected ones."""
     # Forward may compute with keys, and 1, 1.0 and True are equal.
     before, now = {bits(key) for key in expected}, {bits(key) for key in actual}
     missing = [str(key) for key in expected if bits(key) not in now]

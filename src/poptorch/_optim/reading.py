@@ -21,12 +21,7 @@ from poptorch.options import Options
 
 
 class LAMB(torch.optim.Optimizer):
-    """Base class in the form of torch's optimizers for LAMB (arXiv 1904.00962).
-
-    Args:
-        params: parameters or groups.
-        arguments: those that are not to have their default value.
-    """
+    """Base class of LAMB (arXiv 1904.00962) in the form of torch's optimizers."""
 
     def __init__(self, params: Iterable, **arguments: Any):
         defaults = {
@@ -219,11 +214,7 @@ _VARIABLE = (
 
 
 def replacement(old: UpdateRule, new: UpdateRule) -> UpdateRule:
-    """Return ``new`` in a form that can replace the compiled ``old``.
-
-    Raises:
-        poptorch.Error: it changes what was compiled in.
-    """
+    """Return ``new`` so that it can replace ``old``; raise poptorch.Error if constants differ."""
     if len(old.groups) == len(new.groups):
         new = replace(new, groups=tuple(map(_as_before, old.groups, new.groups)))
     changed = _difference(old, new)
@@ -317,11 +308,7 @@ def choose_reduction(options: Options, optimizer: Any, compiled: UpdateRule | No
 
 
 class AttributeWatch:
-    """Notices attributes that an optimizer did not have when it was first seen.
-
-    Args:
-        relaxed: say so at debug level only.
-    """
+    """Logs attributes that an optimizer did not have at first, if ``relaxed`` at debug level."""
 
     def __init__(self, *, relaxed: bool):
         self._log = logger.debug if relaxed else logger.warning

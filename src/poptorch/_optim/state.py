@@ -205,6 +205,8 @@ class DeviceState:
     ends.
 
     Attributes:
+        optimizer: the optimizer in use, if it is one of this package's.
+        in_use: the optimizer in use, of this package or of torch.
         pending: the optimizer has state that the device lacks; written at the next run.
         reread: the optimizer's groups were loaded; their values are sent at the next run.
         stale: the device may have newer state than the optimizer.
@@ -212,23 +214,13 @@ class DeviceState:
 
     def __init__(self):
         self.pending = self.reread = self.stale = False
-        self._optimizer: HostState | None = None
-        self._torchs: torch.optim.Optimizer | None = None  # whichever is in use
+        self.optimizer: HostState | None = None
+        self.in_use: torch.optim.Optimizer | None = None
         self._names: Mapping[int, str] = {}
         self._hook: Any = None  # on loading into an optimizer of torch.optim
         self._loaded = False  # since the last writing
         self._rule: UpdateRule | None = None
         self._session: Session | None = None
-
-    @property
-    def optimizer(self) -> HostState | None:
-        """The optimizer in use, if it is one of this package's."""
-        return self._optimizer
-
-    @property
-    def in_use(self) -> torch.optim.Optimizer | None:
-        """The optimizer in use, of this package or of torch."""
-        return self._torchs
 
     def use(self, optimizer: Any, rule: UpdateRule, names: Mapping[int, str]) -> None:
         """Take an optimizer and the rule it has become; another one is let go with its state.
@@ -249,11 +241,11 @@ class DeviceState:
                 "optimizer, or make the optimizer anew to begin without."
             )
         self._names = names
-        another = optimizer is not self._torchs
+        another = optimizer is not self.in_use
         stepped = another and optimizers.has_stepped(optimizer)
         if another:
             self._follow(optimizer)
-        if optimizer is not self._optimizer:
+        if optimizer is not self.optimizer:
             self.release()
             if isinstance(optimizer, HostState):
                 self._take(optimizer)
@@ -262,7 +254,7 @@ class DeviceState:
 
     def _follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Notice from now on that a state dictionary is loaded into it."""
-        self._torchs = optimizer
+        self.in_use = optimizer
         if self._hook is not None:
             self._hook.remove()
         self._hook = None
@@ -281,17 +273,17 @@ class DeviceState:
         if other is not None:
             other.release()
         optimizer._device = weakref.ref(self)
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self.pending = optimizer.has_state()
         self.stale = self._session is not None  # this optimizer has not seen its state yet
 
     def release(self) -> None:
         """Leave the device's state with the optimizer and let go of it."""
-        if self._optimizer is None:
+        if self.optimizer is None:
             return
         self.fetch()
-        self._optimizer._device = None
-        self._optimizer, self.pending, self.reread = None, False, False
+        self.optimizer._device = None
+        self.optimizer, self.pending, self.reread = None, False, False
 
     def start(self, session: Session | None) -> None:
         """Attach to a session; None if the device is offline and nothing can be read."""
@@ -301,28 +293,28 @@ class DeviceState:
     def stop(self) -> None:
         """Bring the state home, because the session ends."""
         self.fetch()
-        if self._session is not None and self._torchs is not None and self._optimizer is None:
+        if self._session is not None and self.in_use is not None and self.optimizer is None:
             state = self._session.read_updated_state()
-            optimizers.to_host([self._torchs], self._names, state)
+            optimizers.to_host([self.in_use], self._names, state)
         self._session, self.stale = None, False
 
     # -- as torch keeps it -----------------------------------------------------------------
 
     def _has_device_state(self) -> bool:
         """Return whether the optimizer has state that was read from the device or loaded."""
-        return self._optimizer is not None and self._optimizer.has_state()
+        return self.optimizer is not None and self.optimizer.has_state()
 
     def _host_state(self) -> dict[str, torch.Tensor]:
         """Return the optimizer's state on the host by slot, unless a device has newer state."""
-        if self._torchs is None or self._has_device_state():
+        if self.in_use is None or self._has_device_state():
             return {}
-        return optimizers.host_state([self._torchs], self._names)
+        return optimizers.host_state([self.in_use], self._names)
 
     # -- device to host --------------------------------------------------------------------
 
     def fetch(self) -> None:
         """Bring the optimizer's dictionary up to date; copy only if the device has changed."""
-        optimizer, session, rule = self._optimizer, self._session, self._rule
+        optimizer, session, rule = self.optimizer, self._session, self._rule
         if optimizer is None or session is None or rule is None:
             return
         if self.pending and self._host_state():
@@ -340,14 +332,8 @@ class DeviceState:
     # -- host to device --------------------------------------------------------------------
 
     def write(self) -> None:
-        """Send the optimizer's dictionary, or what it has on the host, to the device.
-
-        Entries that are missing keep what the device has; unknown ones are announced.
-
-        Raises:
-            poptorch.Error: an entry has another shape than the device's.
-        """
-        optimizer, session = self._optimizer, self._session
+        """Send the optimizer's dictionary, or else its state on the host, to the device."""
+        optimizer, session = self.optimizer, self._session
         if session is None:
             return
         host = self._host_state()
@@ -515,11 +501,7 @@ class OptimizerInUse:
         )
 
     def refuse_hooks(self) -> None:
-        """Refuses hooks around the step of the optimizer, which would not run.
-
-        Raises:
-            poptorch.Error: there is one.
-        """
+        """Raise poptorch.Error for a hook around the optimizer's step: it would not run."""
         optimizer = self.state.in_use
         refused = None if optimizer is None else gradient_hooks.refused_around_step(optimizer)
         if refused is not None:

@@ -374,11 +374,7 @@ def rewrapModelIfNecessary(model: torch.nn.Module) -> None:
 
 
 class Sources:
-    """The trainings of a model, of models it is a part of, and of its own parts.
-
-    Args:
-        module: the model whose weights are to be kept current.
-    """
+    """Training wrappers of a module, of modules it is a part of, and of its own parts."""
 
     def __init__(self, module: torch.nn.Module):
         self._module = module

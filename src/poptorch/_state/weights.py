@@ -301,11 +301,7 @@ def read_random_state(session: Session) -> list[int]:
 
 
 def write_random_state(session: Session, numbers: list[int]) -> None:
-    """Continue from a state that ``read_random_state`` returned.
-
-    Raises:
-        ValueError: the state of another number of generators.
-    """
+    """Continue from numbers of ``read_random_state``; ValueError if they do not fit."""
     streams = session.random_state
     states = [_generators(session).get_rng_state()] if streams is None else streams
     if not all(isinstance(number, int) and -(2**63) <= number < 2**63 for number in numbers[1:]):
