@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -102,3 +103,34 @@ def plain_steps(
             losses.append(loss.detach())
         optimizer.step()
     return losses
+
+
+def trains_like_eager(
+    model: torch.nn.Module,
+    batches: Iterable[Sequence],
+    optimizer_of: Callable = sgd,
+    rtol: float | None = 0.0,
+    atol: float | None = 0.0,
+) -> None:
+    """Train a wrapped model beside plain PyTorch, and compare results, then all state.
+
+    Args:
+        model: its only or first result is the loss.
+        batches: the arguments of each step.
+        optimizer_of: makes the optimizer of a model.
+        rtol: as of ``assert_close``; bits have to be the same by default.
+        atol: likewise.
+    """
+    plain = copy.deepcopy(model)
+    optimizer, wrapped = optimizer_of(plain), trainer(model, optimizer_of(model))
+    for batch in batches:
+        optimizer.zero_grad()
+        expected = plain(*copy.deepcopy(batch))  # forward may write to its inputs
+        several = isinstance(expected, tuple)
+        (expected[0] if several else expected).backward()
+        optimizer.step()
+        wanted = tuple(x.detach() for x in expected) if several else expected.detach()
+        torch.testing.assert_close(wrapped(*batch), wanted, rtol=rtol, atol=atol)
+    torch.testing.assert_close(
+        dict(model.state_dict()), dict(plain.state_dict()), rtol=rtol, atol=atol
+    )

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
-from helpers.wrapping import options, sgd
+from helpers.wrapping import options, sgd, trains_like_eager
 
 _HERE = r"test_assigned_data\.py:\d+: "
 
@@ -201,17 +201,7 @@ def _equal(one, other):
 
 @pytest.mark.parametrize("act", COMPUTED)
 def test_training_steps_are_those_of_plain_pytorch(act):
-    plain, model = Model(act), Model(act)
-    optimizer = _momentum(plain)
-    wrapped = poptorch.trainingModel(model, options(), _momentum(model))
-    for step in range(4):
-        results = wrapped(*_batch(step))
-        optimizer.zero_grad()
-        wanted = plain(*_batch(step))
-        wanted[0].backward()
-        optimizer.step()
-        _equal(tuple(results), tuple(each.detach() for each in wanted))
-        _equal(dict(model.state_dict()), dict(plain.state_dict()))
+    trains_like_eager(Model(act), map(_batch, range(4)), _momentum)
 
 
 @pytest.mark.parametrize("act", COMPUTED)
@@ -247,17 +237,7 @@ def test_each_micro_batch_assigns(act):
 def test_compiled_steps_are_close(act, monkeypatch):
     monkeypatch.setenv("ABELE_TARGET", "cpu")
     monkeypatch.setenv("ABELE_START", "wait")
-    plain, model = Model(act), Model(act)
-    optimizer = _momentum(plain)
-    wrapped = poptorch.trainingModel(model, options(), _momentum(model))
-    for step in range(3):
-        results = wrapped(*_batch(step))
-        optimizer.zero_grad()
-        loss, _ = plain(*_batch(step))
-        loss.backward()
-        optimizer.step()
-        torch.testing.assert_close(results[0], loss.detach())
-    torch.testing.assert_close(dict(model.state_dict()), dict(plain.state_dict()))
+    trains_like_eager(Model(act), map(_batch, range(3)), _momentum, rtol=None, atol=None)
 
 
 def test_a_tensor_with_its_own_data_is_not_written():

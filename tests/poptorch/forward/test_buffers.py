@@ -64,14 +64,6 @@ def test_inference_brings_buffers_home_only_when_asked():
     assert model.count.item() == 2
 
 
-def test_tensors_that_are_no_buffers_are_constants():
-    model = Counter()
-    wrapped = trainer(model)
-    for _ in range(3):
-        wrapped(torch.randn(2, 3))
-    assert torch.equal(model.note, torch.zeros(3))
-
-
 def _normalised():
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3), Loss())

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import poptorch
 from helpers.wrapping import inference
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -104,37 +103,3 @@ def test_distributions_do_not_look_at_values():
     assert torch.equal(inference(forward)(X), forward(X))
     with pytest.raises(ValueError, match="to satisfy the constraint"):
         torch.distributions.Normal(0.0, torch.tensor(-1.0))
-
-
-@pytest.mark.parametrize(
-    "read", [lambda x: x.item(), bool, lambda x: x.tolist(), lambda x: x.numpy(), print]
-)
-def test_values_cannot_be_read(read):
-    def forward(x):
-        read(x.sum())
-        return x
-
-    with pytest.raises(poptorch.Error, match=r"Avoid \.item\(\)"):
-        inference(forward).compile(X)
-
-
-def test_forward_runs_once_per_compilation():
-    calls = []
-
-    def forward(x):
-        calls.append(poptorch.isRunningOnIpu())
-        return x + 1
-
-    wrapped = inference(forward)
-    wrapped(X)
-    wrapped(X)
-    assert calls == [True]
-
-
-def test_results_of_hooks_replace_outputs():
-    layer = torch.nn.Linear(3, 3)
-    running = []
-    layer.register_forward_pre_hook(lambda m, args: running.append(poptorch.isRunningOnIpu()))
-    layer.register_forward_hook(lambda m, args, result: result + 1)
-    assert torch.equal(inference(layer)(X), layer(X))
-    assert running == [True, False]

@@ -135,27 +135,23 @@ def test_other_shapes_than_at_capture_are_refused():
         wrapped(torch.ones(3))
 
 
-@pytest.mark.parametrize("result", [None, 1.0, [torch.ones(1), 2]])
-def test_results_have_to_be_tensors(result):
-    op = poptorch.CPU(lambda x: result, "no tensor")
-    with pytest.raises(poptorch.Error, match="Return a tensor, or a list or tuple of tensors"):
-        inference(lambda x: op(x))(torch.ones(1))
+def called(result):
+    """Runs a forward whose host call returns ``result``."""
+    return lambda: inference(lambda x: poptorch.CPU(lambda y: result, "op")(x))(torch.ones(1))
 
 
-def test_no_result_at_all_is_refused():
-    with pytest.raises(poptorch.Error, match="'none' returned no tensor"):
-        inference(lambda x: poptorch.CPU(lambda y: [], "none")(x))(torch.ones(1))
-
-
-@pytest.mark.parametrize("identity", [1, None, ""])
-def test_an_id_has_to_be_text(identity):
-    with pytest.raises(poptorch.Error, match="must be a text that is not empty"):
-        poptorch.CPU(doubled, identity)
-
-
-def test_the_layer_has_to_be_callable():
-    with pytest.raises(poptorch.Error, match="'text', which cannot be called"):
-        poptorch.CPU("text", "text")
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        *((called(each), "Return a tensor, or a list or tuple") for each in (None, 1.0, [2])),
+        (called([]), "'op' returned no tensor"),
+        *((lambda i=i: poptorch.CPU(doubled, i), "text that is not empty") for i in (1, None, "")),
+        (lambda: poptorch.CPU("text", "text"), "'text', which cannot be called"),
+    ],
+)
+def test_mistakes_are_named(act, words):
+    with pytest.raises(poptorch.Error, match=words):
+        act()
 
 
 def test_on_the_host_it_is_a_plain_call():

@@ -1,6 +1,5 @@
 """The CTC loss in training wrappers, and its decoder against the sum over all alignments."""
 
-import copy
 import itertools
 import math
 from collections import defaultdict
@@ -11,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 import poptorch
-from helpers.wrapping import inference, options, sgd, trainer
+from helpers.wrapping import inference, options, trainer, trains_like_eager
 
 TIME, BATCH, CLASSES, LONGEST = 9, 3, 5, 4
 INPUT_LENGTHS, TARGET_LENGTHS = torch.tensor([9, 8, 7]), torch.tensor([4, 2, 3])
@@ -39,19 +38,7 @@ def batch(dtype=torch.int64, blank=0):
 
 def trains_alike(loss, *inputs):
     torch.manual_seed(0)
-    model = Speech(loss)
-    plain = copy.deepcopy(model)
-    optimizer = sgd(plain)
-    wrapped = trainer(model)
-    for _ in range(3):
-        output = wrapped(*inputs)
-        optimizer.zero_grad()
-        expected = plain(*inputs)
-        expected.backward()
-        optimizer.step()
-        torch.testing.assert_close(output, expected.detach(), rtol=0, atol=0)
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.detach(), other.detach(), rtol=0, atol=0)
+    trains_like_eager(Speech(loss), [inputs] * 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

@@ -9,7 +9,17 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 import poptorch
-from helpers.wrapping import Calls, inference, options, rows, scorer, sgd, trainer, weights
+from helpers.wrapping import (
+    Calls,
+    inference,
+    options,
+    rows,
+    scorer,
+    sgd,
+    trainer,
+    trains_like_eager,
+    weights,
+)
 from poptorch import optim
 
 # --- optimizers
@@ -234,25 +244,7 @@ class PartlyFrozen(nn.Module):
 
 @pytest.mark.parametrize("as_decorator", [False, True])
 def test_no_grad_stops_gradients_to_its_parameters(as_decorator):
-    model, plain = PartlyFrozen(as_decorator), PartlyFrozen(as_decorator)
-    expected, wrapped = sgd(plain), trainer(model)
-    for seed in range(3):
-        expected.zero_grad()
-        plain(*rows(4, seed)).backward()
-        expected.step()
-        wrapped(*rows(4, seed))
-    assert torch.equal(weights(model), weights(plain))
+    model = PartlyFrozen(as_decorator)
+    trains_like_eager(model, [rows(4, seed) for seed in range(3)])
     assert torch.equal(model.first.weight, PartlyFrozen(as_decorator).first.weight)
     assert not torch.equal(model.last.weight, PartlyFrozen(as_decorator).last.weight)
-
-
-def test_a_model_without_operators_returns_its_inputs():
-    x, y = torch.randn(4, 3), torch.arange(4)
-    wrapped = inference(lambda a, b: (a, {"b": b, "again": a}, 3, None), deviceIterations=2)
-    for _ in range(2):
-        first, named, number, nothing = wrapped(x, y)
-        assert torch.equal(first, x)
-        assert torch.equal(named["again"], x)
-        assert torch.equal(named["b"], y.int())
-        assert (number, nothing) == (3, None)
-    assert inference(lambda: 5)() == 5

@@ -203,44 +203,6 @@ def _counted(wrapped):
     return copies
 
 
-READS = {
-    "parameter": lambda m: m.fc.weight + 1,
-    "host forward": lambda m: m(*rows(2)),
-    "state_dict": lambda m: m.state_dict(),
-    "inference": lambda m: poptorch.inferenceModel(m, options())(*rows(2)),
-    "inference of a part": lambda m: poptorch.inferenceModel(m.fc, options())(rows(2)[0]),
-}
-
-
-@pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_a_read_after_training_is_one_copy_and_none_if_nothing_changed(read):
-    model = scorer()
-    optimizer, other = sgd(model), sgd(model, lr=0.2)
-    wrapped = trainer(model, optimizer)
-    copies = _counted(wrapped)
-    wrapped(*rows(4))
-    assert copies == []
-    read(model)
-    read(model)
-    assert len(copies) == 1
-    wrapped(*rows(4))
-    wrapped.setOptimizer(other)
-    assert len(copies) == 1
-    read(model)
-    assert len(copies) == 2
-
-
-def test_sending_weights_does_not_fetch_first():
-    model = scorer()
-    wrapped = trainer(model)
-    before = model.fc.weight.detach().clone()
-    copies = _counted(wrapped)
-    wrapped(*rows(4))
-    wrapped.copyWeightsToDevice()
-    assert torch.equal(model.fc.weight, before)
-    assert copies == []
-
-
 @pytest.mark.parametrize("relation", ["part", "whole", "same"])
 def test_inference_of_parts_and_wholes_follows_the_training(relation):
     model = scorer()

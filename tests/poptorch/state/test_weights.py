@@ -1,7 +1,6 @@
 """The user's own module is current whenever anybody reads it, at one copy per burst."""
 
 import abc
-import contextlib
 import copy
 import gc
 import io
@@ -88,20 +87,6 @@ def test_copy_if_needed_says_whether_it_did():
     assert model.copyWeightsToHostIfNeeded()
     assert not model.copyWeightsToHostIfNeeded()
     assert not wrapped.copyWeightsToHostIfNeeded()
-
-
-def test_a_moving_average_follows_the_training():
-    wrapped, model, _ = _trained(updates=0)
-    plain = scorer()
-    optimizer = sgd(plain)
-    average = torch.optim.swa_utils.AveragedModel(model)
-    expected = torch.optim.swa_utils.AveragedModel(plain)
-    for _ in range(3):
-        wrapped(*rows(4))
-        plain_steps(plain, optimizer, [[rows(4)]])
-        average.update_parameters(model)
-        expected.update_parameters(plain)
-    assert torch.equal(average.module.fc.weight, expected.module.fc.weight)
 
 
 def test_a_deep_copy_is_plain_and_trains_by_itself():
@@ -200,32 +185,6 @@ def test_load_state_dict_of_the_wrapper_reaches_the_device():
     x, target = rows(4)
     assert torch.equal(wrapped(x, target)[1], scorer(5)(x, target)[1])
     assert type(model.fc.weight).__name__ == "PoptorchParameter"
-
-
-@pytest.mark.parametrize("send", [True, False], ids=["sent", "not sent"])
-def test_weights_changed_on_the_host_need_to_be_sent(send):
-    wrapped, model, trained = _trained()
-    model.load_state_dict(scorer(5).state_dict())
-    if send:
-        wrapped.copyWeightsToDevice()
-    x, target = rows(4)
-    expected = scorer(5).fc.weight if send else trained
-    warned = pytest.warns(poptorch.HostChangeWarning, match="load_state_dict")
-    with contextlib.nullcontext() if send else warned:
-        output = wrapped(x, target)[1]
-    torch.testing.assert_close(output, x @ expected.t() + (output - x @ expected.t())[0])
-
-
-def test_a_host_step_of_the_optimizer_leaves_the_device_alone():
-    model = scorer()
-    optimizer = sgd(model)
-    wrapped = trainer(model, optimizer)
-    wrapped.compile(*rows(4))
-    model(*rows(4))[0].backward()
-    optimizer.step()
-    with pytest.warns(poptorch.HostChangeWarning, match=r"optimizer.step\(\)"):
-        output = wrapped(*rows(4))[1]
-    assert torch.equal(output, scorer()(*rows(4))[1])
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, poptorch.optim.LAMB])

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
-from helpers.wrapping import Calls, inference, trainer
+from helpers.wrapping import Calls, inference, sgd, trainer
 
 Pair = collections.namedtuple("Pair", "left right")
 X = torch.arange(6.0).reshape(2, 3)
@@ -261,3 +261,15 @@ def test_a_nested_loss_and_one_between_other_outputs_train(forward):
     expected = Calls(forward)(X)
     torch.testing.assert_close(output, expected, check_dtype=True)
     torch.testing.assert_close(model.weight.detach(), _by_autograd(forward))
+
+
+@pytest.mark.parametrize(("reduction", "gradient"), [("none", 1.0), ("sum", 1.0), ("mean", 1 / 6)])
+def test_identity_loss_seeds_ones_ones_and_one_over_n(reduction, gradient):
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.zeros(2, 3))
+    model.forward = lambda x: poptorch.identity_loss(model.weight * x, reduction)
+    loss = trainer(model, sgd(model, 1.0))(X)
+    assert loss.shape == ((2, 3) if reduction == "none" else ())
+    torch.testing.assert_close(model.weight.detach(), -gradient * X)
+    host = poptorch.identity_loss(X, reduction)
+    assert torch.equal(host, X if reduction == "none" else getattr(X, reduction)())

@@ -1,38 +1,11 @@
 """Activations, weights and results of different types."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapping import options, rows, scorer, sgd, trainer
-
-LAYERS = [nn.Linear(4, 3), nn.Conv1d(2, 3, 3), nn.ConvTranspose1d(2, 3, 3)]
-
-
-@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: type(layer).__name__)
-@pytest.mark.parametrize("input_type", [torch.float16, torch.float32])
-@pytest.mark.parametrize("weight_type", [torch.float16, torch.float32])
-def test_layers_follow_their_activations(layer, input_type, weight_type):
-    layer = layer.to(weight_type)
-    x = torch.randn(3, 2, 4).to(input_type)
-    output = poptorch.inferenceModel(layer, options())(x)
-    assert output.dtype is input_type
-    torch.testing.assert_close(output, layer.to(input_type)(x))
-
-
-@pytest.mark.parametrize("norm", [nn.LayerNorm(4), nn.BatchNorm1d(2), nn.GroupNorm(1, 2)])
-def test_half_inputs_work_with_float_normalisation(norm):
-    x = torch.randn(3, 2, 4).half()
-    assert poptorch.inferenceModel(norm, options())(x).dtype is torch.float16
-
-
-def test_element_wise_operations_promote():
-    model = nn.PReLU()
-    model.forward = lambda x: x * model.weight
-    assert poptorch.inferenceModel(model, options())(torch.ones(2).half()).dtype is torch.float32
+from helpers.wrapping import options, rows, scorer, sgd, trainer, trains_like_eager
 
 
 @pytest.mark.parametrize(
@@ -119,15 +92,6 @@ class Strided(nn.Module):
 
 def test_half_padding_strides_and_buffers_keep_the_bits_of_eager():
     torch.manual_seed(0)
-    model = Strided().half()
-    plain, x = copy.deepcopy(model), torch.randn(16, 4, 20).half()
+    x = torch.randn(16, 4, 20).half()
     # A rate that half can hold: plain PyTorch rounds it to half before it multiplies.
-    optimizer, wrapped = sgd(plain, lr=0.125), trainer(model, sgd(model, lr=0.125))
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss, expected = plain(x)
-        loss.backward()
-        optimizer.step()
-        assert torch.equal(wrapped(x)[1], expected.detach())
-    for name, value in plain.state_dict().items():
-        assert torch.equal(model.state_dict()[name], value), name
+    trains_like_eager(Strided().half(), [(x,)] * 3, lambda m: sgd(m, lr=0.125))
