@@ -17,7 +17,8 @@ from abele.trace.module_state import ModuleState
 from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import error
 from poptorch._logging import logger
-from poptorch._optim.state import OptimizerInUse, extras
+from poptorch._optim.reading import settings
+from poptorch._optim.state import OptimizerInUse
 from poptorch._state.weights import Weights, read_random_state, write_random_state
 
 
@@ -241,6 +242,6 @@ def _values(optimizer: Any) -> dict[str, Any]:
     if attributes is None:
         return {}
     common = {"state", "defaults", "param_groups", "variable_attrs"}
-    names = [name for name in extras(optimizer) if name not in common]
+    names = [name for name in settings(optimizer) if name not in common]
     values = {name: getattr(optimizer, name) for name in names}
     return {**values, "variable attributes": sorted(attributes._variable_attributes)}

@@ -3,6 +3,8 @@
 Only attributes are read; ``step`` and ``zero_grad`` are never called.
 """
 
+import functools
+import inspect
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -38,19 +40,8 @@ _KINDS = (*KINDS, Kind(LAMB, "lamb", ("lr", "betas", "eps", "weight_decay", "max
 # Where classes live whose step is that of their rule; other classes have code of their own.
 _LIBRARIES = ("torch.optim.", "poptorch.")
 
-# torch.optim objects: lr may always change, these only if they are not at the neutral value.
-_NEUTRAL = {
-    "weight_decay": 0.0,
-    "momentum": 0.0,
-    "dampening": 0.0,
-    "eps": 1e-8,
-    "loss_scaling": 1.0,
-}
-_NEUTRAL_OF: tuple[tuple[type, str, float], ...] = (
-    (torch.optim.AdamW, "weight_decay", 0.01),
-    (torch.optim.Adadelta, "eps", 1e-6),
-    (torch.optim.Adagrad, "eps", 1e-10),
-)
+# Arguments of torch.optim objects that may change if they are not at torch's default.
+_VARIABLE_IF_SET = ("weight_decay", "momentum", "dampening", "eps")
 
 
 def to_update_rule(optimizer: Any, names: Mapping[int, str], *, warn: bool = False) -> UpdateRule:
@@ -83,7 +74,7 @@ def to_update_rule(optimizer: Any, names: Mapping[int, str], *, warn: bool = Fal
         kind=kind.rule,
         groups=groups,
         loss_scaling=scaling,
-        loss_scaling_variable=_is_variable(optimizer, "loss_scaling", scaling),
+        loss_scaling_variable=_is_variable(optimizer, kind, "loss_scaling", scaling),
         max_grad_norm=getattr(optimizer, "max_grad_norm", math.inf),
         accumulator_dtype=getattr(optimizer, "accum_type", torch.float32),
         state_dtypes={k: v for k, v in types.items() if v is torch.float16},
@@ -136,7 +127,7 @@ def _group(
         if name == "velocity_scaling" and (numbers[name] == 1 or group["momentum"] != 0):
             continue  # neutral, but a number it has to be
         values |= numbers
-        if _is_variable(optimizer, name, group[name]):
+        if _is_variable(optimizer, kind, name, group[name]):
             variable |= set(numbers)
     values |= _switches(optimizer, kind.rule, group)
     if kind.rule in ("sgd", "rmsprop") and values["momentum"] == 0:
@@ -185,17 +176,19 @@ def _number(name: str, value: Any) -> float:
     return float(value)
 
 
-def _is_variable(optimizer: Any, name: str, value: Any) -> bool:
+def _is_variable(optimizer: Any, kind: Kind, name: str, value: Any) -> bool:
     attributes = getattr(optimizer, "variable_attrs", None)
     if attributes is not None:
         return not attributes.isConstant(name)
-    if name == "lr":
-        return True
-    special = (
-        value for kind, of, value in _NEUTRAL_OF if of == name and isinstance(optimizer, kind)
-    )
-    neutral = next(special, _NEUTRAL.get(name, value))
-    return value != neutral
+    if name == "loss_scaling":
+        return value != 1.0
+    return name == "lr" or (name in _VARIABLE_IF_SET and value != _defaults(kind.base)[name])
+
+
+@functools.cache
+def _defaults(kind: type) -> dict[str, Any]:
+    """Return the default of each argument of an optimizer's class."""
+    return {name: p.default for name, p in inspect.signature(kind).parameters.items()}
 
 
 _AGAIN = (
@@ -317,7 +310,7 @@ class AttributeWatch:
 
     def look(self, optimizer: Any) -> None:
         """Log each new attribute once."""
-        attributes = {("optimizer", n) for n, v in vars(optimizer).items() if _is_setting(n, v)}
+        attributes = {("optimizer", name) for name in settings(optimizer)}
         for index, group in enumerate(optimizer.param_groups):
             attributes |= {(f"optimizer group {index}", name) for name in group}
         if type(optimizer) is not self._kind:
@@ -327,8 +320,10 @@ class AttributeWatch:
         self._known |= attributes
 
 
-def _is_setting(name: str, value: Any) -> bool:
-    return not name.startswith("_") and not callable(value)
+def settings(optimizer: Any) -> list[str]:
+    """Return the names of an optimizer's attributes that are neither private nor callable."""
+    own = vars(optimizer).items()
+    return [name for name, value in own if not name.startswith("_") and not callable(value)]
 
 
 def host_step(optimizer: Any) -> None:

@@ -152,7 +152,7 @@ class HostState:
         # torch's own keeps only state and groups, so that copies would lose what is added here.
         self._fetch()
         state = cast(dict[str, Any], super().__getstate__())
-        values = {name: getattr(self, name) for name in extras(self)}
+        values = {name: getattr(self, name) for name in reading.settings(self)}
         return {
             **values,
             "_ipu_state": self._ipu_state,
@@ -170,15 +170,6 @@ def _check_is_ipu_state(state: dict[str, Any]) -> None:
             "Only IPU optimizer states can be loaded onto the IPU. Load what state_dict() of an "
             f"optimizer of poptorch.optim returned; found a dictionary with {sorted(state)}."
         )
-
-
-def extras(optimizer: Any) -> list[str]:
-    """Return names of the attributes that poptorch.optim adds to torch's."""
-    return [
-        name
-        for name, value in vars(optimizer).items()
-        if not name.startswith("_") and not callable(value)
-    ]
 
 
 _ACCUMULATOR = "Accum___"

@@ -55,6 +55,13 @@ def test_several_results_are_a_list_and_other_arguments_are_constants():
     assert [each.tolist() for each in output] == [[3.0, 3.0], 6]
 
 
+def test_tensors_in_containers_are_inputs_too():
+    op = poptorch.CPU(lambda parts, by: parts["x"] * by + parts["more"][0], "nested")
+    wrapped = inference(lambda x: op({"x": x, "more": [x + 1]}, 2))
+    for value in (1.0, 3.0):
+        assert wrapped(torch.full((2,), value)).tolist() == [3 * value + 1] * 2
+
+
 def test_a_module_keeps_its_weights_and_needs_no_gradient():
     model = scorer()
 
