@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "examples")]
 
 STAGES = {  # function to time -> stage; inner ones are taken off outer ones
-    "poptorch._compiled.forward.capture": "trace",
+    "poptorch._wrapper.capture.capture": "trace",
     "abele.trace.tracer.pure": "purify",
     "abele.passes.run": "passes",
     "abele.compile.keys.key_parts": "key",

@@ -201,7 +201,7 @@ def page() -> str:
 
 
 def _environment() -> str:
-    from poptorch._process.environment import VARIABLES
+    from poptorch._wrapper.process import VARIABLES
 
     lines = [
         "\n## Environment variables",

@@ -4,10 +4,8 @@ The names, defaults and behaviours of PopTorch 3.4 over the ``abele`` engine. In
 Graphcore, whose interface it is compatible with.
 """
 
-from poptorch._process import distribution as _distribution
-from poptorch._process import vendor_check as _vendor_check
+from poptorch._wrapper import distribution as _distribution
 
-_vendor_check.refuse_second_distribution()
 _distribution.announce()
 
 from abele._torch import distributed_tensors, dynamo  # noqa: E402 - the check comes first
@@ -25,7 +23,6 @@ from poptorch import (  # noqa: E402
     resuming,
     testing,
 )
-from poptorch._compiled.hooks import registerPostCompileHook, registerPreCompileHook  # noqa: E402
 from poptorch._data.accessor import AsynchronousDataAccessor  # noqa: E402
 from poptorch._data.dataloader import DataLoader  # noqa: E402
 from poptorch._data.geometric import registerGeometricCustomArgParsers  # noqa: E402
@@ -40,31 +37,38 @@ from poptorch._files.stored_forward import RestoredModule  # noqa: E402
 from poptorch._forward.blocks import module_repr, print  # noqa: E402
 from poptorch._forward.structure import ICustomArgParser, registerCustomArgParser  # noqa: E402
 from poptorch._logging import logger, setLogLevel  # noqa: E402
-from poptorch._process import environment as _environment  # noqa: E402
-from poptorch._process import start as _start  # noqa: E402
-from poptorch._process.devices import ipuHardwareIsAvailable, ipuHardwareVersion  # noqa: E402
-from poptorch._process.start import poptorchAtExit  # noqa: E402
 from poptorch._state.weights import HostChangeWarning  # noqa: E402
 from poptorch._version import __version__  # noqa: E402
-from poptorch._wrapper import earlier_releases as _earlier_releases  # noqa: E402
+from poptorch._wrapper.capture import registerPostCompileHook, registerPreCompileHook  # noqa: E402
 from poptorch._wrapper.executor import PoplarExecutor  # noqa: E402
-from poptorch._wrapper.loading import importPoptorchMetadataFromFile, load  # noqa: E402
-from poptorch._wrapper.wrap import inferenceModel, trainingModel  # noqa: E402
+from poptorch._wrapper.process import (  # noqa: E402
+    ipuHardwareIsAvailable,
+    ipuHardwareVersion,
+    poptorchAtExit,
+    prepare,
+)
+from poptorch._wrapper.wrap import (  # noqa: E402
+    importPoptorchMetadataFromFile,
+    inferenceModel,
+    load,
+    trainingModel,
+)
 from poptorch.autocasting import autocast  # noqa: E402
 from poptorch.enums import *  # noqa: E402, F403 - every enumeration is public
 from poptorch.ops import *  # noqa: E402, F403 - every operator and annotation
 from poptorch.options import *  # noqa: E402, F403 - Options, strategies and locations
 
 _logging.start()
-_environment.check()
-_start.prepare()
+prepare()
 dynamo.load_when_needed()
 distributed_tensors.load_when_needed()
 
 
 def __getattr__(name: str) -> object:
-    return _earlier_releases.lookup(name)
+    return autocasting.lookup(name)
 
+
+del prepare
 
 # Last: the package for graphs imports this one.
 registerGeometricCustomArgParsers()

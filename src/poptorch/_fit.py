@@ -29,12 +29,11 @@ from abele.step.config import OutputMode, Reduction, StepConfig
 from abele.step.update_rules import UpdateRule
 from abele.targets import Target
 from abele.trace.module_state import ModuleState
-from poptorch._compiled import inputs
-from poptorch._compiled.forward import Forward
-from poptorch._compiled.inputs import Inputs
 from poptorch._forward import annotations
 from poptorch._forward.arguments import Bound
 from poptorch._forward.blocks import PlacementTable, placed
+from poptorch._wrapper.capture import Forward
+from poptorch._wrapper.compiled import Inputs, micro_batch
 from poptorch.options import Options
 
 _HOOK = "lambda module, inputs, output: poptorch.recomputationCheckpoint(output)"
@@ -74,7 +73,7 @@ class Trial:
             BatchError: the batch does not divide.
         """
         forward = Forward(self.module, self._inputs.recorded, self.config, self.rule, self.options)
-        examples = inputs.micro_batch(self._rows, self.config)
+        examples = micro_batch(self._rows, self.config)
         return forward.trace(examples, origins=True).captured
 
     @functools.cached_property

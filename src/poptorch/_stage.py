@@ -15,11 +15,11 @@ from abele.pipeline import PipelineRunner
 from abele.stage import Device, Plan, Span, divided, mk2, partition, read, text
 from abele.stage.chain import Chain, Times
 from abele.stage.reading import Begin, recorded
-from poptorch._compiled.model import CompiledModel
-from poptorch._compiled.pipelines import mark
 from poptorch._error import error
 from poptorch._fit import Trial, halved, recomputed, smaller_micro_batches
 from poptorch._forward.blocks import BLOCK, BeginBlock, removeBlocks, without_blocks
+from poptorch._wrapper.compiled import CompiledModel
+from poptorch._wrapper.pipelines import mark
 from poptorch.options import (
     Options,
     PipelinedExecution,

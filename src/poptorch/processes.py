@@ -4,10 +4,21 @@ A wrapper connects by itself. ``popdist`` calls these functions to do it earlier
 raised as its own.
 """
 
-from collections.abc import Callable
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Sequence, Sized
+from typing import Any
 
 from abele import collectives
+from abele.capture import Captured
+from abele.collectives import Collective
+from abele.compile import start
 from abele.errors import CollectiveError, ForeignNoteError, MeetingPointError
+from abele.runtime.exchange import Exchange
+from abele.runtime.observers import Observer
+from abele.step.config import StepConfig
+from abele.step.update_rules import UpdateRule
 from poptorch._error import Error
 from poptorch.enums import ConnectionType
 from poptorch.options import Options
@@ -16,6 +27,9 @@ __all__ = ["connect", "join", "problem_between", "raise_as"]
 
 _LOCAL_RANKS = ("POPDIST_LOCAL_INSTANCE_INDEX",)
 _error_kind: type[Error] = Error
+# Each process may choose for itself which results it looks at.
+_OWN_CHOICE = {"output_mode", "output_period", "replica_groups"}
+_EPOCH = "epoch of the data loader (every process has to begin as many iterators)"
 
 
 def raise_as(kind: type[Error]) -> None:
@@ -71,3 +85,113 @@ def join(rank: int, size: int) -> None:
         collectives.connect(rank, size, _LOCAL_RANKS)
     except CollectiveError as problem:
         raise problem_between(problem) from problem
+
+
+# -- comparison between processes --------------------------------------------------------------
+
+
+class Share:
+    """This process's share of a data set that all processes divide.
+
+    Attributes:
+        epoch: how many epochs were begun before that of the latest batch.
+        batches: that were given so far.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = self.batches = 0
+
+
+class _Read(threading.local):
+    """The loader of this thread's latest batch, as a weak reference, and the latest share."""
+
+    source: Any = None
+    share: Share | None = None
+
+
+_read = _Read()
+
+
+def collective_of(config: StepConfig) -> Collective | None:
+    """Return what connects the processes of a training program; None for the only one."""
+    return collectives.connected() if config.training and config.processes > 1 else None
+
+
+def gather_of(config: StepConfig) -> Callable[[str], list[str]] | None:
+    """Return what tells all processes of a training program how each of them starts."""
+    collective = collective_of(config)
+    return None if collective is None else functools.partial(collective.gather, "how steps start")
+
+
+def note_batch(source: Any, share: Share | None, epoch: int = 0) -> None:
+    """Remember where a batch comes from: it is that of this thread's next step.
+
+    Args:
+        source: the loader.
+        share: what it reads of a data set that processes divide; None if they do not.
+        epoch: of the share, from 0.
+    """
+    _read.source = weakref.ref(source)
+    if share is not None:
+        share.epoch, share.batches = epoch, share.batches + 1
+        _read.share = share
+
+
+class SameEpoch(Observer):
+    """Compares the epochs of all processes' shares of the data in every update.
+
+    Processes whose epochs differ would read some rows twice and others never.
+
+    Args:
+        exchange: of the session that is observed.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._share: Share | None = None
+        self._batches, self._epoch = 0, -1
+
+    def on_call_begin(self, began_ns: int) -> None:
+        """Take the epoch of the share that gives batches to this session."""
+        # One process may read something else in between, such as rows for validation.
+        if self._share is None or self._share.batches == self._batches:
+            self._share = _read.share
+        if self._share is None:
+            return
+        self._batches = self._share.batches
+        if self._share.epoch != self._epoch:
+            self._epoch = self._share.epoch
+            self._exchange.note(_EPOCH, str(self._epoch))
+
+
+def agree(
+    captured: Captured, config: StepConfig, rule: UpdateRule | None, examples: Sequence[Any]
+) -> None:
+    """Compare the model and its options between processes, before any compiles for a long time.
+
+    Raises:
+        DisagreementError: names what differs.
+    """
+    collective = collective_of(config)
+    if collective is None:
+        return
+    values = {n: str(value) for n, value in vars(config).items() if n not in _OWN_CHOICE}
+    for index, example in enumerate(examples):
+        values[f"shape of input {index}"] = f"{list(example.shape)} {example.dtype}"
+    for name, value in (rule.hyper() if rule is not None else {}).items():
+        values[f"optimizer's {name}"] = repr(value)
+    values[start.SWAP_AT] = str(start.swap_at())
+    values["batches per epoch"] = _batches()
+    for program in captured.programs:
+        values[f"program {program.name!r}"] = program.fingerprint()[:16]
+    collective.agree("the model and its options", values)
+
+
+def _batches() -> str:
+    loader = None if _read.source is None else _read.source()
+    if not isinstance(loader, Sized):
+        return "unknown"
+    try:
+        return str(len(loader))
+    except (TypeError, NotImplementedError):  # an iterable data set
+        return "unknown"

@@ -7,7 +7,9 @@ keys: ``channels``, those to write, a list or separated by commas (default all),
 seconds after which events are dropped (default "0", never). The variable is read when poptorch is
 imported; without it nothing here costs anything. Programs can add channels of their own.
 
-Differs from the original: the file is a Chrome trace, not a database.
+Differs from the original: the file is a Chrome trace, not a database. It has the JSON array form of
+the "Trace Event Format" (google/catapult), whose readers accept a list without an end: a process
+that is killed leaves a readable file.
 """
 
 import atexit
@@ -20,19 +22,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TextIO, TypeVar, cast
 
 from abele.runtime.clock import CallRecord
 from abele.runtime.observers import Observer
 from poptorch._logging import logger
-from poptorch._process import chrome_trace as _chrome_trace
-from poptorch._process.chrome_trace import TraceFile
 
 __all__ = ["Channel"]
 
 ENVIRONMENT = "PVTI_OPTIONS"
 _TRUE = ("true", "1", "on", "yes")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _named(kind: str, name: str, pid: int, thread: int = 0) -> dict[str, Any]:
+    """Return the event that names a process or the row of a thread."""
+    return {"ph": "M", "name": kind, "pid": pid, "tid": thread, "args": {"name": name}}
 
 
 class Recorder:
@@ -49,7 +54,7 @@ class Recorder:
         listed = channels.split(",") if isinstance(channels, str) else channels
         self._channels = {name.strip() for name in listed if name.strip()}
         self._last = time.perf_counter_ns() + 1e9 * duration if duration else float("inf")
-        self._file: TraceFile | None = None
+        self._file: TextIO | None = None
         self._pid = 0
         self._threads: set[int] = set()
         self._lock = threading.RLock()  # a wrapper that is collected meanwhile adds events too
@@ -61,31 +66,39 @@ class Recorder:
     def add(self, channel: str, name: str, begin: int) -> None:
         """Write an event that began at ``begin`` (ns) and ends now."""
         end = time.perf_counter_ns()
-        if begin > self._last:
-            return
         thread = threading.get_native_id()
+        times = {"ts": begin / 1e3, "dur": (end - begin) / 1e3}  # in microseconds
         with self._lock:
+            if begin > self._last:
+                return
             file = self._of_this_process()
             if thread not in self._threads:
                 self._threads.add(thread)
-                row = threading.current_thread().name
-                file.add(_chrome_trace.thread(thread, row, self._pid))
-        span = _chrome_trace.span(name, channel, begin, end, thread=thread, pid=self._pid)
-        file.add(span)
+                row = _named("thread_name", threading.current_thread().name, self._pid, thread)
+                file.write(f",\n{json.dumps(row)}")
+            event = {"ph": "X", "name": name, "cat": channel, "pid": self._pid, "tid": thread}
+            file.write(f",\n{json.dumps({**event, 'args': {}, **times})}")
 
-    def _of_this_process(self) -> TraceFile:
+    def _of_this_process(self) -> TextIO:
         # A forked worker inherits the file of its parent and must not write to it.
         if self._file is None or self._pid != os.getpid():
             self._pid, self._threads = os.getpid(), set()
             path = self._directory / f"abele_{time.strftime('%Y%m%d_%H%M%S')}_{self._pid}.json"
-            program = Path(sys.argv[0]).name or "python"
-            self._file = TraceFile(path, _chrome_trace.process(program, self._pid))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            program = _named("process_name", Path(sys.argv[0]).name or "python", self._pid)
+            file = path.open("w", encoding="utf-8")
+            file.write(f"[\n{json.dumps(program)}")
+            self._file = file
         return self._file
 
     def close(self) -> None:
-        """Close the file of this process."""
-        if self._file is not None and self._pid == os.getpid():
-            self._file.close()
+        """End the file of this process; later events are dropped."""
+        with self._lock:
+            self._last = 0
+            if self._file is not None and self._pid == os.getpid():
+                self._file.write("\n]\n")
+                self._file.close()
+                self._file = None
 
 
 def recorder_from(text: str | None) -> Recorder | None:

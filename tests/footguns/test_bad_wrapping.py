@@ -7,7 +7,7 @@ import torch
 
 import poptorch
 from helpers.wrapping import options, rows, scorer, sgd, trainer
-from poptorch._process import vendor_check
+from poptorch._wrapper import distribution
 
 
 @pytest.mark.parametrize("wrap", [poptorch.trainingModel, poptorch.inferenceModel])
@@ -35,14 +35,14 @@ def test_options_that_cannot_be_honoured_are_named_when_wrapping():
 
 
 def test_options_without_effect_are_reported_once(caplog, monkeypatch):
-    monkeypatch.setattr("poptorch._compiled.translate._reported", set())
+    monkeypatch.setattr("poptorch._wrapper.translate._reported", set())
     for _ in range(2):
         poptorch.inferenceModel(scorer(), options(enableStableNorm=True))
     assert caplog.text.count("has no effect here") == 1
 
 
 def test_the_report_names_what_the_program_called(caplog, monkeypatch):
-    monkeypatch.setattr("poptorch._compiled.translate._reported", set())
+    monkeypatch.setattr("poptorch._wrapper.translate._reported", set())
     chosen = options()
     chosen._Popart.set("outlineThreshold", 10.0)
     chosen.Precision.setPartialsType(torch.float16)
@@ -58,7 +58,7 @@ def test_a_distribution_of_the_same_name_is_refused(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Vendor())
     with pytest.raises(ImportError, match=r"poptorch 3\.4\.0 is installed.*pip uninstall"):
-        vendor_check.refuse_second_distribution()
+        distribution.announce()
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_a_subclass_of_an_optimizer(warned):
 def test_several_processes_without_a_cache(
     warned, tmp_path, monkeypatch, processes, cached, compiles
 ):
-    monkeypatch.setattr("poptorch._compiled.compilation._warned_of_own_builds", False)
+    monkeypatch.setattr("poptorch._wrapper.compiled._warned_of_own_builds", False)
     prefer(monkeypatch, Keeping())
     if compiles:
         monkeypatch.setattr(Keeping.code, "manner", COMPILED)

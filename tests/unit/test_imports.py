@@ -24,7 +24,7 @@ FORBIDDEN = {
 }
 FILES = sorted(SOURCE.rglob("*.py"))
 # Folders and files of a package: each imports only those before it, whatever depth it has itself.
-# A package inside another has an order of its own.
+# A package inside another has an order of its own. Files that stand before their folder have a dot.
 ORDERS = {
     "abele": (
         *(
@@ -43,19 +43,11 @@ ORDERS = {
         *("fit", "stage", "differences", "port", "__main__"),
     ),
     "poptorch": (
-        *("enums", "_error", "_logging", "_version", "options", "autocasting", "_process"),
-        *("processes", "profiling", "_forward", "_compiled", "_data"),
-        *(
-            "_optim",
-            "optim",
-            "_state",
-            "_report",
-            "_fit",
-            "_stage",
-            "_files",
-            "_wrapper",
-            "resuming",
-        ),
+        *("enums", "_error", "_logging", "_version", "options", "autocasting", "processes"),
+        *("_wrapper.distribution", "_wrapper.errors", "_wrapper.process", "profiling"),
+        *("_forward", "_wrapper.translate", "_wrapper.pipelines"),
+        *("_wrapper.capture", "_wrapper.progress", "_wrapper.compiled", "_data", "_optim"),
+        *("optim", "_state", "_report", "_fit", "_stage", "_files", "_wrapper", "resuming"),
         *("ops", "testing", "poptorch_core", "_impl", "_poplar_executor", "_utils"),
     ),
     "popdist": (
@@ -187,16 +179,17 @@ def test_the_application_sees_programs_through_the_front_ends():
     assert faults(APPLICATION, parts_of_the_engine) == {}
 
 
+def room_of(name, package):
+    """The folder or file of a package that a dotted name is in."""
+    first, _, rest = name.removeprefix(f"{package}.").partition(".")
+    file = f"{first}.{rest.partition('.')[0]}"
+    return file if file in ORDERS[package] else first
+
+
 def rooms(path, package):
     """The folder or file of a package that a file is in, and those that it imports."""
-    outer = package.replace(".", "/")
-    room = path.relative_to(SOURCE / outer).parts[0].removesuffix(".py")
-    names = (
-        name.removeprefix(f"{package}.")
-        for name in imported(tree_of(path))
-        if name.startswith(f"{package}.")
-    )
-    return room, {name.split(".")[0] for name in names}
+    names = {name for name in imported(tree_of(path)) if name.startswith(f"{package}.")}
+    return room_of(module_of(path), package), {room_of(name, package) for name in names}
 
 
 def later_rooms(path):

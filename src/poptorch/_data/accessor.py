@@ -18,11 +18,11 @@ from typing import Any, Self
 import torch
 
 from abele.warn import warn_user
+from poptorch import processes as distributed
 from poptorch._data import accessor_worker
 from poptorch._data.slots import Inbox, Lender, Slots
 from poptorch._error import error, require
 from poptorch._forward import structure
-from poptorch._process import distributed
 from poptorch.enums import SharingStrategy, member
 
 _START_METHODS = {

@@ -18,14 +18,14 @@ import torch
 from torch.utils.data import IterableDataset
 
 from abele._torch.facts import has_lost_worker
-from poptorch._compiled.batch_size import BatchSize
+from poptorch import processes as distributed
 from poptorch._data.accessor import AsynchronousDataAccessor
 from poptorch._data.position import Ordered, Position, check_fits
 from poptorch._data.samplers import PartitionSampler, grouped
 from poptorch._data.waiting import Timed, Waiting
 from poptorch._data.whole_batches import TensorBatches, WholeBatches, draws_at_once, why_single
 from poptorch._error import error, require
-from poptorch._process import distributed
+from poptorch._wrapper.translate import BatchSize
 from poptorch.enums import DataLoaderMode, member
 from poptorch.options import Options
 from poptorch.profiling import DATALOADER

@@ -20,9 +20,6 @@ from abele.capture.forward_graph import ForwardGraph
 from abele.compile.serialization import graph_to_text
 from abele.errors import AbeleError
 from abele.runtime import host_random
-from poptorch._compiled.forward import call_forward
-from poptorch._compiled.model import CompiledModel
-from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import Error
 from poptorch._forward import annotations
 from poptorch._forward.arguments import Bound, Recorded
@@ -32,6 +29,8 @@ from poptorch._forward.running import Asked
 from poptorch._forward.stored_structure import recorded_data, structure_data
 from poptorch._forward.structure import taken_apart
 from poptorch._logging import logger
+from poptorch._wrapper.capture import call_forward
+from poptorch._wrapper.compiled import CompiledModel, WrappedModel
 
 #: Where a file has a recorded graph, and where its constants.
 GRAPHS, CONSTANTS = "forward", "forward_constants"

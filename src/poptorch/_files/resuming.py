@@ -14,12 +14,12 @@ import torch
 from abele.errors import SerializationError
 from abele.runtime import host_random, state
 from abele.trace.module_state import ModuleState
-from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import error
 from poptorch._logging import logger
 from poptorch._optim.reading import settings
 from poptorch._optim.state import OptimizerInUse
 from poptorch._state.weights import Weights, read_random_state, write_random_state
+from poptorch._wrapper.compiled import WrappedModel
 
 
 @dataclasses.dataclass(frozen=True)

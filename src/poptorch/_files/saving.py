@@ -17,9 +17,6 @@ from abele.step.config import StepConfig
 from abele.storage import container
 from abele.storage.container import Container
 from poptorch import profiling
-from poptorch._compiled.compilation import Origin
-from poptorch._compiled.forward import Traced
-from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import error
 from poptorch._files.forward_modes import forward_data
 from poptorch._files.saved_file import (
@@ -45,6 +42,8 @@ from poptorch._logging import logger
 from poptorch._optim.state import OptimizerInUse
 from poptorch._state.weights import Weights, read_random_state, write_random_state
 from poptorch._version import __version__
+from poptorch._wrapper.capture import Traced
+from poptorch._wrapper.compiled import Origin, WrappedModel
 
 _ADVICE = "Build the wrapper with the model, options and optimizer that were used for the export."
 

@@ -24,7 +24,7 @@ from abele.program.core import node_phase, user_line
 from abele.trace import scopes
 from poptorch._error import error, require
 from poptorch._logging import logger
-from poptorch._process.devices import count_ipus
+from poptorch._wrapper.process import count_ipus
 from poptorch.options import Options, PipelinedExecution, ShardedExecution
 from poptorch.options.execution import Placement, _IExecutionStrategy
 

@@ -25,11 +25,11 @@ from abele.step.update_rules import SCALARS, Group, UpdateRule
 from abele.storage.values import bits
 from abele.trace.module_state import parameter_names
 from abele.trace.tensor_names import state_name
-from poptorch._compiled import translate
-from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import error
 from poptorch._logging import logger
 from poptorch._optim import reading
+from poptorch._wrapper import translate
+from poptorch._wrapper.compiled import WrappedModel
 
 
 class HostState:

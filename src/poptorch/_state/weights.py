@@ -20,12 +20,12 @@ from abele.step.replica_groups import Grouping, GroupType
 from abele.trace.module_state import ModuleState, named_tensors, plain
 from abele.warn import user_line, warn_user
 from poptorch import profiling
-from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import error
 from poptorch._forward.structure import same_bytes
 from poptorch._optim.state import OptimizerInUse
 from poptorch._state import module_weights
 from poptorch._state.module_weights import Sources
+from poptorch._wrapper.compiled import WrappedModel
 from poptorch.enums import CommGroupType, ConnectionType, VariableRetrievalMode
 
 _STATE = {Role.PARAMETER, Role.BUFFER}

@@ -1,1 +1,1 @@
-"""The object that ``trainingModel`` and ``inferenceModel`` return, and what it warns of."""
+"""The wrapped model: wrapping, capturing, compiling, running and looking into it."""

@@ -1,47 +1,82 @@
 """The object that wrapping returns: calls go through it to the device and back."""
 
 import contextlib
+import datetime
+import functools
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import torch
 
 from abele import cpython
-from abele.collectives import Counts
-from abele.compile.build import BuildRecord
 from abele.step.update_rules import UpdateRule
 from abele.storage.container import Container
 from poptorch import profiling
-from poptorch._compiled.model import CompiledModel
-from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import error
 from poptorch._files.resuming import Resuming
 from poptorch._files.saved_file import destination
 from poptorch._files.saving import ModelFiles
 from poptorch._forward import blocks
 from poptorch._forward.arguments import Bound
-from poptorch._forward.blocks import PlacementTable, module_repr
+from poptorch._forward.blocks import module_repr
+from poptorch._forward.structure import leaves
 from poptorch._logging import logger
 from poptorch._optim.state import OptimizerInUse
 from poptorch._state import module_weights
 from poptorch._state.module_weights import ParameterProxy
 from poptorch._state.weights import Weights, read_random_state, write_random_state
-from poptorch._wrapper import copying
+from poptorch._wrapper.compiled import CompiledModel, WrappedModel
 from poptorch._wrapper.compiling import Compiling
-from poptorch._wrapper.errors_of_engine import Translated
-from poptorch._wrapper.fitting import Fitting
-from poptorch._wrapper.members import locked, of_part
-from poptorch._wrapper.observing import Observing
-from poptorch._wrapper.published_names import CompiledInputs, compiled_inputs
+from poptorch._wrapper.errors import Translated
+from poptorch._wrapper.fitting import Estimates
+from poptorch._wrapper.observing import Inspection
 from poptorch.enums import ConnectionType
 from poptorch.options import Options
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class PoplarExecutor:
-    """A wrapped model; made by ``trainingModel`` and ``inferenceModel``.
+
+def of_part(
+    part: str, method: Callable[Concatenate[Any, P], R]
+) -> Callable[Concatenate[Any, P], R]:
+    """Return a member that calls a method of a wrapper's part while the wrapper's lock is held."""
+
+    def member(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(getattr(self, part), method.__name__)(*args, **kwargs)
+
+    return locked(functools.wraps(method)(member))
+
+
+def locked(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Have a method hold the lock of its wrapper, ``self._lock``, while it runs."""
+
+    @functools.wraps(method)
+    def alone(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return alone
+
+
+@dataclass(frozen=True)
+class CompiledInputs:
+    """The arguments that an executable was compiled for.
+
+    Attributes:
+        args: one tensor without data for each input, in the order of the program's inputs, of the
+            shape and type of the whole call.
+    """
+
+    args: list[torch.Tensor]
+
+
+class PoplarExecutor(Inspection, Estimates):
+    """A wrapped model; returned by ``trainingModel`` and ``inferenceModel``.
 
     The first call compiles; from then on there is exactly one executable, and a call with other
     shapes, types or constants is an error. Attributes that are not found here are the model's.
@@ -67,10 +102,7 @@ class PoplarExecutor:
         parts = (self._wrapped, self._optimizer, self._weights)
         self._resuming = Resuming(*parts)
         self._compiling = Compiling(*parts, self._resuming, self._translated)
-        estimated = (self._wrapped, self._compiling, self._translated)
-        self._fitting = Fitting(*estimated)
         self._files = ModelFiles(*parts, self._compiling.run, self._translated)
-        self._observing = Observing(self._wrapped)
         self._lock: Any = module_weights.lock_of(module)
         if training:
             if rule is None:
@@ -101,30 +133,6 @@ class PoplarExecutor:
     def per_replica_params(self, entries: dict[str, tuple]) -> None:
         self._wrapped.per_replica_params = entries
 
-    @property
-    def target(self) -> str | None:
-        """Target of the model (``cpu``, ``cuda``, ``reference``); None before compiling."""
-        return None if self.build_record is None else self.build_record.target
-
-    @property
-    def executable_hash(self) -> str | None:
-        """Hash of the executable in use; None before compiling."""
-        return None if self.build_record is None else self.build_record.executable
-
-    @property
-    def build_record(self) -> BuildRecord | None:
-        """Origin of the executable: target, fallback, cache, times; None before compiling."""
-        return self._observing.record
-
-    @property
-    def exchanges(self) -> Counts:
-        """Communication statistics of gradient exchange: calls, bytes, seconds.
-
-        An addition of this project. Counted since compiling; zero in a process that trains by
-        itself. Bytes are of the tensors that were added up, seconds include waiting for others.
-        """
-        return self._observing.exchanges()
-
     def __repr__(self) -> str:
         return module_repr(self._wrapped.module)
 
@@ -134,8 +142,8 @@ class PoplarExecutor:
         value = getattr(self._wrapped.user_module, attr)
         if isinstance(value, torch.nn.Parameter):
             return ParameterProxy(self, attr, value)
-        if self._compiling.training is not None:
-            self._compiling.training.watch.note_method(attr)
+        if self._compiling.watch is not None:
+            self._compiling.watch.note_method(attr)
         return value
 
     def __copy__(self) -> Self:
@@ -145,8 +153,12 @@ class PoplarExecutor:
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable, tuple]:
         del protocol
-        parts = copying.parts_of(self._wrapped, self._optimizer)
-        return copying.wrapped_again, (type(self), *parts)
+        # A copy has the newest weights and is not compiled. State travels with optimizers of
+        # ``poptorch.optim``; those of ``torch.optim`` have none on the host.
+        model = self._wrapped
+        chosen = self._optimizer.state.optimizer or self._optimizer.rule
+        parts = (model.user_module, model.options, model.training, chosen)
+        return _wrapped_again, (type(self), parts, model.per_replica_params)
 
     @property
     def _user_model(self) -> torch.nn.Module:
@@ -173,8 +185,14 @@ class PoplarExecutor:
         Pipelines compare the batch size with the next call's, and destroy the executable if it
         differs.
         """
-        compiled = self._wrapped.compiled
-        return None if compiled is None else compiled_inputs(compiled)
+        if self._wrapped.compiled is None:
+            return None
+        recorded = self._wrapped.compiled.inputs.recorded
+        structures = [*recorded.positional, *recorded.keywords.values()]
+        inputs = [leaf for structure in structures for leaf in leaves(structure)]
+        return CompiledInputs(
+            [torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") for leaf in inputs]
+        )
 
     def isCompiled(self) -> bool:
         """Return whether an executable exists."""
@@ -203,10 +221,20 @@ class PoplarExecutor:
                 logger.warning("Call to compile() ignored: the model is already compiled.")
                 return
             bound = self._wrapped.binder.bind(args, kwargs)
-            self._fitting.answer_if_asked(bound)
+            self._answer_if_asked(bound)
             self._compiling.run(bound)
 
-    compilationTime = of_part("_compiling", Compiling.compilationTime)
+    def compilationTime(self) -> datetime.timedelta:
+        """Return the duration of capture, compilation and loading.
+
+        Raises:
+            poptorch.Error: not compiled yet, or the progress bar is disabled.
+        """
+        if not self.options._show_compilation_progress_bar:
+            raise error("compilationTime() needs options.showCompilationProgressBar(True).")
+        if self._compiling.seconds is None:
+            raise error("You must compile the model before you can get the compilation time.")
+        return datetime.timedelta(seconds=self._compiling.seconds)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program on a combined batch; compile first if needed.
@@ -253,7 +281,7 @@ class PoplarExecutor:
         try:
             result = compiled.run(given) if isinstance(given, Bound) else compiled.run_plain(given)
         except BaseException:
-            if training and compiled.was_stopped:  # after some updates, perhaps
+            if training and compiled.session.was_stopped:  # after some updates, perhaps
                 weights.mark_changed()
             with self._translated:
                 raise
@@ -264,7 +292,7 @@ class PoplarExecutor:
     def _made_ready(self, bound: Bound) -> CompiledModel:
         """Compiles if that has not been done, and takes the device."""
         if not self.isCompiled():
-            self._fitting.answer_if_asked(bound)
+            self._answer_if_asked(bound)
         if self.options.connection_type == ConnectionType.Never:
             raise AssertionError(
                 "Trying to run a model on an offline device (ConnectionType.Never). "
@@ -356,10 +384,10 @@ class PoplarExecutor:
 
     # -- weights ---------------------------------------------------------------------------
 
-    copyWeightsToHost = locked(of_part("_weights", Weights.copyWeightsToHost))
-    copyWeightsToDevice = locked(of_part("_weights", Weights.copyWeightsToDevice))
-    copyNamedBuffersToDevice = locked(of_part("_weights", Weights.copyNamedBuffersToDevice))
-    load_state_dict = locked(of_part("_weights", Weights.load_state_dict))
+    copyWeightsToHost = of_part("_weights", Weights.copyWeightsToHost)
+    copyWeightsToDevice = of_part("_weights", Weights.copyWeightsToDevice)
+    copyNamedBuffersToDevice = of_part("_weights", Weights.copyNamedBuffersToDevice)
+    load_state_dict = of_part("_weights", Weights.load_state_dict)
 
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Copy weights to the host if the device has newer ones.
@@ -399,28 +427,15 @@ class PoplarExecutor:
         self.compile(*args, **kwargs)
         self.save(filename, export_model)
 
-    save = locked(of_part("_files", ModelFiles.save))
-    loadExecutable = locked(of_part("_files", ModelFiles.loadExecutable))
+    save = of_part("_files", ModelFiles.save)
+    loadExecutable = of_part("_files", ModelFiles.loadExecutable)
 
     def _restore(self, file: Container) -> None:
         """Compiles from an open file with a model, and continues from its state."""
         self._files.restore_executable(file, retrace=False)
         self._files.restore_state(file)
 
-    # -- looking into it -------------------------------------------------------------------
-
-    fit = locked(of_part("_fitting", Fitting.fit))
-    planStages = locked(of_part("_fitting", Fitting.planStages))
-    program_text = of_part("_observing", Observing.program_text)
-    getTensorNames = of_part("_observing", Observing.getTensorNames)
-    getAnchoredTensor = of_part("_observing", Observing.getAnchoredTensor)
-    getPerfCounters = of_part("_observing", Observing.getPerfCounters)
-    getHostIpuLatency = of_part("_observing", Observing.getHostIpuLatency)
-    getComputeLatency = of_part("_observing", Observing.getComputeLatency)
-    getIpuHostLatency = of_part("_observing", Observing.getIpuHostLatency)
-    getLatency = of_part("_observing", Observing.getLatency)
-    cycleCount = of_part("_observing", Observing.cycleCount)
-    pipelineReport = of_part("_observing", Observing.pipelineReport)
+    # -- report and end --------------------------------------------------------------------
 
     @locked
     def report(self, path: str | os.PathLike[str], *, measure: bool = False) -> None:
@@ -442,15 +457,6 @@ class PoplarExecutor:
         self._wrapped.get_compiled()
         self._compiling.recording.write(Path(path), measure=measure)
 
-    @property
-    def placement(self) -> PlacementTable | None:
-        """Placement of the model's blocks; None before compiling.
-
-        An addition of this project: stages and devices change no number here, and the table shows
-        them as the original would count them.
-        """
-        return self._observing.placement
-
     def __del__(self):
         # Weights that were trained and never read must not be lost with the wrapper, nor what the
         # optimizer has accumulated for the next one.
@@ -469,3 +475,12 @@ class PoplarExecutor:
         if compiling is not None:
             with contextlib.suppress(Exception):
                 compiling.recording.end("ended: its wrapper was deleted")
+
+
+def _wrapped_again(cls: type, parts: tuple, per_replica_params: dict) -> Any:
+    """Create a wrapper of the class around copied parts."""
+    model, options, training, optimizer = parts
+    options._freeze()
+    executor = cls(model, options, training, None, optimizer=optimizer, user_model=model)
+    executor.per_replica_params = per_replica_params
+    return executor

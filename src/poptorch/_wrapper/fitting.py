@@ -9,31 +9,27 @@ from abele.fit.limits import Limit, of_machine
 from abele.fit.questions import Say, Taken, silent
 from abele.stage.command import of_device, shown
 from poptorch import _stage
-from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import Error
 from poptorch._fit import FitReport, Search, check
 from poptorch._forward.arguments import Bound
 from poptorch._stage import OfStages, Placed, PlacedReport, StageReport
+from poptorch._wrapper.compiled import WrappedModel
 from poptorch._wrapper.compiling import Compiling
-from poptorch._wrapper.errors_of_engine import Translated
+from poptorch._wrapper.errors import Translated
 
 
-class Fitting:
-    """Estimates the memory of a wrapped model, and divides it into stages.
+class Estimates:
+    """The members of a wrapper that estimate its memory, and divide it into stages."""
 
-    Args:
-        model: the wrapped model.
-        compiling: returns what would be compiled.
-        translated: raises the engine's errors as PopTorch's.
-    """
-
-    def __init__(self, model: WrappedModel, compiling: Compiling, translated: Translated):
-        self._model, self._compiling, self._translated = model, compiling, translated
+    _lock: Any
+    _wrapped: WrappedModel
+    _compiling: Compiling
+    _translated: Translated
 
     def fit(
         self, *args: Any, limit: str | os.PathLike[str] | None = None, **kwargs: Any
     ) -> FitReport | PlacedReport:
-        """Estimates whether the model fits into a memory, before anything is compiled or run.
+        """Estimate whether the model fits into a memory, before anything is compiled or run.
 
         An addition of this project. Takes seconds; weights and random numbers do not change.
 
@@ -51,25 +47,21 @@ class Fitting:
             AssertionError: the batch does not divide, or arguments do not fit forward.
             poptorch.Error: the model cannot be captured, or there is no such limit.
         """
-        return self._fit(
-            self._model.binder.bind(args, kwargs), None if limit is None else str(limit)
-        )
+        with self._lock:
+            bound = self._wrapped.binder.bind(args, kwargs)
+            return self._fit(bound, None if limit is None else str(limit))
 
     def _fit(self, bound: Bound, limit: str | None) -> FitReport | PlacedReport:
         with self._translated:
             known = None if limit is None else of_machine(limit)
-            if known is not None and known.ipus is not None:
-                return self._placed(bound, known)
-            return check(self._compiling.trial(bound), limit)
-
-    def _placed(self, bound: Bound, limit: Limit) -> PlacedReport:
-        """Plan the stages of the model's blocks, or the best ones for the limit's IPUs."""
-        trial = self._compiling.trial(bound)
-        plan = _stage.planned(trial, limit)
-        search = Search(trial, Placed(plan=plan), OfStages(limit, plan))
-        if limit.ipus:
-            return StageReport(plan=plan, model=self._model.user_module, _search=search)
-        return PlacedReport(plan=plan, _search=search)
+            trial = self._compiling.trial(bound)
+            if known is None or known.ipus is None:
+                return check(trial, limit)
+            plan = _stage.planned(trial, known)
+            search = Search(trial, Placed(plan=plan), OfStages(known, plan))
+            if known.ipus:
+                return StageReport(plan=plan, model=self._wrapped.user_module, _search=search)
+            return PlacedReport(plan=plan, _search=search)
 
     def planStages(
         self,
@@ -79,7 +71,7 @@ class Fitting:
         measure: bool = False,
         **kwargs: Any,
     ) -> StageReport:
-        """Divides the model into stages that take equally long and fit into memory.
+        """Divide the model into stages that take equally long and fit into memory.
 
         An addition of this project. Nothing changes before ``apply`` of the result is called.
 
@@ -98,9 +90,10 @@ class Fitting:
             AssertionError: the batch does not divide, or arguments do not fit forward.
             poptorch.Error: the model cannot be captured or divided, or there is no such limit.
         """
-        bound = self._model.binder.bind(args, kwargs)
-        with self._translated:
-            return self._divided(bound, ipus, of_device(str(limit)), measure=measure)
+        with self._lock:
+            bound = self._wrapped.binder.bind(args, kwargs)
+            with self._translated:
+                return self._divided(bound, ipus, of_device(str(limit)), measure=measure)
 
     def _divided(
         self, bound: Bound, ipus: int, limit: Limit, *, measure: bool, say: Say = silent
@@ -108,11 +101,11 @@ class Fitting:
         trial = self._compiling.trial(bound)
         plan = _stage.plan_of(trial, ipus, limit, say)
         if measure:
-            _stage.refuse_if_not_applicable(plan, self._model.options)
+            _stage.refuse_if_not_applicable(plan, self._wrapped.options)
             plan = _stage.balanced(plan, trial, say)
-        return StageReport(plan=plan, model=self._model.user_module)
+        return StageReport(plan=plan, model=self._wrapped.user_module)
 
-    def answer_if_asked(self, bound: Bound) -> None:
+    def _answer_if_asked(self, bound: Bound) -> None:
         """Answer the question of a command, if any, instead of compiling."""
         taken = questions.taken()
         if taken is None:
@@ -124,23 +117,19 @@ class Fitting:
     def _answer_with_stages(self, bound: Bound, taken: Taken) -> None:
         """Answer with stages, or apply them if the program goes on."""
         wanted, goes_on = taken.question.wanted, taken.question.goes_on
+        devices, measure = wanted["devices"], wanted["measure"]
         try:
             with self._translated:
-                report = self._divided(
-                    bound,
-                    wanted["devices"],
-                    of_device(wanted["limit"]),
-                    measure=wanted["measure"],
-                    say=_say,
-                )
+                limit = of_device(wanted["limit"])
+                report = self._divided(bound, devices, limit, measure=measure, say=_say)
                 if goes_on:
-                    _stage.refuse_if_not_applicable(report.plan, self._model.options)
+                    _stage.refuse_if_not_applicable(report.plan, self._wrapped.options)
         except Error as problem:
             taken.refuse(problem.message)
         if not goes_on:
             taken.answer(report)
         print(shown(report, json=wanted["json"]), file=sys.stderr)
-        self._model.stages = report.plan
+        self._wrapped.stages = report.plan
 
 
 def _say(text: str) -> None:

@@ -1,42 +1,69 @@
-"""Inspection of a wrapped model: programs, tensors, names, placement, times."""
+"""Inspection of a wrapped model: programs, tensors, names, placement, times.
+
+Times are measured, never modelled. A call hands the rows of all its micro-batches over at once and
+gets all results back at its end. So a transfer in lasts until a micro-batch can be computed, and
+every result is on the host when the call returns.
+"""
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 
 from abele.collectives import Counts
 from abele.compile.build import BuildRecord
-from poptorch._compiled import call_times
-from poptorch._compiled.call_times import DONE, INPUT, OUT, READY, Counters
-from poptorch._compiled.wrapped import WrappedModel
+from abele.program import Role
+from abele.runtime.clock import CallRecord
+from abele.step import batching
+from abele.step.config import StepConfig
 from poptorch._error import error
 from poptorch._forward.blocks import PlacementTable
-from poptorch._report.pipeline import PipelineReport, report_of
+from poptorch._forward.structure import to_host
+from poptorch._wrapper.compiled import WrappedModel
+from poptorch._wrapper.pipelines import PipelineReport
+
+#: Kinds of moments, in the order in which they come.
+INPUT, READY, DONE, OUT = KINDS = ("input", "input_complete", "output", "output_complete")
+Counters = dict[str, list[list[float]]]
 
 
-class Observing:
-    """Looks into a wrapped model; changes nothing.
+class Inspection:
+    """The members of a wrapper that look into it and change nothing."""
 
-    Args:
-        model: the wrapped model.
-    """
-
-    def __init__(self, model: WrappedModel):
-        self._model = model
+    _wrapped: WrappedModel
 
     @property
-    def record(self) -> BuildRecord | None:
-        """Origin of the executable; None before compiling."""
-        return None if self._model.compiled is None else self._model.compiled.record
+    def build_record(self) -> BuildRecord | None:
+        """Origin of the executable: target, fallback, cache, times; None before compiling."""
+        return None if self._wrapped.compiled is None else self._wrapped.compiled.record
+
+    @property
+    def target(self) -> str | None:
+        """Target of the model (``cpu``, ``cuda``, ``reference``); None before compiling."""
+        return None if self.build_record is None else self.build_record.target
+
+    @property
+    def executable_hash(self) -> str | None:
+        """Hash of the executable in use; None before compiling."""
+        return None if self.build_record is None else self.build_record.executable
 
     @property
     def placement(self) -> PlacementTable | None:
-        """Placement of the model's blocks; None before compiling."""
-        return None if self._model.compiled is None else self._model.compiled.placement
+        """Placement of the model's blocks; None before compiling.
 
+        An addition of this project: stages and devices change no number here, and the table shows
+        them as the original would count them.
+        """
+        return None if self._wrapped.compiled is None else self._wrapped.compiled.placement
+
+    @property
     def exchanges(self) -> Counts:
-        """Return the communication statistics of updates since compiling."""
-        compiled = self._model.compiled
+        """Communication statistics of gradient exchange: calls, bytes, seconds.
+
+        An addition of this project. Counted since compiling; zero in a process that trains by
+        itself. Bytes are of the tensors that were added up, seconds include waiting for others.
+        """
+        compiled = self._wrapped.compiled
         exchange = None if compiled is None else compiled.session.exchange
         return Counts() if exchange is None else dataclasses.replace(exchange.counts)
 
@@ -48,7 +75,7 @@ class Observing:
         Raises:
             poptorch.Error: not compiled.
         """
-        programs = self._model.session.executable.programs
+        programs = self._wrapped.session.executable.programs
         return "\n".join(program.text() for program in programs)
 
     def pipelineReport(self) -> PipelineReport:
@@ -59,28 +86,28 @@ class Observing:
         Raises:
             poptorch.Error: not compiled.
         """
-        if self._model.compiled is None:
+        if self._wrapped.compiled is None:
             raise error("There is no pipeline report yet: compile the model or call it once.")
-        return report_of(self._model.compiled)
+        return self._wrapped.compiled.pipeline_report()
 
     def getTensorNames(self) -> list[str]:
-        """Names of the tensors that ``options.anchorTensor`` can ask for.
+        """Return the names of the tensors that ``options.anchorTensor`` can ask for.
 
         Parameters and buffers are called as in the state dictionary; ``Gradient___NAME``,
         ``Accum___NAME`` (gradient accumulation or replicas), ``UpdatedVar___NAME`` and the
         optimizer's ``Accl1___NAME`` belong to them. Results of forward are called after the
-        modules that made them: ``encoder/fc1/Gemm:0``.
+        modules that computed them: ``encoder/fc1/Gemm:0``.
 
         Differs from the original: kinds of operations are those of torch's operators.
 
         Raises:
             AssertionError: not compiled.
         """
-        if self._model.compiled is None:
+        if self._wrapped.compiled is None:
             raise AssertionError(
                 "Model must be compiled before its tensors have names: call it, or compile()."
             )
-        return list(self._model.compiled.captured.tensor_names)
+        return list(self._wrapped.compiled.captured.tensor_names)
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
         """Return the values of an anchored tensor in the last call.
@@ -98,18 +125,18 @@ class Observing:
             AssertionError: the model has not run, its last call failed, or nothing was anchored
                 under this name.
         """
-        compiled = self._model.compiled
-        value = None if compiled is None else compiled.anchored(short_name)
+        compiled = self._wrapped.compiled
+        value = None if compiled is None else compiled.session.anchored(short_name)
         if value is None:
-            known = ", ".join(self._model.options.anchored_tensors) or "none"
+            known = ", ".join(self._wrapped.options.anchored_tensors) or "none"
             raise AssertionError(
                 f"No tensor with name {short_name} found. Anchored by options.anchorTensor: "
                 f"{known}; their values exist after the model has run."
             )
-        return value
+        return to_host(value)
 
     def getPerfCounters(self) -> Counters:
-        """Transfer times of the tensors of the last call.
+        """Return the transfer times of the tensors of the last call.
 
         Returns:
             For ``input``, ``input_complete``, ``output`` and ``output_complete`` one list per
@@ -119,28 +146,37 @@ class Observing:
         Differs from the original: the clock counts nanoseconds, and all results of a call are
         complete at the same time, its end.
         """
-        compiled = self._model.compiled
-        counters = None if compiled is None else compiled.perf_counters()
-        return call_times.no_counters() if counters is None else counters
+        compiled = self._wrapped.compiled
+        call = None if compiled is None else compiled.session.last_call
+        if compiled is None or call is None:
+            return {kind: [[]] for kind in KINDS}
+        model = compiled.captured.programs[0]
+        inputs = sum(slot.role is Role.INPUT for slot in model.inputs)
+        outputs = sum(slot.role is Role.OUTPUT for slot in model.outputs)
+        times = _transfers(call, compiled.config)
+        return {
+            kind: [[] if compiled.is_synthetic else list(times[kind]) for _ in range(tensors)]
+            for kind, tensors in zip(KINDS, (inputs, inputs, outputs, outputs), strict=True)
+        }
 
     def getHostIpuLatency(self) -> tuple[float, float, float]:
         """Seconds from the host to the device in the last call: minimum, maximum, average."""
-        return call_times.latency(self.getPerfCounters(), INPUT, READY)
+        return latency(self.getPerfCounters(), INPUT, READY)
 
     def getComputeLatency(self) -> tuple[float, float, float]:
         """Seconds of computing in the last call: minimum, maximum, average."""
-        return call_times.latency(self.getPerfCounters(), READY, DONE)
+        return latency(self.getPerfCounters(), READY, DONE)
 
     def getIpuHostLatency(self) -> tuple[float, float, float]:
         """Seconds from the device to the host in the last call: minimum, maximum, average."""
-        return call_times.latency(self.getPerfCounters(), DONE, OUT)
+        return latency(self.getPerfCounters(), DONE, OUT)
 
     def getLatency(self) -> tuple[float, float, float]:
         """Seconds from first input to last output in the last call: minimum, maximum, average."""
-        return call_times.latency(self.getPerfCounters(), INPUT, OUT)
+        return latency(self.getPerfCounters(), INPUT, OUT)
 
     def cycleCount(self) -> int:
-        """Cycles that the micro-steps of replica 0 took in the last call.
+        """Return the cycles that the micro-steps of replica 0 took in the last call.
 
         Differs from the original: a cycle is one nanosecond on the device, measured, because
         processors and GPUs change their frequency while they work.
@@ -148,12 +184,58 @@ class Observing:
         Raises:
             poptorch.Error: ``options.logCycleCount(True)`` is missing, or the model has not run.
         """
-        if not self._model.options._Popart.options.get("instrumentWithHardwareCycleCounter"):
+        if not self._wrapped.options._Popart.options.get("instrumentWithHardwareCycleCounter"):
             raise error(
                 "Cycle count logging is disabled. Call options.logCycleCount(True) before wrapping."
             )
-        compiled = self._model.compiled
-        call = None if compiled is None else compiled.last_call
+        compiled = self._wrapped.compiled
+        call = None if compiled is None else compiled.session.last_call
         if compiled is None or call is None:
             raise error("There is no cycle count yet: run the model at least once.")
-        return call_times.cycles(call, compiled.config)
+        steps = zip(call.micro_steps(), batching.schedule(compiled.config), strict=True)
+        return sum(end - begin for (begin, end), step in steps if step.replica == 0)
+
+
+def _transfers(call: CallRecord, config: StepConfig) -> dict[str, list[float]]:
+    """Return the seconds of each transfer of a tensor by kind.
+
+    An input has one transfer per micro-step, an output one per micro-step whose rows come out.
+    """
+    steps = call.micro_steps()
+    # Sums leave with the last micro-step of each replica, as final results do.
+    leaving = steps[-batching.parts_out(config) :]
+    if batching.parts_out(config) != config.replicas:
+        kept = zip(steps, batching.schedule(config), strict=True)
+        leaving = [step for step, micro in kept if micro.keeps]
+    return {
+        INPUT: _seconds([call.began_ns, *(end for _, end in steps[:-1])]),
+        READY: _seconds([begin for begin, _ in steps]),
+        DONE: _seconds([end for _, end in leaving]),
+        OUT: _seconds([max(call.ended_ns, end) for _, end in leaving]),
+    }
+
+
+def _seconds(moments: Sequence[int]) -> list[float]:
+    return [moment / 1e9 for moment in moments]
+
+
+def latency(moments: Counters, first: str, last: str) -> tuple[float, float, float]:
+    """Return the shortest, longest and average time between two kinds of moments, in seconds.
+
+    A step begins with its first transfer in (or when the last one is complete) and ends with its
+    last transfer out. Where fewer steps come out than go in, those that go in are grouped evenly.
+
+    Args:
+        moments: as from ``getPerfCounters``.
+        first: one of ``KINDS``.
+        last: a later one.
+    """
+    choose = max if first == READY else min
+    starts = [choose(each) for each in zip(*moments[first], strict=True)]
+    ends = [max(each) for each in zip(*moments[last], strict=True)]
+    if not starts or not ends:
+        return 0.0, 0.0, 0.0
+    size = len(starts) // len(ends)
+    grouped = [min(starts[i * size : (i + 1) * size]) for i in range(len(ends))]
+    spans = [end - start for start, end in zip(grouped, ends, strict=True)]
+    return min(spans), max(spans), sum(spans) / len(spans)

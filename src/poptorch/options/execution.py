@@ -2,7 +2,7 @@
 
 Numbers never depend on the strategy. What programs can see is here: the constructors with their
 checks, and the placement of each block. Which models run as a pipeline,
-``poptorch._compiled.pipelines`` decides.
+``poptorch._wrapper.pipelines`` decides.
 """
 
 from collections.abc import Iterator, Sequence

@@ -9,11 +9,11 @@ import termios
 import warnings
 
 from helpers.warm_python import python
-from poptorch._compiled.progress import CompilationProgress
+from poptorch._wrapper.progress import CompilationProgress
 
 PROGRAM = """
 import warnings
-from poptorch._compiled.progress import CompilationProgress
+from poptorch._wrapper.progress import CompilationProgress
 
 with CompilationProgress(show=True) as progress:
     progress.on_stage("compile step", 0.3)

@@ -19,7 +19,7 @@ from abele.targets.reference import Interpreter
 from conftest import usable
 from helpers.taking_over import ROUNDING, Scripted
 from helpers.wrapping import options, rows, scorer, sgd
-from poptorch._compiled import compilation, progress
+from poptorch._wrapper import compiled, progress
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +114,7 @@ def test_the_line_says_about_how_long_that_takes(scripts, monkeypatch, caplog):
 def test_a_terminal_sees_the_time_go_down(scripts, monkeypatch, capsys):
     monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: 4.0)
     monkeypatch.setattr("abele.compile.tiers.wall_s", lambda seconds, **_: 5 * seconds)
-    monkeypatch.setattr("poptorch._compiled.progress._is_terminal", lambda file: True)
+    monkeypatch.setattr("poptorch._wrapper.progress._is_terminal", lambda file: True)
     wrapped = trainer(showCompilationProgressBar=True)
 
     def said(seconds):
@@ -313,14 +313,18 @@ def test_a_take_over_at_a_named_update_repeats_a_run(scripts, monkeypatch):
 def test_stages_start_compiled(monkeypatch):
     asked = []
 
-    def build(programs, config, *, start, **settings):
+    def build(*_, start, **__):
         asked.append(start)
-        return None, None
+        raise RuntimeError("nothing is built here")
 
-    monkeypatch.setattr(compilation, "build", build)
-    origin = compilation.FromModule(Start.TIERED, print)
-    for in_stages in (True, False):
-        origin.built((), None, in_stages=in_stages)
+    monkeypatch.setattr(compiled, "build", build)
+    monkeypatch.setenv("ABELE_PIPELINE", "workers")
+    for ipu in (1, 0):
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        poptorch.BeginBlock(model[1], ipu_id=ipu)
+        wrapped = poptorch.inferenceModel(model, options(deviceIterations=2))
+        with pytest.raises(RuntimeError, match="nothing is built"):
+            wrapped(torch.ones(2, 2))
     assert asked == [Start.WAIT, Start.TIERED]
 
 

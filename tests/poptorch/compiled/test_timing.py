@@ -7,7 +7,7 @@ import torch
 
 import poptorch
 from helpers.wrapping import Calls, inference, options, rows, scorer, sgd, trainer
-from poptorch._compiled import call_times
+from poptorch._wrapper import observing
 
 KINDS = ("input", "input_complete", "output", "output_complete")
 LATENCIES = ("getHostIpuLatency", "getComputeLatency", "getIpuHostLatency", "getLatency")
@@ -116,10 +116,10 @@ def test_latencies_of_the_same_moments_by_hand():
         "output": [[2.0, 4.0]],
         "output_complete": [[5.0, 6.0]],
     }
-    assert call_times.latency(counters, "input", "input_complete") == pytest.approx((0.7,) * 3)
+    assert observing.latency(counters, "input", "input_complete") == pytest.approx((0.7,) * 3)
     # Four steps go in, two come out: 0 and 1 belong to the first, 2 and 3 to the second.
-    assert call_times.latency(counters, "input", "output_complete") == (4.0, 5.0, 4.5)
-    assert call_times.latency(counters, "input_complete", "output") == pytest.approx((1.3,) * 3)
+    assert observing.latency(counters, "input", "output_complete") == (4.0, 5.0, 4.5)
+    assert observing.latency(counters, "input_complete", "output") == pytest.approx((1.3,) * 3)
 
 
 def test_cycles_are_nanoseconds_of_the_first_replica(clock):

@@ -5,7 +5,7 @@ import torch
 
 import poptorch
 from helpers.wrapping import Calls, options, rows, scorer, sgd, weights
-from poptorch._process.devices import count_ipus
+from poptorch._wrapper.process import count_ipus
 
 HALF = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
 

@@ -1,7 +1,6 @@
 """What importing the package does to the process, and every environment variable."""
 
 import faulthandler
-import json
 import os
 import signal
 import subprocess
@@ -11,7 +10,7 @@ import pytest
 
 import poptorch
 from helpers.warm_python import python
-from poptorch._process import environment as _environment
+from poptorch._wrapper import process
 
 SOURCE = Path(poptorch.__file__).parent.parent
 
@@ -130,40 +129,22 @@ def test_an_unknown_level_is_an_error_at_import():
 @pytest.fixture
 def reported(monkeypatch, caplog):
     """Checks the environment anew and returns what is logged."""
-    monkeypatch.setattr(_environment, "_reported", set())
+    monkeypatch.setattr(process, "_reported", set())
 
     def check():
-        _environment.check()
+        process.check()
         return caplog.text
 
     return check
 
 
-@pytest.mark.parametrize("variable", _environment.VARIABLES, ids=lambda v: v.name)
+@pytest.mark.parametrize("variable", process.VARIABLES, ids=lambda v: v.name)
 def test_a_variable_without_effect_is_reported_once(variable, monkeypatch, reported, caplog):
-    monkeypatch.setenv(variable.name, "{}" if variable.json else "1")
+    monkeypatch.setenv(variable.name, "1")
     text = reported()
     assert (f"{variable.name} has no effect here" in text) != variable.effect
     caplog.clear()
     assert reported() == ""
-
-
-@pytest.mark.parametrize("text", ["{nonsense", "[1]"])
-def test_unreadable_json_is_reported(text, monkeypatch, reported):
-    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", text)
-    assert "POPLAR_ENGINE_OPTIONS" in reported()
-    assert _environment.json_object("POPLAR_ENGINE_OPTIONS") == {}
-
-
-def test_json_is_read(monkeypatch):
-    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", json.dumps({"autoReport.all": "true"}))
-    assert _environment.json_object("POPLAR_ENGINE_OPTIONS") == {"autoReport.all": "true"}
-
-
-@pytest.mark.parametrize(("text", "on"), [("", False), ("0", False), ("1", True), ("true", True)])
-def test_switches(text, on, monkeypatch):
-    monkeypatch.setenv("POPTORCH_IPU_MODEL", text)
-    assert _environment.is_set("POPTORCH_IPU_MODEL") is on
 
 
 def test_the_companion_for_graphs_registers_its_types(tmp_path):

@@ -10,8 +10,6 @@ import pytest
 
 from helpers.warm_python import python
 from poptorch import profiling
-from poptorch._process import chrome_trace
-from poptorch._process.chrome_trace import TraceFile
 
 SOURCES = str(Path(__file__).resolve().parents[3] / "src")
 
@@ -155,12 +153,13 @@ def test_events_after_the_duration_are_dropped(tmp_path, monkeypatch):
 
 
 def test_a_killed_process_leaves_what_it_wrote(tmp_path):
-    path = tmp_path / "deep" / "trace.json"
-    file = TraceFile(path, chrome_trace.process("test"))
-    file.add(chrome_trace.span("one", "c", 1000, 3000, thread=1))
-    file._file.flush()
-    (_, span) = json.loads(f"{path.read_text()}]")
-    assert (span["ts"], span["dur"]) == (1.0, 2.0)
-    file.close()
-    file.add(chrome_trace.span("late", "c", 1, 2, thread=1))
-    assert len(json.loads(path.read_text())) == 2
+    made = profiling.Recorder(str(tmp_path / "deep"))
+    made.add("c", "one", 1000)
+    made._file.flush()
+    (path,) = tmp_path.rglob("abele_*.json")
+    process, thread, span = json.loads(f"{path.read_text()}]")
+    assert [process["name"], thread["name"], span["name"]] == ["process_name", "thread_name", "one"]
+    assert (span["ts"], span["cat"]) == (1.0, "c")
+    made.close()
+    made.add("c", "late", 1)
+    assert len(json.loads(path.read_text())) == 3

@@ -11,7 +11,7 @@ import poptorch
 from abele.errors import CaptureError, ForeignNoteError, MeetingPointError, RankLostError
 from helpers.wrapping import Calls, inference, options, rows, scorer
 from poptorch import processes
-from poptorch._wrapper.errors_of_engine import shortened
+from poptorch._wrapper.errors import shortened
 from poptorch.poptorch_core import TestErrorType, _throwTestError
 
 X = torch.ones(2)
@@ -103,7 +103,7 @@ def test_an_error_of_more_than_80_lines_goes_to_a_file_in_log_dir(tmp_path, monk
     def fails(*_, **__):
         raise CaptureError(LONG)
 
-    monkeypatch.setattr("poptorch._compiled.forward.capture", fails)
+    monkeypatch.setattr("poptorch._wrapper.capture.capture", fails)
     with pytest.raises(poptorch.Error) as caught:
         inference(lambda x: x + 1, logDir=str(tmp_path / "logs"))(X)
     path = tmp_path / "logs" / "poptorch_error.log"

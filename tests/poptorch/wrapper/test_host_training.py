@@ -10,7 +10,7 @@ import torch
 import poptorch
 from helpers.wrapping import options, rows, scorer, sgd, trainer
 from poptorch import optim
-from poptorch._wrapper import host_training as _host_training
+from poptorch._wrapper import traps
 
 WORDS = "ran on the host, not on"
 
@@ -18,7 +18,7 @@ WORDS = "ran on the host, not on"
 @pytest.fixture(autouse=True)
 def own_summary(monkeypatch):
     """What these tests provoke is not said at the end of the process."""
-    monkeypatch.setattr(_host_training, "_seen", [])
+    monkeypatch.setattr(traps, "_seen", [])
 
 
 def train(module, optimizer, steps=1):
@@ -156,7 +156,7 @@ def test_the_end_of_a_program_and_its_report_say_how_many(tmp_path, caplog):
     executor(*rows(4))
     train(executor.to("cpu"), sgd(model), steps=4)
     caplog.clear()
-    _host_training._summarise()  # registered with atexit
+    traps._summarise()  # registered with atexit
     words = "4 training steps of Scorer ran on the host, not on target reference, since executor.to"
     assert words in caplog.text
     executor.destroy()

@@ -9,7 +9,7 @@ import torch
 import poptorch
 from helpers.wrapping import options
 from poptorch._logging import HIDDEN_FRAMES
-from poptorch._wrapper import user_frames
+from poptorch._wrapper import errors
 
 
 class Model(torch.nn.Module):
@@ -60,7 +60,7 @@ def test_an_error_without_a_frame_of_the_user_keeps_all():
     with pytest.raises(ValueError, match="log level") as caught:
         poptorch.setLogLevel("LOUD")
     inside = caught.value.with_traceback(caught.value.__traceback__.tb_next)
-    assert not user_frames.show_user_frames(inside)
+    assert not errors.show_user_frames(inside)
     assert inside.__traceback__ is not None
 
 

@@ -212,7 +212,7 @@ def replaced_in(path, methods):
 
 def test_nobody_replaces_a_method_of_a_session_or_a_compiled_model():
     classes = ("abele/runtime/session.py", "abele/runtime/micro_steps.py")
-    classes += ("poptorch/_compiled/model.py", "poptorch/_wrapper/executor.py")
+    classes += ("poptorch/_wrapper/compiled.py", "poptorch/_wrapper/executor.py")
     methods = {name for path in classes for name in methods_in(SOURCE / path)}
     results = [
         place

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from abele import passes
 from abele.collectives import Counts
@@ -24,16 +24,17 @@ from abele.report.recorder import Changes, Latest, Recorder, Trouble, Uncalled, 
 from abele.runtime.observers import Observer
 from abele.storage.atomic import write_text
 from abele.version import __version__
-from poptorch._compiled.model import CompiledModel
-from poptorch._compiled.wrapped import WrappedModel
 from poptorch._data.waiting import LoopAround
 from poptorch._optim.state import OptimizerInUse
-from poptorch._report.pipeline import report_of
 from poptorch._state.module_weights import shared_by, user_class
+from poptorch._wrapper.compiled import CompiledModel, WrappedModel
 from poptorch.options import Options, _table
 from poptorch.options._engine import report_wanted
 
-# What a program of this interface does about what insights are about.
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Advice for each kind of insight, in terms of this interface.
 _ADVICE = {
     "waiting": "Load ahead: poptorch.DataLoader(..., num_workers=2, "
     "mode=poptorch.DataLoaderMode.Async).",
@@ -48,6 +49,23 @@ _ADVICE = {
     "activations": "Compute some again: poptorch.recomputationCheckpoint(x) in forward, between "
     "its blocks.",
 }
+
+
+def weakly(
+    method: Callable[P, R], otherwise: Callable[P, R] = lambda *_, **__: None
+) -> Callable[P, R]:
+    """Return a function that calls a bound method without keeping its object alive.
+
+    Args:
+        method: the method.
+        otherwise: called instead once the object is gone.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return (reference() or otherwise)(*args, **kwargs)
+
+    return call
 
 
 class Recording:
@@ -68,20 +86,10 @@ class Recording:
         folder = self._folder()
         before = None if folder is None else _known_before(model, optimizer)
         self._uncalled = None if folder is None or before is None else Uncalled(folder, before)
-        optimizer.changed = self._follower()
-
-    def _follower(self) -> Callable[[], None]:
-        """Return a function that records new values; it does not keep this object alive."""
-        method = weakref.WeakMethod(self._follow)
-
-        def follow() -> None:
-            alive = method()
-            if alive is not None:
-                alive()
-
-        return follow
+        optimizer.changed = weakly(self._follow)
 
     def _follow(self) -> None:
+        """Record new values of the optimizer."""
         with self._trouble:
             now = _values(self._optimizer)
             if self._recorder is not None and now is not None:
@@ -94,7 +102,7 @@ class Recording:
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
-        """While open, the model is compiled; an error is noted."""
+        """Record the block, in which the model is compiled; an error is noted."""
         self.begun()
         self._began_ns = time.perf_counter_ns()
         self.end("ended: the model was compiled anew")
@@ -102,9 +110,8 @@ class Recording:
         self._recorder, self._loop = None, LoopAround()
         if folder is not None:
             with self._trouble:
-                self._recorder = Recorder(
-                    folder, self._before(), self._latest_run(), self._loop, self._trouble
-                )
+                latest: Latest = weakly(self._now_known, lambda run, over: run)
+                self._recorder = Recorder(folder, self._before(), latest, self._loop, self._trouble)
         self._changes = Changes()
         watching = contextlib.nullcontext() if folder is None else passes.watched(self._changes)
         try:
@@ -116,7 +123,7 @@ class Recording:
             raise
 
     def begun(self) -> None:
-        """Somebody asks something of the wrapper."""
+        """Note that the program uses the wrapper."""
         if self._uncalled is not None:
             self._uncalled.begun()
         self._uncalled = None
@@ -166,21 +173,11 @@ class Recording:
 
     def _latest(self, made: CompiledModel) -> Journal:
         """Return a journal of the latest call, if no call was recorded."""
-        call = made.last_call
+        call = made.session.last_call
         if call is None:
             return Journal()
         at = (call.began_ns - self._began_ns) / 1e9
         return Journal(windows=(window_of(at, [each / 1e9 for each in (0, *parts_of(call))]),))
-
-    def _latest_run(self) -> Latest:
-        """Return a function for the current record; it does not keep this object alive."""
-        method = weakref.WeakMethod(self._now_known)
-
-        def latest(run: Run, over: bool) -> Run:
-            alive = method()
-            return run if alive is None else alive(run, over)
-
-        return latest
 
     def _now_known(self, run: Run, over: bool) -> Run:
         """Return the record with the current exchanges, passage and loop.
@@ -225,7 +222,7 @@ class Recording:
         )
 
     def _on_host(self) -> dict[str, Any]:
-        """Training steps that the user's module made by itself, if somebody counts them."""
+        """Return the training steps of the user's module on the host, if they are counted."""
         watch = shared_by(self._model.user_module).host_training
         counts = self._model.training and self._model.options._host_training_warning
         return _counted(watch) if watch is not None and counts else {}
@@ -286,17 +283,13 @@ def _measured(made: CompiledModel) -> dict[str, Any]:
     """Return the parts of a record that change with calls: exchanges, a pipeline's passage."""
     exchange = made.session.exchange
     counts = Counts() if exchange is None else exchange.counts
-    report = report_of(made)
-    passage = None
-    if report.measured is not None and report.pipelining.stages > 1:
-        passage = facts.pipeline(report.measured, report.pipelining.names)
     exchanged = {k: float(v) for k, v in dataclasses.asdict(counts).items()}
-    return {"exchanged": exchanged, "pipeline": passage, "notes": _notes(made)}
-
-
-def _notes(made: CompiledModel) -> tuple[str, ...]:
-    report = report_of(made)
-    return (report.sentence(),) if report.pipelining.stages > 1 else ()
+    report, passage, notes = made.pipeline_report(), None, ()
+    if report.pipelining.stages > 1:
+        notes = (report.sentence(),)
+        if report.measured is not None:
+            passage = facts.pipeline(report.measured, report.pipelining.names)
+    return {"exchanged": exchanged, "pipeline": passage, "notes": notes}
 
 
 def _options(options: Options) -> Iterator[Option]:

@@ -1,12 +1,14 @@
 """Selection of models that run as a pipeline, and the pipeline's report.
 
-Blocks on several devices under ``PipelinedExecution`` do: each change of the device along forward
-begins a stage, and stages work at the same time. Everything that keeps a model from it is said.
+Models with blocks on several devices under ``PipelinedExecution`` do: each change of the device
+along forward begins a stage, and stages work at the same time. The log and the report say what
+keeps a model from it.
 """
 
 import dataclasses
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -14,8 +16,10 @@ from abele import processor
 from abele.capture import Captured
 from abele.pipeline import Cut, Uncuttable, cut
 from abele.pipeline.cut import STAGE
+from abele.pipeline.runner import Measured, state_bytes, timeline
 from abele.program import Program
 from abele.program.core import node_phase
+from abele.report.words import count as counted
 from abele.step.config import StepConfig
 from poptorch._error import error
 from poptorch._forward.blocks import BLOCK, PlacementTable
@@ -26,6 +30,8 @@ from poptorch.options import Options, PipelinedExecution, ShardedExecution
 #: several cores.
 ENVIRONMENT = "ABELE_PIPELINE"
 _CHOICES = ("workers", "sequential")
+#: Columns of the table of a pipeline's stages; times are ms per micro-batch.
+HEAD = ("stage", "blocks", "forward ms", "backward ms", "state KiB", "held KiB", "held")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +64,7 @@ def may_pipeline(options: Options, config: StepConfig) -> bool:
 def pipelining(
     captured: Captured, placement: PlacementTable, options: Options, config: StepConfig
 ) -> Pipelining:
-    """Decides how a captured model runs, and logs why not as a pipeline if it has stages.
+    """Decide how a captured model runs, and log why not as a pipeline if it has stages.
 
     Args:
         captured: the programs; the operations of the first get marks.
@@ -124,9 +130,102 @@ def _write(node: torch.fx.Node, stage: int) -> None:
 
 
 def _of_blocks(program: Program) -> Iterator[tuple[torch.fx.Node, str]]:
-    """Operations of backward with the block of the operation of forward that they belong to."""
+    """Yield the operations of backward with the blocks of their operations of forward."""
     for node in program.graph.graph.nodes:
         custom = node.meta.get("custom") or {}
         if node_phase(node) == "backward" and "of_scope" in custom:
             mark = custom.get(f"of_{BLOCK}")
             yield node, mark[0] if isinstance(mark, tuple) else mark or ""
+
+
+# -- report ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineReport:
+    """The stages of a compiled model and the times of the latest call; ``print`` it.
+
+    Attributes:
+        pipelining: the stages, or why there are none.
+        threads: threads of torch for each stage.
+        measured: times and memory; None before the first call.
+    """
+
+    pipelining: Pipelining
+    threads: int = 0
+    measured: Measured | None = None
+
+    def as_data(self) -> dict[str, Any]:
+        """Return all fields as JSON values: seconds, bytes, shares from 0 to 1."""
+        measured, cut = self.measured, self.pipelining.cut
+        if cut is None:
+            return {"stages": [], "sequential": self.pipelining.reason}
+        stages: list[dict[str, Any]] = [
+            {"blocks": name, "state_bytes": state}
+            for name, state in zip(self.pipelining.names, state_bytes(cut), strict=True)
+        ]
+        data = {"stages": stages, "threads_per_stage": self.threads}
+        if measured is None:
+            return data
+        for stage, times in zip(stages, measured.stages, strict=True):
+            stage["forward_seconds"] = times.forward_ns / 1e9
+            stage["backward_seconds"] = times.backward_ns / 1e9
+            stage["held_bytes"] = times.held_bytes
+            stage["held_micro_batches"] = times.held_micro_batches
+        return data | {
+            "micro_batches": measured.micro_batches,
+            "passages": measured.passages,
+            "seconds": measured.window_ns / 1e9,
+            "bubble": measured.bubble,
+            "ideal_bubble": measured.ideal_bubble,
+            "stages_at_once": measured.at_once,
+        }
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return a row per stage under ``HEAD``."""
+        measured, cut = self.measured, self.pipelining.cut
+        if cut is None:
+            return []
+        lines = []
+        for index, state in enumerate(state_bytes(cut)):
+            row = [str(index), self.pipelining.names[index]]
+            times = ("", "", "", "")
+            if measured is not None:
+                stage, count = measured.stages[index], measured.micro_batches * measured.passages
+                times = (
+                    f"{stage.forward_ns / 1e6 / count:.3f}",
+                    f"{stage.backward_ns / 1e6 / count:.3f}",
+                    f"{stage.held_bytes / 1024:.1f}",
+                    str(stage.held_micro_batches),
+                )
+            lines.append((*row, *times[:2], f"{sum(state.values()) / 1024:.1f}", *times[2:]))
+        return lines
+
+    def sentence(self) -> str:
+        """Describe the measured and the ideal bubble, or why there is no pipeline."""
+        measured = self.measured
+        if self.pipelining.cut is None:
+            return f"It runs as one program, because {self.pipelining.reason}."
+        if measured is None:
+            return f"Threads per stage: {self.threads}. Times come with the first call."
+        threads = counted(self.threads, "thread")
+        return (
+            f"{measured.micro_batches} micro-batches, {threads} per stage. Bubble "
+            f"{measured.bubble:.0%}; {measured.ideal_bubble:.0%} if all stages were equally fast. "
+            f"On average {measured.at_once:.2f} stages worked at the same time."
+        )
+
+    def __str__(self) -> str:
+        rows = [HEAD, *self.rows()]
+        if len(rows) == 1:
+            return self.sentence()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(
+                text.ljust(width) if column == 1 else text.rjust(width)
+                for column, (text, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        drawn = [] if self.measured is None else [timeline(self.measured)]
+        return "\n".join([*lines, self.sentence(), *drawn])

@@ -44,6 +44,19 @@ class OwnDistributionFinder(DistributionFinder):
 
 
 def announce() -> None:
-    """Has Python ask this finder last, after everything that is installed."""
-    if not any(isinstance(finder, OwnDistributionFinder) for finder in sys.meta_path):
+    """Register the distribution behind all installed ones.
+
+    Raises:
+        ImportError: another distribution called poptorch is installed, such as the original.
+    """
+    try:
+        distribution = importlib.metadata.distribution(_NAME)
+    except importlib.metadata.PackageNotFoundError:
         sys.meta_path.append(OwnDistributionFinder())
+        return
+    if not isinstance(distribution, OwnDistribution):
+        raise ImportError(
+            "abele provides the package 'poptorch', but another distribution called poptorch "
+            f"{distribution.version} is installed in the same environment. Keep one of them: "
+            "`pip uninstall poptorch`, or use separate virtual environments."
+        )

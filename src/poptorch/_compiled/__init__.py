@@ -1,1 +1,0 @@
-"""A compiled model: its configuration, its session, and its calls."""

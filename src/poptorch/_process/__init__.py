@@ -1,1 +1,0 @@
-"""The process as a whole: environment variables, devices, instances, trace files."""

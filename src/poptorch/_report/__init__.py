@@ -1,1 +1,0 @@
-"""Reports of compiled models and of pipelines, as files."""

@@ -1,0 +1,227 @@
+"""Errors as a program sees them: PopTorch's classes, the user's frames, and the log at the end."""
+
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from abele import libraries
+from abele.errors import (
+    AbeleError,
+    BatchError,
+    CollectiveError,
+    CompilerError,
+    DataDependentError,
+    IndexCheckError,
+    TargetError,
+    TrappedError,
+)
+from poptorch import _error, processes
+from poptorch._error import Error, RecoverableError, error
+from poptorch._logging import HIDDEN_FRAMES, logger
+
+#: Where errors go that would fill the screen, in the folder that ``options.logDir`` names.
+ERROR_LOG = "poptorch_error.log"
+_MOST_LINES = 80
+_SHOWN = 10
+
+# Raised on purpose, with a message that needs no frame of ours. Any other class may be a defect of
+# this package, whose frames say where.
+_DELIBERATE = (AbeleError, AssertionError, Error)
+
+
+class Translated:
+    """Raises the engine's errors as the classes that programs catch.
+
+    A batch mistake is an AssertionError, a trapped operation a RecoverableError and every other
+    engine error a poptorch.Error. Tracebacks are shortened to the user's frames. A context manager
+    to be kept and entered again; no generator, which would cost a microsecond at every call.
+
+    Args:
+        folder: for ``poptorch_error.log``, which gets errors of more than 80 lines.
+    """
+
+    def __init__(self, folder: str):
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(problem, Exception):
+            return
+        hidden = show_user_frames(problem)
+        translated = self._translated(problem) if isinstance(problem, AbeleError) else problem
+        if hidden and HIDDEN_FRAMES not in getattr(translated, "__notes__", ()):
+            translated.add_note(HIDDEN_FRAMES)
+        if translated is not problem:
+            raise translated from problem
+
+    def _translated(self, problem: AbeleError) -> Exception:
+        """Convert an error of the engine to the class that programs catch."""
+        if isinstance(problem, CollectiveError):
+            return processes.problem_between(problem, self._shortened)
+        text = str(problem)
+        if isinstance(problem, DataDependentError):
+            text += " Code for the host alone goes under `if not poptorch.isRunningOnIpu()`."
+        text = self._shortened(text)
+        if isinstance(problem, BatchError):
+            return AssertionError(text)
+        if isinstance(problem, IndexCheckError):
+            return _error.IndexCheckError(text)
+        if isinstance(problem, TrappedError):
+            action, layer = "IPU_RESET", "poplar_recoverable_runtime_error"
+            return RecoverableError(text, action, layer, problem.line)
+        if isinstance(problem, TargetError) and not isinstance(problem, CompilerError):
+            return error(f"Failed to acquire a device: {text}")
+        return error(text)
+
+    def _shortened(self, text: str) -> str:
+        return shortened(text, self._folder)
+
+
+def shortened(text: str, folder: str) -> str:
+    """Return a message, shortened if long, with a pointer to the rest.
+
+    Args:
+        text: the message; more than 80 lines are written to ``poptorch_error.log``.
+        folder: the folder of that file; made if it does not exist.
+
+    Returns:
+        The whole text also where the file cannot be written: no error may hide another.
+    """
+    lines = text.splitlines()
+    if len(lines) <= _MOST_LINES:
+        return text
+    path = Path(folder) / ERROR_LOG
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as problem:
+        logger.warning("The error cannot be written to %s: %s", path, problem)
+        return text
+    return "\n".join([*lines[:_SHOWN], f"({len(lines)} lines; the whole error is in {path})"])
+
+
+# -- frames ------------------------------------------------------------------------------------
+
+
+def show_user_frames(raised: BaseException) -> bool:
+    """Remove torch's and this project's frames from an error of forward.
+
+    Left are the frames of other code, and the innermost one, which raised. Tracing puts thirty
+    frames between a call and forward. Errors of the engine say what happened and need none of them;
+    an error without a frame of the user's is a defect, and keeps all. At log level DEBUG nothing
+    changes.
+
+    Args:
+        raised: the error; changed in place, like the errors that led to it.
+
+    Returns:
+        Whether frames are gone.
+    """
+    if logger.isEnabledFor(10):
+        return False
+    gone = False
+    for problem in _chain(raised):
+        frames = _frames(problem)
+        kept = [entry for entry in frames if _is_users(entry.tb_frame)]
+        if not kept and not isinstance(problem, AbeleError):
+            continue
+        if kept and kept[-1] is not frames[-1]:
+            kept.append(frames[-1])
+        gone |= len(kept) < len(frames)
+        problem.__traceback__ = _joined(kept)
+    return gone
+
+
+def _chain(problem: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while problem is not None and id(problem) not in seen:
+        seen.add(id(problem))
+        yield problem
+        problem = problem.__cause__ or problem.__context__
+
+
+def _frames(problem: BaseException) -> list[TracebackType]:
+    frames, trace = [], problem.__traceback__
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    return frames
+
+
+def _is_users(frame: FrameType) -> bool:
+    # Functions that torch generates have no module of their own.
+    module = frame.f_globals.get("__name__") or "torch"
+    of_python = module.partition(".")[0] in sys.stdlib_module_names
+    return not of_python and not libraries.has_module(module)
+
+
+def _joined(entries: list[TracebackType]) -> TracebackType | None:
+    joined = None
+    for entry in reversed(entries):
+        joined = TracebackType(joined, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return joined
+
+
+# -- uncaught exceptions -----------------------------------------------------------------------
+
+
+def log_uncaught(
+    kind: type[BaseException], value: BaseException, trace: TracebackType | None
+) -> None:
+    """Write an exception that nobody caught to the log, at critical level.
+
+    Args:
+        kind: its class.
+        value: the exception; the captured output of a failed subprocess is added.
+        trace: where it was raised.
+    """
+    if issubclass(kind, KeyboardInterrupt) or not logger.isEnabledFor(50):
+        sys.__excepthook__(kind, value, trace)
+        return
+    text = _traceback_text(value)
+    if isinstance(value, subprocess.CalledProcessError):
+        text += _captured_output(value)
+    logger.critical("%s", text)
+
+
+def _traceback_text(value: BaseException) -> str:
+    """Format a traceback, above log level DEBUG without this package's last frames."""
+    if logger.isEnabledFor(10):
+        return "".join(traceback.format_exception(value)).rstrip()
+    frames = _frames(value)
+    kept = len(frames)
+    while kept and not _is_users(frames[kept - 1].tb_frame):
+        kept -= 1
+    hidden = isinstance(value, _DELIBERATE) and 0 < kept < len(frames)
+    trace = _joined(frames[:kept]) if hidden else value.__traceback__
+    shown = traceback.TracebackException(type(value), value, trace)
+    if shown.__cause__ is not None and _adds_nothing(value.__cause__, str(value)):
+        shown.__cause__ = None
+    text = "".join(shown.format()).rstrip()
+    return f"{text}\n{HIDDEN_FRAMES}" if hidden and HIDDEN_FRAMES not in text else text
+
+
+def _adds_nothing(cause: BaseException | None, text: str) -> bool:
+    """Return whether the engine's error adds neither a source line nor a word."""
+    return (
+        isinstance(cause, AbeleError)
+        and str(cause) in text
+        and not any(_is_users(entry.tb_frame) for entry in _frames(cause))
+    )
+
+
+def _captured_output(failed: subprocess.CalledProcessError) -> str:
+    text = ""
+    for name in ("stdout", "stderr"):
+        captured = getattr(failed, name)
+        if captured:
+            shown = captured.decode(errors="replace") if isinstance(captured, bytes) else captured
+            text += f"\n{name} of the subprocess:\n{shown.rstrip()}"
+    return text

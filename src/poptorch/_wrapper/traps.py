@@ -1,0 +1,278 @@
+"""Warnings of mistakes around wrapping: late changes, autocast, and steps on the host.
+
+``executor.to(device)`` returns the plain module, as in the original, and a loop that goes on with
+it trains on the host without a word. So each wrapped module has a watch (``HostTraining``). A step
+is a forward outside the executor, with gradients enabled, after which a parameter gets a gradient
+or an optimizer of torch makes a step. The first one is announced with its line, and all are counted
+until the end of the process. Calls of the executor pass none of this.
+"""
+
+import atexit
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+from abele.capture.gradient_hooks import internal
+from abele.capture.reachable import attributes_of
+from abele.warn import user_line, warn_user
+from poptorch import optim
+from poptorch._forward.running import capturing
+from poptorch._logging import logger
+
+# What a module and its copy have in common, or what wrapping itself changes.
+_SHARED = frozenset(vars(torch.nn.Module())) - {"training"}
+# Methods of a module that return the module, so that an assignment loses the executor.
+_CASTS = ("to", "to_empty", "cpu", "cuda", "float", "double", "half", "bfloat16", "type")
+_RETURN_SELF = frozenset((*_CASTS, "train", "eval", "requires_grad_", "apply", "share_memory"))
+_active: "weakref.WeakSet[HostTraining]" = weakref.WeakSet()
+_seen: "list[HostTraining]" = []  # those that have counted something
+
+
+class LateChanges:
+    """Warns of what was changed on a model between wrapping and compiling.
+
+    Args:
+        model: the user's, about to be wrapped.
+    """
+
+    def __init__(self, model: torch.nn.Module):
+        self._model = model
+        self._attributes = dict(attributes_of(model))
+        # A module made by torch.compile keeps its mode in the module inside, not in an attribute.
+        self._was_training = model.training
+        self._modes = _modes_of(model)
+
+    def warn(self, *, training: bool) -> None:
+        """Warn of changes that the wrapper does not see, or compiles in.
+
+        Args:
+            training: whether the model was wrapped for training.
+        """
+        _warn_of_late_changes(self._model, self._attributes)
+        _warn_of_late_mode(self._model, self._modes, self._was_training, training=training)
+
+
+def _warn_of_late_changes(model: torch.nn.Module, before: Mapping[str, Any]) -> None:
+    """Warn of attributes that were set on the user's module after it was wrapped.
+
+    The wrapper runs a shallow copy that was made then. Submodules are the same objects, so that
+    ``eval()`` reaches them but not the module itself.
+
+    Args:
+        model: the user's.
+        before: its attributes when it was wrapped.
+    """
+    now = attributes_of(model)
+    names = [
+        name
+        for name in {**before, **now}
+        if name not in _SHARED and _is_change(before.get(name), now.get(name))
+    ]
+    if "training" in names and not _reads_mode(model):
+        names.remove("training")
+    if not names:
+        return
+    mode = "train" if model.training else "eval"
+    advice = f" (model.{mode}() has reached its submodules only)" if "training" in names else ""
+    warn_user(
+        f"{model._get_name()} was changed after it was wrapped, before its first call: "
+        f"{', '.join(names)}{advice}. The wrapper runs a copy of the attributes that the model had "
+        "when it was wrapped, and does not see these. Change the model first, then wrap it.",
+        UserWarning,
+    )
+
+
+def _modes_of(model: torch.nn.Module) -> dict[str, bool]:
+    """Return the mode of each module that computes differently in training, by path."""
+    return {
+        path: child.training
+        for path, child in model.named_modules()
+        if child is not model and _reads_mode(child) and _drops_something(child)
+    }
+
+
+def _drops_something(module: torch.nn.Module) -> bool:
+    """Return whether a module drops elements with a probability above zero."""
+    return all(getattr(module, name, 1) != 0 for name in ("p", "dropout"))
+
+
+def _warn_of_late_mode(
+    model: torch.nn.Module, before: Mapping[str, bool], was_training: bool, *, training: bool
+) -> None:
+    """Warn that a model's parts were put into the other mode after it was wrapped.
+
+    Parts are the same objects in the wrapper, and their mode at the first call is compiled in.
+
+    Args:
+        model: the user's.
+        before: what ``_modes_of`` gave when it was wrapped.
+        was_training: the model's own flag then.
+        training: whether it was wrapped for training.
+    """
+    if model.training == was_training or model.training == training or _reads_mode(model):
+        return  # of a model that reads the mode itself, _warn_of_late_changes speaks
+    now = _modes_of(model)
+    changed = [path for path, mode in now.items() if mode != training and before.get(path) != mode]
+    if not changed:
+        return
+    call, mode = ("eval()", "evaluation") if training else ("train()", "training")
+    other = "train()" if training else "eval()"
+    warn_user(
+        f"{model._get_name()}.{call} was called after the model was wrapped for "
+        f"{'training' if training else 'inference'}, before its first call: {', '.join(changed)} "
+        f"compute in {mode} mode at every call of the wrapper. Call {other} before the first "
+        "call, or wrap the model after it is in the mode you want.",
+        UserWarning,
+    )
+
+
+def _reads_mode(model: torch.nn.Module) -> bool:
+    """Return whether a method of the model itself reads ``self.training``."""
+    kinds = [kind for kind in type(model).__mro__ if kind is not torch.nn.Module]
+    methods = [each for kind in kinds for each in vars(kind).values()]
+    return any("training" in getattr(each, "__code__", _NO_CODE).co_names for each in methods)
+
+
+_NO_CODE = (lambda: None).__code__
+
+
+def _is_change(then: object, now: object) -> bool:
+    if now is then:
+        return False
+    simple = (bool, int, float, str, bytes)
+    if then is None and not isinstance(now, simple):
+        return False  # something that is computed when it is first needed
+    return not (isinstance(now, simple) and type(now) is type(then) and now == then)
+
+
+def warn_of_autocast() -> None:
+    """Warn that a program compiled under autocast always computes in its type."""
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            warn_user(
+                f"The model is compiled under torch.autocast for {device}: its program computes in "
+                f"{dtype} at every later call too, with autocast or without. Make the first call, "
+                "or compile(), outside of autocast for a program in the types of the weights.",
+                UserWarning,
+            )
+
+
+# -- training steps on the host ----------------------------------------------------------------
+
+
+class HostTraining:
+    """The watch of one training wrapper; it outlives the wrapper as long as the module does.
+
+    Args:
+        executor: the wrapper.
+        name: the class of its model.
+        options: of the wrapper.
+
+    Attributes:
+        executor: a weak reference to the wrapper.
+        steps: number of steps on the host.
+        target: where steps should have run, once that is known.
+    """
+
+    def __init__(self, executor: Any, name: str, options: Any):
+        self.executor, self._name, self.options = weakref.ref(executor), name, options
+        self.steps = 0
+        self.target: str | None = None
+        self._first = self._way = ""
+        self._forward = ""  # line of a forward that no gradient has followed yet
+        self._parameters: set[int] = set()
+        self._handles: list[RemovableHandle] = []
+
+    def begin(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Watch these parameters; they are plain ones still."""
+        self.end()
+        if not self.options._host_training_warning:
+            return
+        for parameter in parameters:
+            self._parameters.add(id(parameter))
+            if parameter.requires_grad and parameter.is_leaf:
+                register = parameter.register_post_accumulate_grad_hook
+                self._handles.append(register(self._note_gradient))
+        _active.add(self)
+
+    def end(self) -> None:
+        """Stop watching."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._parameters.clear()
+        self._forward = ""
+        _active.discard(self)
+
+    def note_method(self, name: str) -> None:
+        """Note that a program asks the executor for a method of its model."""
+        if name in _RETURN_SELF and not self._way:
+            self._way = f"executor.{name}() returned the plain module at {user_line()}"
+
+    def note_forward(self) -> None:
+        """Note that the model's forward runs outside of a capture."""
+        if self in _active and torch.is_grad_enabled() and capturing() is None:
+            # The line is wanted once; finding it takes longer than noting that there was one.
+            self._forward = user_line() if not self.steps else "later"
+
+    @internal
+    def _note_gradient(self, parameter: torch.Tensor) -> None:
+        del parameter
+        if self._forward:
+            self._count()
+
+    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record an optimizer step on the host."""
+        if self._forward and any(
+            id(parameter) in self._parameters and parameter.grad is not None
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ):
+            self._count()
+
+    def _count(self) -> None:
+        line, self._forward = self._forward, ""
+        executor = self.executor()
+        if executor is None and self.target is not None:
+            return  # it has trained on its device and is gone: the rest is the host's
+        self.steps += 1
+        if self.steps == 1:
+            self._first = line
+            _seen.append(self)
+            logger.warning(
+                "%s Call what poptorch.trainingModel returned, or destroy() it to go on with the "
+                "host alone; options.hostTrainingWarning(False) turns this warning off.",
+                self.sentence(),
+            )
+
+    def sentence(self) -> str:
+        """Describe the steps on the host."""
+        steps = "A training step" if self.steps == 1 else f"{self.steps} training steps"
+        target = "the device" if self.target is None else f"target {self.target}"
+        why = f", since {self._way}" if self._way else ""
+        return (
+            f"{steps} of {self._name} ran on the host, not on {target}{why}. Forward was called "
+            f"outside the executor, with gradients, at {self._first}."
+        )
+
+
+@internal
+def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if not isinstance(optimizer, optim.Optimizer):
+        for watch in tuple(_active):
+            watch.note_step(optimizer)
+
+
+def _summarise() -> None:
+    """Log the final counts at the end of the process."""
+    for watch in _seen:
+        logger.warning("%s", watch.sentence())
+
+
+register_optimizer_step_post_hook(_note_step)
+atexit.register(_summarise)
