@@ -296,7 +296,58 @@ class OfMemory:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FitReport:
+class Report:
+    """An answer about memory, with the changes that make a model fit; ``print`` it.
+
+    Attributes:
+        answer: the verdict and what it follows from.
+    """
+
+    answer: Any
+    _search: Search | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    @property
+    def verdict(self) -> Verdict:
+        """``fits``, ``does not fit`` or ``uncertain``; of several devices that of the worst."""
+        return self.answer.verdict
+
+    @property
+    def ladder(self) -> Ladder | None:
+        """Cheapest changes that make it fit, searched when first read.
+
+        None if it fits, and for ``planStages``.
+        """
+        return self._ladder(silent)
+
+    def _ladder(self, say: Say) -> Ladder | None:
+        if self._search is None or self.verdict is Verdict.FITS:
+            return None
+        return self._search.ladder(say)
+
+    def data(self) -> dict[str, Any]:
+        """Return all fields as JSON values: bytes, shares from 0 to 1, and seconds."""
+        if self._search is None:
+            return self.answer.data()
+        changes = None if self.ladder is None else self.ladder.data()
+        return {**self.answer.data(), "changes": changes}
+
+    def pieces(self, say: Say = silent) -> Iterator[str]:
+        """Yield the text of the answer, then that of the changes, which take longer to find."""
+        yield self.text()
+        found = self._ladder(say)
+        if found is not None:
+            yield "\n".join(ladder.changes(found))
+
+    def text(self) -> str:
+        """Format the answer without changes."""
+        return table(self.answer)
+
+    def __str__(self) -> str:
+        return "\n".join(self.pieces())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitReport(Report):
     """The answer whether a model fits; ``print`` it.
 
     Attributes:
@@ -304,33 +355,7 @@ class FitReport:
         placement: blocks of the model's operators.
     """
 
-    answer: Answer
     placement: PlacementTable
-    _search: Search = dataclasses.field(repr=False, compare=False)
-
-    @property
-    def ladder(self) -> Ladder | None:
-        """Cheapest changes that make it fit, searched when first read; None if it fits."""
-        return None if self.verdict is Verdict.FITS else self._search.ladder()
-
-    @property
-    def verdict(self) -> Verdict:
-        """``fits``, ``does not fit`` or ``uncertain``."""
-        return self.answer.verdict
-
-    def data(self) -> dict[str, Any]:
-        """Return all fields as JSON values; sizes are in bytes."""
-        changes = None if self.ladder is None else self.ladder.data()
-        return {**self.answer.data(), "changes": changes}
-
-    def pieces(self, say: Say = silent) -> Iterator[str]:
-        """Yield the text of the answer, then that of the changes, which take longer to find."""
-        yield table(self.answer)
-        if self.verdict is not Verdict.FITS:
-            yield "\n".join(ladder.changes(self._search.ladder(say)))
-
-    def __str__(self) -> str:
-        return "\n".join(self.pieces())
 
 
 def check(trial: Trial, limit: str | None) -> FitReport:

@@ -84,8 +84,11 @@ class Recording:
         self._loop = LoopAround()
         self._began_ns = time.perf_counter_ns()
         folder = self._folder()
-        before = None if folder is None else _known_before(model, optimizer)
-        self._uncalled = None if folder is None or before is None else Uncalled(folder, before)
+        self._on_host = on_host = _steps_on_host(model)
+        self._uncalled: Uncalled | None = None
+        if folder is not None:
+            before = self._before()
+            self._uncalled = Uncalled(folder, lambda: dataclasses.replace(before, **on_host()))
         optimizer.changed = weakly(self._follow)
 
     def _follow(self) -> None:
@@ -128,21 +131,16 @@ class Recording:
             self._uncalled.begun()
         self._uncalled = None
 
-    def compiled(self) -> None:
-        """Record the compiled programs."""
+    def compiled(self, change: str = "") -> None:
+        """Record the compiled programs, or a change of them."""
         made = self._model.get_compiled()
         if self._recorder is not None:
             with self._trouble:
-                run = self._run(self._recorder.run, made)
-                self._recorder.built(run, made.captured.loss, made.session.executable)
-
-    def changed(self, what: str) -> None:
-        """Record a change of the running programs."""
-        if self._recorder is not None:
-            made = self._model.get_compiled()
-            with self._trouble:
-                run = self._run(self._recorder.run, made)
-                self._recorder.changed(run, what, made.session.executable)
+                run, executable = self._run(self._recorder.run, made), made.session.executable
+                if change:
+                    self._recorder.changed(run, change, executable)
+                else:
+                    self._recorder.built(run, made.captured.loss, executable)
 
     def end(self, how: str) -> None:
         """End the run."""
@@ -189,7 +187,7 @@ class Recording:
         made = self._model.compiled
         if made is None or not run.programs:
             return run
-        run = dataclasses.replace(run, **_measured(made), **self._on_host(), loop=self._loop.loop())
+        run = dataclasses.replace(run, **self._changing(made))
         wanted = report_wanted(self._model.options, self._model.training)
         if over and wanted is not None and wanted.timed:
             return timing.timed(run, made.session.executable, made.session)
@@ -207,7 +205,25 @@ class Recording:
 
     def _before(self) -> Run:
         """Return the record before anything was compiled."""
-        return _before(self._model, self._optimizer, self._began_ns)
+        model = self._model
+        config, options = model.config, model.options
+        name = options.model_name if options.exists("model_name") else None
+        return Run(
+            abele=__version__,
+            name=name or user_class(model.user_module).__name__,
+            training=model.training,
+            process=facts.process(self._began_ns),
+            machine=facts.machine(),
+            configuration={
+                "device_iterations": config.device_iterations,
+                "gradient_accumulation": config.gradient_accumulation,
+                "replicas": config.replicas,
+                "processes": config.processes,
+            },
+            options=tuple(_options(options)),
+            advice=_ADVICE,
+            optimizer=_values(self._optimizer),
+        )
 
     def _run(self, before: Run, made: CompiledModel) -> Run:
         executable = made.session.executable
@@ -216,37 +232,25 @@ class Recording:
             build=facts.build(made.record),
             state=summary.state_bytes(executable.programs),
             programs=facts.programs(executable, made.record, self._changes.of_stamps),
-            **_measured(made),
-            **self._on_host(),
-            loop=self._loop.loop(),
+            **self._changing(made),
         )
 
-    def _on_host(self) -> dict[str, Any]:
-        """Return the training steps of the user's module on the host, if they are counted."""
-        watch = shared_by(self._model.user_module).host_training
-        counts = self._model.training and self._model.options._host_training_warning
-        return _counted(watch) if watch is not None and counts else {}
-
-
-def _before(model: WrappedModel, optimizer: OptimizerInUse, began_ns: int) -> Run:
-    config, options = model.config, model.options
-    name = options.model_name if options.exists("model_name") else None
-    return Run(
-        abele=__version__,
-        name=name or user_class(model.user_module).__name__,
-        training=model.training,
-        process=facts.process(began_ns),
-        machine=facts.machine(),
-        configuration={
-            "device_iterations": config.device_iterations,
-            "gradient_accumulation": config.gradient_accumulation,
-            "replicas": config.replicas,
-            "processes": config.processes,
-        },
-        options=tuple(_options(options)),
-        advice=_ADVICE,
-        optimizer=_values(optimizer),
-    )
+    def _changing(self, made: CompiledModel) -> dict[str, Any]:
+        """Return the parts of a record that change with calls."""
+        exchange = made.session.exchange
+        counts = Counts() if exchange is None else exchange.counts
+        report, passage, notes = made.pipeline_report(), None, ()
+        if report.pipelining.stages > 1:
+            notes = (report.sentence(),)
+            if report.measured is not None:
+                passage = facts.pipeline(report.measured, report.pipelining.names)
+        return {
+            "exchanged": {k: float(v) for k, v in dataclasses.asdict(counts).items()},
+            "pipeline": passage,
+            "notes": notes,
+            "loop": self._loop.loop(),
+            **self._on_host(),
+        }
 
 
 def _values(optimizer: OptimizerInUse) -> Optimizer | None:
@@ -261,35 +265,21 @@ def _values(optimizer: OptimizerInUse) -> Optimizer | None:
     return optimizer_of(rule, name, optimizer.restored or {})
 
 
-def _known_before(model: WrappedModel, optimizer: OptimizerInUse) -> Callable[[], Run]:
-    """Return a function for the record of a run that never began; it does not keep the model."""
-    began_ns = time.perf_counter_ns()
-    before = _before(model, optimizer, began_ns)
+def _steps_on_host(model: WrappedModel) -> Callable[[], dict[str, Any]]:
+    """Return a function that returns the counted training steps of the user's module on the host.
+
+    It does not keep the model alive.
+    """
     shared = shared_by(model.user_module)
     counts = model.training and model.options._host_training_warning
 
-    def known() -> Run:
+    def steps() -> dict[str, Any]:
         watch = shared.host_training if counts else None
-        return before if watch is None else dataclasses.replace(before, **_counted(watch))
+        if watch is None:
+            return {}
+        return {"host_steps": watch.steps, "host_said": watch.sentence() if watch.steps else ""}
 
-    return known
-
-
-def _counted(watch: Any) -> dict[str, Any]:
-    return {"host_steps": watch.steps, "host_said": watch.sentence() if watch.steps else ""}
-
-
-def _measured(made: CompiledModel) -> dict[str, Any]:
-    """Return the parts of a record that change with calls: exchanges, a pipeline's passage."""
-    exchange = made.session.exchange
-    counts = Counts() if exchange is None else exchange.counts
-    exchanged = {k: float(v) for k, v in dataclasses.asdict(counts).items()}
-    report, passage, notes = made.pipeline_report(), None, ()
-    if report.pipelining.stages > 1:
-        notes = (report.sentence(),)
-        if report.measured is not None:
-            passage = facts.pipeline(report.measured, report.pipelining.names)
-    return {"exchanged": exchanged, "pipeline": passage, "notes": notes}
+    return steps
 
 
 def _options(options: Options) -> Iterator[Option]:

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from abele.fit import Interval, Limit, Verdict, ladder
-from abele.fit.ladder import Change, Ladder, NotOffered, Search, Stays, Ways
+from abele.fit import Interval, Limit, Verdict
+from abele.fit.ladder import Change, NotOffered, Stays, Ways
 from abele.fit.questions import Say, silent
 from abele.pipeline import PipelineRunner
 from abele.stage import Device, Plan, Span, divided, mk2, partition, read, text
 from abele.stage.chain import Chain, Times
 from abele.stage.reading import Begin, recorded
 from poptorch._error import error
-from poptorch._fit import Trial, halved, recomputed, smaller_micro_batches
+from poptorch._fit import Report, Trial, halved, recomputed, smaller_micro_batches
 from poptorch._forward.blocks import BLOCK, BeginBlock, removeBlocks, without_blocks
 from poptorch._wrapper.compiled import CompiledModel
 from poptorch._wrapper.pipelines import mark
@@ -464,47 +464,16 @@ class OfStages:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PlacedReport:
-    """The answer whether each stage of a model fits into its device; ``print`` it.
-
-    Attributes:
-        plan: the stages.
-    """
-
-    plan: Plan
-    _search: Search | None = dataclasses.field(default=None, repr=False, compare=False)
+class PlacedReport(Report):
+    """The answer whether each stage of a model fits into its device; ``print`` it."""
 
     @property
-    def ladder(self) -> Ladder | None:
-        """Cheapest changes that make it fit, searched when first read.
+    def plan(self) -> Plan:
+        """The stages."""
+        return self.answer
 
-        None if it fits, for ``planStages``, and for limits other than IPUs.
-        """
-        fits = self._search is None or self.verdict is Verdict.FITS
-        return None if fits or self._search is None else self._search.ladder()
-
-    @property
-    def verdict(self) -> Verdict:
-        """``fits``, ``does not fit`` or ``uncertain``: that of the worst device."""
-        return self.plan.verdict
-
-    def data(self) -> dict[str, Any]:
-        """Return all fields as JSON values; sizes are in bytes."""
-        if self._search is None:
-            return self.plan.data()
-        changes = None if self.ladder is None else self.ladder.data()
-        return {**self.plan.data(), "changes": changes}
-
-    def pieces(self, say: Say = silent) -> Iterator[str]:
-        """Yield the text of the answer, then that of the changes, which take longer to find."""
-        yield self._answer()
-        if self._search is not None and self.verdict is not Verdict.FITS:
-            yield "\n".join(ladder.changes(self._search.ladder(say)))
-
-    def __str__(self) -> str:
-        return "\n".join(self.pieces())
-
-    def _answer(self) -> str:
+    def text(self) -> str:
+        """Format the stages and their memory."""
         parts = [text.sentence(self.plan), text.table(self.plan), text.memory_table(self.plan)]
         if self.plan.device.is_mk2:
             parts.append(_BAND)
@@ -516,7 +485,7 @@ class StageReport(PlacedReport):
     """A division of a model into stages; ``print`` it.
 
     Attributes:
-        plan: the stages.
+        answer: the stages.
         model: the divided model.
     """
 
@@ -537,6 +506,7 @@ class StageReport(PlacedReport):
         """
         apply(self.plan, self.model)
 
-    def _answer(self) -> str:
+    def text(self) -> str:
+        """Format the stages, their memory, and the lines to paste."""
         lines = "\n".join(self.lines()) or "One stage needs no blocks."
-        return "\n\n".join([super()._answer(), text.bubbles(self.plan), lines])
+        return "\n\n".join([super().text(), text.bubbles(self.plan), lines])

@@ -91,7 +91,7 @@ def join(rank: int, size: int) -> None:
 
 
 class Share:
-    """This process's share of a data set that all processes divide.
+    """A process's share of a data set that all processes divide.
 
     Attributes:
         epoch: how many epochs were begun before that of the latest batch.

@@ -128,7 +128,7 @@ class Compiling:
         self._say(f"abele: {text}")
         waiting.begin_again()
         if self._model.compiled is not None and self.seconds is not None:
-            self.recording.changed(text)
+            self.recording.compiled(change=text)
 
     def prepare(self) -> None:
         """Refuse what cannot be compiled now, and update the module that is to be compiled.

@@ -60,8 +60,8 @@ class Estimates:
             plan = _stage.planned(trial, known)
             search = Search(trial, Placed(plan=plan), OfStages(known, plan))
             if known.ipus:
-                return StageReport(plan=plan, model=self._wrapped.user_module, _search=search)
-            return PlacedReport(plan=plan, _search=search)
+                return StageReport(answer=plan, model=self._wrapped.user_module, _search=search)
+            return PlacedReport(answer=plan, _search=search)
 
     def planStages(
         self,
@@ -103,7 +103,7 @@ class Estimates:
         if measure:
             _stage.refuse_if_not_applicable(plan, self._wrapped.options)
             plan = _stage.balanced(plan, trial, say)
-        return StageReport(plan=plan, model=self._wrapped.user_module)
+        return StageReport(answer=plan, model=self._wrapped.user_module)
 
     def _answer_if_asked(self, bound: Bound) -> None:
         """Answer the question of a command, if any, instead of compiling."""

@@ -9,7 +9,7 @@ until the end of the process. Calls of the executor pass none of this.
 
 import atexit
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -35,6 +35,9 @@ _seen: "list[HostTraining]" = []  # those that have counted something
 class LateChanges:
     """Warns of what was changed on a model between wrapping and compiling.
 
+    The wrapper runs a shallow copy of the model. Submodules are the same objects: ``eval()`` after
+    wrapping reaches them but not the model itself, and their mode at the first call is compiled in.
+
     Args:
         model: the user's, about to be wrapped.
     """
@@ -52,38 +55,49 @@ class LateChanges:
         Args:
             training: whether the model was wrapped for training.
         """
-        _warn_of_late_changes(self._model, self._attributes)
-        _warn_of_late_mode(self._model, self._modes, self._was_training, training=training)
+        self._warn_of_attributes()
+        model = self._model
+        other_mode = model.training not in (self._was_training, training)
+        if other_mode and not _reads_mode(model):  # else the attribute was warned of
+            self._warn_of_modes(training=training)
 
+    def _warn_of_attributes(self) -> None:
+        """Warn of attributes that were set on the user's module."""
+        model, before, now = self._model, self._attributes, attributes_of(self._model)
+        names = [
+            name
+            for name in {**before, **now}
+            if name not in _SHARED and _is_change(before.get(name), now.get(name))
+        ]
+        if "training" in names and not _reads_mode(model):
+            names.remove("training")
+        if not names:
+            return
+        mode = "train" if model.training else "eval"
+        advice = f" (model.{mode}() has reached its submodules only)" if "training" in names else ""
+        warn_user(
+            f"{model._get_name()} was changed after it was wrapped, before its first call: "
+            f"{', '.join(names)}{advice}. The wrapper runs a copy of the attributes that the "
+            "model had when it was wrapped, and does not see these. Change the model first, then "
+            "wrap it.",
+            UserWarning,
+        )
 
-def _warn_of_late_changes(model: torch.nn.Module, before: Mapping[str, Any]) -> None:
-    """Warn of attributes that were set on the user's module after it was wrapped.
-
-    The wrapper runs a shallow copy that was made then. Submodules are the same objects, so that
-    ``eval()`` reaches them but not the module itself.
-
-    Args:
-        model: the user's.
-        before: its attributes when it was wrapped.
-    """
-    now = attributes_of(model)
-    names = [
-        name
-        for name in {**before, **now}
-        if name not in _SHARED and _is_change(before.get(name), now.get(name))
-    ]
-    if "training" in names and not _reads_mode(model):
-        names.remove("training")
-    if not names:
-        return
-    mode = "train" if model.training else "eval"
-    advice = f" (model.{mode}() has reached its submodules only)" if "training" in names else ""
-    warn_user(
-        f"{model._get_name()} was changed after it was wrapped, before its first call: "
-        f"{', '.join(names)}{advice}. The wrapper runs a copy of the attributes that the model had "
-        "when it was wrapped, and does not see these. Change the model first, then wrap it.",
-        UserWarning,
-    )
+    def _warn_of_modes(self, *, training: bool) -> None:
+        """Warn of submodules that were put into the other mode than the wrapper's."""
+        now, before = _modes_of(self._model), self._modes
+        changed = [path for path, mode in now.items() if mode not in (training, before.get(path))]
+        if not changed:
+            return
+        call, mode = ("eval()", "evaluation") if training else ("train()", "training")
+        other = "train()" if training else "eval()"
+        warn_user(
+            f"{self._model._get_name()}.{call} was called after the model was wrapped for "
+            f"{'training' if training else 'inference'}, before its first call: "
+            f"{', '.join(changed)} compute in {mode} mode at every call of the wrapper. Call "
+            f"{other} before the first call, or wrap the model after it is in the mode you want.",
+            UserWarning,
+        )
 
 
 def _modes_of(model: torch.nn.Module) -> dict[str, bool]:
@@ -100,44 +114,12 @@ def _drops_something(module: torch.nn.Module) -> bool:
     return all(getattr(module, name, 1) != 0 for name in ("p", "dropout"))
 
 
-def _warn_of_late_mode(
-    model: torch.nn.Module, before: Mapping[str, bool], was_training: bool, *, training: bool
-) -> None:
-    """Warn that a model's parts were put into the other mode after it was wrapped.
-
-    Parts are the same objects in the wrapper, and their mode at the first call is compiled in.
-
-    Args:
-        model: the user's.
-        before: what ``_modes_of`` gave when it was wrapped.
-        was_training: the model's own flag then.
-        training: whether it was wrapped for training.
-    """
-    if model.training == was_training or model.training == training or _reads_mode(model):
-        return  # of a model that reads the mode itself, _warn_of_late_changes speaks
-    now = _modes_of(model)
-    changed = [path for path, mode in now.items() if mode != training and before.get(path) != mode]
-    if not changed:
-        return
-    call, mode = ("eval()", "evaluation") if training else ("train()", "training")
-    other = "train()" if training else "eval()"
-    warn_user(
-        f"{model._get_name()}.{call} was called after the model was wrapped for "
-        f"{'training' if training else 'inference'}, before its first call: {', '.join(changed)} "
-        f"compute in {mode} mode at every call of the wrapper. Call {other} before the first "
-        "call, or wrap the model after it is in the mode you want.",
-        UserWarning,
-    )
-
-
 def _reads_mode(model: torch.nn.Module) -> bool:
     """Return whether a method of the model itself reads ``self.training``."""
     kinds = [kind for kind in type(model).__mro__ if kind is not torch.nn.Module]
     methods = [each for kind in kinds for each in vars(kind).values()]
-    return any("training" in getattr(each, "__code__", _NO_CODE).co_names for each in methods)
-
-
-_NO_CODE = (lambda: None).__code__
+    codes = [each.__code__ for each in methods if hasattr(each, "__code__")]
+    return any("training" in code.co_names for code in codes)
 
 
 def _is_change(then: object, now: object) -> bool:
