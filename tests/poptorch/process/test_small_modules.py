@@ -8,7 +8,7 @@ import torch
 import popart
 import poptorch
 import poptorch.testing
-from poptorch.poptorch_core import TestErrorType, _throwTestError, isAlreadyRegistered
+from poptorch.poptorch_core import isAlreadyRegistered
 
 
 @pytest.mark.parametrize(
@@ -52,30 +52,6 @@ def test_allclose_compares_structures():
     assert not allclose(x, [x])
     with pytest.raises(TypeError, match="compares tensors, tuples and lists, found dict"):
         allclose({"x": x}, {"x": x})
-
-
-@pytest.mark.parametrize(
-    ("kind", "cls", "type_name"),
-    [
-        (TestErrorType.Poptorch, poptorch.Error, "poptorch_cpp_error"),
-        (TestErrorType.Popart, poptorch.Error, "popart_exception"),
-        (TestErrorType.PopartInternal, poptorch.Error, "popart_internal_exception"),
-        (TestErrorType.Poplibs, poptorch.Error, "poplibs_exception"),
-        (TestErrorType.PoplarUnknown, poptorch.Error, "poplar_"),
-        (TestErrorType.PoplarLinkError, poptorch.Error, "poplar_"),
-        (TestErrorType.PoplarRecoverableFullReset, poptorch.RecoverableError, "poplar_"),
-        (TestErrorType.PoplarUnrecoverable, poptorch.UnrecoverableError, "poplar_"),
-    ],
-    ids=lambda value: getattr(value, "name", ""),
-)
-def test_pretended_failures(kind, cls, type_name):
-    with pytest.raises(poptorch.Error, match=kind.name) as caught:
-        _throwTestError(kind)
-    assert type(caught.value) is cls
-    assert caught.value.type.startswith(type_name)
-    assert caught.value.location
-    if cls is poptorch.RecoverableError:
-        assert caught.value.recovery_action == "FULL_RESET"
 
 
 def test_unregistered_types_have_no_parser():

@@ -1,8 +1,10 @@
-"""The exceptions themselves: their classes, attributes and text, and errors too long to show."""
+"""Errors: their classes, attributes and text, the frames that they show, and long ones."""
 
 import io
+import logging
 import pickle
 import re
+import traceback
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ import poptorch
 from abele.errors import CaptureError, ForeignNoteError, MeetingPointError, RankLostError
 from helpers.wrapping import Calls, inference, options, rows, scorer
 from poptorch import processes
-from poptorch._wrapper.errors import shortened
+from poptorch._logging import HIDDEN_FRAMES
+from poptorch._wrapper.errors import shortened, show_user_frames
 from poptorch.poptorch_core import TestErrorType, _throwTestError
 
 X = torch.ones(2)
@@ -27,6 +30,40 @@ def test_classes():
         assert getattr(poptorch.poptorch_core, name) is getattr(poptorch, name)
 
 
+# Failures that a program can pretend: its name, and the class and type of the error.
+PRETENDED = {
+    "Poptorch": (poptorch.Error, "poptorch_cpp_error"),
+    "Popart": (poptorch.Error, "popart_exception"),
+    "PopartInternal": (poptorch.Error, "popart_internal_exception"),
+    "Poplibs": (poptorch.Error, "poplibs_exception"),
+    "PoplarUnrecoverable": (poptorch.UnrecoverableError, "poplar_unrecoverable_runtime_error"),
+    "PoplarUnknown": (poptorch.Error, "poplar_unknown_runtime_error"),
+    "PoplarRecoverableFullReset": (
+        poptorch.RecoverableError,
+        "poplar_recoverable_runtime_error",
+    ),
+    "PoplarLinkError": (poptorch.Error, "poplar_link_error"),
+}
+
+
+@pytest.mark.parametrize("kind", list(TestErrorType), ids=lambda kind: kind.name)
+def test_pretended_failures_name_place_type_and_contexts_and_survive_pickling(kind):
+    cls, layer = PRETENDED[kind.name]
+    with pytest.raises(poptorch.Error, match=kind.name) as caught:
+        _throwTestError(kind)
+    error = caught.value
+    assert (type(error), error.type) == (cls, layer)
+    assert re.fullmatch(r"poptorch_core\.py:\d+", error.location)
+    assert str(error) == (
+        f"In {error.location}: '{layer}': {error.message}\nError raised in:\n  [0] _throwTestError"
+    )
+    if cls is poptorch.RecoverableError:
+        assert error.recovery_action == "FULL_RESET"
+    copied = pickle.loads(pickle.dumps(error))  # noqa: S301 - made a line above
+    assert type(copied) is cls
+    assert (str(copied), vars(copied)) == (str(error), vars(error))
+
+
 def test_errors_raised_from_python_name_their_type_and_no_place():
     with pytest.raises(poptorch.Error) as caught:
         poptorch.trainingModel(scorer(), {})
@@ -34,18 +71,6 @@ def test_errors_raised_from_python_name_their_type_and_no_place():
     assert (error.type, error.location) == ("poptorch_py_error", "")
     assert error.message.startswith("Invalid type: 'options' is of type dict")
     assert str(error) == f"'poptorch_py_error': {error.message}"
-
-
-@pytest.mark.parametrize("kind", list(TestErrorType))
-def test_errors_of_lower_layers_name_place_type_and_contexts(kind):
-    with pytest.raises(poptorch.Error) as caught:
-        _throwTestError(kind)
-    error = caught.value
-    assert re.fullmatch(r"poptorch_core\.py:\d+", error.location)
-    assert str(error) == (
-        f"In {error.location}: '{error.type}': {error.message}\n"
-        "Error raised in:\n  [0] _throwTestError"
-    )
 
 
 @pytest.mark.parametrize(
@@ -60,28 +85,6 @@ def test_errors_between_processes_name_the_options_of_poprun(problem, text):
     result = processes.problem_between(problem)
     assert isinstance(result, poptorch.Error)
     assert result.message == text
-
-
-def test_the_pretended_failures_have_the_originals_names():
-    assert [kind.name for kind in TestErrorType] == [
-        "Poptorch",
-        "Popart",
-        "PopartInternal",
-        "Poplibs",
-        "PoplarUnrecoverable",
-        "PoplarUnknown",
-        "PoplarRecoverableFullReset",
-        "PoplarLinkError",
-    ]
-
-
-@pytest.mark.parametrize("kind", list(TestErrorType))
-def test_errors_survive_the_way_between_processes(kind):
-    with pytest.raises(poptorch.Error) as caught:
-        _throwTestError(kind)
-    copied = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - made a line above
-    assert type(copied) is type(caught.value)
-    assert (str(copied), vars(copied)) == (str(caught.value), vars(caught.value))
 
 
 def test_a_stopped_run_can_be_recovered_by_a_reset():
@@ -164,3 +167,72 @@ def test_a_program_without_standard_error_runs(monkeypatch, missing):
     shown = poptorch.Options()
     wrapped = poptorch.inferenceModel(Calls(lambda self, x: poptorch.ipu_print_tensor(x)), shown)
     assert torch.equal(wrapped(X), X)
+
+
+# -- frames ------------------------------------------------------------------------------
+
+
+def failure(function, kind):
+    """The error of wrapping and calling ``function``, as raised and as printed."""
+    with pytest.raises(kind) as caught:
+        poptorch.inferenceModel(Calls(lambda self, x: function(x)), options())(torch.ones(2, 3))
+    return caught.value, "".join(traceback.format_exception(caught.value))
+
+
+def of_forward(x):
+    raise KeyError("mine")
+
+
+def test_an_error_in_forward_keeps_its_type_and_loses_the_frames_of_the_tracer():
+    error, text = failure(of_forward, KeyError)
+    assert error.args == ("mine",)
+    assert "in of_forward" in text
+    assert "proxy_tensor" not in text
+    assert text.count("File ") < 8
+    assert error.__notes__ == [HIDDEN_FRAMES]
+
+
+def test_the_frame_that_raised_stays():
+    _, text = failure(lambda x: x @ torch.ones(2, 2), RuntimeError)
+    assert "test_errors.py" in text
+    assert "same reduction dim" in text
+    assert len(text.splitlines()) < 30
+
+
+def test_the_errors_that_led_to_an_error_are_short_too():
+    error, text = failure(lambda x: x.sum().item(), poptorch.Error)
+    assert "reads the value of a tensor" in str(error.__cause__)
+    assert "_proxy_tensor" not in text
+    assert "eval_frame" not in text
+    assert len(text.splitlines()) < 50
+
+
+def test_an_error_without_a_frame_of_the_user_keeps_all():
+    with pytest.raises(ValueError, match="log level") as caught:
+        poptorch.setLogLevel("LOUD")
+    inside = caught.value.with_traceback(caught.value.__traceback__.tb_next)
+    assert not show_user_frames(inside)
+    assert inside.__traceback__ is not None
+
+
+def test_debug_shows_every_frame():
+    poptorch.setLogLevel("DEBUG")
+    try:
+        error, text = failure(of_forward, KeyError)
+    finally:
+        poptorch.setLogLevel("WARN")
+    assert "proxy_tensor" in text
+    assert not hasattr(error, "__notes__")
+
+
+def test_torch_does_not_log_what_an_operator_refuses():
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.addHandler(handler)
+    try:
+        failure(lambda x: x @ torch.ones(2, 2), RuntimeError)
+    finally:
+        log.removeHandler(handler)
+    assert not records

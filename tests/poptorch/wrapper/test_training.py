@@ -1,15 +1,15 @@
-"""What one call of a training wrapper does: updates, reductions, and the rows that come out."""
-
-import copy
+"""What one call of a wrapper does: updates, reductions, modes, and the rows that come out."""
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import nn
 
 import poptorch
 from helpers.wrapping import (
     Calls,
     Scorer,
+    inference,
     options,
     plain_steps,
     rows,
@@ -64,30 +64,7 @@ def test_gradients_of_micro_batches_combine_by_the_reduction(reduction, split):
     torch.testing.assert_close(weights(model), weights(plain), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("split", [{"gradientAccumulation": 4}, {"replicationFactor": 2}])
-def test_with_mean_the_split_of_a_batch_does_not_matter(split):
-    whole, parts = scorer(), scorer()
-    trainer(whole)(*rows(8))
-    trainer(parts, **split)(*rows(8))
-    torch.testing.assert_close(weights(parts), weights(whole), rtol=0, atol=1e-6)
-
-
 EXAMPLE = {"deviceIterations": 2, "gradientAccumulation": 4, "replicationFactor": 2}
-
-
-@pytest.mark.parametrize(
-    ("mode", "losses", "scores"),
-    [
-        pytest.param(OutputMode.Final, 2, 6, id="final: last micro-batch of each replica"),
-        pytest.param(OutputMode.All, 16, 48, id="all: every micro-batch"),
-        pytest.param((OutputMode.EveryN, 2), 8, 24, id="every second iteration, all its steps"),
-        pytest.param(OutputMode.Sum, 2, 6, id="sum: over iterations and steps, per replica"),
-    ],
-)
-def test_rows_of_the_worked_example(mode, losses, scores):
-    loss, rows_out = trainer(scorer(), outputMode=mode, **EXAMPLE)(*rows(48))
-    assert loss.shape == (losses,)
-    assert rows_out.shape == (scores, 3)
 
 
 def _outputs(mode, optimizer_lr=0.0):
@@ -108,11 +85,6 @@ def test_every_mode_is_a_selection_of_all(mode, pick):
     everything = _outputs(OutputMode.All)[1].reshape(8, 2, 3, 3)
     expected = pick(everything).reshape(-1, 3)
     torch.testing.assert_close(_outputs(mode)[1], expected, rtol=1e-6, atol=1e-6)
-
-
-def test_a_single_loss_stays_without_dimension():
-    loss, _ = trainer(scorer(), deviceIterations=2, gradientAccumulation=3)(*rows(6))
-    assert loss.shape == ()
 
 
 @pytest.mark.parametrize("mode", [OutputMode.Final, OutputMode.All])
@@ -154,114 +126,11 @@ def test_compile_prepares_without_training(caplog):
     assert "Call to compile() ignored" in caplog.text
 
 
-class Squared(torch.nn.Module):
-    def forward(self, x):
-        return F.mse_loss(x, torch.ones_like(x))
-
-
-def test_a_module_in_eval_mode_trains_with_dropout_off():
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), Squared())
-    model.eval()
-    x, target = torch.randn(2, 4), torch.ones(2, 8)
-    expected = F.mse_loss(model[0](x), target).detach()
-    wrapped = trainer(model, sgd(model, lr=0.0))
-    wrapped.compile(x)
-    model.train()  # too late: the mode at compilation counts
-    assert torch.equal(wrapped(x), expected)
-
-
 def test_the_default_optimizer_is_sgd_with_a_hundredth():
     plain, model = scorer(), scorer()
     plain_steps(plain, sgd(plain, lr=0.01), [[rows(4)]])
     poptorch.trainingModel(model, options())(*rows(4))
     assert torch.equal(weights(model), weights(plain))
-
-
-def test_options_may_be_left_out(capfd):
-    loss, _ = poptorch.trainingModel(scorer())(*rows(4))
-    assert loss.shape == ()
-    assert "Graph compilation" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize(
-    "make",
-    [lambda: scorer().requires_grad_(False), lambda: torch.nn.Sequential(Squared())],
-    ids=["everything frozen", "no parameters at all"],
-)
-def test_nothing_needs_to_be_trainable(make, accumulation):
-    model = make()
-    before = copy.deepcopy(model.state_dict())
-    wrapped = poptorch.trainingModel(model, options(gradientAccumulation=accumulation))
-    wrapped(*(rows(4) if len(before) else rows(4)[:1]))
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-@pytest.mark.parametrize("kind", [KeyError, ValueError, ZeroDivisionError, RuntimeError])
-def test_exceptions_of_forward_keep_class_and_text(kind):
-    def forward(self, x):
-        raise kind("words of the user")
-
-    wrapped = trainer(Calls(forward))
-    with pytest.raises(kind, match="words of the user"):
-        wrapped(torch.ones(2))
-    assert not wrapped.isCompiled()
-
-
-def test_forward_can_ask_where_it_runs():
-    seen = []
-    model = Calls(
-        lambda self, x: (
-            seen.append(poptorch.isRunningOnIpu()),
-            poptorch.identity_loss(x * self.weight, "sum"),
-        )[1]
-    )
-    model(torch.ones(2))
-    trainer(model)(torch.ones(2))
-    assert seen == [False, True]
-    assert not poptorch.isRunningOnIpu()
-
-
-def test_forward_may_be_an_attribute_of_the_instance():
-    model = scorer()
-    model.forward = lambda x, target: F.l1_loss(model.fc(x), target)
-    x, target = rows(4)
-    expected = F.l1_loss(scorer().fc(x), target)
-    assert torch.equal(trainer(model)(x, target), expected)
-
-
-@pytest.mark.parametrize(
-    ("reduction", "gradient"), [("none", 1.0), ("sum", 1.0), ("mean", 0.25)], ids=str
-)
-def test_identity_loss_seeds_the_gradient_of_its_reduction(reduction, gradient):
-    model = Calls(lambda self, x: poptorch.identity_loss(x * self.weight, reduction))
-    trainer(model, sgd(model, lr=1.0))(torch.ones(4))
-    assert model.weight.item() == pytest.approx(2.0 - 4 * gradient)
-
-
-def test_a_loss_inside_another_is_a_plain_reduction():
-    def forward(self, x):
-        left, right = F.mse_loss(x * self.weight, x), F.l1_loss(x * self.weight, x)
-        return left, poptorch.identity_loss(left + right, "none"), right
-
-    model, plain = Calls(forward), Calls(forward)
-    x = torch.randn(3, 2)
-    left, total, right = trainer(model, sgd(model, lr=0.5))(x)
-    plain(x)[1].backward()
-    assert torch.equal(total, left + right)
-    torch.testing.assert_close(model.weight.detach(), 2.0 - 0.5 * plain.weight.grad)
-
-
-def test_no_grad_and_detach_cut_gradients():
-    def forward(self, x):
-        with torch.no_grad():
-            frozen = self.weight * x
-        return F.mse_loss(frozen + (x * self.weight).detach(), x)
-
-    model = Calls(forward)
-    with pytest.warns(UserWarning, match="Training changes nothing"):
-        trainer(model)(torch.ones(3))
-    assert model.weight.item() == 2.0
 
 
 class Noisy(Scorer):
@@ -321,3 +190,170 @@ def test_the_executor_shows_the_model():
     assert wrapped.fc is wrapped.model.fc
     with pytest.raises(AttributeError, match="nowhere"):
         _ = wrapped.nowhere
+
+
+@pytest.mark.parametrize(
+    ("mode", "of_host"),
+    [
+        (None, lambda y: y),
+        (OutputMode.All, lambda y: y),
+        ((OutputMode.EveryN, 5), lambda y: y[[4, 9]]),
+        (OutputMode.Sum, lambda y: y.sum(0, keepdim=True)),
+        (OutputMode.Final, lambda y: y[9:]),
+    ],
+    ids=["default", "All", "EveryN", "Sum", "Final"],
+)
+def test_inference_of_ten_iterations_is_the_host_in_every_output_mode(mode, of_host):
+    model, x = scorer().fc, rows(10)[0]
+    chosen = {} if mode is None else {"outputMode": mode}
+    output = poptorch.inferenceModel(model, options(deviceIterations=10, **chosen))(x)
+    expected = of_host(model(x)).detach()
+    assert output.shape == expected.shape
+    torch.testing.assert_close(output, expected)
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_process_evaluates_the_rows_that_it_is_given(process):
+    opts = options(deviceIterations=2, replicationFactor=2)
+    opts.Distributed.configureProcessId(process, 2)
+    x, target = rows(8, process)
+    loss, scores = poptorch.inferenceModel(scorer(), opts)(x, target)
+    assert loss.shape == (4,)
+    torch.testing.assert_close(scores, scorer()(x, target)[1].detach())
+
+
+def test_a_loss_that_is_not_returned_is_minimised():
+    def forward(self, x):
+        F.mse_loss(x * self.weight, x)
+        return x * 2
+
+    model = Calls(forward)
+    trainer(model)(torch.ones(4))
+    assert model.weight.item() < 2
+
+
+class Ordered(nn.Module):
+    """Returns its rows, and adds up the first of each micro-batch with a weight per call."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x):
+        self.seen.add_(1)
+        loss = poptorch.identity_loss(self.weight * x, "mean")
+        return loss, x * 1, self.seen * torch.ones_like(x)
+
+
+def test_rows_are_in_the_order_iteration_accumulation_replica():
+    x = torch.arange(48.0)
+    wrapped = trainer(Ordered(), outputMode=OutputMode.All, broadcastBuffers=False, **EXAMPLE)
+    _, same, seen = wrapped(x)
+    assert torch.equal(same, x)
+    # Each replica counts its own calls, so rows of one step have the same number.
+    expected = torch.arange(1.0, 9.0).reshape(2, 4, 1, 1).expand(2, 4, 2, 3)
+    assert torch.equal(seen, expected.reshape(-1))
+    last = trainer(Ordered(), broadcastBuffers=False, **EXAMPLE)(x)[1]
+    assert torch.equal(last, x[42:])
+
+
+def test_tensors_that_are_no_buffers_are_constants():
+    class Holding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shift, self.scale, self.calls = torch.ones(4), [nn.Parameter(torch.ones(4))], 0
+
+        def forward(self, x):
+            self.calls += 1
+            self.shift = self.shift + 1
+            return x * self.scale[0] + self.shift
+
+    model = Holding()
+    wrapped = poptorch.inferenceModel(model, options())
+    before = model.shift
+    with pytest.warns(UserWarning, match="computes a new value of Holding.shift from the old one"):
+        wrapped.compile(torch.ones(4))
+    for _ in range(2):
+        assert torch.equal(wrapped(torch.ones(4)), torch.full((4,), 3.0))
+        model.shift.zero_()  # the program keeps what it was captured with
+        model.scale[0].data.zero_()
+    assert model.shift is before  # forward ran on the wrapper's copy, once
+    assert model.calls == 0
+
+
+class Dropping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(256))
+        self.inner = nn.Dropout(0.5)
+
+    def forward(self, x):
+        y = x * self.weight
+        outer = F.dropout(y, 0.5, self.training)
+        return poptorch.identity_loss(y, "mean"), outer, self.inner(y)
+
+
+def dropped(results):
+    """Whether the flag of the model, and that of its part, made zeros."""
+    return tuple(bool((value == 0).any()) for value in results[1:])
+
+
+def test_the_mode_of_the_module_counts_and_is_compiled_in():
+    x = torch.ones(1, 256)
+    for training in (True, False):
+        model = Dropping().train(training)
+        wrapped = trainer(model)
+        assert dropped(wrapped(x)) == (training, training)
+        model.train(not training)
+        wrapped.train(not training)
+        assert dropped(wrapped(x)) == (training, training)
+    late = Dropping()
+    wrapped = trainer(late)
+    late.eval()  # parts are shared with the wrapper, the flag of the whole was copied
+    with pytest.warns(UserWarning, match="was changed after it was wrapped.*training"):
+        assert dropped(wrapped(x)) == (True, False)
+
+
+@pytest.mark.parametrize(("training", "deep"), [(True, 3), (False, 2)])
+def test_shallow_pipelines_are_refused_although_nothing_here_needs_their_depth(training, deep):
+    def made(count):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+        for ipu, layer in enumerate(model):
+            poptorch.BeginBlock(layer, ipu_id=ipu)
+        scored = Calls(lambda self, x: poptorch.identity_loss(model(x), "mean"))
+        scored.model = model
+        if training:
+            return trainer(scored, gradientAccumulation=count)
+        return poptorch.inferenceModel(model, options(deviceIterations=count))
+
+    with pytest.raises(poptorch.Error, match=rf"number of pipeline stages \({deep}\)"):
+        made(deep - 1)(torch.ones(deep - 1, 4))
+    made(deep)(torch.ones(deep, 4))
+
+
+def test_forward_runs_on_ipu_from_its_first_line_to_its_last():
+    seen = []
+
+    class Asking(nn.Module):
+        def forward(self, x):
+            seen.append(poptorch.isRunningOnIpu())
+            y = self.part(x)
+            seen.append(poptorch.isRunningOnIpu())
+            return y
+
+    model = Asking()
+    model.part = nn.Linear(4, 4)
+    model.part.register_forward_pre_hook(lambda *_: seen.append(poptorch.isRunningOnIpu()))
+    model.part.register_forward_hook(lambda *_: seen.append(poptorch.isRunningOnIpu()))
+    wrapped = poptorch.inferenceModel(model, options())
+    for _ in range(2):
+        wrapped(torch.ones(4))
+        assert not poptorch.isRunningOnIpu()
+    assert seen == [True] * 4
+    seen.clear()
+    model(torch.ones(4))
+    assert seen == [False] * 4
+    with pytest.raises(ZeroDivisionError):
+        inference(lambda x: x * (1 // 0))(torch.ones(4))
+    assert not poptorch.isRunningOnIpu()
