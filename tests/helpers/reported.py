@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import html
+import os
+import re
+import subprocess
+from pathlib import Path
+
 from abele.compile.build import BuildRecord
 from abele.program import summary
 from abele.report import facts
@@ -10,6 +16,7 @@ from abele.report.record import Program, Run
 from abele.runtime.session import Session
 from helpers.models import MODELS
 from helpers.runs import rule_for, started
+from helpers.warm_python import python
 
 #: A training wrapper that writes a report; the first argument is where.
 PROGRAM = """
@@ -32,6 +39,21 @@ BEFORE = {
     "training": True,
     "configuration": {"device_iterations": 1, "gradient_accumulation": 1, "replicas": 1},
 }
+
+
+def ran(
+    code: str, *arguments: object, interpreter: object = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """A program that has ended, on target reference unless variables say otherwise."""
+    environment = {**os.environ, "ABELE_TARGET": "reference", **variables}
+    command = [str(each) for each in (interpreter or python(), "-c", code, *arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def words(path: Path) -> str:
+    """The text of a page, without its elements."""
+    text = re.sub(r"<style>.*?</style>|<[^>]*>", " ", path.read_text(), flags=re.DOTALL)
+    return html.unescape(re.sub(r"\s+", " ", text))
 
 
 def run_before() -> Run:

@@ -23,26 +23,10 @@ def seen():
         handle.remove()
 
 
-def test_hooks_run_around_forward_in_their_order(seen):
-    wrapped = inference(lambda x: (seen.append("forward"), x + 1)[1])
-    wrapped(X)
-    wrapped(X)
-    assert seen == ["pre 1", "pre 2", "forward", "post 1", "post 2"]
-
-
 def test_hooks_after_capture_run_even_if_it_fails(seen):
     with pytest.raises(ZeroDivisionError):
         inference(lambda x: x / (1 // 0))(X)
     assert seen == ["pre 1", "pre 2", "post 1", "post 2"]
-
-
-@pytest.mark.parametrize("register", REGISTER)
-def test_a_handle_removes_its_hook(register):
-    calls = []
-    handle = register(lambda: calls.append(1))
-    handle.remove()
-    inference(lambda x: x + 1)(X)
-    assert calls == []
 
 
 @pytest.mark.parametrize("register", REGISTER)

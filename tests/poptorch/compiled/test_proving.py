@@ -1,5 +1,6 @@
 """Compiled programs are compared with interpreted ones in every way in which a model starts."""
 
+import contextlib
 import json
 
 import pytest
@@ -65,22 +66,35 @@ def same_weights(wrapped, monkeypatch):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_a_first_call_that_waits(expected, monkeypatch):
-    monkeypatch.setenv("ABELE_START", "wait")
+WORDS = "differs by|is not finite"
+STARTS = {
+    "a first call that waits": {"ABELE_START": "wait"},
+    "compile()": {},
+    "programs that take over": {"ABELE_START": "tiered", "ABELE_SWAP_AT": "0"},
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_every_way_to_start_compares(name, expected, monkeypatch):
+    for variable, value in STARTS[name].items():
+        monkeypatch.setenv(variable, value)
     inject(monkeypatch, FAULT)
     wrapped = trainer()
-    with pytest.warns(ComparisonWarning, match="differs by|is not finite"):
-        agree(wrapped(*batch()), expected)
+    with pytest.warns((ComparisonWarning, TakeOverWarning), match=WORDS):
+        got = wrapped.compile(*batch()) if name == "compile()" else wrapped(*batch())
+    agree(wrapped(*batch()) if got is None else got, expected)
     same_weights(wrapped, monkeypatch)
 
 
-def test_compile_compares_with_its_own_arguments(expected, monkeypatch):
-    inject(monkeypatch, FAULT)
-    wrapped = trainer()
-    with pytest.warns(ComparisonWarning, match="differs by|is not finite"):
-        wrapped.compile(*batch())
-    agree(wrapped(*batch()), expected)
-    same_weights(wrapped, monkeypatch)
+@contextlib.contextmanager
+def elsewhere(monkeypatch):
+    """Another machine, whose faulty code is not compared."""
+    with monkeypatch.context() as other:
+        other.setattr(processor, "name", lambda: "another processor")
+        inject(other, FAULT)
+        other.setattr("abele.runtime.proving.agreeing", lambda trial, oracle, made, _: made)
+        other.setattr("abele.runtime.proving.kept", lambda chosen, proving: chosen)
+        yield
 
 
 def test_compile_says_at_once_that_a_forced_target_cannot_be_had(monkeypatch):
@@ -92,25 +106,11 @@ def test_compile_says_at_once_that_a_forced_target_cannot_be_had(monkeypatch):
         trainer().compile(*batch())
 
 
-def test_programs_that_take_over(expected, monkeypatch):
-    monkeypatch.setenv("ABELE_START", "tiered")
-    monkeypatch.setenv("ABELE_SWAP_AT", "0")
-    inject(monkeypatch, FAULT)
-    wrapped = trainer()
-    with pytest.warns((ComparisonWarning, TakeOverWarning), match="differs by|is not finite"):
-        agree(wrapped(*batch()), expected)
-    same_weights(wrapped, monkeypatch)
-
-
 def test_code_in_a_cache_is_compared_on_another_machine_only(expected, monkeypatch, tmp_path):
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(processor, "name", lambda: "another processor")
-        inject(elsewhere, FAULT)
-        elsewhere.setattr("abele.runtime.proving.agreeing", lambda trial, oracle, made, _: made)
-        elsewhere.setattr("abele.runtime.proving.kept", lambda chosen, proving: chosen)
+    with elsewhere(monkeypatch):
         trainer(enableExecutableCaching=str(tmp_path)).compile(*batch())
     wrapped = trainer(enableExecutableCaching=str(tmp_path))
-    with pytest.warns(ComparisonWarning, match="differs by|is not finite"):
+    with pytest.warns(ComparisonWarning, match=WORDS):
         agree(wrapped(*batch()), expected)
     assert wrapped.build_record.cache == "hit"
     again = trainer(enableExecutableCaching=str(tmp_path))
@@ -122,22 +122,18 @@ def test_code_in_a_cache_is_compared_on_another_machine_only(expected, monkeypat
 
 
 def test_code_in_a_file_is_compared_on_another_machine(expected, monkeypatch, tmp_path):
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(processor, "name", lambda: "another processor")
-        inject(elsewhere, FAULT)
-        elsewhere.setattr("abele.runtime.proving.agreeing", lambda trial, oracle, made, _: made)
-        elsewhere.setattr("abele.runtime.proving.kept", lambda chosen, proving: chosen)
+    with elsewhere(monkeypatch):
         trainer().compileAndExport(tmp_path / "x.poptorch", *batch())
     wrapped = trainer()
     wrapped.loadExecutable(tmp_path / "x.poptorch")
-    with pytest.warns(ComparisonWarning, match="differs by|is not finite"):
+    with pytest.warns(ComparisonWarning, match=WORDS):
         agree(wrapped(*batch()), expected)
 
 
 def test_code_in_a_file_is_compared_once_on_another_machine(expected, monkeypatch, tmp_path):
     monkeypatch.setattr("abele.compile.verdict.cache_folder", lambda: tmp_path)
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(processor, "name", lambda: "another processor")
+    with monkeypatch.context() as other:
+        other.setattr(processor, "name", lambda: "another processor")
         trainer().compileAndExport(tmp_path / "x.poptorch", *batch())
 
     def loaded():
@@ -161,7 +157,7 @@ def test_inference(monkeypatch):
         plain.setenv("ABELE_TARGET", "reference")
         expected = inference()(*batch())
     inject(monkeypatch, FAULT)
-    with pytest.warns(ComparisonWarning, match="differs by|is not finite"):
+    with pytest.warns(ComparisonWarning, match=WORDS):
         agree(inference()(*batch()), expected)
 
 
@@ -181,7 +177,7 @@ def test_stages_of_a_pipeline(expected, monkeypatch):
     agree(wrapped(*batch(27)), theirs)
     assert wrapped.build_record.running.check.startswith("one micro-batch through both: ")
     inject(monkeypatch, FAULT)
-    with pytest.warns(ComparisonWarning, match="differs by|is not finite"):
+    with pytest.warns(ComparisonWarning, match=WORDS):
         agree(staged()(*batch(27)), theirs)
 
 

@@ -1,8 +1,6 @@
-"""Endings that need more than a program of its own: compilers, caches, memory, a disk, numbers."""
+"""Endings that need more than a program of its own: compilers, caches, pipelines, a disk."""
 
-import html
 import os
-import re
 import subprocess
 import sys
 
@@ -12,8 +10,7 @@ import torch
 import poptorch
 from abele import get_target
 from abele.report import read_journal, read_run
-from helpers.reported import PROGRAM
-from helpers.warm_python import python
+from helpers.reported import PROGRAM, ran, words
 from helpers.wrapping import rows, scorer, trainer
 
 BROKEN = """#!/bin/sh
@@ -24,34 +21,18 @@ exit 1
 ONE_CALL = PROGRAM + "wrapped(torch.ones(2, 4), torch.ones(2, 3))\n"
 
 
-def words(path):
-    """The text of a page, without its elements."""
-    text = re.sub(r"<style>.*?</style>|<[^>]*>", " ", path.read_text(), flags=re.DOTALL)
-    return html.unescape(re.sub(r"\s+", " ", text))
-
-
 @pytest.mark.compiler
 @pytest.mark.parametrize("forced", [True, False], ids=["forced", "with a fallback"])
 def test_a_compiler_that_fails_is_on_the_page(forced, tmp_path):
     script = tmp_path / "g++"
     script.write_text(BROKEN)
     script.chmod(0o755)
+    if not forced and get_target("cuda").unavailable() is None:
+        pytest.skip("programs go to the GPU, which this compiler is not for")
     changed = {"CXX": str(script), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     changed |= {"ABELE_START": "wait", "ABELE_LOWERING": "emitted"}
-    environment = {**os.environ, **changed}
-    environment.pop("ABELE_TARGET", None)
-    if forced:
-        environment["ABELE_TARGET"] = "cpu"
-    elif get_target("cuda").unavailable() is None:
-        pytest.skip("programs go to the GPU, which this compiler is not for")
-    ended = subprocess.run(
-        [python(), "-W", "ignore", "-c", ONE_CALL, str(tmp_path)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    changed["ABELE_TARGET"] = "cpu" if forced else ""
+    ended = ran("import warnings; warnings.simplefilter('ignore')" + ONE_CALL, tmp_path, **changed)
     text = words(tmp_path / "net" / "report.html")
     if forced:
         assert ended.returncode == 1, ended.stderr
@@ -129,48 +110,6 @@ def test_a_pipeline_has_its_stages_on_the_page(tmp_path, monkeypatch):
     assert "stage 1: backward of micro-batch 3" in (tmp_path / "net" / "report.html").read_text()
 
 
-# -- memory, numbers, a disk ---------------------------------------------------------------
-
-
-def test_a_call_that_finds_no_memory_is_on_the_page(tmp_path):
-    class Large(torch.nn.Linear):
-        def forward(self, x):
-            return poptorch.identity_loss(super().forward(x).sum() + x.new_ones(2**50).sum(), "sum")
-
-    wrapped = trainer(Large(2, 2), enableProfiling=str(tmp_path), modelName="net")
-    with pytest.raises(Exception, match=r"allocate|memory"):
-        wrapped(torch.ones(1, 2))
-    text = words(tmp_path / "net" / "report.html")
-    assert "RuntimeError in call 1" in text or "Error in compiling" in text
-    assert "allocate" in text or "memory" in text
-
-
-def test_a_loss_that_becomes_nan_is_in_the_first_sentence(tmp_path):
-    wrapped = trainer(scorer(), enableProfiling=str(tmp_path), modelName="net")
-    for call in range(4):
-        x, y = rows(4)
-        wrapped(x * float("nan") if call > 1 else x, y)
-    wrapped.destroy()
-    text = words(tmp_path / "net" / "report.html")
-    assert "The loss was not finite in 2 calls, first in call 3." in text
-
-
-def test_an_infinity_that_stops_a_call_is_on_the_page(tmp_path):
-    opts = poptorch.Options().showCompilationProgressBar(False)
-    opts.Precision.enableFloatingPointExceptions(True)
-    opts.enableProfiling(str(tmp_path)).modelName("net")
-    model = scorer()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    wrapped = poptorch.trainingModel(model, opts, optimizer)
-    x, y = rows(4)
-    wrapped(x, y)
-    with pytest.raises(poptorch.RecoverableError, match="Floating-point exception"):
-        wrapped(x * float("inf"), y)
-    text = words(tmp_path / "net" / "report.html")
-    assert "in call 2" in text
-    assert "Floating-point exception" in text
-
-
 FULL = (
     PROGRAM
     + """
@@ -196,9 +135,7 @@ def test_a_full_disk_is_on_the_page_and_the_run_goes_on(tmp_path):
     if done.returncode:
         pytest.skip(f"no file system of its own can be mounted: {done.stderr.strip()}")
     try:
-        environment = {**os.environ, "ABELE_TARGET": "reference"}
-        command = [python(), "-c", FULL, str(disk)]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+        ended = ran(FULL, disk)
         text = words(disk / "net" / "report.html")
         journal = read_journal(disk / "net")
     finally:

@@ -1,11 +1,6 @@
 """Runs that are recorded: what a wrapper writes while it runs, and how it says what went wrong."""
 
-import html
-import json
-import os
-import re
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -15,16 +10,9 @@ import poptorch
 from abele.__main__ import main
 from abele.report import read_journal, read_run
 from abele.report.run_differences import differences
-from helpers.reported import PROGRAM
-from helpers.warm_python import python
+from helpers.reported import PROGRAM, ran, words
 from helpers.wrapping import inference, options, rows, scorer, trainer
 from poptorch._state.module_weights import shared_by
-
-
-def words(path):
-    """The text of a page, without its elements."""
-    text = re.sub(r"<style>.*?</style>|<[^>]*>", " ", path.read_text(), flags=re.DOTALL)
-    return html.unescape(re.sub(r"\s+", " ", text))
 
 
 def recorded(folder, name="training"):
@@ -97,12 +85,14 @@ def test_a_loss_of_several_micro_batches_is_their_mean(tmp_path):
     assert recorded(tmp_path)[1].windows[0].loss == pytest.approx(float(loss.mean()))
 
 
-def test_inference_has_no_loss(tmp_path):
-    wrapped = inference(lambda x: x + 1, enableProfiling=str(tmp_path))
-    wrapped(torch.ones(1))
-    run, journal = recorded(tmp_path, "inference")
+def test_inference_has_neither_loss_nor_optimizer(tmp_path):
+    wrapped = inference(scorer(), enableProfiling=str(tmp_path), modelName="net")
+    wrapped(*rows(4))
+    run, journal = recorded(tmp_path, "net")
     assert not run.training
     assert journal.windows[0].loss is None
+    assert run.optimizer is None
+    assert 'id="optimizer"' not in (tmp_path / "net" / "report.html").read_text()
 
 
 def test_a_report_can_be_written_at_any_time(tmp_path):
@@ -152,16 +142,6 @@ def test_times_of_operators_are_measured_on_request_and_are_none_of_a_call(tmp_p
     assert journal.windows[1].waited < 0.5
 
 
-def test_a_report_that_asks_for_no_execution_has_no_times(tmp_path, monkeypatch):
-    settings = {"autoReport.outputExecutionProfile": "false"}
-    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", json.dumps(settings))
-    wrapped = trainer(scorer(), enableProfiling=str(tmp_path))
-    wrapped(*rows(4))
-    wrapped.destroy()
-    (program,) = recorded(tmp_path)[0].programs
-    assert program.timing is None
-
-
 def test_each_instance_has_a_folder_of_its_own(tmp_path):
     opts = options(enableProfiling=str(tmp_path))
     opts.Distributed.configureProcessId(1, 2)
@@ -188,14 +168,8 @@ for x, y in poptorch.DataLoader(opts, Slow(), batch_size=2):
 
 @pytest.mark.parametrize("bound", ["input-bound", "compute-bound"])
 def test_the_page_says_what_bounded_the_loop_as_the_end_of_the_process_does(bound, tmp_path):
-    environment = {**os.environ, "ABELE_TARGET": "reference"}
-    ended = subprocess.run(
-        [python(), "-c", LOOP, str(tmp_path), bound],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    ended = ran(LOOP, tmp_path, bound)
+    assert ended.returncode == 0, ended.stderr
     (line,) = [each for each in ended.stderr.splitlines() if "steps/s" in each]
     assert bound in line
     text = words(tmp_path / "net" / "report.html")
@@ -257,40 +231,40 @@ for x, y in batches():
 )
 
 
-@pytest.mark.parametrize(
-    ("last", "said", "status"),
-    [
-        ("pass", "Training on reference finished : 5 calls", 0),
-        ("raise ValueError('file 7 is damaged')", "file 7 is damaged", 1),
-        ("raise KeyboardInterrupt", "Training on reference was interrupted", -signal.SIGINT),
-        ("raise KeyboardInterrupt", "The program was interrupted: by Ctrl-C", -signal.SIGINT),
-        ("raise ValueError", "A ValueError was raised without a message", 1),
-        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)", "It was ended by SIGTERM", -15),
-        ("yield torch.ones(3, 5), torch.ones(2, 3)", "failed", 1),
-        # The program's line, not the one of the wrapper that refuses the batch.
-        ("yield torch.ones(3, 5), torch.ones(2, 3)", "in <module>", 1),
-    ],
-)
-def test_a_program_leaves_a_page_that_says_how_it_ended(last, said, status, tmp_path):
-    code = CALLS.replace("LAST", last)
-    environment = {**os.environ, "ABELE_TARGET": "reference"}
-    ended = subprocess.run(
-        [python(), "-c", code, str(tmp_path)], env=environment, capture_output=True
-    )
-    assert ended.returncode == status, ended.stderr.decode()[-2000:]
-    text = words(tmp_path / "net" / "report.html")
-    assert said in text
-    assert recorded(tmp_path, "net")[1].calls == 5
+SHAPE = "yield torch.ones(3, 5), torch.ones(2, 3)"
+KILL = "time.sleep(1.2); os.kill(os.getpid(), signal.SIGKILL)"
+# The last line of a program, its status, and words of the page.
+ENDINGS = {
+    "end": ("pass", 0, ["Training on reference finished : 5 calls"]),
+    "error": ("raise ValueError('file 7 is damaged')", 1, ["file 7 is damaged"]),
+    "error without words": ("raise ValueError", 1, ["A ValueError was raised without a message"]),
+    "Ctrl-C": (
+        "raise KeyboardInterrupt", -signal.SIGINT,
+        ["Training on reference was interrupted", "The program was interrupted: by Ctrl-C"]),
+    "signal": (
+        "os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)", -15, ["It was ended by SIGTERM"]),
+    # The program's line, not the one of the wrapper that refuses the batch.
+    "refused batch": (SHAPE, 1, ["failed", "in <module>"]),
+    "status": (
+        "sys.exit(3)", 3, ["Training on reference failed : 5 calls", "It ended with status 3."]),
+    "killed": (KILL, -signal.SIGKILL, ["abele report says how it went on"]),
+}  # fmt: skip
 
 
-def test_a_status_other_than_0_is_on_the_page(tmp_path):
-    code = CALLS.replace("LAST", "import sys; sys.exit(3)")
-    environment = {**os.environ, "ABELE_TARGET": "reference"}
-    command = [sys.executable, "-c", code, str(tmp_path)]  # a Python of its own ends with it
-    assert subprocess.run(command, env=environment, check=False).returncode == 3
+@pytest.mark.parametrize(("last", "status", "said"), ENDINGS.values(), ids=ENDINGS)
+def test_a_program_leaves_a_page_that_says_how_it_ended(last, status, said, tmp_path):
+    interpreter = sys.executable if status == 3 else None  # it ends with that status itself
+    ended = ran(CALLS.replace("LAST", last), tmp_path, interpreter=interpreter)
+    assert ended.returncode == status, ended.stderr[-2000:]
     text = words(tmp_path / "net" / "report.html")
-    assert "Training on reference failed : 5 calls" in text
-    assert "It ended with status 3." in text
+    assert all(each in text for each in said)
+    _, journal = recorded(tmp_path, "net")
+    assert journal.calls == 5
+    if last == KILL:
+        assert journal.end is None
+        assert main(["report", str(tmp_path / "net")]) == 0
+        text = words(tmp_path / "net" / "report.html")
+        assert "Training on reference was killed : 5 calls" in text
 
 
 UNCALLED = (
@@ -314,12 +288,8 @@ LAST
     ],
 )
 def test_a_model_that_nobody_calls_leaves_a_page_that_says_so(last, said, status, tmp_path):
-    code = UNCALLED.replace("LAST", last)
-    environment = {**os.environ, "ABELE_TARGET": "reference"}
-    ended = subprocess.run(
-        [python(), "-c", code, str(tmp_path)], env=environment, capture_output=True
-    )
-    assert ended.returncode == status, ended.stderr.decode()[-2000:]
+    ended = ran(UNCALLED.replace("LAST", last), tmp_path)
+    assert ended.returncode == status, ended.stderr[-2000:]
     assert main(["report", str(tmp_path / "net")]) == 0
     text = words(tmp_path / "net" / "report.html")
     assert said in text
@@ -338,20 +308,6 @@ def test_the_page_of_a_run_is_not_replaced_by_a_wrapper_that_nobody_calls(tmp_pa
     estimated.fit(*rows(4))
     del estimated
     assert not (tmp_path / "fit").exists()
-
-
-def test_a_killed_program_leaves_files_that_say_so(tmp_path):
-    code = CALLS.replace("LAST", "time.sleep(1.2); os.kill(os.getpid(), signal.SIGKILL)")
-    environment = {**os.environ, "ABELE_TARGET": "reference"}
-    ended = subprocess.run([python(), "-c", code, str(tmp_path)], env=environment)
-    assert ended.returncode == -signal.SIGKILL
-    _, journal = recorded(tmp_path, "net")
-    assert journal.calls == 5
-    assert journal.end is None
-    page = tmp_path / "net" / "report.html"
-    assert "abele report says how it went on" in words(page)
-    assert main(["report", str(tmp_path / "net")]) == 0
-    assert "Training on reference was killed : 5 calls" in words(page)
 
 
 def test_steps_on_the_host_are_in_the_proof(tmp_path):
@@ -403,10 +359,3 @@ def test_values_that_are_loaded_between_calls_are_noted(tmp_path):
     wrapped(*rows(4))
     (change,) = read_run(tmp_path / "net").optimizer.changes
     assert (change.calls, change.values) == (1, {"group0.lr": 0.025})
-
-
-def test_a_run_that_only_infers_has_no_optimizer(tmp_path):
-    wrapped = inference(scorer(), enableProfiling=str(tmp_path), modelName="net")
-    wrapped(*rows(4))
-    assert read_run(tmp_path / "net").optimizer is None
-    assert 'id="optimizer"' not in (tmp_path / "net" / "report.html").read_text()

@@ -146,20 +146,74 @@ def test_nothing_is_counted_down_in_a_file(scripts, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_what_is_compiled_soon_is_waited_for(scripts, monkeypatch):
-    monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: 1.0)
-    wrapped = trainer()
+TIERED, WAIT = {"ABELE_START": "tiered"}, {"ABELE_START": "wait"}
+# Expected seconds of compiling, the environment, options, and whether the first call interprets.
+STARTS = {
+    "compiled soon": (1.0, {}, {}, False),
+    "compiled soon, interpreted steps asked for": (1.0, TIERED, {}, True),
+    "forced target": (None, {"ABELE_TARGET": "cpu"}, {}, False),
+    "option wait": (None, {}, {"startMode": "wait"}, False),
+    "option interpret": (None, {}, {"startMode": "interpret"}, True),
+    "the environment wins": (None, WAIT, {"startMode": "tiered"}, False),
+    "nothing to compile": (None, {"ABELE_TARGET": "reference"}, {}, True),
+}
+SAID = {
+    "compiled soon": "compiling takes about 1 s, which is sooner",
+    "forced target": "one micro-batch through both: ",
+    "nothing to compile": "programs are interpreted; nothing is compiled for them",
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_how_the_first_call_starts(name, scripts, monkeypatch):
+    seconds, environment, chosen, interpreted = STARTS[name]
+    monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: seconds)
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    wrapped = trainer(**chosen)
     wrapped(*rows(4))
+    running = wrapped.build_record.running
+    if name != "nothing to compile":
+        assert running.interpreted == interpreted
+        assert bool(scripts) == (environment is TIERED)
+    said = (running.why, running.check or "", running.sentence())
+    assert any(each.startswith(SAID.get(name, "")) for each in said)
+
+
+def test_compile_waits(scripts):
+    wrapped = trainer()
+    wrapped.compile(*rows(4))
     assert not scripts
-    assert wrapped.build_record.running.why.startswith("compiling takes about 1 s, which is sooner")
+    assert not wrapped.build_record.running.interpreted
 
 
-def test_unless_the_environment_asks_for_interpreted_steps(scripts, monkeypatch):
-    monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: 1.0)
-    monkeypatch.setenv("ABELE_START", "tiered")
+@pytest.mark.parametrize("forced", [True, False])
+def test_a_compiler_that_fails_late(scripts, monkeypatch, forced):
+    if forced:
+        monkeypatch.setenv("ABELE_TARGET", "cpu")
+        monkeypatch.setenv("ABELE_START", "tiered")
     wrapped = trainer()
     wrapped(*rows(4))
-    assert wrapped.build_record.running.interpreted
+    weight = wrapped.model.fc.weight.detach().clone()
+    scripts[0].outcome = Failure("Program 'step' could not be compiled")
+    if not forced:
+        with pytest.warns(TakeOverWarning, match="Program 'step' could not be compiled"):
+            wrapped(*rows(4))
+        wrapped(*rows(4))
+        return
+    for _ in range(2):
+        with pytest.raises(poptorch.Error, match=r"Target 'cpu' was asked for.*'step' could not"):
+            wrapped(*rows(4))
+    torch.testing.assert_close(wrapped.model.fc.weight, weight, rtol=0, atol=0)
+
+
+def test_other_modes_are_refused(monkeypatch):
+    said = "startMode takes one of tiered, wait, interpret, not 'soon'"
+    with pytest.raises(AssertionError, match=said):
+        options(startMode="soon")
+    monkeypatch.setenv("ABELE_START", "soon")
+    with pytest.raises(poptorch.Error, match="ABELE_START='soon' was found"):
+        trainer()(*rows(4))
 
 
 def test_a_shown_compilation_says_it_on_a_line(scripts, capsys):
@@ -180,80 +234,6 @@ def test_interpreted_steps_are_those_of_the_reference(scripts, monkeypatch):
         for mine, other in zip(wrapped(*rows(4, seed)), plain(*rows(4, seed)), strict=True):
             torch.testing.assert_close(mine, other, rtol=0, atol=0)
     torch.testing.assert_close(wrapped.model.fc.weight, plain.model.fc.weight, rtol=0, atol=0)
-
-
-def test_a_compiler_that_fails_late_is_an_error_where_the_target_is_forced(scripts, monkeypatch):
-    monkeypatch.setenv("ABELE_TARGET", "cpu")
-    monkeypatch.setenv("ABELE_START", "tiered")
-    wrapped = trainer()
-    wrapped(*rows(4))
-    weight = wrapped.model.fc.weight.detach().clone()
-    scripts[0].outcome = Failure("Program 'step' could not be compiled")
-    for _ in range(2):
-        with pytest.raises(poptorch.Error, match=r"Target 'cpu' was asked for.*'step' could not"):
-            wrapped(*rows(4))
-    torch.testing.assert_close(wrapped.model.fc.weight, weight, rtol=0, atol=0)
-
-
-def test_programs_of_a_forced_target_are_waited_for(scripts, monkeypatch):
-    monkeypatch.setenv("ABELE_TARGET", "cpu")
-    wrapped = trainer()
-    wrapped(*rows(4))
-    running = wrapped.build_record.running
-    assert not scripts
-    assert not running.interpreted
-    assert running.check.startswith("one micro-batch through both: ")
-
-
-def test_and_a_warning_where_it_is_not(scripts):
-    wrapped = trainer()
-    wrapped(*rows(4))
-    scripts[0].outcome = Failure("Program 'step' could not be compiled")
-    with pytest.warns(TakeOverWarning, match="Program 'step' could not be compiled"):
-        wrapped(*rows(4))
-    wrapped(*rows(4))
-
-
-def test_what_is_not_compiled_says_what_runs(monkeypatch):
-    monkeypatch.setenv("ABELE_TARGET", "reference")
-    wrapped = trainer()
-    wrapped(*rows(4))
-    sentence = wrapped.build_record.running.sentence()
-    assert sentence == "programs are interpreted; nothing is compiled for them"
-
-
-def test_compile_waits(scripts):
-    wrapped = trainer()
-    wrapped.compile(*rows(4))
-    assert not scripts
-    assert not wrapped.build_record.running.interpreted
-
-
-@pytest.mark.parametrize("mode", ["wait", "interpret"])
-def test_an_option_chooses(mode, scripts):
-    wrapped = trainer(startMode=mode)
-    wrapped(*rows(4))
-    assert not scripts
-    assert wrapped.build_record.running.start == mode
-    assert wrapped.build_record.running.interpreted == (mode == "interpret")
-
-
-def test_the_environment_wins(scripts, monkeypatch):
-    monkeypatch.setenv("ABELE_START", "wait")
-    trainer(startMode="tiered")(*rows(4))
-    assert not scripts
-
-
-def test_another_mode_is_refused():
-    said = "startMode takes one of tiered, wait, interpret, not 'soon'"
-    with pytest.raises(AssertionError, match=said):
-        options(startMode="soon")
-
-
-def test_an_unknown_start_of_the_environment_is_an_error(monkeypatch):
-    monkeypatch.setenv("ABELE_START", "soon")
-    with pytest.raises(poptorch.Error, match="ABELE_START='soon' was found"):
-        trainer()(*rows(4))
 
 
 def test_a_saved_model_has_compiled_code(scripts, tmp_path):
