@@ -219,23 +219,28 @@ def test_a_process_runs_no_step_when_nobody_asks_any_more(script, tmp_path):
     assert not (tmp_path / "gone").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("print(1)", "ended without compiling a model"),
-        ("print(1)", "A plain PyTorch program has to be ported first: abele port"),
-        ("import sys; sys.exit(3)", "ended with status 3 before it compiled a model"),
-        ("import sys; sys.exit(3)", "behind --: abele fit"),
-        ("1 / 0", "empty.py failed with ZeroDivisionError; its traceback is above."),
-        (None, "There is no file"),
-    ],
-)
-def test_a_program_without_a_model_is_explained(tmp_path, capsys, text, message):
+# A program, and what is said of it by both commands or by one.
+EXPLAINED = [
+    ("print(1)", "ended without compiling a model", ""),
+    ("print(1)", "A plain PyTorch program has to be ported first: abele port", "fit"),
+    ("print(1)", "--ipus 2 -- ARG ...", "stage"),
+    ("import sys; sys.exit(3)", "ended with status 3 before it compiled a model", ""),
+    ("import sys; sys.exit(3)", "behind --: abele fit", "fit"),
+    ("1 / 0", "empty.py failed with ZeroDivisionError; its traceback is above.", ""),
+    (None, "There is no file", ""),
+]
+
+
+@pytest.mark.parametrize("command", ["fit", "stage"])
+def test_a_program_without_a_model_is_explained(command, tmp_path, capsys):
     path = tmp_path / "empty.py"
-    if text is not None:
-        path.write_text(text)
-    assert command_line.main(["fit", str(path), "--limit", "1GiB"]) == 1
-    assert message in capsys.readouterr().err
+    asked = ["--limit", "1GiB"] if command == "fit" else ["--ipus", "2"]
+    for text, message, by in EXPLAINED:
+        path.unlink(missing_ok=True)
+        if text is not None:
+            path.write_text(text)
+        assert command_line.main([command, str(path), *asked]) == 1
+        assert message in capsys.readouterr().err or by not in ("", command), text
 
 
 @pytest.mark.parametrize(("runs_s", "times"), [(0.2, 1), (0.0, 0)])
