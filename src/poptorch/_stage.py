@@ -137,12 +137,7 @@ def refuse_if_not_applicable(plan: Plan, options: Options) -> None:
 
 
 def plan_of(trial: Trial, devices: int, limit: Limit, say: Say = silent) -> Plan:
-    """Divide a model among devices, without its own blocks.
-
-    Raises:
-        CaptureError: forward cannot be captured.
-        StageError: there are fewer parts than devices.
-    """
+    """Divide a model among devices, without its own blocks."""
     say("capturing the model")
     chain = chain_of(trial, limit, accumulates=devices > 1)
     say(f"dividing it (parts: {len(chain.units)}, devices: {devices})")
@@ -166,11 +161,7 @@ def divide(chain: Chain, devices: int, limit: Limit, trial: Trial) -> Plan:
 
 
 def plan_as_placed(trial: Trial, limit: Limit) -> Plan:
-    """Return the stages of a model's own blocks.
-
-    Raises:
-        CaptureError, poptorch.Error: as for compiling.
-    """
+    """Return the stages of a model's own blocks."""
     placement, programs = trial.placement, trial.captured.programs
     names = mark(programs[0], placement)
     ipus = {row.placement.block: row.placement.ipu for row in placement.rows}
@@ -194,16 +185,7 @@ def micro_batches(trial: Trial) -> int:
 
 
 def chain_of(trial: Trial, limit: Limit, *, accumulates: bool) -> Chain:
-    """Return the chain of a model, without its own blocks.
-
-    Args:
-        trial: the model, not captured yet.
-        limit: memory of each device.
-        accumulates: gradients are accumulated even if the options do not say so.
-
-    Raises:
-        CaptureError: forward cannot be captured.
-    """
+    """Return the chain of a model, without its own blocks."""
     with without_blocks(trial.module), recorded(trial.module) as entries:
         captured = trial.captured
     program = captured.programs[0]
@@ -263,9 +245,6 @@ def balanced(plan: Plan, trial: Trial, say: Say = silent) -> Plan:
 
     Returns:
         The plan whose slowest device took the least time.
-
-    Raises:
-        poptorch.Error: the model cannot run as a pipeline.
     """
     best: Plan | None = None
     seen: set[tuple[object, ...]] = set()
@@ -289,11 +268,7 @@ def _slowest(plan: Plan) -> float:
 
 
 def measured(plan: Plan, trial: Trial) -> list[Times]:
-    """Return the least time of each stage for a micro-batch, one stage at a time.
-
-    Raises:
-        poptorch.Error: the model cannot run as a pipeline.
-    """
+    """Return the least time of each stage for a micro-batch, one stage at a time."""
     with applied(plan, trial.module):
         compiled = CompiledModel(trial.module, trial.bound, trial.config, trial.rule, trial.options)
     runner = compiled.session.runner
@@ -351,12 +326,7 @@ class Placed:
 
 
 def planned(trial: Trial, limit: Limit) -> Plan:
-    """Return the stages of a model's own blocks, or the best ones for the limit's IPUs.
-
-    Raises:
-        CaptureError: forward cannot be captured.
-        StageError: there are fewer parts than devices.
-    """
+    """Return the stages of a model's own blocks, or the best ones for the limit's IPUs."""
     if limit.ipus:
         return plan_of(trial, limit.ipus, limit)
     return plan_as_placed(trial, limit)

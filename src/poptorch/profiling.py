@@ -235,12 +235,7 @@ def call_observers(training: bool) -> tuple[Observer, ...]:
 
 
 def traced(event: str, model: str = "_model") -> Callable[[_Method], _Method]:
-    """Make calls of a method of a wrapper, or of a part of one, events of the wrapper's channel.
-
-    Args:
-        event: what they are called.
-        model: the attribute that has the wrapped model.
-    """
+    """Make calls of a method events of its wrapper's channel; ``model`` is its attribute."""
 
     def decorate(method: _Method) -> _Method:
         @functools.wraps(method)

@@ -111,13 +111,6 @@ class Traced:
 class Forward:
     """Captures a model's forward.
 
-    Args:
-        module: the model.
-        recorded: how arguments are passed.
-        config: how a call consumes its batch.
-        rule: the optimizer, for training.
-        options: of the wrapper.
-
     Attributes:
         tracing: the blocks that forward enters.
         host_calls: functions that forward calls on the host, once it has been captured.
@@ -220,14 +213,7 @@ def call_forward(
     *,
     training: bool,
 ) -> tuple[structure.Structure, list[torch.Tensor]]:
-    """Run forward during capture, as if on a device.
-
-    Args:
-        recorded: how arguments are passed.
-        module: the model, or one whose forward takes the same arguments.
-        flat: the tensors of one micro-batch.
-        tracing: for annotations inside forward.
-        training: what it is captured for.
+    """Run forward on the tensors of one micro-batch during capture, as if on a device.
 
     Returns:
         The structure of the results, and their tensors.

@@ -51,10 +51,6 @@ _warned_of_own_builds = False
 class Inputs:
     """Conversion of a call's arguments to the tensors that programs take.
 
-    Args:
-        bound: the arguments of the first call.
-        module: the model.
-
     Attributes:
         recorded: the first call's arguments.
         device: where tensors are copied to; the host until the device is known.
@@ -172,23 +168,13 @@ class Origin(Protocol):
     """A file that programs and executable come from, instead of the module."""
 
     def traced(self, trace: Callable[[], Traced]) -> Traced:
-        """Return the captured programs.
-
-        Args:
-            trace: captures the module.
-        """
+        """Return the captured programs; ``trace`` captures the module."""
         ...
 
     def built(
         self, programs: Sequence[Program], config: StepConfig, **settings: Any
     ) -> tuple[Executable, BuildRecord]:
-        """Return an executable of the programs.
-
-        Args:
-            programs: the captured ones, or the parts of a pipeline.
-            config: how a call consumes its batch.
-            settings: see ``abele.build``.
-        """
+        """Return an executable of the programs; ``settings`` are those of ``abele.build``."""
         ...
 
 
@@ -438,7 +424,7 @@ class WrappedModel:
 
     Args:
         model: what forward runs on.
-        user_module: the user's module, which keeps the weights.
+        user_module: the user's module, which has the weights.
         options: of the wrapper, frozen.
         training: whether a call trains.
 

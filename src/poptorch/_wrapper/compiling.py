@@ -38,13 +38,6 @@ _BINARY = "POPTORCH_EXPORT_PROTO_AS_BINARY"
 class Compiling:
     """Compiles the model of one wrapper.
 
-    Args:
-        model: the wrapped model.
-        optimizer: what trains it.
-        weights: its weights.
-        resuming: state that may wait for a session.
-        translated: raises the engine's errors as programs catch them.
-
     Attributes:
         watch: for steps of a training wrapper's module on the host; None for inference.
         seconds: how long compiling took; None before.

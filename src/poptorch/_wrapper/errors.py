@@ -85,14 +85,9 @@ class Translated:
 
 
 def shortened(text: str, folder: str) -> str:
-    """Return a message, shortened if long, with a pointer to the rest.
+    """Return a message; if it has more than 80 lines, shorten it and write it to ``folder``.
 
-    Args:
-        text: the message; more than 80 lines are written to ``poptorch_error.log``.
-        folder: the folder of that file; made if it does not exist.
-
-    Returns:
-        The whole text also where the file cannot be written: no error may hide another.
+    The whole text is returned if the file cannot be written: no error may hide another.
     """
     lines = text.splitlines()
     if len(lines) <= _MOST_LINES:
@@ -116,10 +111,7 @@ def show_user_frames(raised: BaseException) -> bool:
     Left are the frames of other code, and the innermost one, which raised. Tracing puts thirty
     frames between a call and forward. Errors of the engine say what happened and need none of them;
     an error without a frame of the user's is a defect, and keeps all. At log level DEBUG nothing
-    changes.
-
-    Args:
-        raised: the error; changed in place, like the errors that led to it.
+    changes. The errors that led to it are changed alike, all in place.
 
     Returns:
         Whether frames are gone.

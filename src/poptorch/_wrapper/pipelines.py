@@ -19,6 +19,7 @@ from abele.pipeline.cut import STAGE
 from abele.pipeline.runner import Measured, state_bytes, timeline
 from abele.program import Program
 from abele.program.core import node_phase
+from abele.report.words import aligned
 from abele.report.words import count as counted
 from abele.step.config import StepConfig
 from poptorch._error import error
@@ -30,8 +31,8 @@ from poptorch.options import Options, PipelinedExecution, ShardedExecution
 #: several cores.
 ENVIRONMENT = "ABELE_PIPELINE"
 _CHOICES = ("workers", "sequential")
-#: Columns of the table of a pipeline's stages; times are ms per micro-batch.
-HEAD = ("stage", "blocks", "forward ms", "backward ms", "state KiB", "held KiB", "held")
+# Columns of the table of a pipeline's stages; times are ms per micro-batch.
+_HEAD = ("stage", "blocks", "forward ms", "backward ms", "state KiB", "held KiB", "held")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +67,7 @@ def pipelining(
 ) -> Pipelining:
     """Decide how a captured model runs, and log why not as a pipeline if it has stages.
 
-    Args:
-        captured: the programs; the operations of the first get marks.
-        placement: where its operators were placed.
-        options: of the wrapper.
-        config: of its calls.
+    Operations of the first program are labelled with their stages.
 
     Raises:
         poptorch.Error: the environment asks for something that does not exist.
@@ -181,26 +178,6 @@ class PipelineReport:
             "stages_at_once": measured.at_once,
         }
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """Return a row per stage under ``HEAD``."""
-        measured, cut = self.measured, self.pipelining.cut
-        if cut is None:
-            return []
-        lines = []
-        for index, state in enumerate(state_bytes(cut)):
-            row = [str(index), self.pipelining.names[index]]
-            times = ("", "", "", "")
-            if measured is not None:
-                stage, count = measured.stages[index], measured.micro_batches * measured.passages
-                times = (
-                    f"{stage.forward_ns / 1e6 / count:.3f}",
-                    f"{stage.backward_ns / 1e6 / count:.3f}",
-                    f"{stage.held_bytes / 1024:.1f}",
-                    str(stage.held_micro_batches),
-                )
-            lines.append((*row, *times[:2], f"{sum(state.values()) / 1024:.1f}", *times[2:]))
-        return lines
-
     def sentence(self) -> str:
         """Describe the measured and the ideal bubble, or why there is no pipeline."""
         measured = self.measured
@@ -216,16 +193,20 @@ class PipelineReport:
         )
 
     def __str__(self) -> str:
-        rows = [HEAD, *self.rows()]
-        if len(rows) == 1:
+        measured, cut = self.measured, self.pipelining.cut
+        if cut is None:
             return self.sentence()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(
-                text.ljust(width) if column == 1 else text.rjust(width)
-                for column, (text, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
-        drawn = [] if self.measured is None else [timeline(self.measured)]
-        return "\n".join([*lines, self.sentence(), *drawn])
+        rows: list[tuple[str, ...]] = [_HEAD]
+        for index, (name, state) in enumerate(
+            zip(self.pipelining.names, state_bytes(cut), strict=True)
+        ):
+            forward = backward = held = batches = ""
+            if measured is not None:
+                stage, count = measured.stages[index], measured.micro_batches * measured.passages
+                forward = f"{stage.forward_ns / 1e6 / count:.3f}"
+                backward = f"{stage.backward_ns / 1e6 / count:.3f}"
+                held, batches = f"{stage.held_bytes / 1024:.1f}", str(stage.held_micro_batches)
+            kib = f"{sum(state.values()) / 1024:.1f}"
+            rows.append((str(index), name, forward, backward, kib, held, batches))
+        drawn = [] if measured is None else [timeline(measured)]
+        return "\n".join([*aligned(rows, left=[1]), self.sentence(), *drawn])

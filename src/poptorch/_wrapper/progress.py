@@ -6,7 +6,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 from tqdm import tqdm
@@ -54,7 +53,7 @@ class CompilationProgress(Observer):
         return self
 
     def on_stage(self, stage: str, fraction: float) -> None:
-        """Says that ``stage`` starts and ``fraction`` of the whole is done."""
+        """Show that ``stage`` starts and ``fraction`` of the whole is done."""
         for observer in self._also:
             observer.on_stage(stage, fraction)
         with self._lock:
@@ -84,12 +83,7 @@ class CompilationProgress(Observer):
             took = time.monotonic() - self._began
             show_line(f"{_TITLE}: {fraction:4.0%} {what} [{took:.1f} s]")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._done.set()
         if self._ticker is not None:
             self._ticker.join()
@@ -102,15 +96,10 @@ class CompilationProgress(Observer):
 
 
 class Countdown(Observer):
-    """Says after calls how long it may take until compiled programs run.
+    """Writes after calls how long it may take until compiled programs run.
 
-    A line each time that half of what was left has passed: what others write to the terminal
-    between calls stays as it is, which a line that is written again and again would not allow.
-
-    Args:
-        session: whose calls they are.
-        running: of the session.
-        say: writes a line.
+    A line each time that half of the remaining time has passed: a line that is written again and
+    again would overwrite what others write to the terminal between calls.
     """
 
     def __init__(self, session: Session, running: Running, say: Callable[[str], None]):
@@ -118,7 +107,7 @@ class Countdown(Observer):
         self._said_s = running.left_s() or 0.0
 
     def on_call_end(self, call: CallRecord) -> None:
-        """Says it if it is time, and nothing more once that is over."""
+        """Write a line if it is time, and end once compiled programs run."""
         del call
         left, running = self._running.left_s() or 0.0, self._running
         waits = running.interpreted and running.problem is None

@@ -150,11 +150,6 @@ def warn_of_autocast() -> None:
 class HostTraining:
     """The watch of one training wrapper; it outlives the wrapper as long as the module does.
 
-    Args:
-        executor: the wrapper.
-        name: the class of its model.
-        options: of the wrapper.
-
     Attributes:
         executor: a weak reference to the wrapper.
         steps: number of steps on the host.
