@@ -80,13 +80,20 @@ def test_the_bar_can_be_left_out(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_a_failing_compilation_does_not_claim_to_be_done(capfd):
+def test_a_failing_compilation_does_not_claim_to_be_done_and_runs_hooks(capfd):
     def forward(x):
         raise KeyError("mine")
 
-    wrapped = inference(forward)
+    wrapped, seen = inference(forward), []
     wrapped.options._unfreeze()
     wrapped.options.showCompilationProgressBar(True)
+    handles = [
+        poptorch.registerPreCompileHook(lambda: seen.append("before")),
+        poptorch.registerPostCompileHook(lambda: seen.append("after")),
+    ]
     with pytest.raises(KeyError):
         wrapped(rows(2)[0])
+    for handle in handles:
+        handle.remove()
     assert "100%" not in capfd.readouterr().err
+    assert seen == ["before", "after"]

@@ -27,13 +27,6 @@ def test_each_model_has_a_folder_of_its_name(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"inference", "validation"}
 
 
-def test_without_a_folder_the_present_one_is_used(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    wrapped = poptorch.inferenceModel(torch.nn.Linear(2, 2), options().enableProfiling())
-    wrapped(torch.ones(1, 2))
-    assert reported(tmp_path, "inference")["build"]["cache"] == "off"
-
-
 def test_nothing_is_written_unless_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trainer(scorer())(*rows(4))

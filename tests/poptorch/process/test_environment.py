@@ -145,18 +145,3 @@ def test_a_variable_without_effect_is_reported_once(variable, monkeypatch, repor
     assert (f"{variable.name} has no effect here" in text) != variable.effect
     caplog.clear()
     assert reported() == ""
-
-
-def test_the_companion_for_graphs_registers_its_types(tmp_path):
-    (tmp_path / "poptorch_geometric.py").write_text(
-        "import poptorch\n\nclass Graph: pass\n\nclass Parser(poptorch.ICustomArgParser):\n"
-        "    def yieldTensors(self, struct): yield struct.x\n"
-        "    def reconstruct(self, original_structure, tensor_iterator): return Graph()\n\n"
-        "def registerCustomArgParsers():\n"
-        "    poptorch.registerCustomArgParser(Graph, Parser())\n"
-    )
-    code = (
-        "import poptorch, poptorch_geometric as g\n"
-        "print(poptorch.poptorch_core.isAlreadyRegistered(g.Graph()))"
-    )
-    assert run(code, PYTHONPATH=f"{SOURCE}{os.pathsep}{tmp_path}").stdout.strip() == "True"

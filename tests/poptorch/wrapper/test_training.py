@@ -133,54 +133,12 @@ def test_the_default_optimizer_is_sgd_with_a_hundredth():
     assert torch.equal(weights(model), weights(plain))
 
 
-class Noisy(Scorer):
-    def forward(self, x, target):
-        scores = F.dropout(self.fc(x), 0.5)
-        return F.mse_loss(scores, target), scores
-
-
-def _noise(calls, seed):
-    torch.manual_seed(0)
-    settings = {} if seed is None else {"randomSeed": seed}
-    wrapped = trainer(Noisy(), deviceIterations=2, outputMode=OutputMode.All, **settings)
-    return torch.stack([wrapped(*rows(8))[1] for _ in range(calls)])
-
-
-def test_a_seed_makes_two_runs_equal():
-    assert torch.equal(_noise(2, seed=3), _noise(2, seed=3))
-    assert not torch.equal(_noise(2, seed=3), _noise(2, seed=4))
-
-
-def test_random_numbers_differ_between_calls_iterations_and_replicas():
-    model = Noisy()
-    settings = {"deviceIterations": 2, "replicationFactor": 2, "randomSeed": 1}
-    wrapped = trainer(model, sgd(model, 0.0), outputMode=OutputMode.All, **settings)
-    ones = torch.ones(4 * 16, 4), torch.ones(4 * 16, 3)
-    masks = [part == 0 for _ in range(2) for part in wrapped(*ones)[1].split(16)]
-    assert len({tuple(mask.flatten().tolist()) for mask in masks}) == 8
-
-
-def test_inference_evaluates_every_iteration_and_changes_nothing():
-    model = scorer()
-    x, target = rows(6)
-    wrapped = poptorch.inferenceModel(model, options(deviceIterations=3))
-    loss, scores = wrapped(x, target)
-    assert loss.shape == (3,)
-    assert torch.equal(scores, model(x, target)[1])
-    assert torch.equal(weights(model), weights(scorer()))
-
-
 def test_a_model_without_operations_returns_its_inputs():
     x = torch.randn(2, 3)
     wrapped = poptorch.inferenceModel(Calls(lambda self, x: x), options())
     result = wrapped(x)
     assert torch.equal(result, x)
     assert result.data_ptr() != x.data_ptr()
-
-
-def test_a_wrapper_of_a_wrapper_takes_its_model():
-    model = scorer()
-    assert poptorch.inferenceModel(trainer(model), options()).model is model
 
 
 def test_the_executor_shows_the_model():
