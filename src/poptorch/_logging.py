@@ -65,7 +65,7 @@ class _StandardHandler(logging.StreamHandler):
 
 
 def setLogLevel(level: str | int) -> None:
-    """Chooses which messages of this package are shown.
+    """Choose which messages of this package are shown.
 
     Args:
         level: TRACE, TRACE_ALL, DEBUG, DEBUG_IR, INFO, WARN, ERR or OFF; or 0 (trace), 1, 2,
@@ -93,7 +93,7 @@ def _handler() -> logging.Handler:
 
 
 def start() -> None:
-    """Attaches the handler once and applies POPTORCH_LOG_LEVEL and POPTORCH_LOG_DEST."""
+    """Attach the handler once and apply POPTORCH_LOG_LEVEL and POPTORCH_LOG_DEST."""
     logging.addLevelName(_TRACE, "trace")
     if not logger.handlers:
         handler = _handler()

@@ -35,16 +35,17 @@ class TestErrorType(enum.IntEnum):
     PoplarLinkError = 7
 
 
-_TYPES = {
-    TestErrorType.Poptorch: "poptorch_cpp_error",
-    TestErrorType.Popart: "popart_exception",
-    TestErrorType.PopartInternal: "popart_internal_exception",
-    TestErrorType.Poplibs: "poplibs_exception",
-    TestErrorType.PoplarUnrecoverable: "poplar_unrecoverable_runtime_error",
-    TestErrorType.PoplarUnknown: "poplar_unknown_runtime_error",
-    TestErrorType.PoplarRecoverableFullReset: "poplar_recoverable_runtime_error",
-    TestErrorType.PoplarLinkError: "poplar_link_error",
-}
+# By the numbers of ``TestErrorType``.
+_TYPES = (
+    "poptorch_cpp_error",
+    "popart_exception",
+    "popart_internal_exception",
+    "poplibs_exception",
+    "poplar_unrecoverable_runtime_error",
+    "poplar_unknown_runtime_error",
+    "poplar_recoverable_runtime_error",
+    "poplar_link_error",
+)
 
 
 def _throwTestError(kind: TestErrorType) -> None:

@@ -33,7 +33,7 @@ _EPOCH = "epoch of the data loader (every process has to begin as many iterators
 
 
 def raise_as(kind: type[Error]) -> None:
-    """Has errors between processes raised as another class from now on.
+    """Raise errors between processes as another class from now on.
 
     Args:
         kind: the class.

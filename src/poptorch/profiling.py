@@ -138,12 +138,12 @@ if _recorder is not None:
 class _Calls(Observer):
     """Makes each call of a session an event of a channel."""
 
-    def __init__(self, recorder: Recorder, channel: str, event: str):
-        self._recorder, self._channel, self._event = recorder, channel, event
+    def __init__(self, recorder: Recorder, channel: str):
+        self._recorder, self._channel = recorder, channel
 
     def on_call_end(self, call: CallRecord) -> None:
         """Add a call, also a failed one."""
-        self._recorder.add(self._channel, self._event, call.began_ns)
+        self._recorder.add(self._channel, "modelExecution", call.began_ns)
 
 
 class Channel:
@@ -192,10 +192,6 @@ class Channel:
         """
         return contextlib.nullcontext() if self._recorder is None else self._open(name)
 
-    def _calls_as(self, event: str) -> tuple[Observer, ...]:
-        """Return observers that record a session's calls; none unless the channel is written."""
-        return () if self._recorder is None else (_Calls(self._recorder, self._name, event),)
-
     @contextlib.contextmanager
     def _open(self, name: str) -> Iterator[None]:
         begin = time.perf_counter_ns()
@@ -230,8 +226,9 @@ def channel_of(training: bool) -> Channel:
 
 
 def call_observers(training: bool) -> tuple[Observer, ...]:
-    """Return who makes calls of a compiled model's session events of its channel, if any."""
-    return channel_of(training)._calls_as("modelExecution")
+    """Return observers that record a session's calls; none unless the channel is written."""
+    channel = channel_of(training)
+    return () if channel._recorder is None else (_Calls(channel._recorder, channel._name),)
 
 
 def traced(event: str, model: str = "_model") -> Callable[[_Method], _Method]:

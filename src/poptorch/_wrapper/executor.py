@@ -5,8 +5,8 @@ import datetime
 import functools
 import os
 import sys
+import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -63,18 +63,6 @@ def locked(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any
     return alone
 
 
-@dataclass(frozen=True)
-class CompiledInputs:
-    """The arguments that an executable was compiled for.
-
-    Attributes:
-        args: one tensor without data for each input, in the order of the program's inputs, of the
-            shape and type of the whole call.
-    """
-
-    args: list[torch.Tensor]
-
-
 class PoplarExecutor(Inspection, Estimates):
     """A wrapped model; returned by ``trainingModel`` and ``inferenceModel``.
 
@@ -94,7 +82,7 @@ class PoplarExecutor(Inspection, Estimates):
         del poptorch_version
         module = model if user_model is None else user_model
         self._wrapped = WrappedModel(model, module, options, training=training)
-        # A model that comes out of a file brings the rule of an optimizer that is not there.
+        # A model from a file has the rule of an optimizer whose object is not there.
         rule = optimizer if isinstance(optimizer, UpdateRule) else None
         self._optimizer = OptimizerInUse(self._wrapped, rule)
         self._weights = Weights(self._wrapped, self._optimizer)
@@ -179,20 +167,19 @@ class PoplarExecutor(Inspection, Estimates):
         return self._wrapped.compiled
 
     @property
-    def _executable_inputs(self) -> CompiledInputs | None:
-        """Arguments of the first call; None before compiling and after ``destroy``.
+    def _executable_inputs(self) -> types.SimpleNamespace | None:
+        """Inputs of the first call as ``args``; None before compiling and after ``destroy``.
 
-        Pipelines compare the batch size with the next call's, and destroy the executable if it
-        differs.
+        They are tensors without data in the program's order. Pipelines compare the batch size with
+        the next call's, and destroy the executable if it differs.
         """
         if self._wrapped.compiled is None:
             return None
         recorded = self._wrapped.compiled.inputs.recorded
         structures = [*recorded.positional, *recorded.keywords.values()]
         inputs = [leaf for structure in structures for leaf in leaves(structure)]
-        return CompiledInputs(
-            [torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") for leaf in inputs]
-        )
+        empty = [torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") for leaf in inputs]
+        return types.SimpleNamespace(args=empty)
 
     def isCompiled(self) -> bool:
         """Return whether an executable exists."""
@@ -206,10 +193,10 @@ class PoplarExecutor(Inspection, Estimates):
 
     @profiling.traced("compile", "_wrapped")
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compiles for these arguments without running; weights do not change.
+        """Compile for these arguments without running; weights do not change.
 
         Args:
-            args: as for the model's forward; every tensor brings the rows of a whole call.
+            args: as for the model's forward; every tensor has the batch of a whole call.
             kwargs: likewise.
 
         Raises:
@@ -240,7 +227,7 @@ class PoplarExecutor(Inspection, Estimates):
         """Run the program on a combined batch; compile first if needed.
 
         Args:
-            args: as for the model's forward; every tensor brings the rows of the whole call.
+            args: as for the model's forward; every tensor has the batch of the whole call.
             kwargs: likewise.
 
         Returns:
@@ -290,7 +277,7 @@ class PoplarExecutor(Inspection, Estimates):
         return result
 
     def _made_ready(self, bound: Bound) -> CompiledModel:
-        """Compiles if that has not been done, and takes the device."""
+        """Return the compiled model on its device; compile and attach first if needed."""
         if not self.isCompiled():
             self._answer_if_asked(bound)
         if self.options.connection_type == ConnectionType.Never:
@@ -369,7 +356,7 @@ class PoplarExecutor(Inspection, Estimates):
     @profiling.traced("destroy", "_wrapped")
     @locked
     def destroy(self) -> None:
-        """Brings the weights home, frees executable and device, and unwraps the module."""
+        """Copy the weights to the host, free executable and device, and unwrap the module."""
         wrapped, compiled = self._wrapped, self._wrapped.compiled
         if compiled is None:
             return
@@ -411,11 +398,11 @@ class PoplarExecutor(Inspection, Estimates):
         export_model: bool = True,
         **kwargs: Any,
     ) -> None:
-        """Compiles for these arguments without running, then saves; works without a device.
+        """Compile for these arguments without running, then save; works without a device.
 
         Args:
             filename: as for ``save``.
-            args: as for the model's forward; every tensor brings the rows of a whole call.
+            args: as for the model's forward; every tensor has the batch of a whole call.
             export_model: as for ``save``.
             kwargs: likewise arguments of forward.
 
@@ -431,7 +418,7 @@ class PoplarExecutor(Inspection, Estimates):
     loadExecutable = of_part("_files", ModelFiles.loadExecutable)
 
     def _restore(self, file: Container) -> None:
-        """Compiles from an open file with a model, and continues from its state."""
+        """Compile from an open file with a model, and continue from its state."""
         self._files.restore_executable(file, retrace=False)
         self._files.restore_state(file)
 
@@ -463,7 +450,8 @@ class PoplarExecutor(Inspection, Estimates):
         # At interpreter exit nobody can read them any more, and torch objects to being used.
         if sys.is_finalizing():
             return
-        # No lock: nobody else has it, and the collector may run in a thread that holds others.
+        # No lock: no other thread has this object, and the collector may run in a thread that
+        # holds other locks.
         weights, optimizer = (self.__dict__.get(name) for name in ("_weights", "_optimizer"))
         if weights is not None and weights.host_is_stale:
             with contextlib.suppress(Exception):

@@ -65,7 +65,7 @@ def to_config(options: Options, *, training: bool) -> StepConfig:
 
 
 def with_automatic_scaling(rule: UpdateRule, optimizer: Any, options: Options) -> UpdateRule:
-    """``rule`` with a loss scale that the device adapts, if the options ask for one.
+    """Return ``rule`` with a loss scale that the device adapts, if the options ask for one.
 
     A constant ``loss_scaling`` becomes variable, on the optimizer too.
 
@@ -105,7 +105,7 @@ def anchors(options: Options) -> list[Anchor]:
 
 
 def check_supported(options: Options, *, training: bool) -> None:
-    """Refuses options whose result would differ, and reports those without effect once.
+    """Refuse options whose result would differ, and report those without effect once.
 
     Raises:
         poptorch.Error: naming the option, its value and what to do instead; or
@@ -123,10 +123,10 @@ def check_supported(options: Options, *, training: bool) -> None:
 
 
 def hidden_paths(options: Options) -> list[str]:
-    """Fragments of paths that the user keeps out of messages.
+    """Return the fragments of paths that the user's options keep out of messages.
 
-    The default ones stand for torch and this package, which are told by their whole paths: a user's
-    project may well live in a folder of such a name.
+    The default ones mean torch and this package, which are recognised by their whole paths: a
+    user's project may well be in a folder of such a name.
     """
     row = _table.find("Options", "_source_location_excludes")
     usual = row.fresh() if row is not None else []

@@ -141,7 +141,7 @@ def load(
     *,
     model: torch.nn.Module | None = None,
 ) -> PoplarExecutor:
-    """Restores a wrapper that ``save`` or ``compileAndExport`` wrote with its model.
+    """Restore a wrapper that ``save`` or ``compileAndExport`` wrote with its model.
 
     It runs at once, without tracing. A training wrapper goes on exactly where the saved one stood:
     weights, buffers, optimizer state, step counts and random numbers; for a model without
@@ -186,7 +186,7 @@ def load(
 
 
 def importPoptorchMetadataFromFile(filename: str | os.PathLike[str]) -> dict[str, Any]:
-    """Tells what an exported file holds, without loading it.
+    """Return what an exported file contains, without loading it.
 
     Differs from the original: a dictionary comes back in place of pickled bytes.
 
