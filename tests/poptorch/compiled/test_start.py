@@ -1,6 +1,5 @@
 """First calls of a wrapped model: interpreted while another process compiles, and it says so."""
 
-import json
 import logging
 import re
 import warnings
@@ -19,6 +18,7 @@ from abele.targets.reference import Interpreter
 from conftest import usable
 from helpers.taking_over import ROUNDING, Scripted
 from helpers.wrapping import options, rows, scorer, sgd
+from poptorch import resuming
 from poptorch._wrapper import compiled, progress
 
 
@@ -90,6 +90,7 @@ def test_a_call_interprets_until_the_compiled_programs_are_there(scripts, caplog
     with caplog.at_level(logging.INFO, "poptorch::python"):
         wrapped(*rows(4)), wrapped(*rows(4))
         assert wrapped.build_record.running.interpreted
+        assert resuming.state_of(wrapped)["programs"] == scripts[0].running.sentence()
         scripts[0].arrive()
         wrapped(*rows(4))
     assert [record.message for record in caplog.records] == [
@@ -216,16 +217,6 @@ def test_other_modes_are_refused(monkeypatch):
         trainer()(*rows(4))
 
 
-def test_a_shown_compilation_says_it_on_a_line(scripts, capsys):
-    wrapped = trainer(showCompilationProgressBar=True)
-    wrapped(*rows(4))
-    scripts[0].arrive()
-    wrapped(*rows(4))
-    said = capsys.readouterr().err
-    assert "abele: target cpu, programs are interpreted until compiled ones are ready" in said
-    assert said.endswith("abele: compiled programs took over at update 1\n")
-
-
 def test_interpreted_steps_are_those_of_the_reference(scripts, monkeypatch):
     wrapped = trainer()
     monkeypatch.setenv("ABELE_TARGET", "reference")
@@ -246,29 +237,6 @@ def test_a_saved_model_has_compiled_code(scripts, tmp_path):
     assert not loaded.build_record.running.interpreted
     for mine, other in zip(wrapped(*rows(4)), loaded(*rows(4)), strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=0)
-
-
-def test_a_report_says_which_programs_run(scripts, tmp_path):
-    wrapped = trainer(enableProfiling=str(tmp_path))
-    wrapped(*rows(4))
-    folder = tmp_path / "training"
-
-    def running():
-        return json.loads((folder / "run.json").read_text(encoding="utf-8"))["build"]["running"]
-
-    assert running() == "programs are interpreted until compiled ones are ready"
-    scripts[0].arrive()
-    wrapped(*rows(4))
-    assert running() == "compiled programs run since update 1, interpreted before"
-    assert running() in (folder / "report.html").read_text(encoding="utf-8")
-
-
-def test_a_kept_state_says_which_programs_ran(scripts):
-    from poptorch import resuming
-
-    wrapped = trainer()
-    wrapped(*rows(4))
-    assert resuming.state_of(wrapped)["programs"] == scripts[0].running.sentence()
 
 
 def test_destroying_a_model_ends_the_process(scripts):
