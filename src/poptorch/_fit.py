@@ -112,6 +112,13 @@ class Trial:
 # -- changes --------------------------------------------------------------------------------------
 
 
+def micro_batch_option(*, training: bool) -> tuple[str, str]:
+    """Return the field and the setter for the number of micro-batches of an update or a call."""
+    if training:
+        return "gradient_accumulation", "Training.gradientAccumulation"
+    return "device_iterations", "deviceIterations"
+
+
 def smaller_micro_batches(trial: Trial) -> Iterator[Change]:
     """Yield micro-batches of a half, a quarter and so on.
 
@@ -123,8 +130,7 @@ def smaller_micro_batches(trial: Trial) -> Iterator[Change]:
         raise NotOffered("smaller micro-batches: gradients are summed, so an update would change")
     if not config.training and config.output_mode is not OutputMode.ALL:
         raise NotOffered("smaller micro-batches: only OutputMode.All returns the results of all")
-    field = "gradient_accumulation" if config.training else "device_iterations"
-    setter = "Training.gradientAccumulation" if config.training else "deviceIterations"
+    field, setter = micro_batch_option(training=config.training)
     parts = 2
     while rows % parts == 0:
         count = getattr(config, field) * parts
@@ -231,16 +237,6 @@ def _half(value: Any) -> Any:
     return value.half() if wide else value
 
 
-#: By ascending cost: smaller kernels, a second forward, precision.
-_WAYS: tuple[Ways, ...] = (
-    smaller_micro_batches,
-    recomputed,
-    halved,
-)
-#: Remaining share of the model's state for changes that reduce it.
-_REMAINS: dict[Ways, float] = {halved: HALF}
-
-
 class OfMemory:
     """A memory that holds the full program.
 
@@ -248,7 +244,8 @@ class OfMemory:
         estimated: returns the estimate of a changed model.
     """
 
-    ways: Sequence[Ways] = _WAYS
+    #: By ascending cost: smaller kernels, a second forward, precision.
+    ways: Sequence[Ways] = (smaller_micro_batches, recomputed, halved)
     left_out: Sequence[str] = NOT_OFFERED
 
     def __init__(self, estimated: Callable[[Trial], Estimate]):
@@ -256,7 +253,7 @@ class OfMemory:
 
     def stays(self, now: Answer, ways: Sequence[Ways]) -> Stays | None:
         """Return the process and the model's state, if they exceed the limit."""
-        share = min(_REMAINS.get(each, 1.0) for each in ways)
+        share = HALF if halved in ways else 1.0
         state = [part.size.high for part in now.estimate.peak.parts if part.role in STATE]
         process = sum(part.size.high for part in now.beside)
         stays = Stays(process=process, state=share * sum(state))

@@ -16,7 +16,14 @@ from abele.stage import Device, Plan, Span, divided, mk2, partition, read, text
 from abele.stage.chain import Chain, Times
 from abele.stage.reading import Begin, recorded
 from poptorch._error import error
-from poptorch._fit import Report, Trial, halved, recomputed, smaller_micro_batches
+from poptorch._fit import (
+    Report,
+    Trial,
+    halved,
+    micro_batch_option,
+    recomputed,
+    smaller_micro_batches,
+)
 from poptorch._forward.blocks import BLOCK, BeginBlock, removeBlocks, without_blocks
 from poptorch._wrapper.compiled import CompiledModel
 from poptorch._wrapper.pipelines import mark
@@ -58,7 +65,7 @@ def lines(plan: Plan, model: torch.nn.Module) -> list[str]:
     if devices & (devices - 1):
         begins.append(f"options.autoRoundNumIPUs(True)  # {devices} is no power of two")
     if plan.stages > 1 and plan.micro_batches < plan.needed_micro_batches:
-        setter = "Training.gradientAccumulation" if plan.chain.training else "deviceIterations"
+        setter = micro_batch_option(training=plan.chain.training)[1]
         begins.append(
             f"options.{setter}({plan.needed_micro_batches})  # or more; {plan.micro_batches} now"
         )
@@ -125,7 +132,7 @@ def refuse_if_not_applicable(plan: Plan, options: Options) -> None:
             "poptorch.PipelinedExecution(poptorch.AutoStage.SameAsIpu)."
         )
     if plan.stages > 1 and plan.micro_batches < plan.needed_micro_batches:
-        option = "Training.gradientAccumulation" if plan.chain.training else "deviceIterations"
+        option = micro_batch_option(training=plan.chain.training)[1]
         raise error(
             f"{plan.stages} stages need {plan.needed_micro_batches} micro-batches to work at the "
             f"same time, and options.{option} is {plan.micro_batches}. Set it to "
@@ -180,8 +187,8 @@ def plan_as_placed(trial: Trial, limit: Limit) -> Plan:
 
 def micro_batches(trial: Trial) -> int:
     """Return the number of micro-batches of an update, or of a call for inference."""
-    config = trial.config
-    return config.gradient_accumulation if config.training else config.device_iterations
+    field, _ = micro_batch_option(training=trial.config.training)
+    return getattr(trial.config, field)
 
 
 def chain_of(trial: Trial, limit: Limit, *, accumulates: bool) -> Chain:

@@ -1,9 +1,10 @@
-"""The distribution `poptorch`, which libraries ask `importlib.metadata` for.
+"""The distribution `poptorch` for `importlib.metadata`, and `horovod` for programs that import it.
 
 This project is installed as `abele`. A library that requires ``poptorch>=3.3``, as published ones
-do before they use a newer feature, finds the version that `poptorch.__version__` tells.
+do before they use a newer feature, finds the version that `poptorch.__version__` has.
 """
 
+import importlib
 import importlib.metadata
 import sys
 from collections.abc import Iterable
@@ -28,12 +29,17 @@ class OwnDistribution(importlib.metadata.Distribution):
         return Path(__file__).parents[2] / str(path)
 
 
-class OwnDistributionFinder(DistributionFinder):
+class OwnFinder(DistributionFinder):
     """Finds `OwnDistribution`, and no modules."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        """Return None: Python finds modules by itself."""
-        del fullname, path, target
+        """Return None: Python asks the finders after this one.
+
+        `popdist`, whose own finder is the next one, provides Horovod where it is not installed.
+        """
+        del path, target
+        if fullname == "horovod":
+            importlib.import_module("popdist")
 
     def find_distributions(
         self, context: DistributionFinder.Context | None = None
@@ -52,7 +58,7 @@ def announce() -> None:
     try:
         distribution = importlib.metadata.distribution(_NAME)
     except importlib.metadata.PackageNotFoundError:
-        sys.meta_path.append(OwnDistributionFinder())
+        sys.meta_path.append(OwnFinder())
         return
     if not isinstance(distribution, OwnDistribution):
         raise ImportError(

@@ -7,14 +7,10 @@ check are made.
 import atexit
 import contextlib
 import faulthandler
-import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from abele import libraries
@@ -78,31 +74,16 @@ def check() -> None:
 # -- effects of the import --------------------------------------------------------------------
 
 
-class PopdistFirst(MetaPathFinder):
-    """Imports `popdist` at `import horovod`; its own finder, the next one, provides Horovod."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: object = None
-    ) -> ModuleSpec | None:
-        """Return None: Python asks the finders after this one, the new one too."""
-        del path, target
-        if fullname == "horovod":
-            importlib.import_module("popdist")
-        return None
-
-
 def prepare() -> None:
     """Apply the effects of importing the original to this process; harmless when repeated.
 
     Frames of this package are no lines of the user's. A crash prints its Python stack, forked
-    children may use verbs devices, Horovod can be imported, and the log gets uncaught exceptions.
+    children may use verbs devices, and the log gets uncaught exceptions.
     """
     check()
     libraries.register("poptorch", Path(__file__).parents[1])
     os.environ.setdefault("RDMAV_FORK_SAFE", "1")
     _report_crashes()
-    if not any(isinstance(finder, PopdistFirst) for finder in sys.meta_path):
-        sys.meta_path.append(PopdistFirst())
     # Somebody else's hook (a debugger, a notebook) is worth more than ours.
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = log_uncaught

@@ -159,7 +159,7 @@ def test_the_version_is_that_of_the_package():
 
 
 def test_other_names_are_not_claimed():
-    finder = distribution.OwnDistributionFinder()
+    finder = distribution.OwnFinder()
     other = finder.Context(name="popart")
     assert list(finder.find_distributions(other)) == []
     assert len(list(finder.find_distributions(finder.Context()))) == 1
