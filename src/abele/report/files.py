@@ -18,7 +18,6 @@ from abele.storage.files import folder_lock
 
 PAGE = "report.html"
 TRACE = "trace.json"
-SPEEDSCOPE = "speedscope.json"
 
 
 def page_in(
@@ -64,9 +63,9 @@ def write_first(folder: Path) -> None:
 
 
 def write(folder: Path, run: Run, journal: Journal, *, alive: bool | None = None) -> None:
-    """Write page and timelines, each at once or not at all.
+    """Write page and timeline, each at once or not at all.
 
-    Where the disk is full, older timelines and the kept programs make room for the page.
+    Where the disk is full, an older timeline and the kept programs make room for the page.
 
     Args:
         folder: where they go.
@@ -81,12 +80,11 @@ def write(folder: Path, run: Run, journal: Journal, *, alive: bool | None = None
     with folder_lock(folder):
         _write_page(folder, page_in(folder, run, journal, alive=alive))
     write_text(folder / TRACE, json.dumps(timelines.trace_of_run(run, journal)))
-    write_text(folder / SPEEDSCOPE, json.dumps(timelines.speedscope_of_run(run, journal)))
 
 
 def _write_page(folder: Path, text: str) -> None:
     """Write a page; where the disk is full, other files make room, at last the older page."""
-    room = iter(((TRACE, SPEEDSCOPE, executable_file.FILE), (PAGE,)))
+    room = iter(((TRACE, executable_file.FILE), (PAGE,)))
     while True:
         try:
             write_text(folder / PAGE, text)
