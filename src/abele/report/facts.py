@@ -124,7 +124,6 @@ def _program(
         changes=tuple(changes[stamp] for stamp in program.history if stamp in changes),
         declined=dict(made.declined.get(program.name, {})),
         choices=operators.choices(lowering.kernel_choices(program)),
-        passages=operators.passages(program),
     )
 
 

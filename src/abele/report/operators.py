@@ -14,9 +14,8 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry
 from abele import _torch
 from abele.containers import is_sequence
 from abele.ops import few_channel_conv, lstm, recurrent, recurrent_loop
-from abele.program import Program, Role, is_getitem, is_view, marks_of, node_argument
-from abele.program.core import node_phase, type_text
-from abele.report.flow import OUTSIDE, Passage, Read
+from abele.program import Program, is_getitem, is_view, marks_of
+from abele.program.core import node_phase
 from abele.report.record import Choice, Operators
 from abele.targets.kernel_choice import KernelChoice
 
@@ -59,44 +58,6 @@ def choices(chosen: Mapping[torch.fx.Node, KernelChoice]) -> tuple[Choice, ...]:
         Choice(phase=phase, operator=name, by=by, why=why, count=count)
         for (phase, name, by, why), count in counts.most_common()
     )
-
-
-def passages(program: Program) -> tuple[Passage, ...]:
-    """Return the work of forward module by module, and the values passed between modules."""
-    inputs = dict(zip(program.placeholders(), program.inputs, strict=True))
-    made_in = {node: OUTSIDE for node, slot in inputs.items() if slot.role is Role.INPUT}
-    row: list[Passage] = []
-    reads: dict[tuple[int, torch.fx.Node], Read] = {}
-    nodes = [node for node in program.graph.graph.nodes if node.op == "call_function"]
-    phase = "forward" if any(map(node_phase, nodes)) else None  # unmarked, all is forward
-    for node in nodes:
-        if is_getitem(node) or is_view(node) or node_phase(node) != phase:
-            continue
-        module, name = module_of(node), str(node.target)
-        if not row or row[-1].module != module:
-            reads.clear()
-            row.append(Passage(module=module, operators=(), count=0))
-        for value in node.all_input_nodes:
-            origin = _origin(value)
-            passage = made_in.get(origin)
-            if passage is not None and passage != len(row) - 1:
-                size, kind = _bytes(value.meta.get("val")), type_text(value.meta.get("val"))
-                reads.setdefault((passage, origin), Read(passage=passage, bytes=size, type=kind))
-        made_in[node] = len(row) - 1
-        row[-1] = Passage(
-            module=module,
-            operators=tuple(dict.fromkeys((*row[-1].operators, name))),
-            count=row[-1].count + 1,
-            reads=tuple(reads.values()),
-        )
-    return tuple(row)
-
-
-def _origin(node: torch.fx.Node) -> torch.fx.Node:
-    """Return the operation or input that a value is, or is a view of."""
-    while node.op == "call_function" and (is_getitem(node) or is_view(node)):
-        node = node_argument(node, 0)
-    return node
 
 
 def module_of(node: torch.fx.Node) -> str:

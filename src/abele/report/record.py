@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from abele.errors import ReportError
-from abele.report.flow import Passage
 from abele.report.kernel_times import Limits, Timing
 from abele.report.loading import Loop
 from abele.report.optimizer import Optimizer
@@ -281,7 +280,6 @@ class Program:
         untimed: reason why they were not timed, if timing was wanted.
         declined: for each preferred lowering that declined it, the reason.
         choices: backends of its operators with reasons; the most frequent first.
-        passages: work of its forward, module by module.
     """
 
     name: str
@@ -297,7 +295,6 @@ class Program:
     untimed: str = ""
     declined: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     choices: tuple[Choice, ...] = ()
-    passages: tuple[Passage, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

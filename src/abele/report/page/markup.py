@@ -235,15 +235,6 @@ svg { display: block; width: 100%; background: var(--card); border-radius: 4px; 
 rect:not(.hover):hover { opacity: .8; }
 path.line { fill: none; stroke: var(--c1); stroke-width: 2; vector-effect: non-scaling-stroke; }
 path.range { fill: var(--c1); fill-opacity: .22; }
-svg.graph { width: auto; max-width: none; background: none; }
-svg.graph rect { fill: var(--card); stroke: var(--line); }
-svg.graph rect.box { stroke: var(--c1); } svg.graph rect.edge-of { fill: none; stroke: none; }
-svg.graph rect.loose { stroke-dasharray: 3 3; }
-svg.graph a:hover rect { fill: var(--line); }
-svg.graph text { font-size: 13px; text-anchor: middle; fill: var(--ink); }
-svg.graph text.soft { font-size: 11.5px; fill: var(--soft); }
-svg.graph path { fill: none; stroke: var(--soft); stroke-width: 1.4; }
-svg.graph path:hover { stroke: var(--c6); stroke-width: 3; }
 .bar { display: block; height: .7rem; min-width: 1px; width: var(--length); background: var(--c1);
   border-radius: 2px; margin: .3rem 0 0 var(--begin, 0); }
 .bar.move { background: var(--move); }
