@@ -91,7 +91,7 @@ def journal_of(
     """Calls of equal length with losses, and moments: kind and words."""
     listed = losses or [2.0 - index / calls for index in range(calls)]
     windows = [
-        window_of(index * 0.1, (0.01, 0.001, computed, 0.002), first=index, loss=loss)
+        window_of(index * 0.1, (0.01, 0.001, computed, 0.002), loss, first=index)
         for index, loss in enumerate(listed)
     ]
     told = [

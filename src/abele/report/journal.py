@@ -25,7 +25,7 @@ import statistics
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from abele.storage.atomic import is_full, replacing
 
@@ -59,18 +59,18 @@ class Window:
         loss: of the last call that had one; None without, or if it is no finite number.
         not_finite: number of losses that are not finite.
         instead: what the last loss was if it is no finite number: ``nan``, ``inf`` or ``-inf``;
-            empty in older files, too.
+            empty if it is finite.
     """
 
     at: float
     until: float
-    first: int
     count: int
     waited: float
     inputs: float
     computed: float
     outputs: float
     quarters: tuple[float, float, float, float, float]
+    first: int = 0
     loading: float = 0.0
     compiling: float = 0.0
     loss: float | None = None
@@ -91,6 +91,11 @@ class Window:
     def in_calls(self) -> float:
         """Seconds in calls."""
         return self.inputs + self.computed + self.outputs
+
+    @property
+    def whole(self) -> float:
+        """Seconds from call to call, waiting included."""
+        return self.waited + self.in_calls
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -179,54 +184,16 @@ def _read(line: bytes) -> Window | Moment | None:
         return None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Calls:
-    """Calls that are noted together; times are in seconds.
-
-    Attributes:
-        at: when the first began, since the run began.
-        until: when the last one ended.
-        times: of each call.
-        parts: of all together: waited before them, for inputs, computing, and for outputs.
-        losses: of those that have one.
-        loading: of the first part, until batches were there.
-        compiling: of the second part, left to a process that compiles.
-    """
-
-    at: float
-    until: float
-    times: Sequence[float]
-    parts: Sequence[float]
-    losses: Sequence[float]
-    loading: float = 0.0
-    compiling: float = 0.0
-
-
-@dataclasses.dataclass
-class _Open:
-    """Calls that have no line yet."""
-
-    at: float
-    first: int
-    times: list[float] = dataclasses.field(default_factory=list[float])
-    parts: list[float] = dataclasses.field(default_factory=lambda: [0.0] * 4)
-    loading: float = 0.0
-    compiling: float = 0.0
-    loss: float | None = None
-    not_finite: int = 0
-    instead: str = ""
-    until: float = 0.0
-
-
 class JournalWriter:
     """Writes a journal; may be used by several threads. A forked child writes nothing.
 
-    A thread writes what waits for its line, so that a process that is killed later has it written.
+    A thread asks for calls that wait for their line, so that a process that is killed later has
+    written them.
 
     Args:
         folder: where the file is made, in the place of an older one.
         problem: told in words, once, when the file cannot be written any more.
-        bring: called by the thread, for calls that somebody has not handed over yet.
+        bring: called by the thread; passes calls that wait to ``calls``.
     """
 
     def __init__(
@@ -243,15 +210,14 @@ class JournalWriter:
         self._reserve: Path | None = folder / f".{FILE}.reserve"
         self._reserve.write_bytes(bytes(RESERVE_BYTES))
         self._problem, self._bring, self._lock = problem, bring, threading.RLock()
-        self._pid, self._written, self._calls, self._at = os.getpid(), 0, 0, 0.0
-        self._open: _Open | None = None
+        self._pid, self._written, self._at = os.getpid(), 0, 0.0
         self._given_up = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="abele-journal", daemon=True)
         self._thread.start()
 
     def add(self, kind: str, at: float, what: str, **more: str) -> None:
-        """Write a moment at once, behind the calls before it.
+        """Write the line of a moment.
 
         Args:
             kind: as of ``Moment``.
@@ -262,54 +228,19 @@ class JournalWriter:
         if self._pid != os.getpid():
             return
         with self._lock:
-            self._end_window()
             self._write({"e": kind, "at": round(at, 6), "what": what, **more})
 
-    def call(self, at: float, parts: Sequence[float], loss: float | None) -> None:
-        """Note a call.
-
-        Args:
-            at: when it began, in seconds since the run began.
-            parts: seconds waited before it, for inputs, computing, and for outputs.
-            loss: if it has one.
-        """
-        took = parts[1] + parts[2] + parts[3]
-        losses = [] if loss is None else [loss]
-        self.calls(Calls(at=at, until=at + took, times=[took], parts=parts, losses=losses))
-
-    def calls(self, calls: Calls) -> None:
-        """Note calls that followed each other, all in one line."""
-        if self._pid != os.getpid():  # before the lock, which another thread may have had
-            return
-        with self._lock:
-            window = self._open
-            if window is None:
-                window = self._open = _Open(calls.at, self._calls)
-            self._calls += len(calls.times)
-            window.times += calls.times
-            window.until = calls.until
-            window.parts = [a + b for a, b in zip(window.parts, calls.parts, strict=True)]
-            window.loading += calls.loading
-            window.compiling += calls.compiling
-            if calls.losses:
-                last = calls.losses[-1]
-                window.loss, window.instead = _of_loss(last)
-                window.not_finite += sum(not math.isfinite(each) for each in calls.losses)
-            if self._calls <= SINGLE or window.until - window.at >= SPAN_S:
-                self._end_window()
-
-    def flush(self) -> None:
-        """Write what waits for its line."""
-        if self._pid == os.getpid():
+    def calls(self, window: Window) -> None:
+        """Write the line of calls that followed each other."""
+        if self._pid == os.getpid():  # before the lock, which another thread may have had
             with self._lock:
-                self._end_window()
+                self._write(_entry(window))
 
     def close(self) -> None:
-        """Write what waits, and end; later lines are dropped."""
+        """End the file; later lines are dropped."""
         if self._pid != os.getpid():
             return
         with self._lock:
-            self._end_window()
             file, self._file = self._file, -1
         self._stop.set()
         if file >= 0:
@@ -320,19 +251,13 @@ class JournalWriter:
     def _tick(self) -> None:
         while not self._stop.wait(FLUSH_S):
             self._bring()
-            self.flush()
-
-    def _end_window(self) -> None:
-        window, self._open = self._open, None
-        if window is not None:
-            self._write(_line(window))
 
     # -- the file --------------------------------------------------------------------------
 
     def _write(self, entry: dict[str, Any]) -> None:
         if self._file < 0:
             return
-        line = json.dumps(entry).encode() + b"\n"
+        line = _line(entry) + b"\n"
         if self._given_up:
             if entry["e"] in ("error", "end"):  # there may be room for how it ends
                 with contextlib.suppress(OSError):
@@ -377,52 +302,37 @@ class JournalWriter:
 def window_of(
     at: float,
     parts: Sequence[float],
-    loss: float | None = None,
-    first: int = 0,
-    loading: float = 0.0,
-    compiling: float = 0.0,
+    *losses: float,
+    times: Sequence[float] = (),
+    until: float | None = None,
+    **more: Any,
 ) -> Window:
-    """Return the window of one call; arguments are those of ``JournalWriter.call``."""
+    """Return the window of calls that followed each other.
+
+    Args:
+        at: when the first began, in seconds since the run began.
+        parts: seconds of all calls together: waited before them, for inputs, computing, and for
+            outputs.
+        losses: of the calls that have one.
+        times: seconds of each call; empty for one call.
+        until: when the last call ended; None if nothing was waited for between the calls.
+        more: further fields of ``Window``.
+    """
     took = sum(parts[1:])
-    number, instead = (None, "") if loss is None else _of_loss(loss)
+    last = losses[-1:]
+    finite = bool(last) and math.isfinite(last[0])
     names = ("waited", "inputs", "computed", "outputs")
     return Window(
         at=at,
-        until=at + took,
-        first=first,
-        count=1,
+        until=at + took if until is None else until,
+        count=len(times) or 1,
+        quarters=quarters_of(times or [took]),
+        loss=last[0] if finite else None,
+        not_finite=sum(not math.isfinite(each) for each in losses),
+        instead=str(last[0]) if last and not finite else "",
         **dict(zip(names, parts, strict=True)),
-        quarters=(took, took, took, took, took),
-        loading=loading,
-        compiling=compiling,
-        loss=number,
-        not_finite=int(bool(instead)),
-        instead=instead,
+        **more,
     )
-
-
-def _of_loss(loss: float) -> tuple[float | None, str]:
-    """Return a finite loss, or None and ``nan``, ``inf`` or ``-inf``."""
-    return (loss, "") if math.isfinite(loss) else (None, str(loss))
-
-
-def _line(window: _Open) -> dict[str, Any]:
-    names = ("waited", "inputs", "computed", "outputs")
-    parts = {name: round(each, 7) for name, each in zip(names, window.parts, strict=True)}
-    of_parts = {"loading": window.loading, "compiling": window.compiling}
-    return {
-        "e": "calls",
-        "at": round(window.at, 6),
-        "until": round(window.until, 6),
-        "first": window.first,
-        "count": len(window.times),
-        **parts,
-        **{name: round(each, 7) for name, each in of_parts.items() if each},
-        "quarters": [round(each, 7) for each in quarters_of(window.times)],
-        "loss": window.loss,
-        "not_finite": window.not_finite,
-        **({"instead": window.instead} if window.instead else {}),
-    }
 
 
 def quarters_of(times: Sequence[float]) -> tuple[float, float, float, float, float]:
@@ -472,20 +382,32 @@ def _thinned(lines: Sequence[bytes]) -> Iterator[bytes]:
             if waiting is None:
                 waiting = entry
             else:
-                yield _text(joined([waiting, entry]))
+                yield _line(_entry(joined([waiting, entry])))
                 waiting = None
         elif entry is not None and index not in dropped:
             if waiting is not None:
-                yield _text(waiting)
+                yield _line(_entry(waiting))
                 waiting = None
             yield line
     if waiting is not None:
-        yield _text(waiting)
+        yield _line(_entry(waiting))
 
 
-def _text(window: Window) -> bytes:
-    data = dataclasses.asdict(window)
-    loss = data.pop("loss")
-    rounded = {k: round(v, 7) if isinstance(v, float) else v for k, v in data.items()}
-    rounded["quarters"] = [round(each, 7) for each in window.quarters]
-    return json.dumps({"e": "calls", **rounded, "loss": loss}).encode()
+def _entry(window: Window) -> dict[str, Any]:
+    """Return the line of calls as JSON values, without fields that have their defaults."""
+    entry: dict[str, Any] = {"e": "calls"}
+    for field in dataclasses.fields(window):
+        value = getattr(window, field.name)
+        if value != field.default:
+            entry[field.name] = _rounded(value) if field.name != "loss" else value
+    return entry
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [round(each, 7) for each in cast("tuple[float, ...]", value)]
+    return round(value, 7) if isinstance(value, float) else value
+
+
+def _line(entry: dict[str, Any]) -> bytes:
+    return json.dumps(entry).encode()

@@ -19,7 +19,16 @@ from abele.errors import ReportError, SerializationError
 from abele.program import Program, Stamp
 from abele.program.core import node_lines
 from abele.report import endings, executable_file, files
-from abele.report.journal import FILE, SINGLE, SPAN_S, Calls, Journal, JournalWriter, read_journal
+from abele.report.journal import (
+    FILE,
+    SINGLE,
+    SPAN_S,
+    Journal,
+    JournalWriter,
+    Window,
+    read_journal,
+    window_of,
+)
 from abele.report.loading import Waits
 from abele.report.optimizer import Optimizer, changed
 from abele.report.record import Change, Run, read_run
@@ -318,13 +327,13 @@ class Recorder(Observer):
             for each in [[one] for one in ended[:singles]] + [ended[singles:]]:
                 if each:
                     self._journal.calls(self._together(each))
-            self._calls += len(ended)
+                    self._calls += len(each)
             # The first calls have a line each, as they come.
             late = self._calls >= SINGLE
             self._due_ns = time.perf_counter_ns() + int(SPAN_S * 1e9) if late else 0
 
-    def _together(self, calls: Sequence[_Ended]) -> Calls:
-        """Write many calls as one line of the journal, which may get thousands per second."""
+    def _together(self, calls: Sequence[_Ended]) -> Window:
+        """Return many calls as one window, of which the journal gets four per second."""
         start, before = self.run.process.clock_ns, self._ended_ns
         waited = inputs = computed = outputs = compiling = 0
         times: list[float] = []
@@ -346,12 +355,13 @@ class Recorder(Observer):
         # Batches are waited for between calls, and nowhere else.
         loading = min(waited, max(0, calls[-1][2] - self._loaded_ns))
         self._ended_ns, self._loaded_ns = before, calls[-1][2]
-        return Calls(
-            at=(calls[0][0].began_ns - start) / 1e9,
-            until=(before - start) / 1e9,
+        return window_of(
+            (calls[0][0].began_ns - start) / 1e9,
+            [each / 1e9 for each in (waited, inputs, computed, outputs)],
+            *(loss for _, loss, _ in calls if loss is not None),
             times=times,
-            parts=[each / 1e9 for each in (waited, inputs, computed, outputs)],
-            losses=[loss for _, loss, _ in calls if loss is not None],
+            until=(before - start) / 1e9,
+            first=self._calls,
             loading=loading / 1e9,
             compiling=compiling / 1e9,
         )
@@ -418,7 +428,6 @@ class Recorder(Observer):
     def read(self) -> Journal:
         """Return the journal so far."""
         self._drain()
-        self._journal.flush()
         return read_journal(self.folder)
 
     def _trying(self, write: Callable[[], Any]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
-import statistics
+from typing import Any
 
-from abele.report.journal import Journal, Moment, Window, joined
+from abele.report.journal import Journal, Moment, Window, joined, quarters_of
 
 
 class State(enum.StrEnum):
@@ -125,49 +125,16 @@ def _after(journal: Journal) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Steady:
-    """Calls after the first ones, which take longer.
+class Steady(Window):
+    """Calls after the first ones, which take longer; seconds are averages of a call.
 
     Attributes:
-        count: number of calls.
-        quarters: shortest, quartiles and longest, in seconds.
-        whole: seconds from call to call, waiting included, on average.
-        waited: seconds of that before a call, on average.
-        waits: quartiles of that.
-        loading: seconds of that until a batch was there; 0 where nobody could tell.
-        loads: quartiles of that.
-        inputs: for inputs, and what is left to a process that compiles.
-        compiling: seconds of that for the latter.
-        computed: in micro-steps.
-        outputs: for outputs.
+        waits: quartiles of the seconds before a call.
+        loads: quartiles of the seconds of that until a batch was there.
     """
 
-    count: int
-    quarters: tuple[float, float, float, float, float]
-    whole: float
-    waited: float
     waits: tuple[float, float, float]
-    inputs: float
-    computed: float
-    outputs: float
-    loading: float = 0.0
-    loads: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    compiling: float = 0.0
-
-    @property
-    def handed(self) -> float:
-        """Seconds in which inputs were handed over, on average."""
-        return max(0.0, self.inputs - self.compiling)
-
-    @property
-    def other(self) -> float:
-        """Seconds before a call in which no batch was waited for, on average."""
-        return max(0.0, self.waited - self.loading)
-
-    @property
-    def in_calls(self) -> float:
-        """Seconds in a call, on average."""
-        return self.inputs + self.computed + self.outputs
+    loads: tuple[float, float, float]
 
 
 def steady(journal: Journal) -> Steady | None:
@@ -177,33 +144,18 @@ def steady(journal: Journal) -> Steady | None:
     if not windows:
         return None
     total = joined(windows)
-    names = ("waited", "inputs", "computed", "outputs")
-    parts = {name: getattr(total, name) / total.count for name in names}
-    return Steady(
-        count=total.count,
-        quarters=_quarters(windows),
-        whole=sum(parts.values()),
-        waits=_of_many([each.waited / each.count for each in windows for _ in range(each.count)]),
-        loading=total.loading / total.count,
-        compiling=total.compiling / total.count,
-        loads=_of_many([each.loading / each.count for each in windows for _ in range(each.count)]),
-        **parts,
-    )
+    names = ("waited", "inputs", "computed", "outputs", "loading", "compiling")
+    means = {name: getattr(total, name) / total.count for name in names}
+    low, *_, high = total.quarters
+    # Quartiles of single calls where each has a line, else of their lines, by their weight.
+    middle = _quartiles([e for window in windows for e in window.quarters[1:4] * window.count])
+    waits = [each.waited / each.count for each in windows for _ in range(each.count)]
+    loads = [each.loading / each.count for each in windows for _ in range(each.count)]
+    quarters = low, *middle, high
+    fields: dict[str, Any] = vars(total) | means | {"quarters": quarters}
+    return Steady(**fields, waits=_quartiles(waits), loads=_quartiles(loads))
 
 
-def _quarters(windows: list[Window]) -> tuple[float, float, float, float, float]:
-    """Quartiles of single calls where each has a line, else of their lines, by their weight."""
-    singles = [each for window in windows for each in window.quarters[1:4] * window.count]
-    first, middle, third = _of_many(singles)
-    lowest = min(each.quarters[0] for each in windows)
-    return lowest, first, middle, third, max(each.quarters[4] for each in windows)
-
-
-def _of_many(values: list[float]) -> tuple[float, float, float]:
-    """Quartiles; of very many values of evenly chosen ones."""
-    if len(values) > 200_000:
-        values = values[:: len(values) // 100_000]
-    if len(values) == 1:
-        return values[0], values[0], values[0]
-    first, middle, third = statistics.quantiles(values, n=4, method="inclusive")
-    return first, middle, third
+def _quartiles(values: list[float]) -> tuple[float, float, float]:
+    """Return quartiles; of very many values those of evenly chosen ones."""
+    return quarters_of(values[:: 1 + len(values) // 100_000])[1:4]

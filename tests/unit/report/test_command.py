@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from abele.__main__ import main
-from abele.report.journal import JournalWriter
+from abele.report.journal import JournalWriter, window_of
 from helpers.reported import run_of
 
 
@@ -15,7 +15,7 @@ from helpers.reported import run_of
 def folder(tmp_path):
     run_of("dense").write(tmp_path)
     writer = JournalWriter(tmp_path)
-    writer.call(0.1, (0.0, 0.0, 0.1, 0.0), 1.0)
+    writer.calls(window_of(0.1, (0.0, 0.0, 0.1, 0.0), 1.0))
     writer.close()
     return tmp_path
 

@@ -11,7 +11,7 @@ import pytest
 
 from abele.__main__ import main
 from abele.report import files, instances, read_journal, read_run
-from abele.report.journal import JournalWriter
+from abele.report.journal import JournalWriter, window_of
 from abele.storage.files import folder_lock
 from helpers.reported import run_before
 
@@ -30,7 +30,8 @@ def instance(folder, number, *, count=2, waited=0.001, end="finished", **process
     run.write(inside)
     writer = JournalWriter(inside)
     for call in range(3):
-        writer.call(0.1 * call, (0.0, 0.0, 0.01, 0.0), 2.0 - call - number)
+        loss = 2.0 - call - number
+        writer.calls(window_of(0.1 * call, (0.0, 0.0, 0.01, 0.0), loss, first=call))
     if end:
         writer.add("end", 1.0, end)
     writer.close()

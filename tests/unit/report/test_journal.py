@@ -5,20 +5,23 @@ import json
 import os
 import signal
 import subprocess
-import time
 
 import pytest
 
 from abele.report import journal
-from abele.report.journal import Calls, JournalWriter, read_journal
+from abele.report.journal import JournalWriter, read_journal, window_of
 from helpers.warm_python import python
+
+
+def called(writer, index, at, parts, *losses):
+    writer.calls(window_of(at, parts, *losses, first=index))
 
 
 def written(folder, calls=3, **more):
     writer = JournalWriter(folder, **more)
     writer.add("stage", 0.1, "capture")
     for index in range(calls):
-        writer.call(1.0 + index, (0.5, 0.01, 0.2, 0.02), 4.0 - index)
+        called(writer, index, 1.0 + index, (0.5, 0.01, 0.2, 0.02), 4.0 - index)
     return writer
 
 
@@ -53,38 +56,13 @@ def test_lines_that_mean_nothing_are_left_out_and_no_file_is_an_empty_journal(tm
     assert [each.kind for each in read_journal(tmp_path).moments] == ["note"]
 
 
-def test_later_calls_share_lines_and_none_is_lost(tmp_path):
-    writer = JournalWriter(tmp_path)
-    count = journal.SINGLE + 1000
-    for index in range(count):
-        writer.call(index * 0.01, (0.001, 0.0, 0.008, 0.001), None)
-    writer.close()
-    journal_read = read_journal(tmp_path)
-    assert journal_read.calls == count
-    assert len(journal_read.windows) < journal.SINGLE + 1000 / 20
-    assert sum(each.computed for each in journal_read.windows) == pytest.approx(count * 0.008)
-    assert [each.first for each in journal_read.windows[: journal.SINGLE]] == list(
-        range(journal.SINGLE)
-    )
-
-
-def test_what_waits_for_its_line_is_written_by_itself(tmp_path):
-    writer = written(tmp_path, calls=journal.SINGLE + 1)
-    assert read_journal(tmp_path).calls >= journal.SINGLE
-    deadline = time.monotonic() + 20
-    while read_journal(tmp_path).calls == journal.SINGLE and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert read_journal(tmp_path).calls == journal.SINGLE + 1
-    writer.close()
-
-
 def test_parts_of_parts_are_kept_however_lines_are_joined(tmp_path, monkeypatch):
     monkeypatch.setattr("abele.report.journal.LARGEST", 20_000)
     writer = JournalWriter(tmp_path)
     parts, of_parts = (0.01, 0.003, 0.001, 0.0), {"loading": 0.004, "compiling": 0.002}
     for index in range(2000):
         at = 0.1 * index
-        writer.calls(Calls(at=at, until=at, times=[0.001], parts=parts, losses=[], **of_parts))
+        writer.calls(window_of(at, parts, first=index, **of_parts))
     writer.close()
     windows = read_journal(tmp_path).windows
     assert max(each.count for each in windows) > 1
@@ -99,7 +77,7 @@ def test_a_journal_is_bounded_and_keeps_the_sums(tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "MOMENTS", 5)
     writer = JournalWriter(tmp_path)
     for index in range(2000):
-        writer.call(index * 1.0, (0.25, 0.0, 0.5, 0.25), 1.0)
+        called(writer, index, index * 1.0, (0.25, 0.0, 0.5, 0.25), 1.0)
         if index % 100 == 0:
             writer.add("note", index, "saved")
         assert (tmp_path / journal.FILE).stat().st_size <= 20_000
@@ -113,7 +91,7 @@ def test_a_journal_is_bounded_and_keeps_the_sums(tmp_path, monkeypatch):
 
 def test_a_loss_that_is_no_number_is_counted_and_the_file_stays_json(tmp_path):
     writer = JournalWriter(tmp_path)
-    writer.call(0.0, (0, 0, 1, 0), float("nan"))
+    called(writer, 0, 0.0, (0, 0, 1, 0), float("nan"))
     writer.close()
     (line,) = (tmp_path / journal.FILE).read_text().splitlines()
     assert json.loads(line, parse_constant=pytest.fail)["not_finite"] == 1
@@ -131,8 +109,8 @@ def test_a_full_disk_ends_the_journal_and_it_says_so(tmp_path, monkeypatch):
         return full(file, data)
 
     monkeypatch.setattr(os, "write", no_space)
-    writer.call(5.0, (0, 0, 1, 0), None)
-    writer.call(6.0, (0, 0, 1, 0), None)
+    called(writer, 3, 5.0, (0, 0, 1, 0))
+    called(writer, 4, 6.0, (0, 0, 1, 0))
     writer.add("note", 7.0, "there is no room for that")
     writer.add("end", 8.0, "finished")
     writer.close()
@@ -148,10 +126,11 @@ def test_a_full_disk_ends_the_journal_and_it_says_so(tmp_path, monkeypatch):
 
 def test_a_killed_process_leaves_all_calls_of_more_than_a_second_ago(tmp_path):
     program = (
-        "import sys, time\n"
-        "from abele.report.journal import JournalWriter\n"
-        "writer = JournalWriter(__import__('pathlib').Path(sys.argv[1]))\n"
-        "for i in range(300): writer.call(i / 1e4, (0, 0, 1e-4, 0), None)\n"
+        "import sys, time, pathlib\n"
+        "from abele.report.journal import JournalWriter, window_of\n"
+        "waiting = [window_of(i / 1e4, (0, 0, 1e-4, 0), first=i) for i in range(300)]\n"
+        "bring = lambda: [writer.calls(waiting.pop()) for _ in range(len(waiting))]\n"
+        "writer = JournalWriter(pathlib.Path(sys.argv[1]), bring=bring)\n"
         "time.sleep(1); print('now', flush=True); time.sleep(60)\n"
     )
     command = [python(), "-c", program, str(tmp_path)]
@@ -166,7 +145,7 @@ def test_the_journal_of_a_week_stays_small_and_is_read_at_any_time(tmp_path):
     writer = JournalWriter(tmp_path)
     week, each, largest = 7 * 24 * 3600.0, 5.0, 0  # each call has a line of its own
     for call in range(int(week / each)):
-        writer.call(call * each, (0.1, 0.01, 4.8, 0.09), 1.0 / (call + 1))
+        called(writer, call, call * each, (0.1, 0.01, 4.8, 0.09), 1.0 / (call + 1))
         if call % 20_000 == 0:
             largest = max(largest, (tmp_path / journal.FILE).stat().st_size)
             assert read_journal(tmp_path).calls == call + 1

@@ -21,8 +21,8 @@ def journal(*values, first=0):
 
 def together(count, loss, first, not_finite=0, instead=""):
     """One line of a journal for several calls."""
-    one = window_of(0.0, (0, 0, 1.0, 0), loss, first=first)
-    return dataclasses.replace(one, count=count, not_finite=not_finite, instead=instead)
+    one = window_of(0.0, (0, 0, 1.0, 0), first=first)
+    return dataclasses.replace(one, count=count, loss=loss, not_finite=not_finite, instead=instead)
 
 
 def run_of_calls(device_iterations):
@@ -70,7 +70,7 @@ def test_older_records_do_not_say_which_losses_that_are_not_finite_are_the_same(
 def test_journals_on_disk_say_what_losses_are_instead(tmp_path):
     writer = JournalWriter(tmp_path)
     for index, value in enumerate([NAN, 1.0, INF, INF, 2.0, -INF]):
-        writer.call(float(index), (0, 0, 1.0, 0), value)
+        writer.calls(window_of(float(index), (0, 0, 1.0, 0), value, first=index))
     writer.close()
     lines = read_journal(tmp_path).windows
     assert [each.instead for each in lines] == ["nan", "", "inf", "inf", "", "-inf"]
@@ -127,7 +127,7 @@ def test_journals_that_were_thinned_keep_their_bits(tmp_path):
     values = [1 / (3 + i) for i in range(300)]
     writer = JournalWriter(tmp_path)
     for index, value in enumerate(values):
-        writer.call(float(index), (0, 0, 1.0, 0), value)
+        writer.calls(window_of(float(index), (0, 0, 1.0, 0), value, first=index))
     writer._thin()
     writer.close()
     made = compared(read_journal(tmp_path), journal(*values))

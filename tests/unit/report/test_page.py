@@ -154,7 +154,7 @@ sys.stdout.write(page(read_run(folder), read_journal(folder)))
 def test_a_page_is_a_function_of_its_files(introduction, tmp_path):
     introduction.write(tmp_path)
     writer = JournalWriter(tmp_path)
-    writer.call(0.5, (0.0, 0.001, 0.02, 0.001), 1.5)
+    writer.calls(window_of(0.5, (0.0, 0.001, 0.02, 0.001), 1.5))
     writer.add("end", 1.0, "finished")
     writer.close()
     command = [sys.executable, "-c", AGAIN, str(tmp_path)]
