@@ -9,7 +9,7 @@ import torch
 
 from abele import machine_limits
 from abele.machine_limits import MachineLimits, measured, of_device
-from abele.report.kernel_times import Limits
+from abele.report.record import Limits
 
 
 @pytest.fixture

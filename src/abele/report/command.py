@@ -25,7 +25,7 @@ from abele.report.instances import runs
 from abele.report.journal import Journal
 from abele.report.page.markup import as_text
 from abele.report.record import Run
-from abele.report.shares import DISTURBED, slower
+from abele.report.status import DISTURBED, slower
 from abele.storage.atomic import write_text
 
 BUDGET_S = 5.0

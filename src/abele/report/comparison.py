@@ -262,7 +262,7 @@ def _losses(losses: Losses) -> Iterator[str]:
     if losses.first is None:
         yield f"Losses: the same bit for bit, all {losses.compared} that both records have."
     else:
-        yield f"Losses: they part at {_pair(losses.first)}.{_before(losses, losses.first)}"
+        yield f"Losses: they diverge at {_pair(losses.first)}.{_before(losses, losses.first)}"
         yield f"  {_largest(losses)}"
     pair = losses.not_finite
     if pair is not None:

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from abele.report import words
 from abele.report.journal import Journal
 from abele.report.record import Program, Run
-from abele.report.shares import DISTURBED, Entry, by_operator, runs_in_call, slower
-from abele.report.status import Steady, steady
+from abele.report.status import DISTURBED, Entry, Steady, by_operator, runs_in_call, slower, steady
 
 MOST = 7
 # Shares below which nothing is said.
@@ -172,7 +171,7 @@ def _of_kernels(run: Run, later: Steady | None, calls: int) -> Iterator[Insight]
     slow: list[Insight] = []
     for program in timed:
         assert program.timing is not None
-        part = program.timing.attributed + program.timing.unattributed
+        part = program.timing.whole
         weight = runs_in_call(run, program) * program.timing.seconds / whole
         for (phase, name), entry in by_operator(program.timing) if part else ():
             if weight * entry.seconds < _OPERATOR * part or entry.seconds < _FAR * entry.least:

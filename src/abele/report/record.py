@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from abele.errors import ReportError
-from abele.report.kernel_times import Limits, Timing
-from abele.report.loading import Loop
 from abele.report.optimizer import Optimizer
 from abele.storage.atomic import write_text
 
@@ -163,6 +161,152 @@ class Tensor:
     last: int
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """Work between two readings of the clock, in a run of its own.
+
+    Attributes:
+        what: backend: ``torch``, ``loop``, or the name of a kernel.
+        operators: operators it computes, each with its share of the time, in proportion to bytes.
+        phase: ``forward``, ``backward`` or ``update``.
+        module: path of the module, names joined by ``/``; empty outside all.
+        line: ``FILE:LINE in FUNCTION`` of the user's source; empty if unknown.
+        began: seconds since the program began.
+        seconds: mean time in the fastest quarter of the runs.
+        quarters: seconds in all runs: minimum, quartiles and maximum.
+        operations: FLOPs of the operators for which torch has a formula.
+        bytes: least bytes read and written.
+        least: least seconds of this machine for so many FLOPs and bytes.
+    """
+
+    what: str
+    operators: tuple[tuple[str, float], ...]
+    phase: str
+    module: str
+    line: str
+    began: float
+    seconds: float
+    operations: int
+    bytes: int
+    least: float
+    quarters: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timing:
+    """A program that was run with clocks and without, in turns, on copies of its state.
+
+    Attributes:
+        runs: number of runs of each kind that are averaged, the fastest quarter.
+        seconds: of a run without clocks.
+        clocked: of a run with clocks.
+        clocks: what of that the clocks took, from measuring them alone.
+        kernels: in the order in which they run.
+        all_runs: number of runs with clocks.
+        made_up: the state was made up, because the run was over.
+    """
+
+    runs: int
+    seconds: float
+    clocked: float
+    clocks: float
+    kernels: tuple[Kernel, ...]
+    all_runs: int = 0
+    made_up: bool = False
+
+    @property
+    def attributed(self) -> float:
+        """Seconds in kernels."""
+        return sum(each.seconds for each in self.kernels)
+
+    @property
+    def unattributed(self) -> float:
+        """Seconds between kernels, without what the clocks took."""
+        return max(0.0, self.clocked - self.clocks - self.attributed)
+
+    @property
+    def whole(self) -> float:
+        """Seconds in and between kernels."""
+        return self.attributed + self.unattributed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Peak rates of this machine, measured with some number of threads.
+
+    Attributes:
+        threads: number of threads of torch.
+        operations: FLOPs per second of a GEMM.
+        bandwidths: pairs of bytes touched by an operator, and bytes per second.
+    """
+
+    threads: int
+    operations: float
+    bandwidths: tuple[tuple[int, float], ...]
+
+    def least(self, operations: int, moved: int) -> float:
+        """Seconds that so many operations on so many bytes take at least."""
+        fitting = [rate for size, rate in self.bandwidths if size <= moved]
+        rate = fitting[-1] if fitting else self.bandwidths[0][1]
+        return max(operations / self.operations, moved / rate)
+
+
+_LEAST_BATCHES, _LEAST_S = 100, 1.0  # a shorter loop says nothing of a rate
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+@dataclasses.dataclass(slots=True)
+class Waits:
+    """Time that one thread has waited for its batches.
+
+    Attributes:
+        ns: nanoseconds so far.
+    """
+
+    ns: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loop:
+    """The times of a loop over a loader, from one batch to the next.
+
+    Attributes:
+        batches: number of batches.
+        steps: of the device, per batch.
+        seconds: from batch to batch, of all together.
+        waiting: seconds of that until a batch that was asked for was there.
+        why_single: why items were fetched one by one; empty if they were not.
+    """
+
+    batches: int
+    steps: int
+    seconds: float
+    waiting: float
+    why_single: str = ""
+
+    @property
+    def bound(self) -> str:
+        """``input-bound`` if waiting takes longer than the work, else ``compute-bound``."""
+        return "input-bound" if self.waiting > 0.5 * self.seconds else "compute-bound"
+
+    def sentence(self) -> str | None:
+        """Return the bottleneck and the rate with free input; None after too short a loop."""
+        working = self.seconds - self.waiting
+        if self.batches < _LEAST_BATCHES or self.seconds < _LEAST_S or working <= 0:
+            return None
+        share, steps = self.waiting / self.seconds, self.batches * self.steps
+        text = (
+            f"{self.bound}: {_rate(steps / self.seconds)} steps/s, of which waiting for batches "
+            f"took {share:.0%}; with free input {_rate(steps / working)} steps/s"
+        )
+        if self.bound == "input-bound" and self.why_single:
+            text += f" (items were fetched one by one: {self.why_single})"
+        return text
+
+
 #: The kind of what forward makes and backward reads, in ``Memory.kinds``.
 ACTIVATIONS = "activations for backward"
 
@@ -199,12 +343,9 @@ class Memory:
 
     @property
     def waiting(self) -> int:
-        """Bytes at the peak that forward has made for backward; in older files of the largest."""
-        sizes = self.kinds.get(ACTIVATIONS, ())
-        for (step, _, _), size in zip(self.curve, sizes, strict=False):
-            if step == self.peak_step:
-                return size
-        return sum(each.bytes for each in self.largest if each.phase == "forward")
+        """Bytes at the peak that forward has made for backward."""
+        index = max(range(len(self.curve)), key=lambda at: self.curve[at][1])
+        return self.kinds[ACTIVATIONS][index]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -338,7 +479,7 @@ class Run:
         host_steps: training steps made on the host, outside of the programs; None if not counted.
         host_said: lines of these steps.
         loop: longest loop over a loader around the calls; None without one.
-        optimizer: the optimizer; None for inference and older files.
+        optimizer: the optimizer; None for inference.
     """
 
     schema: int = SCHEMA

@@ -29,9 +29,8 @@ from abele.report.journal import (
     read_journal,
     window_of,
 )
-from abele.report.loading import Waits
 from abele.report.optimizer import Optimizer, changed
-from abele.report.record import Change, Run, read_run
+from abele.report.record import Change, Run, Waits, read_run
 from abele.runtime.clock import CallRecord, nanoseconds
 from abele.runtime.observers import Observer
 from abele.storage.atomic import write_text

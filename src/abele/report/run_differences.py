@@ -20,11 +20,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from abele.report import record, words
 from abele.report.journal import Journal
-from abele.report.kernel_times import Timing
 from abele.report.optimizer import Optimizer
-from abele.report.record import Run
-from abele.report.shares import Entry, by_operator
-from abele.report.status import Steady, steady
+from abele.report.record import Run, Timing
+from abele.report.status import Entry, Steady, by_operator, steady
 
 LEAST = 0.03
 LEAST_OF_OPERATOR, PART = 0.1, 0.01

@@ -1,14 +1,16 @@
-"""Timeline of a run in the format of Chrome's trace viewer, which Perfetto and speedscope read."""
+"""Timeline of a run in the format of Chrome's trace viewer, which Perfetto and speedscope read.
+
+Each line has bars that do not overlap, unless one is inside the other; the outer one comes first.
+Lines of a group are on one clock.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from abele.report.journal import Journal, Window
-from abele.report.kernel_times import Kernel
-from abele.report.record import Program, Run
+from abele.report.record import Kernel, Program, Run
 
 _PARTS = {
     "compiling": "left to the compiler",
@@ -18,55 +20,28 @@ _PARTS = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Span:
-    """A named interval of time.
-
-    Attributes:
-        name: name.
-        kind: ``stage``, ``pass``, ``call``, ``load``, ``wait``, ``kernel`` or ``task``.
-        begin: in seconds.
-        end: in seconds.
-        details: further text.
-    """
+class Span(NamedTuple):
+    """A bar: its name, kind, boundaries in seconds, and further values."""
 
     name: str
     kind: str
     begin: float
     end: float
-    details: dict[str, str | int | float] = dataclasses.field(
-        default_factory=dict[str, "str | int | float"]
-    )
+    details: dict[str, str | int | float] = {}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Line:
-    """Bars that do not overlap, unless one is inside the other; the outer one comes first.
-
-    Attributes:
-        name: of the line.
-        group: lines of a group are on one clock.
-        spans: in the order of their beginnings.
-    """
-
-    name: str
-    group: str
-    spans: tuple[Span, ...]
-
-
-def lines(run: Run, journal: Journal) -> list[Line]:
-    """All lines that have bars: of the host, of each timed program, of the stages of a pipeline."""
-    all_lines = [
-        Line(name="building", group="host", spans=tuple(_building(run, journal))),
-        Line(name="calls", group="host", spans=tuple(_calls(journal))),
-        *(
-            Line(name=f"kernels of {each.name}", group=f"{each.name}, timed apart", spans=spans)
+def lines(run: Run, journal: Journal) -> dict[tuple[str, str], list[Span]]:
+    """Return lines that have bars, by group and name: host, timed programs, pipeline stages."""
+    every = {
+        ("host", "building"): list(_building(run, journal)),
+        ("host", "calls"): list(_calls(journal)),
+        **{
+            (f"{each.name}, timed apart", f"kernels of {each.name}"): list(_kernels(each))
             for each in run.programs
-            if (spans := tuple(_kernels(each)))
-        ),
-        *_stages(run),
-    ]
-    return [line for line in all_lines if line.spans]
+        },
+        **_stages(run),
+    }
+    return {key: spans for key, spans in every.items() if spans}
 
 
 def _building(run: Run, journal: Journal) -> Iterator[Span]:
@@ -80,9 +55,7 @@ def _building(run: Run, journal: Journal) -> Iterator[Span]:
         details: dict[str, str | int | float] = {}
         if run.build is not None and stage.what == "load":
             details["cache"] = run.build.cache + (f": {run.build.why}" if run.build.why else "")
-        yield Span(
-            name=stage.what, kind="stage", begin=stage.at, end=max(stage.at, end), details=details
-        )
+        yield Span(stage.what, "stage", stage.at, max(stage.at, end), details)
         if stage.what == "passes":
             yield from _passes(run, stage.at, end)
 
@@ -93,13 +66,8 @@ def _passes(run: Run, at: float, end: float) -> Iterator[Span]:
         for stamp in program.history:
             if stamp.by == "capture" or at + stamp.seconds > end:
                 continue
-            yield Span(
-                name=f"{stamp.by} of {program.name}",
-                kind="pass",
-                begin=at,
-                end=at + stamp.seconds,
-                details={"nodes after it": stamp.nodes},
-            )
+            name, nodes = f"{stamp.by} of {program.name}", {"nodes after it": stamp.nodes}
+            yield Span(name, "pass", at, at + stamp.seconds, dict(nodes))
             at += stamp.seconds
 
 
@@ -118,9 +86,7 @@ def _calls(journal: Journal) -> Iterator[Span]:
             }
             name = f"calls {window.first + 1} to {window.first + window.count}"
             begin = max(before, window.at)
-            yield Span(
-                name=name, kind="call", begin=begin, end=max(begin, window.until), details=details
-            )
+            yield Span(name, "call", begin, max(begin, window.until), details)
         before = max(before, window.until)
 
 
@@ -131,17 +97,16 @@ def _call(window: Window, before: float) -> Iterator[Span]:
         # A batch is what is waited for last.
         loads = begin - min(waits, window.loading)
         if loads > begin - waits:
-            yield Span(name="before the call", kind="wait", begin=begin - waits, end=loads)
+            yield Span("before the call", "wait", begin - waits, loads)
         if begin > loads:
-            yield Span(name="waiting for a batch", kind="load", begin=loads, end=begin)
-    details: dict[str, str | int | float] = {} if window.loss is None else {"loss": window.loss}
+            yield Span("waiting for a batch", "load", loads, begin)
     end = max(begin, window.until)  # calls do not overlap, whatever rounding says
-    name = f"call {window.first + 1}"
-    yield Span(name=name, kind="call", begin=begin, end=end, details=details)
+    details = {} if window.loss is None else {"loss": window.loss}
+    yield Span(f"call {window.first + 1}", "call", begin, end, dict(details))
     for part, name in _PARTS.items():
         took = getattr(window, part)
         if took > 0:
-            yield Span(name=name, kind="call", begin=begin, end=min(end, begin + took))
+            yield Span(name, "call", begin, min(end, begin + took))
         begin = min(end, begin + took)
 
 
@@ -150,7 +115,7 @@ def _kernels(program: Program) -> Iterator[Span]:
     timing = program.timing
     if timing is None:
         return
-    yield Span(name=program.name, kind="kernel", begin=0.0, end=timing.clocked)
+    yield Span(program.name, "kernel", 0.0, timing.clocked)
     before = 0.0
     for kernel in sorted(timing.kernels, key=lambda each: each.began):
         if kernel.seconds <= 0:
@@ -158,16 +123,10 @@ def _kernels(program: Program) -> Iterator[Span]:
         begin = max(before, kernel.began)
         before = min(timing.clocked, begin + kernel.seconds)
         if before > begin:
-            yield Span(
-                name=title_of(kernel),
-                kind="kernel",
-                begin=begin,
-                end=before,
-                details=_details(kernel),
-            )
+            yield Span(_title(kernel), "kernel", begin, before, _details(kernel))
 
 
-def title_of(kernel: Kernel) -> str:
+def _title(kernel: Kernel) -> str:
     """Describe the work of a kernel in a few words."""
     names = [name for name, _ in kernel.operators]
     return names[0] if len(names) == 1 else f"{kernel.what} of {', '.join(names[:4])}"
@@ -185,59 +144,59 @@ def _details(kernel: Kernel) -> dict[str, str | int | float]:
     }
 
 
-def _stages(run: Run) -> Iterator[Line]:
-    shown = run.pipeline
-    for stage, name in enumerate(shown.stages if shown is not None else ()):
-        assert shown is not None
-        tasks = sorted((e for e in shown.tasks if e.stage == stage), key=lambda e: e.begin)
-        spans = [
+def _stages(run: Run) -> dict[tuple[str, str], list[Span]]:
+    """Return the tasks of each stage of a pipeline."""
+    if run.pipeline is None:
+        return {}
+    tasks = sorted(run.pipeline.tasks, key=lambda each: each.begin)
+    return {
+        ("pipeline, one passage", f"stage {stage}: {name}"): [
             Span(
-                name=f"{'backward' if each.backward else 'forward'} {each.micro_batch}",
-                kind="task",
-                begin=each.begin,
-                end=each.end,
+                f"{'backward' if each.backward else 'forward'} {each.micro_batch}",
+                *("task", each.begin, each.end),
             )
             for each in tasks
+            if each.stage == stage
         ]
-        yield Line(name=f"stage {stage}: {name}", group="pipeline, one passage", spans=tuple(spans))
+        for stage, name in enumerate(run.pipeline.stages)
+    }
 
 
 def trace_of_run(run: Run, journal: Journal) -> dict[str, Any]:
     """Return the trace as JSON values: a process for each clock, a thread for each line."""
     events: list[dict[str, Any]] = []
     processes: dict[str, int] = {}
-    for thread, line in enumerate(lines(run, journal), 1):
-        if line.group not in processes:
-            processes[line.group] = len(processes) + 1
-            events.append(_named("process_name", processes[line.group], 0, line.group))
-        process = processes[line.group]
-        events.append(_named("thread_name", process, thread, line.name))
-        for span in line.spans:
-            events.append(
-                {
-                    "ph": "X",
-                    "name": span.name,
-                    "cat": span.kind,
-                    "pid": process,
-                    "tid": thread,
-                    "ts": round(1e6 * span.begin, 3),
-                    "dur": round(1e6 * (span.end - span.begin), 3),
-                    "args": span.details,
-                }
-            )
-    for moment in journal.of_kind("error", "note", "end"):
-        events.append(
+    for thread, ((group, name), spans) in enumerate(lines(run, journal).items(), 1):
+        if group not in processes:
+            processes[group] = len(processes) + 1
+            events.append(_named("process_name", processes[group], 0, group))
+        place = {"pid": processes[group], "tid": thread}
+        events.append(_named("thread_name", processes[group], thread, name))
+        events += [
             {
-                "ph": "i",
-                "s": "g",
-                "name": f"{moment.kind}: {moment.type or moment.what}"[:200],
-                "cat": moment.kind,
-                "pid": processes.get("host", 0),
-                "tid": 0,
-                "ts": round(1e6 * moment.at, 3),
-                "args": {"what": moment.what[:2000], "where": moment.where},
+                "ph": "X",
+                "name": span.name,
+                "cat": span.kind,
+                **place,
+                "ts": round(1e6 * span.begin, 3),
+                "dur": round(1e6 * (span.end - span.begin), 3),
+                "args": span.details,
             }
-        )
+            for span in spans
+        ]
+    events += [
+        {
+            "ph": "i",
+            "s": "g",
+            "name": f"{moment.kind}: {moment.type or moment.what}"[:200],
+            "cat": moment.kind,
+            "pid": processes.get("host", 0),
+            "tid": 0,
+            "ts": round(1e6 * moment.at, 3),
+            "args": {"what": moment.what[:2000], "where": moment.where},
+        }
+        for moment in journal.of_kind("error", "note", "end")
+    ]
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"name": run.name}}
 
 

@@ -20,9 +20,8 @@ from abele.program import Program, Role, all_nodes, has_effect
 from abele.program.core import node_phase
 from abele.report import facts, operators
 from abele.report.journal import quarters_of
-from abele.report.kernel_times import Kernel, Limits, Timing
+from abele.report.record import Kernel, Limits, Run, Timing
 from abele.report.record import Program as Recorded
-from abele.report.record import Run
 from abele.runtime.device_state import DeviceState
 from abele.targets import base
 from abele.targets.base import Clocked

@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from abele.report.loading import Loop, Waits
+from abele.report.record import Loop, Waits
 from poptorch._logging import logger
 
 

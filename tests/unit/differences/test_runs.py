@@ -326,7 +326,7 @@ def test_losses_between_which_records_have_none_may_have_parted_before(first, ma
     del lines[calls[2]]
     (other / "journal.jsonl").write_text("\n".join([*lines, ""]))
     said = str(why_runs_differ(first, other))
-    assert "they part at update 3: " in said
+    assert "they diverge at update 3: " in said
     assert "Since update 1 records have no loss of the same update, so it may be before" in said
     assert "Of 5 and 5 calls, 4 have a loss in both records" in said
 

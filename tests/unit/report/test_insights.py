@@ -6,8 +6,8 @@ import pytest
 
 from abele.report.insights import MOST, insights
 from abele.report.journal import Journal, window_of
-from abele.report.loading import Loop
 from abele.report.page import page
+from abele.report.record import ACTIVATIONS, Loop
 from helpers.reported import run_of
 
 
@@ -101,14 +101,18 @@ def test_all_activations_at_the_peak_count_and_not_the_largest_alone():
     assert len(memory.largest) > 2
     few = dataclasses.replace(memory, largest=memory.largest[:1])
     assert few.waiting == memory.waiting > 0
-    older = dataclasses.replace(few, kinds={})
-    assert older.waiting == (memory.largest[0].bytes if memory.largest[0].phase == "forward" else 0)
 
 
 def test_there_are_never_more_than_seven_and_the_largest_comes_first(run):
     (program,) = run.programs
     kept = dataclasses.replace(program.memory.largest[0], phase="forward", bytes=2**23)
-    memory = dataclasses.replace(program.memory, largest=(kept,), peak=2**23, kinds={})
+    memory = dataclasses.replace(
+        program.memory,
+        largest=(kept,),
+        peak=2**23,
+        curve=((0, 1, ""),),
+        kinds={ACTIVATIONS: (2**23,)},
+    )
     many = tuple(dataclasses.replace(program, memory=memory) for _ in range(9))
     advice = insights(dataclasses.replace(run, programs=many), calls(waited=0.01))
     assert len(advice) == MOST

@@ -9,7 +9,7 @@ import pytest
 from abele.report import timing
 from abele.report.comparison import page
 from abele.report.journal import Journal, quarters_of
-from abele.report.kernel_times import Kernel, Timing
+from abele.report.record import Kernel, Timing
 from abele.report.run_differences import ENOUGH, MANY, differences, not_compared
 from helpers.models import MODELS
 from helpers.reported import recorded, run_of

@@ -34,7 +34,7 @@ def test_the_page_gets_times_and_says_that_the_state_was_made_up(tmp_path, capsy
     assert main(["report", str(tmp_path), "--measure"]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
     text = (tmp_path / "report.html").read_text()
-    assert "Operators by time" in text
+    assert "between them, " in text
     assert "its state was made up" in text
     after = read_run(tmp_path)
     (program,) = after.programs

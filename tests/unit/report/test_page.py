@@ -16,10 +16,9 @@ from abele.compile.start import Start
 from abele.report import read_journal, read_run
 from abele.report.instances import Instance
 from abele.report.journal import Journal, JournalWriter, window_of
-from abele.report.loading import Loop
 from abele.report.optimizer import Optimizer
 from abele.report.page import page
-from abele.report.record import Option, Pipeline, Task
+from abele.report.record import Loop, Option, Pipeline, Task
 from abele.report.status import steady
 from helpers.reported import journal_of, run_before, run_of
 
@@ -93,7 +92,7 @@ def test_a_page_says_how_it_went_and_what_ran(introduction):
     assert introduction.build.executable[:16] in words
     assert "aten.convolution_backward.default" in words
     assert "models.py:" in words
-    for title in ("Memory over the program", "What operators need", "Modules", "Loss", "Programs"):
+    for title in ("Memory over the program", "Operators", "Modules", "Loss", "Programs"):
         assert title in words
 
 

@@ -11,9 +11,8 @@ from abele.errors import SerializationError
 from abele.report.endings import with_causes
 from abele.report.executable_file import FILE
 from abele.report.journal import SINGLE
-from abele.report.loading import Waits
 from abele.report.optimizer import Optimizer, ParameterGroup
-from abele.report.record import read_run
+from abele.report.record import Waits, read_run
 from abele.report.recorder import FIRST_CALLS, Recorder, ReportWarning, parts_of
 from abele.runtime.clock import CallRecord
 from abele.storage import atomic

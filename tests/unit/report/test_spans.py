@@ -8,8 +8,7 @@ import pytest
 from abele.report import timelines
 from abele.report.files import write
 from abele.report.journal import Journal, Moment, window_of
-from abele.report.kernel_times import Kernel, Timing
-from abele.report.record import Pipeline, Task
+from abele.report.record import Kernel, Pipeline, Task, Timing
 from abele.report.timelines import lines
 from helpers.reported import journal_of, run_before, run_of
 
@@ -48,25 +47,25 @@ JOURNAL = journal_of(("stage", "capture"), ("stage", "passes"), ("stage", "calls
 
 
 def test_every_part_of_the_run_has_a_line(run):
-    by_name = {line.name: line for line in lines(run, JOURNAL)}
+    by_name = {name: spans for (_, name), spans in lines(run, JOURNAL).items()}
     assert list(by_name) == [
         *("building", "calls", "kernels of step", "stage 0: first", "stage 1: <second>"),
     ]
-    assert {span.name for span in by_name["calls"].spans} >= {
+    assert {span.name for span in by_name["calls"]} >= {
         "call 1",
         "computed",
         "before the call",
     }
-    assert {span.kind for span in by_name["building"].spans} == {"stage", "pass"}
-    assert [span.name for span in by_name["kernels of step"].spans] == [
+    assert {span.kind for span in by_name["building"]} == {"stage", "pass"}
+    assert [span.name for span in by_name["kernels of step"]] == [
         *("step", "aten.mm.default", "a"),
     ]
 
 
 def follow_each_other(listed):
-    for line in listed:
+    for spans in listed.values():
         open_ = []
-        for before, span in zip((None, *line.spans), line.spans, strict=False):
+        for before, span in zip((None, *spans), spans, strict=False):
             assert span.end >= span.begin
             assert before is None or before.begin <= span.begin
             while open_ and open_[-1].end <= span.begin:
@@ -100,8 +99,8 @@ def test_the_trace_is_as_the_format_says(built, run):
 
 def test_the_loader_has_bars_of_its_own_right_before_the_calls():
     windows = (window_of(0, (0, 0, 1, 0)), window_of(5, (3, 0, 1, 0), first=1, loading=2))
-    (line,) = lines(run_before(), Journal(windows=windows))
-    waits = [(s.name, s.begin, s.end) for s in line.spans if s.kind in ("wait", "load")]
+    (spans,) = lines(run_before(), Journal(windows=windows)).values()
+    waits = [(s.name, s.begin, s.end) for s in spans if s.kind in ("wait", "load")]
     assert waits == [("before the call", 2, 3), ("waiting for a batch", 3, 5)]
 
 

@@ -12,7 +12,7 @@ from abele.report.insights import insights
 from abele.report.journal import Journal, window_of
 from abele.report.page import page
 from abele.report.page.modules import tree_of
-from abele.report.shares import by_operator
+from abele.report.status import by_operator
 from abele.targets import candidates, get_target
 from helpers.models import MODELS
 from helpers.reported import journal_of, recorded
@@ -172,6 +172,6 @@ def test_the_page_has_operators_by_time_beside_the_limit(monkeypatch):
     session, run = running("interpreter", monkeypatch)
     run = timing.timed(run, session.executable, session, budget_s=0)
     text = page(run, journal_of(("end", "finished")))
-    assert "Operators by time" in text
+    assert "between them, " in text
     assert "in a product of matrices" in text
     assert len(text) < 2**20

@@ -14,7 +14,7 @@ from abele.report.journal import Journal
 from abele.report.page import overview, programs, timeline
 from abele.report.page.markup import STYLE, Html, html, tag
 from abele.report.page.modules import modules
-from abele.report.page.programs import kernels, memory, operators
+from abele.report.page.programs import memory, operators
 from abele.report.page.timeline import instances, optimizer, pipeline, troubled
 from abele.report.record import Run
 from abele.report.status import status_of
@@ -24,7 +24,6 @@ _LINKS = {
     "insights": "savings",
     "memory": "memory",
     "modules": "modules",
-    "kernels": "time of operators",
     "operators": "operators",
     "lowerings": "who computes",
     "time": "host",
@@ -62,7 +61,6 @@ def page(
         "insights": overview.insights(run, journal),
         "memory": memory(run) if has else None,
         "modules": modules(run) if has else None,
-        "kernels": kernels(run, journal) if has else None,
         "operators": operators(run, journal) if has else None,
         "lowerings": programs.lowerings(run) if has else None,
         "time": timeline.timeline(run, journal),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from abele.report import record, words
+from abele.report import words
 from abele.report.journal import Journal
-from abele.report.kernel_times import Limits, Timing
 from abele.report.page import charts
 from abele.report.page.markup import (
     Content,
@@ -19,14 +18,14 @@ from abele.report.page.markup import (
     table,
     tag,
 )
-from abele.report.record import Change, Choice, Program, Run
-from abele.report.shares import DISTURBED, by_operator, slower
+from abele.report.record import Change, Choice, Limits, Memory, Program, Run, Timing
+from abele.report.status import DISTURBED, Entry, by_operator, slower
 
 #: The page shows so much of each program's text; ``run.json`` has more.
 TEXT = 120_000
 #: And so much of what was there after passes, of all programs together.
 TEXTS = 2_500_000
-_MOST = 30
+_MOST, _MOST_KERNELS = 30, 60
 
 
 def lowerings(run: Run) -> Html:
@@ -56,8 +55,6 @@ def _why(program: Program) -> list[Content]:
 
 def _computers(program: Program) -> Html:
     """Operators by who computes them and why, those with the most uses first."""
-    if not program.choices:  # of an older file
-        return tag("p", f"Kernels of our own: {_of_abele(program)}.")
     groups: dict[tuple[str, str], list[Choice]] = {}
     for each in program.choices:
         groups.setdefault((each.by, each.why), []).append(each)
@@ -84,15 +81,6 @@ def _listed(group: list[Choice]) -> str:
         often = f"{each.phase}\u00a0x\u00a0{each.count:,}" if each.count > 1 else each.phase
         counts.setdefault(each.operator, []).append(often)
     return ", ".join(f"{name} ({', '.join(phases)})" for name, phases in counts.items())
-
-
-def _of_abele(program: Program) -> str:
-    counts: dict[str, int] = {}
-    for each in program.operators:
-        if each.name.startswith("abele."):
-            name = each.name.removeprefix("abele.").removesuffix(".default")
-            counts[name] = counts.get(name, 0) + each.count
-    return ", ".join(f"{name} x {count}" for name, count in counts.items()) or "none"
 
 
 def passes(run: Run) -> Html:
@@ -137,8 +125,6 @@ def _change(change: Change, *, shows: bool) -> Html | None:
         removed = words.count(change.removed, "line")
         said = f"{change.by}: {removed} removed, {change.added} added"
         changed = tag("pre", change.text)
-    if not change.after:  # of an older file
-        return folded(said, changed)
     after: Content = tag("p", "The program after it is in run.json.", class_="soft")
     if shows:
         after = tag("pre", change.after)
@@ -166,59 +152,118 @@ def options(run: Run) -> Html | None:
     )
 
 
-def operators(run: record.Run, journal: Journal) -> Html:
-    """Return a table of each program's operators by descending bytes."""
+def operators(run: Run, journal: Journal) -> Html:
+    """Return a section with each program's operators: by time if they were timed, else by bytes."""
     parts: list[tuple[str, str, float, Content]] = []
     for program in run.programs:
         moved = sum(each.bytes for each in program.operators)
         total = words.count(sum(each.count for each in program.operators), "operation")
-        said = f"{total}, {words.size(moved)}"
-        parts.append((program.name, said, moved, _table(program)))
-    note = (
+        said, content = f"{total}, {words.size(moved)}", [_operators(program)]
+        if program.timing is not None:
+            said += f", {words.seconds(program.timing.seconds)} a run"
+            content = [_timed(program.timing), *content, _longest(program.timing)]
+        parts.append((program.name, said, moved, content))
+    return section("Operators", _notes(run, journal), by_program(parts), name="operators")
+
+
+def _notes(run: Run, journal: Journal) -> list[Html]:
+    text = (
         "Operations are those of convolutions, matrix products and attention. Bytes are of the "
         "tensors that an operator reads and makes, the least that it could move if nothing were "
         "joined; views move none. The next section has the reasons for who computes each."
     )
-    if journal.end is not None and not any(each.timing or each.untimed for each in run.programs):
-        note += (
+    untimed = [f"{each.name} was not timed: {each.untimed}." for each in run.programs
+               if each.timing is None and each.untimed]  # fmt: skip
+    if any(each.timing for each in run.programs):
+        text += _note_of_times(run.limits)
+    elif journal.end is not None and not untimed:
+        text += (
             " How long each takes was not measured: abele report RUN --measure does so, on the "
             "same kind of machine."
         )
-    return section(
-        "What operators need", tag("p", note, class_="soft"), by_program(parts), name="operators"
+    notes = [tag("p", text, class_="soft"), *(tag("p", each) for each in untimed)]
+    times = slower(run, journal)
+    if times >= DISTURBED:
+        said = (
+            f"These runs took {times:,.0f} times as long as the program's calls did, so the "
+            "machine was busy with something else, and the times say little. abele report RUN "
+            "--measure takes them again."
+        )
+        notes.append(tag("p", tag("b", said, class_="worse")))
+    return notes
+
+
+def _note_of_times(limits: Limits | None) -> str:
+    text = (
+        " Times were measured in runs of their own, on tensors of their own: with a look at the "
+        "clock between kernels, and in turns without. These runs are no calls, and none of their "
+        "times is among those of calls."
     )
+    if limits is not None:
+        rates = [f"{rate / 1e9:.0f} GB/s at {words.size(size)}" for size, rate in limits.bandwidths]
+        threads = words.count(limits.threads, "thread")
+        text += (
+            f" The limit is what this machine did with {threads}: "
+            f"{words.large(limits.operations)}FLOP/s in a product of matrices, and "
+            f"{', '.join(rates)} in a sum of vectors."
+        )
+    return text
 
 
-def _table(program: record.Program) -> Html:
-    chosen: dict[tuple[str, str], list[record.Choice]] = defaultdict(list)
+def _timed(timing: Timing) -> Html:
+    said = (
+        f"A run takes {words.seconds(timing.seconds)}. With clocks it took "
+        f"{words.seconds(timing.clocked)}: {words.seconds(timing.attributed)} in kernels, "
+        f"{words.seconds(timing.unattributed)} ({words.share(timing.unattributed, timing.whole)}) "
+        f"between them, {words.seconds(timing.clocks)} for the clocks. "
+        f"Means of {words.count(timing.runs, 'run')}, the fastest quarter."
+    )
+    if timing.made_up:
+        said += " The run was over: its state was made up, as inputs are."
+    return tag("p", said)
+
+
+def _operators(program: Program) -> Html:
+    timing = program.timing
+    chosen: dict[tuple[str, str], list[Choice]] = defaultdict(list)
     for choice in program.choices:
         chosen[choice.phase, choice.operator].append(choice)
-    rows: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
     for each in program.operators:
-        entry = rows[each.phase, each.name]
+        entry = sums[each.phase, each.name]
         for index, value in enumerate((each.count, each.operations, each.bytes)):
             entry[index] += value
-    ordered = sorted(rows.items(), key=lambda item: (-item[1][2], -item[1][1], item[0]))
-    whole = sum(sums[2] for sums in rows.values())
-    top = max((sums[2] for sums in rows.values()), default=0) or 1
-    cells: list[list[Content]] = [
-        [
+    times = {} if timing is None else dict(by_operator(timing))
+    weights = {
+        key: float(sums[key][2]) if timing is None else times.get(key, Entry()).seconds
+        for key in sums.keys() | times.keys()
+    }
+    whole = sum(weights.values()) if timing is None else timing.whole
+    top = max(weights.values(), default=0.0) or 1.0
+    rows: list[list[Content]] = []
+    for key in sorted(weights, key=lambda key: (-weights[key], -sums[key][2], key)):
+        (phase, name), (count, work, moved) = key, sums[key]
+        cells: list[Content] = [
             tag("code", name),
             phase,
             f"{count:,}",
+            words.share(weights[key], whole),
+            charts.part(weights[key] / top),
             words.size(moved),
-            words.share(moved, whole),
-            charts.part(moved / top),
             f"{words.large(work)}FLOP" if work else "",
-            _who(chosen[phase, name]),
+            _who(chosen[key]),
         ]
-        for (phase, name), (count, work, moved) in ordered
-    ]
-    heads = ("operator", "phase", "uses", "bytes", "share", "", "operations", "computed by")
-    return long_table(heads, cells, numbers=(2, 3, 4, 6), most=_MOST)
+        if timing is not None:
+            entry = times.get(key, Entry())
+            limit = distance(entry.seconds, entry.least) if entry.seconds else ""
+            cells += [words.seconds(entry.seconds), limit]
+        rows.append(cells)
+    heads = ("operator", "phase", "uses", "share", "", "bytes", "operations", "computed by")
+    heads += ("time", "limit") if timing is not None else ()
+    return long_table(heads, rows, numbers=(2, 3, 5, 6, 8, 9), most=_MOST)
 
 
-def _who(choices: list[record.Choice]) -> str:
+def _who(choices: list[Choice]) -> str:
     """Format the backend of an operator, with counts if it has several."""
     counts: Counter[str] = Counter()
     for each in choices:
@@ -229,88 +274,6 @@ def _who(choices: list[record.Choice]) -> str:
     return ", ".join(f"{by}\u00a0x\u00a0{count:,}" for by, count in counts.most_common())
 
 
-_MOST_TIMES, _MOST_KERNELS = 20, 60
-
-
-def kernels(run: record.Run, journal: Journal) -> Html | None:
-    """Return a table of each program's operators by time, and one of its longest kernels."""
-    parts: list[Content] = []
-    times = slower(run, journal)
-    if times >= DISTURBED:
-        said = (
-            f"These runs took {times:,.0f} times as long as the program's calls did, so the "
-            "machine was busy with something else, and the times say little. abele report RUN "
-            "--measure takes them again."
-        )
-        parts.append(tag("p", tag("b", said, class_="worse")))
-    parts += [
-        tag("p", f"{each.name} was not timed: {each.untimed}.")
-        for each in run.programs
-        if each.timing is None and each.untimed
-    ]
-    timed = [
-        (each.name, f"{words.seconds(time.seconds)} a run", time.seconds, _of_program(time))
-        for each in run.programs
-        if (time := each.timing) is not None
-    ]
-    parts += [by_program(timed)] if timed else []
-    if not parts:
-        return None
-    return section("Operators by time", _note(run.limits), parts, name="kernels")
-
-
-def _note(limits: Limits | None) -> Html:
-    text = (
-        "Measured in runs of their own, on tensors of their own: with a look at the clock between "
-        "kernels, and in turns without. These runs are no calls, and none of their times is "
-        "among those of calls."
-    )
-    if limits is not None:
-        rates = [f"{rate / 1e9:.0f} GB/s at {words.size(size)}" for size, rate in limits.bandwidths]
-        threads = words.count(limits.threads, "thread")
-        text += (
-            f" The limit is what this machine did with {threads}: "
-            f"{words.large(limits.operations)}FLOP/s in a product of matrices, and "
-            f"{', '.join(rates)} in a sum of vectors."
-        )
-    return tag("p", text, class_="soft")
-
-
-def _of_program(timing: Timing) -> list[Content]:
-    whole = timing.attributed + timing.unattributed
-    said = (
-        f"A run takes {words.seconds(timing.seconds)}. With clocks it took "
-        f"{words.seconds(timing.clocked)}: {words.seconds(timing.attributed)} in kernels, "
-        f"{words.seconds(timing.unattributed)} ({words.share(timing.unattributed, whole)}) between "
-        f"them, {words.seconds(timing.clocks)} for the clocks. "
-        f"Means of {words.count(timing.runs, 'run')}, the fastest quarter."
-    )
-    if timing.made_up:
-        said += " The run was over: its state was made up, as inputs are."
-    return [tag("p", said), _operators(timing, whole), _longest(timing, whole)]
-
-
-def _operators(timing: Timing, whole: float) -> Html:
-    entries = by_operator(timing)
-    top = max((entry.seconds for _, entry in entries), default=0) or 1.0
-    rows: list[list[Content]] = [
-        [
-            tag("code", name),
-            phase,
-            words.seconds(entry.seconds),
-            words.share(entry.seconds, whole),
-            charts.part(entry.seconds / top),
-            distance(entry.seconds, entry.least),
-            f"{entry.count:,}",
-            ", ".join(entry.by),
-        ]
-        for (phase, name), entry in entries
-        if entry.seconds
-    ]
-    heads = ("operator", "phase", "time", "share", "", "limit", "kernels", "computed by")
-    return long_table(heads, rows, numbers=(2, 3, 5, 6), most=_MOST_TIMES)
-
-
 def distance(seconds: float, least: float) -> str:
     """Format the time as a multiple of the machine's least time; empty if that is unknown."""
     if not least or seconds / least >= 1000:
@@ -318,12 +281,12 @@ def distance(seconds: float, least: float) -> str:
     return "at it" if seconds <= 1.05 * least else f"{seconds / least:.1f} x"
 
 
-def _longest(timing: Timing, whole: float) -> Html:
+def _longest(timing: Timing) -> Html:
     longest = sorted(timing.kernels, key=lambda each: -each.seconds)[:_MOST_KERNELS]
     rows: list[list[Content]] = [
         [
             words.seconds(each.seconds),
-            words.share(each.seconds, whole),
+            words.share(each.seconds, timing.whole),
             tag("code", each.what),
             tag("code", _joined([name for name, _ in each.operators]), class_="value"),
             path_of(each.module),
@@ -363,7 +326,7 @@ _KINDS = {
 }
 
 
-def memory(run: record.Run) -> Html:
+def memory(run: Run) -> Html:
     """Return a chart and a table for each program."""
     parts = [(each.name, _short(each), each.memory.peak, _memory_of(each)) for each in run.programs]
     note = (
@@ -375,12 +338,12 @@ def memory(run: record.Run) -> Html:
     )
 
 
-def _short(program: record.Program) -> str:
+def _short(program: Program) -> str:
     given = sum(program.given.values())
     return f"{words.size(program.memory.peak)} at most beside {words.size(given)}"
 
 
-def _memory_of(program: record.Program) -> list[Content]:
+def _memory_of(program: Program) -> list[Content]:
     use = program.memory
     bands = _bands(program)
     level = sum(height for _, _, height in bands)
@@ -397,7 +360,7 @@ def _memory_of(program: record.Program) -> list[Content]:
     return [said, _picture(use, bands, level), _largest(use)]
 
 
-def _bands(program: record.Program) -> list[tuple[str, str, float]]:
+def _bands(program: Program) -> list[tuple[str, str, float]]:
     """Class, words and bytes of what is there all the time."""
     roles = sorted(program.given, key=lambda role: [*_BANDS, role].index(role))
     return [
@@ -411,11 +374,9 @@ def _name(role: str) -> str:
     return {"input": "inputs of a micro-batch"}.get(role, role.replace("_", " "))
 
 
-def _picture(use: record.Memory, bands: list[tuple[str, str, float]], level: float) -> Html:
+def _picture(use: Memory, bands: list[tuple[str, str, float]], level: float) -> Html:
     steps = max(1, use.steps)
     kinds = {name: sizes for name, sizes in use.kinds.items() if any(sizes)}
-    if not kinds:  # of an older file
-        kinds = {"not always there": tuple(size for _, size, _ in use.curve)}
     points = [
         (at / steps * charts.WIDTH, float(size), _at(at, size, what, kinds, index))
         for index, (at, size, what) in enumerate(use.curve)
@@ -423,7 +384,7 @@ def _picture(use: record.Memory, bands: list[tuple[str, str, float]], level: flo
     highest = max((size for _, size, _ in use.curve), default=0)
     top = level + max(highest, 1)
     begins = ", ".join(f"{phase} from step {at + 1}" for phase, at in use.phases.items())
-    stacks = [(_KINDS.get(name, "m1"), sizes) for name, sizes in kinds.items()]
+    stacks = [(_KINDS[name], sizes) for name, sizes in kinds.items()]
     picture = charts.frame(
         charts.stacked(bands, points, stacks, top),
         top=words.size(top),
@@ -433,8 +394,7 @@ def _picture(use: record.Memory, bands: list[tuple[str, str, float]], level: flo
     )
     entries = [(name, said) for name, said, _ in bands]
     entries += [
-        (_KINDS.get(name, "m1"), f"{name}: up to {words.size(max(sizes))}")
-        for name, sizes in kinds.items()
+        (_KINDS[name], f"{name}: up to {words.size(max(sizes))}") for name, sizes in kinds.items()
     ]
     return tag("div", picture, charts.legend(entries))
 
@@ -446,7 +406,7 @@ def _at(at: int, size: int, what: str, kinds: dict[str, tuple[int, ...]], index:
     return f"step {at + 1}: {words.size(size)}{several}" + (f" · {what}" if what else "")
 
 
-def _largest(use: record.Memory) -> Html:
+def _largest(use: Memory) -> Html:
     whole = sum(each.bytes for each in use.largest) + use.others
     top = max((each.bytes for each in use.largest), default=1)
     rows: list[list[Content]] = [

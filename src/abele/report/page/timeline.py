@@ -363,7 +363,7 @@ _Texts = dict[str, dict[int, str]]
 
 
 def optimizer(run: Run) -> Html | None:
-    """Return the section; None for inference and older files."""
+    """Return the section; None for inference."""
     if run.optimizer is None:
         return None
     known = run.optimizer
