@@ -18,7 +18,7 @@ import torch
 from abele import _torch, cpython
 from abele.capture import forward, gradient_hooks, update
 from abele.capture.gradients import MicroBatch, micro_batch
-from abele.capture.origins import Readers
+from abele.capture.origins import mark_updates
 from abele.capture.recipe import Call, Recipe, recipe_of, traced
 from abele.capture.update import Scaled
 from abele.program import Program
@@ -133,7 +133,6 @@ class _Result:
     updated: tuple[str, ...] = ()
     scaled: Scaled = dataclasses.field(default_factory=Scaled)
     loss: int | None = None
-    readers: Readers = dataclasses.field(default_factory=dict[str, Mapping[str, str]])
 
 
 def _captured(recipe: Recipe, anchors: Sequence[str]) -> Captured:
@@ -146,6 +145,8 @@ def _captured(recipe: Recipe, anchors: Sequence[str]) -> Captured:
     else:
         programs, result = _forward(recipe, trace)
     lookup.check()
+    if recipe.origins:
+        mark_updates(programs)
     return Captured(
         programs=programs,
         constants={i: value.detach().clone() for i, value in result.constants.items()},
@@ -167,7 +168,7 @@ def _forward(recipe: Recipe, trace: _Trace) -> _Traced:
 def _step(recipe: Recipe, trace: _Trace, lookup: Lookup) -> _Traced:
     def body(values: Values) -> tuple[list[torch.Tensor], _Result]:
         batch, result = _micro_batch(recipe, values, lookup)
-        update.update(recipe, values, batch.gradients, result.scaled, batch.readers)
+        update.update(recipe, values, batch.gradients, result.scaled)
         return batch.forward.outputs, result
 
     slots = recipe.model_slots + recipe.update_slots + recipe.counters
@@ -178,7 +179,7 @@ def _step(recipe: Recipe, trace: _Trace, lookup: Lookup) -> _Traced:
 def _accumulate_and_apply(recipe: Recipe, trace: _Trace, lookup: Lookup) -> _Traced:
     def body(values: Values) -> tuple[list[torch.Tensor], _Result]:
         batch, result = _micro_batch(recipe, values, lookup)
-        update.accumulate(recipe, values, batch.gradients, batch.readers)
+        update.accumulate(recipe, values, batch.gradients)
         return batch.forward.outputs, result
 
     slots = recipe.model_slots + recipe.accumulators(recipe.trained) + recipe.counters
@@ -192,7 +193,7 @@ def _apply(recipe: Recipe, trace: _Trace, result: _Result) -> Program:
     updated = replica_groups.names_in(result.updated, recipe.config.replica_groups)
 
     def body(values: Values) -> tuple[list[torch.Tensor], None]:
-        update.apply(recipe, values, updated, result.scaled, result.readers)
+        update.apply(recipe, values, updated, result.scaled)
         return [], None
 
     slots = [item for item in recipe.params if item.name in updated]
@@ -208,5 +209,4 @@ def _micro_batch(recipe: Recipe, values: Values, lookup: Lookup) -> tuple[MicroB
         updated=tuple(batch.gradients),
         scaled=update.count_saturated(recipe, values, batch),
         loss=batch.loss,
-        readers=batch.readers,
     )

@@ -17,7 +17,7 @@ from abele.capture import forward, gradient_hooks, losses, saved_values
 from abele.capture.diagnose import explained
 from abele.capture.forward import Forward, References, state_in_place
 from abele.capture.losses import LossFinder
-from abele.capture.origins import Readers, backward_origins, readers
+from abele.capture.origins import backward_origins
 from abele.capture.recipe import Recipe
 from abele.capture.replacements import recurrent_layers
 from abele.errors import CaptureError
@@ -41,14 +41,12 @@ class MicroBatch:
         gradients: of the loss, by parameter; scaled.
         largest_scale: upper limit of the loss scale.
         loss: which of forward's outputs is the loss; None if it returns another form of it.
-        readers: who reads each parameter, if that is wanted; see ``update_origins``.
     """
 
     forward: Forward
     gradients: Gradients
     largest_scale: float
     loss: int | None
-    readers: Readers
 
 
 def gradients_of(
@@ -146,13 +144,7 @@ def micro_batch(recipe: Recipe, values: Values) -> MicroBatch:
         gradients=gradients,
         largest_scale=largest_scale,
         loss=at,
-        readers=readers_of(recipe, values),
     )
-
-
-def readers_of(recipe: Recipe, values: Values) -> Readers:
-    """Return the first reader of each parameter in a traced forward, if origins are wanted."""
-    return readers(values.of(Role.PARAMETER)) if recipe.origins else {}
 
 
 def _returned_at(loss: torch.Tensor, result: Forward) -> int | None:

@@ -20,7 +20,9 @@ from torch.utils.hooks import RemovableHandle
 
 from abele import _torch
 from abele.containers import is_sequence
-from abele.program.core import marks_of, user_line
+from abele.program import Program, Role, Slot, marks_of, node_argument, writes
+from abele.program.core import node_phase, user_line
+from abele.step.replica_groups import ACCUMULATOR
 
 _wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("origins", default=False)
 
@@ -135,79 +137,49 @@ def origin_of(node: torch.fx.Node) -> dict[str, Any]:
     }
 
 
-#: ``of_line`` and ``of_scope`` of the first reader of each parameter.
-Readers = Mapping[str, Mapping[str, str]]
-
 _KEYS = ("of_line", "of_scope")
 
 
-def readers(params: Mapping[str, torch.Tensor]) -> Readers:
-    """Return the first reader of each parameter, in the forward that has just been traced."""
-    listed: dict[str, Mapping[str, str]] = {}
-    for name, param in params.items():
-        node = _torch.traced_node(param)
-        for user in () if node is None else node.users:
-            origin = origin_of(user)
-            if origin["of_line"]:
-                listed[name] = {key: str(origin[key]) for key in _KEYS}
-                break
-    return listed
+def mark_updates(programs: Sequence[Program]) -> None:
+    """Mark operations of updates with line and module of the first reader of their parameter.
 
-
-@contextlib.contextmanager
-def update_origins(origins: Readers) -> Generator[Callable[[str], None]]:
-    """While open, an update is traced.
-
-    Args:
-        origins: what ``readers`` gave; where it is empty nothing is done.
-
-    Yields:
-        a function that is told the name of each parameter when its operations have been traced.
+    Operations that serve several parameters, such as a scaling, get no marks.
     """
-    if not origins:
-        yield lambda name: None
-        return
-    begin = _newest()
-    newest = begin
-
-    def note(name: str) -> None:
-        nonlocal newest
-        for node in _since(newest):
-            # Nodes that were copied for this parameter have the marks of another one.
-            _mark(node, origins.get(name, {}))
-        newest = _newest()
-
-    yield note
-    _mark_before(_since(begin))
+    origins: dict[str, tuple[str, str]] = {}
+    for program in programs:
+        for node, slot in zip(program.placeholders(), program.inputs, strict=True):
+            if slot.role is Role.PARAMETER and slot.name not in origins:
+                found = (origin_of(user) for user in node.users)
+                of_lines = ((each["of_line"], each["of_scope"]) for each in found)
+                first = next((each for each in of_lines if each[0]), None)
+                if first is not None:
+                    origins[slot.name] = first
+    for program in programs:
+        _mark_update(program, origins)
 
 
-def _newest() -> torch.fx.Node | None:
-    return next(iter(reversed(_torch.traced_nodes())), None)
-
-
-def _since(last: torch.fx.Node | None) -> Sequence[torch.fx.Node]:
-    """List the nodes traced after ``last``, the newest first."""
-    nodes: list[torch.fx.Node] = []
-    for node in reversed(_torch.traced_nodes()):
-        if node is last:
-            break
-        nodes.append(node)
-    return nodes
-
-
-def _mark(node: torch.fx.Node, origin: Mapping[str, str]) -> None:
-    others = {key: value for key, value in marks_of(node).items() if key not in _KEYS}
-    node.meta["custom"] = {**others, **origin}
-
-
-def _mark_before(nodes: Sequence[torch.fx.Node]) -> None:
-    """Mark nodes computed for all parameters before any is updated, such as a scaling."""
-    for node in nodes:
-        marks = marks_of(node)
-        if any(key in marks for key in _KEYS):
+def _mark_update(program: Program, origins: Mapping[str, tuple[str, str]]) -> None:
+    """Mark the operations of an update from the writes that they lead to."""
+    slots = dict(zip(program.placeholders(), program.inputs, strict=True))
+    marks: dict[torch.fx.Node, tuple[str, str]] = {}
+    for node in reversed(program.graph.graph.nodes):
+        if node.op != "call_function":
             continue
-        wanted = {tuple(marks_of(user).get(key) for key in _KEYS) for user in node.users}
-        wanted -= {(None, None)}
-        if len(wanted) == 1:
-            line, scope = wanted.pop()
-            _mark(node, {"of_line": str(line), "of_scope": str(scope)})
+        if writes(node):
+            wanted = {origins.get(_parameter_of(slots[node_argument(node, 0)]))} - {None}
+        elif node_phase(node) == "update":
+            wanted = {marks.get(user) for user in node.users} - {None}
+        else:
+            continue
+        if len(wanted) == 1 and (origin := wanted.pop()) is not None:
+            marks[node] = origin
+            if node_phase(node) == "update":
+                custom = dict(zip(_KEYS, origin, strict=True))
+                node.meta["custom"] = {**marks_of(node), **custom}
+
+
+def _parameter_of(slot: Slot) -> str:
+    """Return the name of the parameter that state belongs to."""
+    if slot.role is Role.OPTIMIZER_STATE:
+        return slot.name.rpartition(".")[0]
+    return slot.name.removeprefix(ACCUMULATOR) if slot.role is Role.ACCUMULATOR else slot.name

@@ -17,8 +17,9 @@ from abele.capture import forward, gradient_hooks, update
 from abele.capture.core import Captured, tracing
 from abele.capture.diagnose import explained
 from abele.capture.forward import state_in_place
-from abele.capture.gradients import differentiable, gradients_of, readers_of
+from abele.capture.gradients import differentiable, gradients_of
 from abele.capture.losses import LossFinder
+from abele.capture.origins import mark_updates
 from abele.capture.recipe import Call, Recipe, recipe_of, traced
 from abele.capture.update import Scaled
 from abele.program import (
@@ -184,12 +185,14 @@ def _step(
             heads = [result.returned[i] for i in starts]
             gradients = gradients_of(recipe, heads, upstream, values)
         _torch.mark_traced("backward")
-        update.update(recipe, values, gradients, Scaled(), readers_of(recipe, values))
+        update.update(recipe, values, gradients, Scaled())
         returned = [*result.outputs, *gradients.values()]
         return returned, (result.constants, tuple(gradients))
 
     slots = [*recipe.model_slots, *seeds, *recipe.update_slots]
     step, (constants, updated) = tracer.trace(STEP, body, slots, _torch.static_fakes(), Lookup())
+    if recipe.origins:
+        mark_updates([step])
     return _with_named_gradients(step, updated), constants, updated
 
 

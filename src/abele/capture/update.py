@@ -10,7 +10,6 @@ import torch
 
 from abele import _torch
 from abele.capture.gradients import Gradients, MicroBatch
-from abele.capture.origins import Readers, update_origins
 from abele.capture.recipe import Recipe
 from abele.program import Role
 from abele.step import loss_scaling, reduction, rounding, update_rules
@@ -47,12 +46,12 @@ def count_saturated(recipe: Recipe, values: Values, batch: MicroBatch) -> Scaled
     return Scaled(loss_scaling.elements(grads), batch.largest_scale)
 
 
-def accumulate(recipe: Recipe, values: Values, grads: Gradients, origins: Readers) -> None:
+def accumulate(recipe: Recipe, values: Values, grads: Gradients) -> None:
     """Add the gradients of a micro-batch to their sums."""
     config, write = recipe.config, _writer(recipe)
     sums = values.of(Role.ACCUMULATOR)
     counted = values.of(Role.COUNTER).get(reduction.COUNTED)
-    with torch.no_grad(), update_origins(origins) as done:
+    with torch.no_grad():
         for name, grad in grads.items():
             total = sums[f"{ACCUMULATOR}{name}"]
             if counted is not None and name in config.replica_groups:
@@ -61,38 +60,30 @@ def accumulate(recipe: Recipe, values: Values, grads: Gradients, origins: Reader
                 reduction.replace(total, grad, write)
             else:
                 reduction.accumulate(total, grad, counted, write)
-            done(name)
         if counted is not None:
             counted.add_(1)
     _torch.mark_traced("update")
 
 
-def apply(
-    recipe: Recipe, values: Values, updated: Sequence[str], scaled: Scaled, origins: Readers
-) -> None:
+def apply(recipe: Recipe, values: Values, updated: Sequence[str], scaled: Scaled) -> None:
     """Update parameters from sums of gradients, and empty these."""
     sums = values.of(Role.ACCUMULATOR)
-    grads: dict[str, torch.Tensor] = {}
-    with update_origins(origins) as done:
-        for name in updated:
-            grads[name] = reduction.reduced(sums[f"{ACCUMULATOR}{name}"], recipe.config)
-            done(name)
-    update(recipe, values, grads, scaled, origins)
+    reduced = {
+        name: reduction.reduced(sums[f"{ACCUMULATOR}{name}"], recipe.config) for name in updated
+    }
+    update(recipe, values, reduced, scaled)
     counted = values.of(Role.COUNTER).get(reduction.COUNTED)
     # What is replaced need not be emptied.
     emptied = sums if recipe.config.adds_here else {}
-    with torch.no_grad(), update_origins(origins) as done:
-        for name, total in emptied.items():
+    with torch.no_grad():
+        for total in emptied.values():
             total.zero_()
-            done(name.removeprefix(ACCUMULATOR))
         if counted is not None:
             counted.zero_()
     _torch.mark_traced("update")
 
 
-def update(
-    recipe: Recipe, values: Values, grads: Gradients, scaled: Scaled, origins: Readers
-) -> None:
+def update(recipe: Recipe, values: Values, grads: Gradients, scaled: Scaled) -> None:
     """Update parameters and the optimizer's state from gradients; see ``apply``."""
     state: dict[str, dict[str, torch.Tensor]] = {item.name: {} for item in recipe.params}
     for name, value in values.of(Role.OPTIMIZER_STATE).items():
@@ -100,8 +91,8 @@ def update(
         state[param][key] = value
     params, hyper = values.of(Role.PARAMETER), values.of(Role.HYPER)
     following = _following_scale(recipe, values, grads, scaled)
-    with torch.no_grad(), following, update_origins(origins) as done:
-        update_rules.apply(recipe.rule, params, grads, state, hyper, _writer(recipe), done)
+    with torch.no_grad(), following:
+        update_rules.apply(recipe.rule, params, grads, state, hyper, _writer(recipe))
     _torch.mark_traced("update")
 
 

@@ -476,12 +476,11 @@ def apply(
     state: Mapping[str, State],
     hyper: Mapping[str, torch.Tensor],
     write: Write = write_nearest,
-    done: Callable[[str], None] = lambda name: None,
 ) -> None:
     """Update ``params`` and ``state`` in place from ``grads``; all maps are by name.
 
     A group with ``maximize`` among its values ascends. ``write`` rounds results that are wider than
-    their tensor. ``done`` is told the name of each parameter that was updated.
+    their tensor.
     """
     grouped = {name for group in rule.groups for name in group.params}
     # In the order of the model, as clip_grad_norm_(model.parameters()) adds up their norms.
@@ -504,7 +503,6 @@ def apply(
                 run = functools.partial(_update, update, *tensors, numbers, write)
                 key = (index, tuple(state[name]))
                 repeats.run(key, run, [*tensors[:2], *state[name].values()])
-                done(name)
 
 
 def _update(
