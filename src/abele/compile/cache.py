@@ -20,10 +20,11 @@ import filelock
 
 from abele.compile import executable_file, keys
 from abele.compile.executable import Executable
-from abele.compile.executable_file import PARTIAL, SUFFIX
+from abele.compile.executable_file import SUFFIX
 from abele.errors import CorruptExecutable, ForeignExecutable
 from abele.program import Program
 from abele.storage import files, temporary
+from abele.storage.atomic import PARTIAL
 from abele.targets import Target
 from abele.warn import warn_user
 
@@ -82,6 +83,7 @@ class ExecutableCache:
         try:
             executable_file.save(made, self.path(made.key))
             self._unusable.discard(self.path(made.key))
+            # Hosts share a folder, and a killed process of another one sweeps nothing.
             _delete_old(self._listed(PARTIAL), _ABANDONED_S)
         except OSError as error:
             warn_user(

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import secrets
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +28,6 @@ from abele.targets import Compiled, Target
 
 KIND = "abele executable"
 SUFFIX = ".abele"
-PARTIAL = ".partial"  # a file that is being written, or that a killed process left
 
 
 def save(made: Executable, path: Path) -> None:
@@ -45,18 +42,7 @@ def save(made: Executable, path: Path) -> None:
         "chosen": chosen_data(made.chosen),
         "verdict": verdicts.to_data(made.verdict),
     }
-    # Not ``atomic``: hosts share a cache, which sweeps what any of them left by its age.
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
-    try:
-        with open(temporary, "xb") as file:
-            container.write_to(file, KIND, content, _members(made))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    container.write(path, KIND, content, _members(made))
 
 
 def _members(made: Executable) -> dict[str, bytes]:

@@ -17,9 +17,9 @@ from abele.compile import executable_file, keys, verdict
 from abele.compile.build import BuildRecord, Progress, build
 from abele.compile.executable import Executable, ExecutableSource
 from abele.compile.executable_file import Code
-from abele.compile.serialization import from_text, to_text
+from abele.compile.serialization import from_members, to_members
 from abele.compile.tiers import Gather
-from abele.errors import CorruptExecutable, ForeignExecutable, SerializationError
+from abele.errors import ForeignExecutable, SerializationError
 from abele.program import Program
 from abele.step.config import StepConfig
 from abele.step.loss_scaling import AutomaticScaling
@@ -46,12 +46,7 @@ def pack(captured: Captured, made: Executable) -> tuple[dict[str, Any], dict[str
     Raises:
         SerializationError: a program that cannot be stored; names the operation.
     """
-    members: dict[str, Any] = {}
-    for program in captured.programs:
-        text, constants = to_text(program)
-        members[f"programs/{program.name}.json"] = text.encode()
-        for name, value in constants.items():
-            members[f"constants/{program.name}/{name}"] = value
+    members = to_members(captured.programs)
     for program in made.programs:  # of a pipeline, these are parts of the captured ones
         compiled = made.compiled[program.name]
         members[f"code/{program.name}"] = compiled.payload
@@ -77,19 +72,12 @@ def captured_in(file: Container, content: Mapping[str, Any]) -> Captured:
         CorruptExecutable: a member is damaged, or a program is not the one that was stored.
         SerializationError: a program calls an operator that is unknown here.
     """
-    programs: list[Program] = []
-    for name in content["programs"]:
-        text = file.text(f"programs/{name}.json")
-        program = from_text(text, file.tensors(f"constants/{name}/"))
-        # Files of older releases have digests of another kind under another name.
-        if program.fingerprint() != content.get("digests", {}).get(name, program.fingerprint()):
-            raise CorruptExecutable(f"{file.path}: program {name} is not the one that was stored.")
-        programs.append(program)
+    programs = from_members(file, content["digests"])
     outputs = {int(index): value for index, value in file.tensors("outputs/").items()}
     # A file that is older than one of the fields lacks it.
     stored = content["captured"]
     plain = {name: decode(stored[name]) for name in _plain_fields() if name in stored}
-    return Captured(programs=tuple(programs), constants=outputs, **plain)
+    return Captured(programs=programs, constants=outputs, **plain)
 
 
 def _plain_fields() -> list[str]:

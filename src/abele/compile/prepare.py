@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import threading
 import time
 from typing import Any
 
-from tqdm import tqdm
-
 from abele.errors import TargetError
 from abele.targets import get_target
-from abele.targets.base import Target
-
-_LOOK_EVERY_S = 0.2
-_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| [{elapsed}]"
 
 
 def add_parser(commands: Any, summary: str) -> None:
@@ -48,28 +41,7 @@ def command(parsed: argparse.Namespace) -> int:
         print(f"Target {target.name!r} is prepared; nothing had to be compiled.")
         return 0
     began = time.perf_counter()
-    _with_bar(target)
+    print(f"Compiling abele's kernels for target {target.name!r}, about half a minute.", flush=True)
+    target.prepare()
     print(f"Target {target.name!r} is prepared; that took {time.perf_counter() - began:.0f} s.")
     return 0
-
-
-def _with_bar(target: Target) -> None:
-    """Prepare a target; what is left to do shows how far it is."""
-    all_s, over = target.unprepared_s(), threading.Event()
-    with tqdm(
-        total=all_s, desc="Compiling abele's kernels", bar_format=_FORMAT, disable=None
-    ) as bar:
-
-        def watch() -> None:
-            while not over.wait(_LOOK_EVERY_S):
-                bar.n = max(bar.n, all_s - target.unprepared_s())
-                bar.refresh()
-
-        watching = threading.Thread(target=watch)
-        watching.start()
-        try:
-            target.prepare()
-        finally:
-            over.set()
-            watching.join()
-        bar.n = all_s

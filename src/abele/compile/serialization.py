@@ -14,16 +14,17 @@ import keyword
 import operator
 import os
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 import torch
 
 import abele.ops  # noqa: F401 # pyright: ignore[reportUnusedImport] - registers our operators
 from abele import _torch
-from abele.errors import AbeleError, SerializationError
+from abele.errors import AbeleError, CorruptExecutable, SerializationError
 from abele.program import Program, Role, Slot, Stamp
 from abele.program.core import program_text, user_line
+from abele.storage.container import Container
 from abele.storage.values import decode, encode
 
 FORMAT = 1
@@ -72,6 +73,38 @@ def from_text(text: str, constants: Mapping[str, torch.Tensor]) -> Program:
             history=tuple(Stamp(by=b, seconds=s, nodes=n) for b, s, n in data["history"]),
         )
     return program.verify()
+
+
+def to_members(programs: Iterable[Program]) -> dict[str, Any]:
+    """Return programs as members of a container.
+
+    Raises:
+        SerializationError: an operation or argument that cannot be stored; names it.
+    """
+    members: dict[str, Any] = {}
+    for program in programs:
+        text, constants = to_text(program)
+        members[f"programs/{program.name}.json"] = text.encode()
+        for name, value in constants.items():
+            members[f"constants/{program.name}/{name}"] = value
+    return members
+
+
+def from_members(file: Container, fingerprints: Mapping[str, str]) -> tuple[Program, ...]:
+    """Read the programs that ``to_members`` wrote, by the fingerprint of each.
+
+    Raises:
+        CorruptExecutable: a member is damaged, or a program is not the one that was stored.
+        SerializationError: a program calls an operator that is unknown here.
+    """
+    programs: list[Program] = []
+    for name, fingerprint in fingerprints.items():
+        text = file.text(f"programs/{name}.json")
+        program = from_text(text, file.tensors(f"constants/{name}/"))
+        if program.fingerprint() != fingerprint:
+            raise CorruptExecutable(f"{file.path}: program {name} is not the one that was stored.")
+        programs.append(program)
+    return tuple(programs)
 
 
 def graph_to_text(graph: torch.fx.GraphModule) -> tuple[str, dict[str, torch.Tensor]]:

@@ -12,9 +12,8 @@ from typing import Any
 
 from abele.compile import keys
 from abele.compile.executable import Executable
-from abele.compile.serialization import from_text, to_text
+from abele.compile.serialization import from_members, to_members
 from abele.errors import AbeleError, ReportError
-from abele.program import Program
 from abele.storage import container
 from abele.storage.container import Container
 from abele.targets import get_target
@@ -35,14 +34,9 @@ def write(folder: Path, made: Executable) -> None:
         SerializationError: a program calls an operator that cannot be stored.
     """
     (folder / FILE).unlink(missing_ok=True)
-    members: dict[str, Any] = {}
     programs = [made.lowered(each.name) for each in made.programs]
-    for program in programs:
-        text, constants = to_text(program)
-        members[f"programs/{program.name}.json"] = text.encode()
-        members[f"code/{program.name}"] = made.compiled[program.name].payload
-        for name, value in constants.items():
-            members[f"constants/{program.name}/{name}"] = value
+    members = to_members(programs)
+    members |= {f"code/{each.name}": made.compiled[each.name].payload for each in programs}
     content = {
         "target": made.target.name,
         "machine": _described(made),
@@ -87,7 +81,7 @@ def _loaded(file: Container) -> Executable:
     if here != content["machine"]:
         different = "; ".join(keys.differences(content["machine"], here))
         raise ReportError(f"it was made for another machine or version: {different}")
-    programs = tuple(_program(file, name, wanted) for name, wanted in content["programs"].items())
+    programs = from_members(file, content["programs"])
     parts = {"lowerings": content["lowerings"], "target": here}
     compiled = {
         each.name: target.lowering(content["lowerings"][each.name]).load(
@@ -102,11 +96,3 @@ def _loaded(file: Container) -> Executable:
         compiled=compiled,
         target=target,
     )
-
-
-def _program(file: Container, name: str, fingerprint: str) -> Program:
-    constants = file.tensors(f"constants/{name}/")
-    program = from_text(file.text(f"programs/{name}.json"), constants)
-    if program.fingerprint() != fingerprint:
-        raise ReportError(f"program {name!r} was read as another one")
-    return program

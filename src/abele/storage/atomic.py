@@ -10,6 +10,9 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
 
+#: Suffix of a file that is being written, or that a killed process left.
+PARTIAL = ".part"
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Generator[BinaryIO]:
@@ -25,7 +28,9 @@ def replacing(path: Path) -> Generator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path.parent, path.name)
     # The last part is unique per thread.
-    partial = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.part")
+    partial = path.with_name(
+        f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}"
+    )
     try:
         with open(partial, "xb") as file:
             yield file
@@ -63,7 +68,7 @@ def sweep(folder: Path, name: str | None = None) -> None:
         OSError: the folder is not there, or may not be changed.
     """
     file_pattern = ".+" if name is None else re.escape(name)
-    pattern = re.compile(rf"\.{file_pattern}\.{re.escape(_host())}-(\d+)(-\w+)?\.part")
+    pattern = re.compile(rf"\.{file_pattern}\.{re.escape(_host())}-(\d+)(-\w+)?\{PARTIAL}")
     for entry in os.scandir(folder):
         match = pattern.fullmatch(entry.name)
         if match is not None and not _alive(int(match[1])):

@@ -17,7 +17,7 @@ import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import torch
 
@@ -42,22 +42,6 @@ def write(path: Path, kind: str, content: Mapping[str, Any], members: Mapping[st
         OSError: the folder is not writable, or the disk is full; nothing is left behind.
         SerializationError: a tensor that has no plain data (sparse, fake).
     """
-    packed = _packed(kind, content, members)
-    with atomic.replacing(path) as file:
-        _archive(file, *packed)
-
-
-def write_to(
-    file: BinaryIO, kind: str, content: Mapping[str, Any], members: Mapping[str, Any]
-) -> None:
-    """Write a container to an open file; arguments and errors are those of ``write``."""
-    _archive(file, *_packed(kind, content, members))
-
-
-def _packed(
-    kind: str, content: Mapping[str, Any], members: Mapping[str, Any]
-) -> tuple[str, dict[str, Any]]:
-    """Return the manifest as text, and the bytes of each member."""
     raw = {name: _bytes_of(name, value) for name, value in members.items()}
     manifest = {
         "format": FORMAT,
@@ -69,12 +53,12 @@ def _packed(
             for name, data in raw.items()
         },
     }
-    return json.dumps(manifest, indent=1, allow_nan=False), raw
-
-
-def _archive(file: BinaryIO, manifest: str, raw: Mapping[str, Any]) -> None:
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr(_MANIFEST, manifest)
+    text = json.dumps(manifest, indent=1, allow_nan=False)
+    with (
+        atomic.replacing(path) as file,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive,
+    ):
+        archive.writestr(_MANIFEST, text)
         for name, data in raw.items():
             with archive.open(name, "w", force_zip64=True) as member:
                 member.write(data)

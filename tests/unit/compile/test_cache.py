@@ -256,7 +256,7 @@ def writers(job, folder):
 def test_a_process_killed_while_writing_leaves_nothing_that_is_loaded(tmp_path):
     killed, whole = map(int, writers("killed", tmp_path))
     assert killed == 10
-    partial = list(tmp_path.glob("*.partial"))
+    partial = list(tmp_path.glob("*.part"))
     assert partial, "no process was killed in the middle: the test shows nothing"
     assert whole == len(list(tmp_path.glob("*.abele")))
     assert len(list(tmp_path.iterdir())) == whole + len(partial)
@@ -264,7 +264,7 @@ def test_a_process_killed_while_writing_leaves_nothing_that_is_loaded(tmp_path):
 
 def test_stale_partial_files_do_no_harm(programs, isolated_cache):
     made, _ = built(programs, isolated_cache)
-    for name in ("tmpx.partial", f"{made.key}.abele.partial"):
+    for name in ("tmpx.part", f"{made.key}.abele.part"):
         (isolated_cache.folder / name).write_bytes(b"half of a file")
     assert built(programs, isolated_cache)[1].cache == "hit"
 

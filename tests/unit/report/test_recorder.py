@@ -163,7 +163,7 @@ def test_programs_that_cannot_be_kept_are_said_and_no_end(recorder, executable, 
     def refuse(program):
         raise SerializationError("operator mine.own")
 
-    monkeypatch.setattr("abele.report.executable_file.to_text", refuse)
+    monkeypatch.setattr("abele.report.executable_file.to_members", refuse)
     recorder.changed(recorder.run, "other programs run", executable)
     notes = [each.what for each in recorder.read().of_kind("note")]
     assert notes == [
