@@ -19,7 +19,7 @@ from abele.report.page.markup import Content, Html, html, long_table, section, t
 from abele.report.page.overview import micro_batches, per_call
 from abele.report.program_differences import Operation, ProgramDifference
 from abele.report.record import FILE, Run, read_run
-from abele.report.run_differences import Difference, Files, differences, not_compared
+from abele.report.run_differences import Difference, Files, differences
 from abele.report.status import status_of, steady
 
 _ROWS = 8  # of a list in the text
@@ -44,7 +44,6 @@ class Comparison:
         machine: target, versions, processor and threads that differ.
         time: times of calls that differ.
         memory: state and peak memory that differ.
-        kernel_time: times of operators that differ.
         losses: first and largest difference of the losses.
         reasons: possible reasons, in sentences, if nothing recorded differs but losses do.
         notes: sentences on what could not be compared.
@@ -61,7 +60,6 @@ class Comparison:
     machine: tuple[Difference, ...] = ()
     time: tuple[Difference, ...] = ()
     memory: tuple[Difference, ...] = ()
-    kernel_time: tuple[Difference, ...] = ()
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -80,7 +78,7 @@ class Comparison:
     @property
     def alike(self) -> bool:
         """True if nothing differs, including time and memory."""
-        measured = (self.time, self.memory, self.operators, self.kernel_time)
+        measured = (self.time, self.memory, self.operators)
         return not (self.recorded or any(measured) or self.losses.parted)
 
     def data(self) -> dict[str, Any]:
@@ -168,7 +166,6 @@ _TITLES = {
     "memory": "Memory",
     "kernels": "Kernels",
     "operators": "How often operators are called",
-    "kernel_time": "Time of kernels",
 }
 
 
@@ -324,7 +321,7 @@ def page(first: Files, second: Files, folders: _Folders) -> str:
     names = [run.name for run in runs]
     title = f"Two runs of {names[0]}" if names[0] == names[1] else f"{names[0]} and {names[1]}"
     head = html(tag("h1", title), _verdict(made, runs, timed=timed))
-    notes = (*made.reasons, *made.notes, *not_compared(*runs))
+    notes = (*made.reasons, *made.notes)
     parts: list[Content] = [
         section("Both runs", _side_by_side(first, second), name="runs"),
         None if made.alike else section("Differences", list(_groups(made)), name="differences"),

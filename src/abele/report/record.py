@@ -173,7 +173,6 @@ class Kernel:
         line: ``FILE:LINE in FUNCTION`` of the user's source; empty if unknown.
         began: seconds since the program began.
         seconds: mean time in the fastest quarter of the runs.
-        quarters: seconds in all runs: minimum, quartiles and maximum.
         operations: FLOPs of the operators for which torch has a formula.
         bytes: least bytes read and written.
         least: least seconds of this machine for so many FLOPs and bytes.
@@ -189,7 +188,6 @@ class Kernel:
     operations: int
     bytes: int
     least: float
-    quarters: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,7 +200,6 @@ class Timing:
         clocked: of a run with clocks.
         clocks: what of that the clocks took, from measuring them alone.
         kernels: in the order in which they run.
-        all_runs: number of runs with clocks.
         made_up: the state was made up, because the run was over.
     """
 
@@ -211,7 +208,6 @@ class Timing:
     clocked: float
     clocks: float
     kernels: tuple[Kernel, ...]
-    all_runs: int = 0
     made_up: bool = False
 
     @property

@@ -2,32 +2,22 @@
 
 Times differ if their quartiles do not overlap and their medians differ by more than ``LEAST``.
 Two runs of one program therefore show no difference, unless something slowed one of them down.
-
-Times of operators come from timed runs. An operator differs if its medians also differ by more
-than ``LEAST_OF_OPERATOR`` and by more than ``PART`` of the program's time. With fewer than ``MANY``
-timed runs the whole range takes the place of the quartiles, which would often be disjoint by
-chance; fewer than ``ENOUGH`` are not compared. A machine that was slower for one run slows all
-operators down: that is one difference, and each operator is compared after scaling by it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from abele.report import record, words
 from abele.report.journal import Journal
 from abele.report.optimizer import Optimizer
-from abele.report.record import Run, Timing
-from abele.report.status import Entry, Steady, by_operator, steady
+from abele.report.record import Run
+from abele.report.status import Steady, steady
 
 LEAST = 0.03
-LEAST_OF_OPERATOR, PART = 0.1, 0.01
-ENOUGH, MANY = 8, 16
-_LEAST_OPERATORS = 3  # to estimate how much slower the machine was
 
 #: The record and the journal of a run.
 Files = tuple[Run, Journal]
@@ -245,24 +235,8 @@ def programs_of_both(first: Run, second: Run) -> dict[str, tuple[record.Program,
     return {each.name: (each, others[each.name]) for each in first.programs if each.name in others}
 
 
-def not_compared(first: Run, second: Run) -> list[str]:
-    """Return why times of kernels were not compared, a sentence per program."""
-    pairs = programs_of_both(first, second)
-    said: list[str] = []
-    for name, both in pairs.items():
-        if _comparable(*both) or not any(each.timing for each in both):
-            continue
-        why = "only one of the runs was timed"
-        if all(each.timing for each in both):
-            why = f"fewer than {ENOUGH} runs were timed"
-        said.append(f"Times of kernels of {name} are not compared: {why}.")
-    if pairs and not any(each.timing for both in pairs.values() for each in both):
-        said.append("Times of kernels are not compared: neither run was timed.")
-    return said
-
-
 def _kernels(first: Run, second: Run) -> Iterator[Difference]:
-    """Yield the lowerings, backends, counts and times that differ in programs of both runs."""
+    """Yield the lowerings, backends and counts that differ in programs of both runs."""
     for name, (one, other) in programs_of_both(first, second).items():
         if one.lowering == other.lowering:
             yield from _backends(name, one, other)
@@ -274,10 +248,6 @@ def _kernels(first: Run, second: Run) -> Iterator[Difference]:
             if before[operator] != after[operator]:
                 counts = before[operator], after[operator]
                 yield _numbers("operators", f"{operator} in {name}", counts, str)
-        if _comparable(one, other):
-            assert one.timing is not None
-            assert other.timing is not None
-            yield from _kernel_times(name, one.timing, other.timing)
 
 
 def _backends(name: str, one: record.Program, other: record.Program) -> Iterator[Difference]:
@@ -294,58 +264,8 @@ def _backends(name: str, one: record.Program, other: record.Program) -> Iterator
             yield Difference(kind="kernels", what=what, first=first, second=second)
 
 
-def _comparable(one: record.Program, other: record.Program) -> bool:
-    return all(each.timing and each.timing.all_runs >= ENOUGH for each in (one, other))
-
-
 def _counts(program: record.Program) -> Counter[str]:
     counts: Counter[str] = Counter()
     for each in program.operators:
         counts[each.name] += each.count
     return counts
-
-
-def _kernel_times(program: str, first: Timing, second: Timing) -> Iterator[Difference]:
-    before, after = dict(by_operator(first)), dict(by_operator(second))
-    whole = max(first.seconds, second.seconds)
-    few = min(first.all_runs, second.all_runs) < MANY
-    pace = _slowdown(before, after, PART * whole)
-    if _differ(_sum(before), _sum(after), whole, few=few):
-        totals = _sum(before).quarters[2], _sum(after).quarters[2]
-        yield _numbers("kernel_time", f"all kernels of {program}", totals, words.seconds)
-    for phase, operator in sorted(before.keys() | after.keys()):
-        one = before.get((phase, operator), Entry())
-        other = after.get((phase, operator), Entry())
-        scaled = Entry(quarters=[each / pace for each in other.quarters])
-        if _differ(one, other, whole, few=few) and _differ(one, scaled, whole, few=few):
-            medians = one.quarters[2], other.quarters[2]
-            what = f"{operator} of {phase} in {program}"
-            yield _numbers("kernel_time", what, medians, words.seconds, whole)
-
-
-def _sum(entries: Mapping[tuple[str, str], Entry]) -> Entry:
-    """Add the quartiles of all operators, as if they varied together."""
-    columns = zip(*(each.quarters for each in entries.values()), strict=True)
-    return Entry(quarters=[sum(column) for column in columns] or [0.0] * 5)
-
-
-def _slowdown(
-    before: Mapping[tuple[str, str], Entry], after: Mapping[tuple[str, str], Entry], least: float
-) -> float:
-    """Return the median ratio of operators' times above ``least``; 1 if there are too few."""
-    ratios = [
-        after[key].quarters[2] / entry.quarters[2]
-        for key, entry in before.items()
-        if key in after and min(entry.quarters[2], after[key].quarters[2]) > least
-    ]
-    return statistics.median(ratios) if len(ratios) >= _LEAST_OPERATORS else 1.0
-
-
-def _differ(one: Entry, other: Entry, whole: float, *, few: bool) -> bool:
-    spreads = [
-        (each.quarters[0], each.quarters[2], each.quarters[4]) if few else each.quarters[1:4]
-        for each in (one, other)
-    ]
-    distance = abs(other.quarters[2] - one.quarters[2])
-    least = max(LEAST_OF_OPERATOR * min(one.quarters[2], other.quarters[2]), PART * whole)
-    return _disjoint(*spreads) and distance > least

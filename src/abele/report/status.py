@@ -174,8 +174,6 @@ class Entry:
     Attributes:
         seconds: of all of them; of a kernel that computes several operators, the part of this one.
         least: least seconds of the machine for this work.
-        quarters: seconds in all runs: minimum, quartiles and maximum. Kernels vary together at
-            worst, so their sums are too far apart rather than too close.
         count: number of kernels.
         by: backends.
     """
@@ -184,7 +182,6 @@ class Entry:
     least: float = 0.0
     count: int = 0
     by: dict[str, None] = dataclasses.field(default_factory=dict[str, None])
-    quarters: list[float] = dataclasses.field(default_factory=lambda: [0.0] * 5)
 
 
 def by_operator(timing: Timing) -> list[tuple[tuple[str, str], Entry]]:
@@ -197,8 +194,6 @@ def by_operator(timing: Timing) -> list[tuple[tuple[str, str], Entry]]:
             entry.least += share * min(kernel.least, kernel.seconds)
             entry.count += 1
             entry.by[kernel.what] = None
-            for index, seconds in enumerate(kernel.quarters):
-                entry.quarters[index] += share * seconds
     return sorted(entries.items(), key=lambda item: -item[1].seconds)
 
 

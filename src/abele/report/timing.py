@@ -19,7 +19,6 @@ from abele.errors import AbeleError
 from abele.program import Program, Role, all_nodes, has_effect
 from abele.program.core import node_phase
 from abele.report import facts, operators
-from abele.report.journal import quarters_of
 from abele.report.record import Kernel, Limits, Run, Timing
 from abele.report.record import Program as Recorded
 from abele.runtime.device_state import DeviceState
@@ -167,7 +166,6 @@ def _both(
         clocked=_mean([sums.took[i] for i in chosen]),
         clocks=ran * with_clocks.cost_ns / 1e9,
         kernels=kernels,
-        all_runs=len(sums.took),
     )
 
 
@@ -210,7 +208,7 @@ def _described(
     chosen: Sequence[int],
     known: Limits,
 ) -> tuple[Kernel, ...]:
-    """Describe each kernel, with mean times in the chosen runs and quartiles of all."""
+    """Describe each kernel, with mean times in the chosen runs."""
     parts = _parts_of_nodes(kernels)
     described: list[Kernel] = []
     for index, kernel in enumerate(kernels):
@@ -231,7 +229,6 @@ def _described(
                 operations=work,
                 bytes=size,
                 least=known.least(work, size),
-                quarters=quarters_of([run[index][1] for run in runs]),
             )
         )
     return tuple(described)

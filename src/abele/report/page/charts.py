@@ -122,26 +122,6 @@ def area(lower: Sequence[tuple[float, float]], upper: Sequence[tuple[float, floa
     return tag("path", d=f"M{path}Z", class_="range")
 
 
-def bars(rows: Sequence[tuple[float, Sequence[tuple[str, float, str]]]], whole: float) -> Html:
-    """Return bars side by side, each stacked from the bottom.
-
-    Args:
-        rows: the width of each, and its parts: class, height, words.
-        whole: what ``HEIGHT`` stands for.
-    """
-    shapes: list[Html] = []
-    x = 0.0
-    for width, parts in rows:
-        y = HEIGHT
-        for name, height, words in parts:
-            drawn = HEIGHT * height / whole if whole else 0.0
-            y -= drawn
-            box = {"x": _n(x), "y": _n(y), "width": _n(width), "height": _n(drawn)}
-            shapes.append(tag("rect", tag("title", words), class_=name, **box))
-        x += width
-    return tag("g", shapes)
-
-
 def height_of(low: float, high: float) -> Callable[[float], float]:
     """Return the function from a value to its y in the picture."""
     span = (high - low) or 1.0

@@ -202,14 +202,6 @@ td code.value { white-space: normal; }
 .value { overflow-wrap: anywhere; } td:has(> .value) { min-width: 9rem; }
 pre { overflow: auto; max-height: 34rem; background: var(--card); padding: .8rem; margin: .5rem 0; }
 .trouble pre { background: none; padding: 0; white-space: pre-wrap; }
-.sides { width: 100%; table-layout: fixed; margin: .6rem 0 1.4rem; }
-.sides td { padding: .05rem .5rem; border: 0; }
-.sides td:nth-child(odd) { width: 3.2rem; color: var(--soft); }
-.sides code { white-space: pre-wrap; }
-.sides .out { background: color-mix(in srgb, var(--c6) 16%, var(--paper)); }
-.sides .in { background: color-mix(in srgb, var(--c3) 16%, var(--paper)); }
-.sides td:has(+ .out)::after { content: " \\2212"; } .sides td:has(+ .in)::after { content: " +"; }
-.sides td.note { padding: .1rem .5rem .4rem; font-size: .88rem; }
 figure { margin: .6rem 0 .3rem; }
 svg { display: block; width: 100%; background: var(--card); border-radius: 4px; }
 .top, .axis { display: flex; justify-content: space-between; gap: 1rem; color: var(--soft);
@@ -218,13 +210,6 @@ svg { display: block; width: 100%; background: var(--card); border-radius: 4px; 
   padding: 0; font-size: .85rem; color: var(--soft); }
 .legend i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px;
   margin-right: .35rem; vertical-align: -1px; }
-.gantt > div { display: grid; grid-template-columns: minmax(4rem, 9rem) 1fr; gap: 0 .7rem;
-  align-items: center; margin: .25rem 0; font-size: .85rem; }
-.gantt .name { overflow-wrap: anywhere; line-height: 1.25; }
-.track { position: relative; height: 1.7rem; background: var(--wait); overflow: hidden; }
-.track i { position: absolute; top: 0; bottom: 0; min-width: 1px; overflow: hidden;
-  color: var(--paper); font: .75rem/1.7rem system-ui, "DejaVu Sans", sans-serif; text-align: center;
-  box-shadow: -1px 0 var(--paper); }
 .c1 { fill: var(--c1); background: var(--c1); } .c2 { fill: var(--c2); background: var(--c2); }
 .c3 { fill: var(--c3); background: var(--c3); } .c4 { fill: var(--c4); background: var(--c4); }
 .c5 { fill: var(--c5); background: var(--c5); } .c6 { fill: var(--c6); background: var(--c6); }
@@ -252,11 +237,7 @@ ol.insights { padding-left: 1.3rem; max-width: 52rem; } ol.insights li { margin:
 .better { color: var(--good); } .worse { color: var(--bad); }
 @media print { main { max-width: none; } section { break-inside: avoid; }
   .hover { display: none; } }
-@media (max-width: 40rem) { .gantt > div { grid-template-columns: 1fr; }
-  .sides tr { display: grid; grid-template-columns: 3.2rem 1fr; }
-  .sides tr:not(:has(> .out, > .note)) > td:nth-child(-n + 2) { display: none; }
-  .sides tr:has(> .out):not(:has(> .in)) > td:nth-child(n + 3) { display: none; }
-  .track i span { display: none; } .gantt .axis span:nth-child(even) { display: none; }
+@media (max-width: 40rem) {
   main { padding: 1rem .8rem 3rem; } h1 { font-size: 1.4rem; }
   .at, #memory td { white-space: nowrap; } .why { min-width: 10rem; } .list { min-width: 14rem; }
   .bar:not(.placed) { display: none; } td:has(> .bar:not(.placed)) { width: 0; min-width: 0; }

@@ -256,11 +256,12 @@ def _operators(program: Program) -> Html:
         if timing is not None:
             entry = times.get(key, Entry())
             limit = distance(entry.seconds, entry.least) if entry.seconds else ""
-            cells += [words.seconds(entry.seconds), limit]
+            cells[3:3] = words.seconds(entry.seconds), limit
         rows.append(cells)
-    heads = ("operator", "phase", "uses", "share", "", "bytes", "operations", "computed by")
-    heads += ("time", "limit") if timing is not None else ()
-    return long_table(heads, rows, numbers=(2, 3, 5, 6, 8, 9), most=_MOST)
+    of_time = () if timing is None else ("time", "limit")
+    heads = ("operator", "phase", "uses", *of_time, "share", "", "bytes", "operations")
+    numbers = [index for index, head in enumerate(heads) if index > 1 and head]
+    return long_table((*heads, "computed by"), rows, numbers=numbers, most=_MOST)
 
 
 def _who(choices: list[Choice]) -> str:

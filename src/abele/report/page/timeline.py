@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from abele.report import record, words
 from abele.report.instances import Instance
-from abele.report.journal import Journal, Window, joined
+from abele.report.journal import Journal
 from abele.report.optimizer import Optimizer
 from abele.report.page import charts
 from abele.report.page.markup import Content, Html, html, long_table, section, table, tag
@@ -38,7 +38,7 @@ def timeline(run: Run, journal: Journal) -> Html:
     content: list[Content] = [_building(run, journal)]
     if journal.windows:
         parts = parts_of(journal)
-        content += [tag("h3", "Calls"), _steady(journal, parts), _calls(journal, parts)]
+        content += [tag("h3", "Calls"), _steady(journal, parts)]
     return section("Time on the host", content, name="time")
 
 
@@ -103,53 +103,6 @@ def _steady(journal: Journal, parts: Parts) -> Html | None:
     return tag("div", tag("p", spread), table(("part", "seconds", "share", ""), rows, (1, 2)))
 
 
-def _calls(journal: Journal, parts: Parts) -> Html:
-    groups = grouped(journal.windows)
-    height = sorted(_each(group, parts)[1] for group in groups)
-    # A few long calls (the first, a saved checkpoint) would press all others flat.
-    top = 1.25 * height[int(0.95 * (len(height) - 1))]
-    rows: list[tuple[float, list[tuple[str, float, str]]]] = []
-    for group in groups:
-        values, total = _each(group, parts)
-        first, last = group.first + 1, group.first + group.count
-        where = f"call {first}" if first == last else f"calls {first} to {last}"
-        shrink = min(1.0, top / total) if total else 1.0
-        said = f"{where}: {words.seconds(total)} from call to call"
-        rows.append(
-            (
-                charts.WIDTH * group.count / journal.calls,
-                [(kind, value * shrink, f"{said}, {name} {words.seconds(value)}")
-                 for (kind, name, _), value in zip(parts, values, strict=True)],
-            )
-        )  # fmt: skip
-    picture = charts.frame(
-        charts.bars(rows, top),
-        top=f"{words.seconds(top)} from call to call",
-        left="call 1",
-        right=f"call {journal.calls:,}",
-        title="Parts of calls, over the run",
-        height=10,
-    )
-    return tag("div", picture, charts.legend([(kind, said) for kind, _, said in parts]))
-
-
-def _each(window: Window, parts: Parts) -> tuple[list[float], float]:
-    """Seconds of each part of one call, on average, and their sum."""
-    values = [getattr(window, name) / window.count for _, name, _ in parts]
-    return values, sum(values)
-
-
-def grouped(windows: Sequence[Window], points: int = _POINTS) -> list[Window]:
-    """At most ``points`` windows of about as many calls each, neighbours joined."""
-    least = sum(each.count for each in windows) / points
-    groups: list[list[Window]] = [[]]
-    for each in windows:
-        if sum(other.count for other in groups[-1]) >= least:
-            groups.append([])
-        groups[-1].append(each)
-    return [joined(group) for group in groups if group]
-
-
 def loss(journal: Journal) -> Html | None:
     """Return a section of the loss over the run."""
     values = [
@@ -180,64 +133,20 @@ def loss(journal: Journal) -> Html | None:
     return section("Loss", picture, name="loss")
 
 
-# Shares of the width from which on a task has room for its number: anywhere, and on wide screens.
-_ROOM, _WIDE_ROOM = 0.06, 0.02
-
-
 def pipeline(run: record.Run) -> Html | None:
-    """Draw a row of tasks for each stage."""
+    """Return a section with the times of each stage; None without stages."""
     shown = run.pipeline
     if shown is None or not shown.tasks:
         return None
     length = max(each.end for each in shown.tasks)
     micro_batches = len({each.micro_batch for each in shown.tasks})
-    trained = any(each.backward for each in shown.tasks)
     said = (
         f"In the latest call {words.count(micro_batches, 'micro-batch')} went through "
         f"{words.count(len(shown.stages), 'stage')} in {words.seconds(length)}. The bubble, the "
         f"share of time in which stages waited, was {shown.bubble:.0%}; with stages that take "
         f"equally long it would be {shown.ideal:.0%}."
     )
-    entries = [("c1", "forward"), ("c6", "backward"), ("wait", "waiting")]
-    legend = charts.legend([each for each in entries if trained or each[0] != "c6"])
-    parts = tag("p", said), _gantt(shown, length), legend, _table(shown, length)
-    return section("Pipeline", *parts, name="pipeline")
-
-
-def _gantt(shown: record.Pipeline, length: float) -> Html:
-    """Tasks as boxes with the numbers of their micro-batches, a row for each stage."""
-    rows = [
-        tag(
-            "div",
-            tag("span", f"{stage} {name}", class_="name"),
-            tag(
-                "div",
-                [_box(each, length) for each in shown.tasks if each.stage == stage],
-                class_="track",
-            ),
-        )
-        for stage, name in enumerate(shown.stages)
-    ]
-    marks = [tag("span", words.seconds(length * quarter / 4)) for quarter in range(5)]
-    axis = tag("div", tag("span"), tag("div", marks, class_="axis"))
-    said = f"When each of {len(shown.stages)} stages worked, over {words.seconds(length)}"
-    note = "numbers are those of micro-batches"
-    top = tag("div", note, class_="top")
-    return tag("figure", top, tag("div", rows, axis, class_="gantt", role="img", aria_label=said))
-
-
-def _box(each: record.Task, length: float) -> Html:
-    way = "backward" if each.backward else "forward"
-    begin, share = each.begin / length, (each.end - each.begin) / length
-    took = f"{words.seconds(each.begin)} to {words.seconds(each.end)}"
-    number = str(each.micro_batch) if share >= _WIDE_ROOM else None
-    return tag(
-        "i",
-        number if share >= _ROOM or number is None else tag("span", number),
-        class_="c6" if each.backward else "c1",
-        style=f"left:{100 * begin:.2f}%;width:{100 * share:.2f}%",
-        title=f"stage {each.stage}: {way} of micro-batch {each.micro_batch}, {took}",
-    )
+    return section("Pipeline", tag("p", said), _table(shown, length), name="pipeline")
 
 
 def _table(shown: record.Pipeline, length: float) -> Html:
