@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from abele import collectives
-from abele.collectives import TorchCollective
+from abele.collectives import Collective
 from abele.errors import CollectiveError, DisagreementError, PlaceError
 from abele.storage import state_file
 from cosmictagger.errors import ConfigError, CosmicTaggerError, InstanceError
@@ -40,7 +40,7 @@ class Instances:
         is_told: the first instance has got the last problem that was checked.
     """
 
-    def __init__(self, connection: TorchCollective | None = None):
+    def __init__(self, connection: Collective | None = None):
         self._connection = connection
         self.index = 0 if connection is None else connection.rank
         self.count = 1 if connection is None else connection.size

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from abele.collectives.protocol import Counts
+from abele.collectives.torch_group import Counts
 from abele.step.config import MeanStrategy, OutputMode, Reduction, StepConfig
 from helpers.models import MODELS
 from helpers.runs import flat, rule_for, run, started

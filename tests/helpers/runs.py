@@ -10,7 +10,7 @@ import torch
 
 from abele import build, get_target
 from abele.capture import Captured, capture
-from abele.collectives.protocol import Collective
+from abele.collectives.torch_group import Collective
 from abele.compile.build import BuildRecord
 from abele.compile.cache import ExecutableCache
 from abele.compile.executable import Executable

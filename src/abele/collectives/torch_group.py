@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import datetime
 import platform
 import threading
@@ -17,7 +18,6 @@ from torch import distributed
 from abele.collectives import meeting
 from abele.collectives.board import ENDED, EXCHANGE, PATIENCE_S, STOPPED, Board
 from abele.collectives.meeting import Place
-from abele.collectives.protocol import Counts
 from abele.collectives.shared_memory import SharedSums
 from abele.errors import PlaceError, RankLostError
 from abele.version import __version__
@@ -32,11 +32,33 @@ _LOOK_S = 1.0  # how often a process that waits checks whether the others live
 _LINGER_S = 3.0
 
 
-class TorchCollective:
-    """The processes of one run.
+@dataclasses.dataclass
+class Counts:
+    """Counts of what this process has exchanged.
+
+    Attributes:
+        calls: all-reduces and broadcasts.
+        bytes: of the tensors given to them; what travels per link depends on the algorithm.
+        seconds: in them, which includes waiting for slower processes.
+    """
+
+    calls: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+class Collective:
+    """The processes of one run, which call the same methods in the same order.
+
+    Every method raises RankLostError if a process is gone or does not come.
 
     Args:
         place: which process this is, and where all meet.
+
+    Attributes:
+        rank: which one this is, from 0.
+        size: how many there are.
+        counts: what this process has exchanged.
 
     Raises:
         PlaceError: the port is taken.
@@ -71,7 +93,12 @@ class TorchCollective:
             raise
 
     def all_reduce(self, values: torch.Tensor, topic: str = "") -> None:
-        """See ``Collective.all_reduce``."""
+        """Replace a contiguous tensor by its sum over all processes.
+
+        Args:
+            values: of one shape everywhere; every process ends with the same bits.
+            topic: what it belongs to; a process that has ``leave``d this never comes.
+        """
         with self._exchange(values) as wire:
             if self._shared is not None and not wire.is_cuda:
                 self._shared.all_reduce(wire, lambda: self._look(topic))
@@ -79,30 +106,38 @@ class TorchCollective:
                 self._wait(lambda: _untyped.all_reduce(wire, async_op=True), topic, wire.is_cuda)
 
     def broadcast(self, values: torch.Tensor) -> None:
-        """See ``Collective.broadcast``."""
+        """Replace a contiguous tensor by that of rank 0."""
         with self._exchange(values) as wire:
             self._wait(lambda: _untyped.broadcast(wire, 0, async_op=True), "", wire.is_cuda)
 
     def gather(self, topic: str, text: str) -> list[str]:
-        """See ``Collective.gather``."""
+        """Return every process's text by rank; for short ones, and not in every step."""
         with self._breaking_on_loss():
             return self.board.gather(topic, text)
 
     def agree(self, topic: str, facts: Mapping[str, str]) -> None:
-        """See ``Collective.agree``."""
+        """Compare what all processes must have in common.
+
+        Args:
+            topic: what the facts are about, for messages.
+            facts: names and values as they are shown.
+
+        Raises:
+            DisagreementError: names the first ranks and facts that differ, and their values.
+        """
         with self._breaking_on_loss():
             self.board.agree(topic, facts)
 
     def tell(self, topic: str, text: str) -> None:
-        """See ``Collective.tell``."""
+        """Leave a note for the others, who may look for it."""
         self.board.tell(topic, text)
 
     def notes(self, topic: str) -> dict[int, str]:
-        """See ``Collective.notes``."""
+        """Return the notes of this topic by rank."""
         return self.board.notes(topic)
 
     def leave(self, topic: str, why: str) -> None:
-        """See ``Collective.leave``."""
+        """Announce that this process takes no further part in exchanges of a topic."""
         # Whoever leaves because the others are gone has nobody to tell.
         with contextlib.suppress(RankLostError):
             self.board.tell(f"left/{topic}", why)
@@ -270,6 +305,29 @@ class TorchCollective:
             )
 
 
+def gather_bytes(collective: Collective, topic: str, part: bytes) -> list[bytes]:
+    """Return the bytes of every process by rank, on every process."""
+    sizes = [int(size) for size in collective.gather(topic, str(len(part)))]
+    joined = torch.zeros(sum(sizes), dtype=torch.uint8)
+    if part:
+        start = sum(sizes[: collective.rank])
+        joined[start : start + len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+    collective.all_reduce(joined)  # the slices of other processes are zero
+    return [each.numpy().tobytes() for each in torch.split(joined, sizes)]
+
+
+def broadcast_bytes(collective: Collective, topic: str, data: bytes | None) -> bytes:
+    """Return the bytes of rank 0 on every process; other processes pass None."""
+    size = int(collective.gather(topic, str(len(data or b"")))[0])
+    if not size:
+        return b""
+    wire = torch.frombuffer(
+        bytearray(data if collective.rank == 0 and data else size), dtype=torch.uint8
+    )
+    collective.broadcast(wire)
+    return wire.numpy().tobytes()
+
+
 def _done(work: distributed.Work) -> bool:
     """Wait a moment for an exchange and return whether it is complete."""
     try:
@@ -303,10 +361,10 @@ def _facts(place: Place) -> dict[str, str]:
 
 
 _lock = threading.Lock()
-_connection: TorchCollective | None = None
+_connection: Collective | None = None
 
 
-def connect(rank: int, size: int, local_ranks: Sequence[str] = ()) -> TorchCollective:
+def connect(rank: int, size: int, local_ranks: Sequence[str] = ()) -> Collective:
     """Connect with the other processes, once; later calls return the same.
 
     Args:
@@ -322,7 +380,7 @@ def connect(rank: int, size: int, local_ranks: Sequence[str] = ()) -> TorchColle
     global _connection
     with _lock:
         if _connection is None:
-            _connection = TorchCollective(Place.of_environment(rank, size, local_ranks))
+            _connection = Collective(Place.of_environment(rank, size, local_ranks))
             atexit.register(disconnect)
         elif (_connection.rank, _connection.size) != (rank, size):
             raise PlaceError(
@@ -332,7 +390,7 @@ def connect(rank: int, size: int, local_ranks: Sequence[str] = ()) -> TorchColle
         return _connection
 
 
-def connected() -> TorchCollective | None:
+def connected() -> Collective | None:
     """Return the connection, if there is one."""
     return _connection
 

@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 
 import torch
 
-from abele.collectives.protocol import Collective
+from abele.collectives.torch_group import Collective
 from abele.program import Program, Role, Slot
 from abele.runtime.exchange import Exchange
 from abele.step import reduction, replica_groups

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from abele.collectives.protocol import Collective, Counts
+from abele.collectives.torch_group import Collective, Counts
 from abele.errors import CaptureError, CollectiveError, DisagreementError, StoppedError
 from abele.program import Slot
 from abele.step import loss_scaling, reduction

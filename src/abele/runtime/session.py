@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from abele.collectives.protocol import Collective
+from abele.collectives.torch_group import Collective
 from abele.compile.executable import Executable
 from abele.program import Program, Role
 from abele.runtime.anchors import Anchor, AnchorStore

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from abele.ops import memory_layout  # noqa: F401 - registers an operator that returns a view
-from abele.program import summary
+from abele.program import memory
 from abele.program.aliasing import (
     SHARES,
     Aliases,
@@ -239,4 +239,4 @@ def test_a_branch_reads_what_it_is_given_and_needs_room_for_its_body():
     assert all(alive.last_use(each) == alive.position(branch) for each in given)
     at_branch = alive.bytes_alive()[alive.position(branch)]
     # The product and what exp makes of it, beside all that lives around the branch.
-    assert summary.peak_intermediate_bytes(program) == at_branch + 2 * 24
+    assert max(memory.of_graph(program).alive()) == at_branch + 2 * 24

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from abele import build
-from abele.collectives.protocol import Counts
+from abele.collectives.torch_group import Counts
 from abele.compile.executable import Failure, TakeOverWarning
 from abele.compile.verdict import ComparisonWarning
 from abele.errors import CompilerError, StoppedError, TrappedError
