@@ -13,6 +13,7 @@ from abele.program.core import node_phase, type_text
 from abele.report import words
 from abele.report.facts import line_of
 from abele.report.operators import module_of
+from abele.runtime.agreement import flat, norm_of
 
 EQUAL, DIFFERENT = 0, 1
 _RESULTS = 12  # rows of the text
@@ -76,16 +77,16 @@ def spread(
         second: the second setting's result.
         plain: the interpreter's result in float32; by default ``first``.
     """
-    seen = _error(_plain(truth), _plain(first if plain is None else plain))
-    wanted, one, two = _plain(truth), _plain(first), _plain(second)
+    seen = _error(flat(truth), flat(first if plain is None else plain))
+    wanted, one, two = flat(truth), flat(first), flat(second)
     differ = int(((one != two) & ~(one.isnan() & two.isnan())).sum())
     finite = wanted.isfinite() & one.isfinite() & two.isfinite()
     alike = bool((one.isfinite() == two.isfinite()).all())
     return Spread(
-        scale=_norm(wanted[wanted.isfinite()]),
+        scale=norm_of(wanted[wanted.isfinite()]),
         first=_error(wanted, one),
         second=_error(wanted, two),
-        apart=_norm((one - two)[finite]) if alike else math.inf,
+        apart=norm_of((one - two)[finite]) if alike else math.inf,
         seen=seen,
         elements=(differ, finite.numel()),
     )
@@ -93,8 +94,8 @@ def spread(
 
 def error(truth: torch.Tensor, value: torch.Tensor) -> float:
     """Return the relative norm of an error; infinite if only one result is finite."""
-    wanted = _plain(truth)
-    far, scale = _error(wanted, _plain(value)), _norm(wanted[wanted.isfinite()])
+    wanted = flat(truth)
+    far, scale = _error(wanted, flat(value)), norm_of(wanted[wanted.isfinite()])
     return far / scale if scale else (0.0 if not far else math.inf)
 
 
@@ -103,18 +104,7 @@ def _error(wanted: torch.Tensor, value: torch.Tensor) -> float:
     finite = wanted.isfinite()
     if not bool((finite == value.isfinite()).all()):
         return math.inf
-    return _norm((value - wanted)[finite])
-
-
-def _norm(tensor: torch.Tensor) -> float:
-    untyped: Any = tensor
-    return untyped.norm().item()
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all numbers of a tensor in float64."""
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return tensor.detach().double().flatten()
+    return norm_of((value - wanted)[finite])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -119,7 +119,7 @@ def folder_of(path: Path) -> Path:
 
 def compare(first: Files, second: Files, folders: _Folders) -> Comparison:
     """Compare two runs by their records, journals and the executables in their folders."""
-    runs = a, b = first[0], second[0]
+    runs = first[0], second[0]
     by_kind: defaultdict[str, list[Difference]] = defaultdict(list)
     for each in differences(first, second):
         by_kind[each.kind].append(each)
@@ -136,8 +136,7 @@ def compare(first: Files, second: Files, folders: _Folders) -> Comparison:
         made = dataclasses.replace(made, notes=notes)
     if made.recorded or made.losses.first is None:
         return made
-    unknown = next((each for each in (a, b) if each.optimizer is None), a)
-    reasons = tuple(loss_differences.reasons(made.losses, unknown))
+    reasons = tuple(loss_differences.reasons(made.losses, first[0]))
     return dataclasses.replace(made, reasons=reasons)
 
 

@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 
-from abele.program import Role
 from abele.report.journal import Journal
-from abele.report.program_differences import slots
 from abele.report.record import Run
 
 #: A finite loss, or None and what it is instead.
@@ -159,10 +157,6 @@ def reasons(losses: Losses, run: Run) -> Iterator[str]:
             "The first losses that both have differ, so what the runs began with may differ: "
             "weights (made from a seed, or read from a file) or the first batches."
         )
-    hyper = [name for name, kind in _slots(run).items() if f" {Role.HYPER}" in kind]
-    # The first update's loss is there before it. Records of today have these values.
-    if hyper and run.optimizer is None and losses.first.update > 1:
-        yield f"Records do not have the values of {', '.join(hyper)}, which programs are given."
     yield "Records do not have the data: samples, their order, or what is done to them on the host."
     if random:
         yield f"Programs draw random numbers ({', '.join(random)}). {_seed(run)}"
@@ -180,10 +174,6 @@ def _seed(run: Run) -> str:
     if seeds:
         return f"{seeds[0].name} is {seeds[0].value} in both."
     return "No option has set a seed, and records do not have seeds that are set otherwise."
-
-
-def _slots(run: Run) -> dict[str, str]:
-    return {name: kind for each in run.programs for name, kind in slots(each).items()}
 
 
 def _random(run: Run) -> list[str]:

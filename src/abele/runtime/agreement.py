@@ -375,11 +375,11 @@ def _difference(
         return None, 0.0
     tolerance = verdict.tolerance(expected.dtype)
     if expected.dtype is torch.float32:  # most tensors agree; no copy in float64 is needed for that
-        norm, far = _norm(expected, torch.float64), _norm(computed - expected, torch.float64)
+        norm, far = norm_of(expected, torch.float64), norm_of(computed - expected, torch.float64)
         if far <= tolerance * norm < math.inf:
             return None, far / norm
-    wanted, got = _plain(expected), _plain(computed)
-    others = [_plain(each) for each in moved]
+    wanted, got = flat(expected), flat(computed)
+    others = [flat(each) for each in moved]
     finite = wanted.isfinite()
     alike = torch.ones_like(finite)  # in all others
     for each in others:
@@ -389,11 +389,11 @@ def _difference(
     finite = finite & got.isfinite()
     for each in others:
         finite = finite & each.isfinite()
-    norm, far = _norm(wanted[finite]), _norm((got - wanted)[finite])
+    norm, far = norm_of(wanted[finite]), norm_of((got - wanted)[finite])
     if exact is not None and (expected.is_floating_point() or expected.is_complex()):
-        truth = _plain(exact)
+        truth = flat(exact)
         others.append(torch.where(truth.isfinite(), truth, wanted))  # what overflows is no rounding
-    farthest = max((_norm((each - wanted)[finite]) for each in others), default=0.0)
+    farthest = max((norm_of((each - wanted)[finite]) for each in others), default=0.0)
     error = far / norm if norm else far
     if far <= tolerance * norm + _MARGIN * (farthest + _flushed(expected.dtype, wanted.numel())):
         return None, error
@@ -410,12 +410,13 @@ def _flushed(dtype: torch.dtype, count: int) -> float:
     return smallest * count**0.5
 
 
-def _norm(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> float:
+def norm_of(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> float:
+    """Return the norm of all numbers of a tensor."""
     untyped: Any = torch.linalg
     return untyped.vector_norm(tensor, dtype=dtype).item()
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
+def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Flatten a tensor to numbers in float64; complex ones become pairs."""
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return tensor.detach().double().flatten()

@@ -1,7 +1,6 @@
 """What records say of an optimizer: its values, what changes between calls, and its section."""
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from abele.report import optimizer as optimizers
 from abele.report.journal import Journal
 from abele.report.optimizer import Change, Optimizer, ParameterGroup, changed, optimizer_of
 from abele.report.page import page
-from abele.report.record import FILE
 from abele.report.run_differences import of_optimizers
 from abele.step.update_rules import Group, UpdateRule
 from helpers.reported import journal_of, run_before
@@ -70,14 +68,10 @@ def test_of_many_changes_the_first_and_the_last_are_kept(monkeypatch):
     assert known.latest()["group0.lr"] == 1 / 9
 
 
-def test_a_record_has_them_and_older_ones_are_read_without(tmp_path):
+def test_a_record_has_them(tmp_path):
     run = run_with(of(0.1, changes=[(3, {"group0.lr": 0.05})], max_grad_norm=1.0))
     run.write(tmp_path)
     assert read_run(tmp_path) == run
-    data = json.loads((tmp_path / FILE).read_text())
-    del data["optimizer"]
-    (tmp_path / FILE).write_text(json.dumps(data))
-    assert read_run(tmp_path) == dataclasses.replace(run, optimizer=None)
 
 
 # -- two runs ------------------------------------------------------------------------------
