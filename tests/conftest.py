@@ -20,7 +20,7 @@ import torch
 import poptorch  # noqa: F401  changes the environment when it is imported, so before any test
 from abele import ExecutableCache, get_target
 from abele.compile import estimates, start, verdict
-from abele.runtime.take_over import TakeOver
+from abele.runtime.proving import TakeOver
 from abele.targets import ENVIRONMENT, Target, candidates
 from helpers import compiler_cache, properties
 

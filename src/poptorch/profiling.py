@@ -24,8 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO, TypeVar, cast
 
-from abele.runtime.clock import CallRecord
-from abele.runtime.observers import Observer
+from abele.runtime.observers import CallRecord, Observer
 from poptorch._logging import logger
 
 __all__ = ["Channel"]

@@ -61,8 +61,7 @@ from abele._torch.fakes import (  # noqa: E402
     view_of,
     viewed,
 )
-from abele._torch.graphs import graph_of  # noqa: E402
-from abele._torch.interception import Interception  # noqa: E402
+from abele._torch.graphs import Interception, graph_of  # noqa: E402
 
 __all__ = [
     "DataDependentOutputException",

@@ -19,7 +19,7 @@ from abele.errors import CaptureError, DataDependentError
 from abele.program.aliasing import base
 from abele.program.core import is_library
 from abele.program.dense import INSTEAD
-from abele.trace.constants import constant_value
+from abele.trace.decompositions import constant_value
 from abele.warn import user_line
 
 Function = Callable[..., Any]

@@ -19,7 +19,7 @@ from abele.capture.recipe import Recipe
 from abele.capture.replacements.portable import portable_functions
 from abele.program import Role
 from abele.trace import scopes
-from abele.trace.constants import constant_value
+from abele.trace.decompositions import constant_value
 from abele.trace.module_state import in_place_of, substituted
 from abele.trace.plain_tensors import written_stand_in
 from abele.trace.tracer import Values

@@ -15,9 +15,9 @@ from abele.pipeline.running import MicroBatch, Passage, Pipeline, Timed, make_la
 from abele.pipeline.schedule import ideal_bubble
 from abele.pipeline.workers import WorkerPool, share_of_cores
 from abele.program import Program, Role, summary
-from abele.runtime.clock import clock, nanoseconds
 from abele.runtime.device_state import DeviceState
 from abele.runtime.micro_steps import Plan, Returned, Step, Update
+from abele.runtime.observers import clock, nanoseconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

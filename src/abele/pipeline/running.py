@@ -119,7 +119,7 @@ class MicroBatch:
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """Begin and end of a task: marks of the session's clock; see ``runtime.clock``."""
+    """Begin and end of a task: marks of the session's clock; see ``runtime.observers``."""
 
     task: Task
     begin: Any

@@ -31,8 +31,7 @@ from abele.report.journal import (
 )
 from abele.report.optimizer import Optimizer, changed
 from abele.report.record import Change, Run, Waits, read_run
-from abele.runtime.clock import CallRecord, nanoseconds
-from abele.runtime.observers import Observer
+from abele.runtime.observers import CallRecord, Observer, nanoseconds
 from abele.storage.atomic import write_text
 from abele.warn import warn_user
 

@@ -19,8 +19,8 @@ import torch
 from abele.compile.executable import Executable
 from abele.errors import TrappedError
 from abele.program import Check, Program, Role
-from abele.runtime.clock import clock
 from abele.runtime.device_state import DeviceState
+from abele.runtime.observers import clock
 from abele.step.batching import MicroStep
 from abele.targets.base import Repeated, Run
 

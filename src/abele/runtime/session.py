@@ -17,12 +17,10 @@ from abele.collectives.torch_group import Collective
 from abele.compile.executable import Executable
 from abele.program import Program, Role
 from abele.runtime.anchors import Anchor, AnchorStore
-from abele.runtime.clock import CallRecord
 from abele.runtime.device_state import DeviceState
 from abele.runtime.micro_steps import Alone, Plan, Returned, Step, Update, sequential
-from abele.runtime.observers import Hooks, Observer, hooks_of
-from abele.runtime.proving import Change, FirstUse, first_use
-from abele.runtime.take_over import TakeOver
+from abele.runtime.observers import CallRecord, Hooks, Observer, hooks_of
+from abele.runtime.proving import Change, FirstUse, TakeOver, first_use
 from abele.step import batching
 from abele.step.config import OutputMode, StepConfig
 
@@ -45,7 +43,7 @@ class Session(DeviceState):
     Attributes:
         executable: what runs: as given, or what has taken over from that.
         runner: runs the micro-steps.
-        marks: of the latest call, before and after each micro-step; see ``runtime.clock``.
+        marks: of the latest call, before and after each micro-step; see ``runtime.observers``.
         loss: as given.
         replays: calls may bring their batch on the host, and what they return is on the host.
     """

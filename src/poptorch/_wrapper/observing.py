@@ -13,7 +13,7 @@ import torch
 from abele.collectives import Counts
 from abele.compile.build import BuildRecord
 from abele.program import Role
-from abele.runtime.clock import CallRecord
+from abele.runtime.observers import CallRecord
 from abele.step import batching
 from abele.step.config import StepConfig
 from poptorch._error import error

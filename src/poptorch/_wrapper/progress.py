@@ -12,8 +12,7 @@ from tqdm import tqdm
 
 from abele.compile.build import BuildRecord
 from abele.compile.executable import Running
-from abele.runtime.clock import CallRecord
-from abele.runtime.observers import Observer
+from abele.runtime.observers import CallRecord, Observer
 from abele.runtime.session import Session
 from abele.warn import show as show_line
 

@@ -10,7 +10,7 @@ from abele.errors import ProgramError
 from abele.passes.of_lowerings.gpu import on_device
 from abele.program import all_nodes, subgraphs
 from abele.trace import control_flow
-from abele.trace.constants import constant_value
+from abele.trace.decompositions import constant_value
 from helpers.runs import captured
 
 aten = torch.ops.aten

@@ -14,7 +14,7 @@ from abele.report.journal import SINGLE
 from abele.report.optimizer import Optimizer, ParameterGroup
 from abele.report.record import Waits, read_run
 from abele.report.recorder import FIRST_CALLS, Recorder, ReportWarning, parts_of
-from abele.runtime.clock import CallRecord
+from abele.runtime.observers import CallRecord
 from abele.storage import atomic
 from helpers.models import MODELS
 from helpers.reported import run_before

@@ -11,7 +11,7 @@ from abele.report import timing
 from abele.report.insights import insights
 from abele.report.journal import Journal, window_of
 from abele.report.page import page
-from abele.report.page.modules import tree_of
+from abele.report.page.programs import tree_of
 from abele.report.status import by_operator
 from abele.targets import candidates, get_target
 from helpers.models import MODELS

@@ -12,7 +12,7 @@ from abele.errors import CompilerError, TrappedError
 from abele.ops.print_tensor import Layout, print_tensor
 from abele.runtime import agreement, state
 from abele.runtime.observers import Observer
-from abele.runtime.take_over import TakeOver
+from abele.runtime.proving import TakeOver
 from abele.step.config import OutputMode, StepConfig
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for, session_of

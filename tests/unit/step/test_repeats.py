@@ -3,8 +3,7 @@
 import torch
 
 from abele import _torch
-from abele.step.repeats import Repeats
-from abele.step.update_rules import Group, UpdateRule, apply
+from abele.step.update_rules import Group, Repeats, UpdateRule, apply
 from abele.trace import functionalize
 
 

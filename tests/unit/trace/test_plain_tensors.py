@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 from abele.errors import CaptureError, DataDependentError
-from abele.trace.constants import constant_value
+from abele.trace.decompositions import constant_value
 from helpers.runs import captured, rule_for, run, run_eagerly, started
 
 X = torch.tensor([3.0, -2.0, 5.0])

@@ -15,7 +15,7 @@ import torch
 
 from abele import _torch, libraries
 from abele.errors import DataDependentError
-from abele.trace.constants import constant_value
+from abele.trace.decompositions import constant_value
 from abele.warn import user_line
 
 _any_torch: Any = torch  # some of its functions have no types

@@ -23,8 +23,7 @@ from abele.capture.replacements import graph_operators, recurrent_layers, static
 from abele.containers import is_sequence
 from abele.errors import LossError
 from abele.ops import ctc
-from abele.trace.constants import constant_value
-from abele.trace.decompositions import values_alone
+from abele.trace.decompositions import constant_value, values_alone
 from abele.trace.writes import has_out
 from abele.warn import warn_user
 

@@ -14,8 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from abele.errors import DataDependentError
 from abele.ops.value_check import unless
-from abele.trace.constants import constant_value
-from abele.trace.decompositions import assumed_false
+from abele.trace.decompositions import assumed_false, constant_value
 from abele.warn import user_line, warn_user
 
 _any_torch: Any = torch  # some of its functions have no types

@@ -18,8 +18,7 @@ from torch.overrides import TorchFunctionMode
 from abele.capture import Call, core
 from abele.port.check.watch import Record
 from abele.program.core import is_library
-from abele.runtime.clock import CallRecord
-from abele.runtime.observers import Observer
+from abele.runtime.observers import CallRecord, Observer
 from abele.runtime.session import Session, of_new_sessions
 from abele.step.config import StepConfig
 from abele.warn import user_line

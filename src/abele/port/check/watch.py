@@ -35,8 +35,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from abele.runtime.clock import CallRecord
-from abele.runtime.observers import Observer
+from abele.runtime.observers import CallRecord, Observer
 from abele.runtime.session import Session, of_new_sessions
 from abele.step.batching import MicroStep
 from abele.storage.digests import raw_bytes

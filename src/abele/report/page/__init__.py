@@ -13,8 +13,7 @@ from abele.report.instances import Instance
 from abele.report.journal import Journal
 from abele.report.page import overview, programs, timeline
 from abele.report.page.markup import STYLE, Html, html, tag
-from abele.report.page.modules import modules
-from abele.report.page.programs import memory, operators
+from abele.report.page.programs import memory, modules, operators
 from abele.report.page.timeline import instances, optimizer, pipeline, troubled
 from abele.report.record import Run
 from abele.report.status import status_of
