@@ -48,7 +48,7 @@ import poptorch  # noqa: E402 - after the path above, so that a checkout needs n
 from abele import fit  # noqa: E402
 from abele.arena import running  # noqa: E402
 from abele.compile import build  # noqa: E402
-from abele.fit.intermediates import PACKED, SCRATCH  # noqa: E402
+from abele.fit.run import PACKED, SCRATCH  # noqa: E402
 from abele.program import Program  # noqa: E402
 from abele.targets import get_target  # noqa: E402
 from abele.targets.base import Target  # noqa: E402

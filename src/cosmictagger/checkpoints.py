@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from abele.errors import SerializationError
-from abele.storage import atomic, digests, state_file
+from abele.storage import atomic, state_file, values
 from abele.storage.checkpoint_folder import Checkpoint, CheckpointFolder
 from abele.storage.state_file import DamagedFileError
 from cosmictagger.errors import CheckpointError
@@ -185,5 +185,5 @@ def weights_hash(weights: Mapping[str, torch.Tensor]) -> str:
     for name in sorted(weights):
         value = weights[name]
         digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
-        digest.update(digests.raw_bytes(value))
+        digest.update(values.raw_bytes(value))
     return digest.hexdigest()

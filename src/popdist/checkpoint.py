@@ -22,7 +22,7 @@ import poptorch
 from abele.collectives import Collective, broadcast_bytes, connected, gather_bytes
 from abele.errors import CollectiveError, SerializationError
 from abele.runtime import host_random
-from abele.storage import atomic, digests, state_file
+from abele.storage import atomic, state_file, values
 from abele.storage.checkpoint_folder import CheckpointFolder
 from abele.warn import warn_user
 from popdist._environment import CheckpointError, CheckpointWarning
@@ -395,7 +395,7 @@ def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
     hasher = hashlib.sha256()
     for name in sorted(tensors):
         hasher.update(name.encode())
-        hasher.update(digests.raw_bytes(tensors[name]))
+        hasher.update(values.raw_bytes(tensors[name]))
     return hasher.hexdigest()[:16]
 
 

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from abele import passes
 from abele.collectives import Counts
-from abele.program import summary
+from abele.program import memory
 from abele.report import facts, timing
 from abele.report import files as written
 from abele.report.instances import name_of
@@ -230,7 +230,7 @@ class Recording:
         return dataclasses.replace(
             before,
             build=facts.build(made.record),
-            state=summary.state_bytes(executable.programs),
+            state=memory.state_bytes(executable.programs),
             programs=facts.programs(executable, made.record, self._changes.of_stamps),
             **self._changing(made),
         )

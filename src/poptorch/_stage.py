@@ -12,7 +12,7 @@ from abele.fit import Interval, Limit, Verdict
 from abele.fit.ladder import Change, NotOffered, Stays, Ways
 from abele.fit.questions import Say, silent
 from abele.pipeline import PipelineRunner
-from abele.stage import Device, Plan, Span, divided, mk2, partition, read, text
+from abele.stage import Device, Plan, Span, divided, memory, partition, read, text
 from abele.stage.chain import Chain, Times
 from abele.stage.reading import Begin, recorded
 from poptorch._error import error
@@ -207,7 +207,7 @@ def chain_of(trial: Trial, limit: Limit, *, accumulates: bool) -> Chain:
 
 
 def _widest(limit: Limit) -> int | None:
-    return None if limit.ipus is None else mk2.WIDEST
+    return None if limit.ipus is None else memory.WIDEST
 
 
 def device_of(limit: Limit, trial: Trial) -> Device:

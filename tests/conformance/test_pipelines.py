@@ -13,7 +13,7 @@ from abele import build
 from abele.compile.verdict import TOLERANCE
 from abele.ops.host_call import HostCalls, host_call
 from abele.pipeline import Uncuttable, pipelined
-from abele.pipeline.schedule import Task
+from abele.pipeline.running import Task
 from abele.step.config import MeanStrategy, OutputMode, Reduction, StepConfig
 from conftest import usable
 from helpers.pipelined import at_stage, parts_of, sessions

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from abele.compile.build import BuildRecord
-from abele.program import summary
+from abele.program import memory
 from abele.report import facts
 from abele.report.journal import Journal, Moment, window_of
 from abele.report.record import Program, Run
@@ -76,7 +76,7 @@ def recorded(
         process=facts.process(0),
         machine=facts.machine(),
         build=facts.build(record),
-        state=summary.state_bytes(session.executable.programs),
+        state=memory.state_bytes(session.executable.programs),
         programs=programs or facts.programs(session.executable, record),
         **BEFORE,
     )

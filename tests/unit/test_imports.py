@@ -273,7 +273,7 @@ ITS_MEMORY = {
         "fit/command.py",
         "fit/limits.py",
         "stage/command.py",
-        "stage/mk2.py",
+        "stage/memory.py",
     )
 }
 DEVICE = re.compile(r"\bipus?\b", re.IGNORECASE)

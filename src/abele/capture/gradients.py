@@ -1,4 +1,12 @@
-"""Forward, its loss, and backward, in one trace."""
+"""Forward, its loss, and backward, in one trace.
+
+Forward may write into values that autograd saves for backward:
+
+    y = relu(x); y.mul_(2)   ->   y = relu(x); saved = clone(y); z = mul(y, 2)
+
+Plain PyTorch refuses such a backward, because y is gone. Compilers differentiate a program without
+writes, and so does this: backward gets copies from before the write.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +21,16 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
-from abele.capture import forward, gradient_hooks, losses, saved_values
+from abele.capture import forward, gradient_hooks, losses
 from abele.capture.diagnose import explained
 from abele.capture.forward import Forward, References, state_in_place
 from abele.capture.losses import LossFinder
 from abele.capture.origins import backward_origins
-from abele.capture.recipe import Recipe
+from abele.capture.recipe import CopiesNeeded, Recipe
 from abele.capture.replacements import recurrent_layers
 from abele.errors import CaptureError
-from abele.program import Role, core
+from abele.program import Role, core, node_argument
+from abele.program.aliasing import base, written
 from abele.step import loss_scaling, reduction
 from abele.trace.tracer import Values
 from abele.warn import user_line
@@ -68,7 +77,7 @@ def gradients_of(
         gradient_hooks.register(leaf, original, name, recipe.loss_scale(values))
     refuse_reentrant_checkpoints(heads)
     _require_only_readers(heads)
-    with explained(), saved_values.writes_noticed(copies=recipe.saved_copies):
+    with explained(), writes_noticed(copies=recipe.saved_copies):
         grads: Any = torch.autograd.grad(heads, leaves, seeds, allow_unused=True) if names else ()
     return {n: g.detach() for n, g in zip(names, grads, strict=True) if g is not None}
 
@@ -86,7 +95,7 @@ def differentiable(recipe: Recipe, values: Values) -> Generator[References]:
     # Until backward is done: activation checkpointing runs parts of forward again there.
     hooks = gradient_hooks.checked_modules(recipe.state.modules)
     frozen = _FrozenParameters(recipe, values)
-    copies = saved_values.copied(wanted=recipe.saved_copies)
+    copies = copied(wanted=recipe.saved_copies)
     with torch.enable_grad(), frozen, state_in_place(recipe, values) as references, hooks, copies:
         yield references
 
@@ -204,3 +213,59 @@ def _place() -> str:
             file, number, _ = line
             return f" at {file}:{number}: `{linecache.getline(file, number).strip()}`"
     return ""
+
+
+# What torch says; see tests/unit/capture/test_saved_values.py.
+_CHANGED = "modified by an inplace operation"
+
+
+@contextlib.contextmanager
+def writes_noticed(*, copies: bool) -> Generator[None]:
+    """Translate what torch says of a write into a saved value, while backward is traced.
+
+    Args:
+        copies: backward has copies already.
+
+    Raises:
+        CopiesNeeded: torch says so, and there are none.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if _CHANGED in str(error) and not copies:
+            raise CopiesNeeded from None
+        raise
+
+
+@contextlib.contextmanager
+def copied(*, wanted: bool) -> Generator[None]:
+    """While open, autograd saves copies of the values of a trace.
+
+    On leaving, when backward is traced, only copies of values that are written to are left.
+    """
+    if not wanted:
+        yield
+        return
+    copies: list[torch.fx.Node] = []
+
+    def copy(value: torch.Tensor) -> torch.Tensor:
+        if not isinstance(value, _torch.FakeTensor):
+            return value
+        result = value.clone()
+        node = _torch.traced_node(result)
+        copies.extend([] if node is None else [node])
+        return result
+
+    with torch.autograd.graph.saved_tensors_hooks(copy, lambda value: value):
+        yield
+    _remove_needless(copies)
+
+
+def _remove_needless(copies: list[torch.fx.Node]) -> None:
+    """Have copies of memory that no later node writes to show that memory itself."""
+    needless = set(copies)
+    changed: set[torch.fx.Node] = set()
+    for node in reversed(copies[0].graph.nodes) if copies else ():
+        changed.update(base(target) for target in written(node))
+        if node in needless and base(node_argument(node, 0)) not in changed:
+            node.target, node.kwargs = torch.ops.aten.alias.default, {}

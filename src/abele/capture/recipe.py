@@ -15,7 +15,6 @@ import torch
 
 from abele.capture.leftovers import Leftovers
 from abele.capture.origins import are_wanted
-from abele.capture.saved_values import CopiesNeeded
 from abele.errors import CaptureError
 from abele.ops.recurrent import StepsNeeded
 from abele.program import Role
@@ -28,6 +27,10 @@ from abele.trace.tracer import Named, Values
 _Result = TypeVar("_Result")
 
 Call = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+
+class CopiesNeeded(Exception):
+    """Forward writes into a value that autograd has saved: it has to be traced with copies."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,7 @@ class Recipe:
         origins: nodes of backward carry what is known of their operation of forward.
         leftovers: the user's objects as they were before forward ran.
         whole_layers: recurrent layers are one operator, see ``traced``.
-        saved_copies: backward gets copies of what autograd saves, see ``saved_values``.
+        saved_copies: backward gets copies of what autograd saves, see ``gradients``.
     """
 
     call: Call

@@ -12,9 +12,9 @@ from abele import _torch
 from abele.capture.gradients import Gradients, MicroBatch
 from abele.capture.recipe import Recipe
 from abele.program import Role
-from abele.step import loss_scaling, reduction, rounding, update_rules
+from abele.step import loss_scaling, reduction, update_rules
+from abele.step.reduction import Write
 from abele.step.replica_groups import ACCUMULATOR
-from abele.step.rounding import Write
 from abele.trace.tracer import Values
 
 
@@ -32,7 +32,7 @@ class Scaled:
 
 
 def _writer(recipe: Recipe) -> Write:
-    return rounding.writer(stochastic=recipe.config.stochastic_rounding)
+    return reduction.writer(stochastic=recipe.config.stochastic_rounding)
 
 
 def count_saturated(recipe: Recipe, values: Values, batch: MicroBatch) -> Scaled:

@@ -2,7 +2,7 @@
 
 A training program is cut into the forward and the backward of each stage (``assignment``, ``cut``);
 each part is a program like any other and is compiled by the same targets. Stages run in threads of
-their own (``workers``) in the order of ``schedule``; values pass from stage to stage in memory
+their own (``workers``) in the order of a schedule; values pass from stage to stage in memory
 (``running``). ``runner`` does so for a session, ``report`` is what it measured.
 """
 

@@ -11,10 +11,9 @@ import torch
 
 from abele.compile.executable import Executable
 from abele.pipeline.cut import Cut
-from abele.pipeline.running import MicroBatch, Passage, Pipeline, Timed, make_lanes
-from abele.pipeline.schedule import ideal_bubble
+from abele.pipeline.running import MicroBatch, Passage, Pipeline, Timed, ideal_bubble, make_lanes
 from abele.pipeline.workers import WorkerPool, share_of_cores
-from abele.program import Program, Role, summary
+from abele.program import Program, Role, memory
 from abele.runtime.device_state import DeviceState
 from abele.runtime.micro_steps import Plan, Returned, Step, Update
 from abele.runtime.observers import clock, nanoseconds
@@ -123,7 +122,7 @@ def state_bytes(cut: Cut) -> list[dict[str, int]]:
             if part.stage == stage and part.program is not None:
                 unseen = [s for s in part.program.inputs if (s.role, s.name) not in seen]
                 programs.append(dataclasses.replace(part.program, inputs=tuple(unseen)))
-        by_stage.append(summary.state_bytes(programs))
+        by_stage.append(memory.state_bytes(programs))
         seen |= {(slot.role, slot.name) for program in programs for slot in program.inputs}
     return by_stage
 

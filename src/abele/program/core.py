@@ -25,7 +25,7 @@ from abele._torch import OpOverload, schema_of
 from abele._torch.copies import called_targets
 from abele.containers import is_sequence
 from abele.errors import ProgramError
-from abele.storage.digests import raw_bytes
+from abele.storage.values import raw_bytes
 
 # Torch says that they draw random numbers, for dropout. That of processors refuses dropout;
 # programs have the others without.

@@ -7,12 +7,13 @@ values by itself says what it has planned, in the same terms; see ``Lowering.mem
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from abele.program.aliasing import Liveness
-from abele.program.core import Program, subgraphs
+from abele.program.core import Program, Role, subgraphs
 
 #: Later than every moment within a step.
 AFTER = 2**30
@@ -160,3 +161,24 @@ def _peak(graph: torch.fx.GraphModule) -> int:
     for piece in _bodies(graph):
         alive[piece.first] += piece.size
     return max(alive)
+
+
+ROLES = (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE, Role.ACCUMULATOR, Role.HYPER)
+
+
+def state_bytes(programs: Sequence[Program]) -> dict[str, int]:
+    """Bytes of one copy of each kind of state; programs share what has the same name."""
+    slots = {(slot.role, slot.name): slot for program in programs for slot in program.inputs}
+    total = {role.value: 0 for role in ROLES}
+    for (role, _), slot in slots.items():
+        if role in ROLES:
+            total[role.value] += torch.empty(slot.shape, dtype=slot.dtype, device="meta").nbytes
+    return total
+
+
+def given_bytes(program: Program) -> dict[str, int]:
+    """Bytes of the inputs of a program by role, without the roles that it has none of."""
+    total: Counter[str] = Counter()
+    for slot in program.inputs:
+        total[slot.role.value] += torch.empty(slot.shape, dtype=slot.dtype, device="meta").nbytes
+    return dict(total)

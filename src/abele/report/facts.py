@@ -16,9 +16,9 @@ from abele.compile.build import BuildRecord
 from abele.compile.executable import Executable
 from abele.containers import is_sequence
 from abele.pipeline.runner import Measured
-from abele.program import Program, Stamp, is_getitem, marks_of, summary
+from abele.program import Program, Stamp, is_getitem, marks_of
 from abele.program.core import node_phase, type_text, user_line
-from abele.program.memory import MemoryUse, Piece
+from abele.program.memory import MemoryUse, Piece, given_bytes
 from abele.report import operators, record
 from abele.storage import temporary
 from abele.targets.base import COMPILED
@@ -116,7 +116,7 @@ def _program(
         name=program.name,
         lowering=lowering.name,
         reason=reason,
-        given=summary.given_bytes(program),
+        given=given_bytes(program),
         history=tuple(stamps),
         operators=operators.of_program(program),
         memory=memory(lowering.memory(program)),

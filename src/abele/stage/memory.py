@@ -1,4 +1,9 @@
-"""Memory of each range of units as a stage of a pipeline."""
+"""Memory of each range of units as a stage of a pipeline.
+
+A tile of a second-generation IPU (``mk2``) runs its part of a program from the memory in which its
+part of the tensors is, so code and exchange take from the same bytes. How much, only the vendor's
+compiler knows; here it is a band, an assumption that no measurement of this project stands behind.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,8 @@ from typing import Literal
 
 import torch
 
+from abele.fit import limits
 from abele.fit.estimate import Interval, Part
-from abele.stage import mk2
 from abele.stage.chain import BATCH, Chain, State, Value
 
 #: Bytes or seconds, float64 ``[units + 1, units + 1]``.
@@ -68,6 +73,16 @@ _OF_AGAIN = Interval(0.5, 1.0, 1.0)
 _AT_TIMES = (_AGAIN, _INSIDE)
 
 
+BYTES = limits.of_ipus(1).size
+#: Bytes of the widest number: numbers of 64 bits are kept in 32.
+WIDEST = 4
+
+#: Shares of the memory for code, and for buffers and code of exchange.
+_CODE = Interval(0.04, 0.15, 0.30)
+#: Tensors do not divide evenly, and the first full tile ends a compile.
+UNEVEN = Interval(1.0, 1.05, 1.15)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
     """The memory of one device, and what programs do with it.
@@ -83,7 +98,7 @@ class Device:
         is_mk2: code and exchange are in it too.
     """
 
-    size: int = mk2.BYTES
+    size: int = BYTES
     recomputes: bool = True
     heeds_marks: bool = True
     optimizer_away: bool = False
@@ -207,7 +222,7 @@ class Memory:
     def _with_code(self, tensors: Table, end: End) -> Table:
         if not self.device.is_mk2:
             return tensors
-        return tensors * getattr(mk2.UNEVEN, end) + getattr(mk2.code(), end)
+        return tensors * getattr(UNEVEN, end) + getattr(code(), end)
 
     def _parts(self, end: End, stage: int, stages: int, micro_batches: int) -> dict[str, Table]:
         parts = dict(self._states)
@@ -254,11 +269,11 @@ class Memory:
     def _beside(self, tensors: Interval) -> tuple[Part, ...]:
         if not self.device.is_mk2:
             return ()
-        full = mk2.of_tensors(tensors)
+        full = of_tensors(tensors)
         uneven = Interval(*(getattr(full, e) - getattr(tensors, e) for e in ENDS))
         return (
             Part(role="tiles that are fuller than others", size=uneven, always=True),
-            Part(role="code and exchange", size=mk2.code(), always=True),
+            Part(role="code and exchange", size=code(), always=True),
         )
 
 
@@ -284,3 +299,17 @@ def _backward(value: Value) -> Sequence[int]:
 
 def _uses(value: Value) -> list[int]:
     return sorted({*value.forward, *value.backward})
+
+
+def code() -> Interval:
+    """Bytes of code and exchange on one IPU."""
+    return _CODE.scaled(BYTES)
+
+
+def of_tensors(size: Interval) -> Interval:
+    """Bytes that tensors take if the fullest tile counts for all.
+
+    Args:
+        size: bytes of the tensors themselves.
+    """
+    return Interval(size.low * UNEVEN.low, size.expected * UNEVEN.expected, size.high * UNEVEN.high)

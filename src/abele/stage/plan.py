@@ -10,10 +10,9 @@ from typing import Any
 from abele.fit.estimate import Interval, Part
 from abele.fit.limits import Limit
 from abele.fit.verdict import Verdict
-from abele.pipeline import schedule
+from abele.pipeline import running
 from abele.pipeline.runner import picture
-from abele.pipeline.running import Timed
-from abele.pipeline.schedule import Task
+from abele.pipeline.running import Task, Timed
 from abele.stage.chain import Chain, Times
 from abele.stage.memory import Device, Memory, Span
 
@@ -68,14 +67,14 @@ def _simulated(
     times: Sequence[Times], homes: Sequence[int], micro_batches: int, training: bool
 ) -> dict[Task, tuple[float, float]]:
     """Return begin and end of each task; a device first does the task that can begin first."""
-    make = schedule.one_forward_one_backward if training else schedule.forward_only
+    make = running.one_forward_one_backward if training else running.forward_only
     left = [list(reversed(tasks)) for tasks in make(len(times), micro_batches)]
     free = [0.0] * (max(homes) + 1)
     done: dict[Task, tuple[float, float]] = {}
     while any(left):
         begins: list[tuple[float, Task]] = []
         for stage, tasks in enumerate(left):
-            needed = schedule.needs(tasks[-1], len(times), training=training) if tasks else []
+            needed = running.needs(tasks[-1], len(times), training=training) if tasks else []
             if tasks and all(task in done for task in needed):
                 ready = [free[homes[stage]], *(done[task][1] for task in needed)]
                 begins.append((max(ready), tasks[-1]))

@@ -22,7 +22,7 @@ from abele import _torch
 from abele._torch.copies import copied_node
 from abele.program import has_tag
 from abele.step.loss_scaling import AutomaticScaling
-from abele.step.rounding import Write, write_nearest
+from abele.step.reduction import Write, write_nearest
 
 Number = float | torch.Tensor
 State = Mapping[str, torch.Tensor]

@@ -22,7 +22,7 @@ from typing import Any, Self
 import torch
 
 from abele.errors import CorruptExecutable, SerializationError
-from abele.storage import atomic, digests, files
+from abele.storage import atomic, files, values
 from abele.storage.values import decode, encode
 
 FORMAT = 1
@@ -72,7 +72,7 @@ def _bytes_of(name: str, value: Any) -> Any:
             f"Tensor {name} ({value.layout}, {value.dtype}, {value.device}) has no plain data to "
             "store. Convert it to a dense tensor first."
         )
-    return digests.raw_bytes(value)
+    return values.raw_bytes(value)
 
 
 def _tensor_data(value: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import torch
 
 from abele.containers import is_dict, is_set
 from abele.errors import SerializationError
-from abele.storage import atomic, digests, files
+from abele.storage import atomic, files, values
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _MAPPINGS = (dict, OrderedDict, Counter)
@@ -98,7 +98,7 @@ def read(path: Path) -> Any:
 def _sealed(content: Mapping[str, Any]) -> dict[str, Any]:
     if DIGESTS in content:
         raise SerializationError(f"The key {DIGESTS!r} is taken by the file itself; use another.")
-    return {**content, DIGESTS: digests.of_content(dict(content))}
+    return {**content, DIGESTS: values.of_content(dict(content))}
 
 
 def _checked(content: Any) -> Any:
@@ -106,7 +106,7 @@ def _checked(content: Any) -> Any:
     if not is_dict(content) or not is_dict(content.get(DIGESTS)):
         return content
     stored = content.pop(DIGESTS)
-    place = digests.first_difference(stored, content)
+    place = values.first_difference(stored, content)
     if place is not None:
         raise DamagedFileError(
             f"{place} is not what was written: its digest differs. If you changed the file on "

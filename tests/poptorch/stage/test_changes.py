@@ -41,7 +41,7 @@ def small(monkeypatch):
             name="mk2", size=size, source="a test", ipus=int(limit.partition("x")[2] or 0)
         )
         monkeypatch.setattr("poptorch._wrapper.fitting.of_machine", lambda name: known)
-        monkeypatch.setattr("abele.stage.mk2.BYTES", size)
+        monkeypatch.setattr("abele.stage.memory.BYTES", size)
         return model.fit(*batch, limit=limit)
 
     return answer

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from abele.collectives import shared_memory
-from abele.collectives.shared_memory import SharedSums
+from abele.collectives import torch_group
+from abele.collectives.torch_group import SharedSums
 from abele.errors import RankLostError
 from helpers.instances import together
 
-pytestmark = pytest.mark.skipif(not shared_memory._usable(), reason="only where it is used")
+pytestmark = pytest.mark.skipif(not torch_group._usable(), reason="only where it is used")
 SMALL_SLOT = 4096
 
 
@@ -31,12 +31,12 @@ def test_nothing_but_the_memory_itself_is_opened(tmp_path):
     file = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
     for each in (memory, other, file):
         os.ftruncate(each, size)
-    os.close(shared_memory._open_of(os.getpid(), memory, size))
+    os.close(torch_group._open_of(os.getpid(), memory, size))
     for each in (other, pipe, file, 999):
         with pytest.raises(FileNotFoundError):
-            shared_memory._open_of(os.getpid(), each, size)
+            torch_group._open_of(os.getpid(), each, size)
     with pytest.raises(PermissionError):
-        shared_memory._open_of(os.getpid(), memory, size + 1)
+        torch_group._open_of(os.getpid(), memory, size + 1)
     for each in (memory, other, file, *ends):
         os.close(each)
 
@@ -85,9 +85,9 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 @pytest.mark.parametrize("everybody", [True, False], ids=["adds all", "adds a part"])
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_all_end_with_the_bits_of_the_sum_in_order(sums, monkeypatch, count, everybody):
-    monkeypatch.setattr(shared_memory, "SLOT_BYTES", SMALL_SLOT)
-    monkeypatch.setattr(shared_memory, "MOST_WHO_ADD_ALL", count if everybody else 1)
-    monkeypatch.setattr(shared_memory, "_WORTH_SHARING", 0)
+    monkeypatch.setattr(torch_group, "SLOT_BYTES", SMALL_SLOT)
+    monkeypatch.setattr(torch_group, "MOST_WHO_ADD_ALL", count if everybody else 1)
+    monkeypatch.setattr(torch_group, "_WORTH_SHARING", 0)
     made = sums(count)
     for numel, dtype in itertools.product(SIZES, DTYPES):
         rows = values(count, numel, dtype)
@@ -114,7 +114,7 @@ def test_not_a_number_has_the_same_bits_everywhere(sums):
 
 
 def test_who_is_late_reads_what_belongs_to_its_turn(sums, monkeypatch):
-    monkeypatch.setattr(shared_memory, "SLOT_BYTES", SMALL_SLOT)
+    monkeypatch.setattr(torch_group, "SLOT_BYTES", SMALL_SLOT)
     made, turns = sums(3), 40
 
     def run(rank):
@@ -132,7 +132,7 @@ def test_who_is_late_reads_what_belongs_to_its_turn(sums, monkeypatch):
 
 @pytest.mark.parametrize("pieces", [0, 2], ids=["before its first sum", "in the middle of a sum"])
 def test_who_dies_is_seen_by_who_waits(boards, monkeypatch, pieces):
-    monkeypatch.setattr(shared_memory, "SLOT_BYTES", SMALL_SLOT)
+    monkeypatch.setattr(torch_group, "SLOT_BYTES", SMALL_SLOT)
     with subprocess.Popen(["sleep", "60"]) as dying:
         pids = [os.getpid(), dying.pid]
         made = [SharedSums(board, pids) for board in boards(2)]
@@ -184,7 +184,7 @@ def test_nothing_is_left(boards):
 def test_processes_that_cannot_share_agree_to_do_without(boards, monkeypatch, differs):
     if differs == "host":
         names = iter(["one", "other"])
-        monkeypatch.setattr(shared_memory, "_host", lambda: next(names))
+        monkeypatch.setattr(torch_group, "_host", lambda: next(names))
     else:
-        monkeypatch.setenv(shared_memory.SWITCH, "0")
+        monkeypatch.setenv(torch_group.SWITCH, "0")
     assert together(boards(2), SharedSums.of) == [None, None]

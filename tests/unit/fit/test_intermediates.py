@@ -2,7 +2,7 @@
 
 import torch
 
-from abele.fit import intermediates
+from abele.fit import run
 from abele.fit.estimate import Interval
 from abele.program import is_view, memory
 from abele.program.memory import MemoryUse, Piece
@@ -21,7 +21,7 @@ def program(side):
 
 def test_what_a_product_packs_does_not_grow_with_it():
     (large,) = (
-        {intermediates.packed(n) for n in step.graph.graph.nodes if "mm" in n.name}
+        {run.packed(n) for n in step.graph.graph.nodes if "mm" in n.name}
         for step in (program(4096),)
     )
     assert large == {torch.get_num_threads() * 2**23}
@@ -30,18 +30,18 @@ def test_what_a_product_packs_does_not_grow_with_it():
 def test_what_products_pack_is_kept_and_none_of_their_own():
     step = program(64)
     products = [node for node in step.graph.graph.nodes if "mm" in node.name]
-    assert {intermediates.workspace(n, known=False) for n in products} == {Interval.exact(0)}
-    parts = intermediates.need(step, memory.of_graph(step), intermediates.PIECES).parts
-    (kept,) = [part.size for part in parts if part.role == intermediates.PACKED]
+    assert {run.workspace(n, known=False) for n in products} == {Interval.exact(0)}
+    parts = run.need(step, memory.of_graph(step), run.PIECES).parts
+    (kept,) = [part.size for part in parts if part.role == run.PACKED]
     assert kept == Interval(0, 0, 3 * 64 * 64 * 4 / 2)
 
 
 def test_what_products_pack_in_half_is_given_back():
     (step,) = captured(Twice(), (torch.randn(64, 64).half(),)).programs
     products = [node for node in step.graph.graph.nodes if "mm" in node.name]
-    highs = {intermediates.workspace(n, known=False).high for n in products}
+    highs = {run.workspace(n, known=False).high for n in products}
     assert highs == {tensors * 64 * 64 * 2 / 2 for tensors in (2, 3)}  # one is a square
-    assert {intermediates.packed(n) for n in products} == {0.0}
+    assert {run.packed(n) for n in products} == {0.0}
 
 
 class Looked(torch.nn.Module):
@@ -53,7 +53,7 @@ def test_a_view_takes_nothing_inside_however_large_it_looks():
     (step,) = captured(Looked(), (torch.randn(1, 8, 64),)).programs
     views = [node for node in step.graph.graph.nodes if is_view(node)]
     assert views
-    assert {intermediates.workspace(n, known=False) for n in views} == {Interval.exact(0)}
+    assert {run.workspace(n, known=False) for n in views} == {Interval.exact(0)}
 
 
 class Elements(torch.nn.Module):
@@ -64,9 +64,7 @@ class Elements(torch.nn.Module):
 def test_operators_on_elements_of_one_type_take_nothing_inside():
     (step,) = captured(Elements(), (torch.randn(8, 64),)).programs
     nodes = {node.name: node for node in step.graph.graph.nodes}
-    taken = {
-        name for name, node in nodes.items() if intermediates.workspace(node, known=False).high
-    }
+    taken = {name for name, node in nodes.items() if run.workspace(node, known=False).high}
     assert {"tanh", "mul"} <= set(nodes)
     assert taken == {"add", "_softmax"}
 
@@ -81,22 +79,22 @@ def test_what_torch_makes_for_a_compiled_program_leaves_gaps_and_results_do_not(
         Piece(node=nodes[-2], first=at, last=end, size=10),
     )
     use = MemoryUse(basis="", nodes=nodes, pieces=pieces, bare=frozenset(range(len(nodes))))
-    need = intermediates.need(step, use, intermediates.PIECES)
+    need = run.need(step, use, run.PIECES)
     sizes = {part.role: part.size for part in need.parts}
-    assert sizes["used in forward only"] == intermediates.RESULTS.of(1000)
-    assert sizes["results"] == intermediates.returned(10)
+    assert sizes["used in forward only"] == run.RESULTS.of(1000)
+    assert sizes["results"] == run.returned(10)
     planned = MemoryUse(basis="", nodes=nodes, pieces=pieces, shared=0)
-    (inside, *_) = intermediates.need(step, planned, intermediates.PIECES).parts
-    assert inside.size == intermediates.SETTLED.of(1000)
+    (inside, *_) = run.need(step, planned, run.PIECES).parts
+    assert inside.size == run.SETTLED.of(1000)
     pieces = (Piece(node=made, result=-1, first=at, last=at, size=1000, inner=True),)
     of_library = MemoryUse(basis="", nodes=nodes, pieces=pieces, shared=0)
-    need = intermediates.need(step, of_library, intermediates.PIECES)
-    spaces = [part.size for part in need.parts if part.role == intermediates.WORKSPACE]
+    need = run.need(step, of_library, run.PIECES)
+    spaces = [part.size for part in need.parts if part.role == run.WORKSPACE]
     assert spaces == [Interval.exact(1000), Interval(0, 200, 750)]  # the gaps beside it
 
 
 def test_the_graph_itself_has_no_plan_that_is_known():
     step = program(64)
     use = memory.of_graph(step)
-    (part, *_) = intermediates.need(step, use, intermediates.PIECES).parts
-    assert part.size == intermediates.PIECES.of(part.size.low)
+    (part, *_) = run.need(step, use, run.PIECES).parts
+    assert part.size == run.PIECES.of(part.size.low)

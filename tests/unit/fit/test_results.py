@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from abele.fit import Interval, intermediates
+from abele.fit import Interval, run
 from abele.fit.run import of_calls
 from abele.runtime.session import assemble
 from abele.step import batching
@@ -34,12 +34,12 @@ def results(*, on_host=True, **settings):
 @pytest.fixture(params=[True, False], ids=["kept apart", "leaving holes"], autouse=True)
 def kind(request, monkeypatch):
     """With the library that keeps results apart, and without it."""
-    monkeypatch.setattr(intermediates.arena, "available", lambda: request.param)
+    monkeypatch.setattr(run.arena, "available", lambda: request.param)
 
 
 def in_ones(interval):
     """At least, and the numbers of results whose gaps are counted above that."""
-    one = intermediates.returned(ONE)
+    one = run.returned(ONE)
     expected, most = interval.expected / one.expected, interval.high / one.high
     assert expected == pytest.approx(most)
     return [interval.low / ONE, pytest.approx(expected)]
@@ -85,7 +85,7 @@ def test_on_another_device_results_have_no_gaps_and_the_caller_has_them_elsewher
 
 def test_large_results_go_back_to_the_system():
     side = 2**25 // 32
-    small = intermediates.returned(4 * side)
+    small = run.returned(4 * side)
     before = of_calls(forward(side), StepConfig(training=False), on_host=True).before
     assert before == Interval.sum(
         [Interval(0, 2**25, 2**25), Interval(0, small.expected, small.high)]
@@ -116,14 +116,14 @@ def test_joining_takes_what_the_session_takes(settings):
     assert of.joining is not None
     most = count * ONE + most_at_once(profile)
     assert of.joining.low <= most <= of.joining.high
-    returned = intermediates.returned(sum(each.nbytes for each in joined))
+    returned = run.returned(sum(each.nbytes for each in joined))
     assert of.before.expected == pytest.approx(returned.expected)
 
 
 def test_holes_are_counted_only_where_torch_leaves_them(monkeypatch):
-    monkeypatch.setattr(intermediates.arena, "available", lambda: True)
-    apart = intermediates.returned(2**20)
-    monkeypatch.setattr(intermediates.arena, "available", lambda: False)
-    holes = intermediates.returned(2**20)
+    monkeypatch.setattr(run.arena, "available", lambda: True)
+    apart = run.returned(2**20)
+    monkeypatch.setattr(run.arena, "available", lambda: False)
+    holes = run.returned(2**20)
     assert apart.low == apart.expected == holes.low == 2**20
     assert holes.expected > apart.high > 2**20

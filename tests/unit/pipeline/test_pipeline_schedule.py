@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abele.pipeline.runner import picture
-from abele.pipeline.running import Timed
-from abele.pipeline.schedule import (
+from abele.pipeline.running import (
     AHEAD,
     Task,
+    Timed,
     finished,
     forward_only,
     ideal_bubble,

@@ -2,7 +2,7 @@
 
 import torch
 
-from abele.program import memory, summary
+from abele.program import memory
 from abele.step.config import StepConfig
 from helpers.models import Affine, Dense
 from helpers.runs import captured, rule_for
@@ -16,7 +16,7 @@ def programs(**config):
 
 def test_state_is_counted_once_however_many_programs_use_it():
     bytes_of_weights = 4 * (6 * 8 + 8 + 8 * 3 + 3)
-    gradients = summary.state_bytes(programs(gradient_accumulation=2))
+    gradients = memory.state_bytes(programs(gradient_accumulation=2))
     assert gradients["parameter"] == gradients["optimizer_state"] == gradients["accumulator"]
     assert gradients["parameter"] == bytes_of_weights
     assert gradients["buffer"] == gradients["hyper"] == 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from abele import StepConfig
-from abele.step.rounding import stochastic_half, write_nearest, write_stochastic, writer
+from abele.step.reduction import stochastic_half, write_nearest, write_stochastic, writer
 from helpers.models import plain_loss
 from helpers.runs import AfterMicroSteps, rule_for, started
 

@@ -12,7 +12,7 @@ import torch
 
 from abele.errors import SerializationError
 from abele.runtime import host_random
-from abele.storage import atomic, digests, state_file
+from abele.storage import atomic, state_file, values
 
 
 def test_content_comes_back_as_it_was(tmp_path):
@@ -107,7 +107,7 @@ def check_flips(data, bits):
             refused += 1
             continue
         result.pop("digests", None)  # its own name may have changed
-        assert digests.first_difference(digests.of_content(CONTENT), result) is None, bit
+        assert values.first_difference(values.of_content(CONTENT), result) is None, bit
     assert refused
 
 
@@ -201,7 +201,7 @@ def test_other_values_than_those_written_are_named(change, place):
 
 def test_files_without_digests_are_read():
     result = state_file.from_bytes(without_digests())
-    assert digests.first_difference(digests.of_content(CONTENT), result) is None
+    assert values.first_difference(values.of_content(CONTENT), result) is None
     with pytest.raises(SerializationError, match="'digests' is taken"):
         state_file.to_bytes({"digests": {}})
 
@@ -210,14 +210,14 @@ def test_every_bit_of_a_tensor_counts_whatever_its_type():
     for dtype in (torch.bool, torch.int8, torch.bfloat16, torch.float64, torch.complex64):
         zero, one = torch.zeros(2, 3, dtype=dtype), torch.zeros(2, 3, dtype=dtype)
         one[1, 2] = 1
-        written = digests.of_content([zero])
-        assert digests.first_difference(written, [zero.t().contiguous().t()]) is None
-        assert digests.first_difference(written, [one]) == "[0]"
-        assert digests.first_difference(written, [zero.reshape(3, 2)]) == "[0]"
+        written = values.of_content([zero])
+        assert values.first_difference(written, [zero.t().contiguous().t()]) is None
+        assert values.first_difference(written, [one]) == "[0]"
+        assert values.first_difference(written, [zero.reshape(3, 2)]) == "[0]"
     sparse = torch.eye(3).to_sparse()
-    assert digests.first_difference(digests.of_content([sparse]), [sparse * 2]) == "[0]"
-    assert digests.first_difference(digests.of_content({"a": -0.0}), {"a": 0.0}) is not None
-    assert digests.first_difference(digests.of_content([1, zero]), [1]) is not None
+    assert values.first_difference(values.of_content([sparse]), [sparse * 2]) == "[0]"
+    assert values.first_difference(values.of_content({"a": -0.0}), {"a": 0.0}) is not None
+    assert values.first_difference(values.of_content([1, zero]), [1]) is not None
 
 
 def test_random_numbers_go_on_where_they_were_written_down():

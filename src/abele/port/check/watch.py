@@ -38,7 +38,7 @@ from torch.optim.optimizer import (
 from abele.runtime.observers import CallRecord, Observer
 from abele.runtime.session import Session, of_new_sessions
 from abele.step.batching import MicroStep
-from abele.storage.digests import raw_bytes
+from abele.storage.values import raw_bytes
 from abele.warn import user_line
 
 PARAMETER, BUFFER = "parameter", "buffer"

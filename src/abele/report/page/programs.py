@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 
 from abele.report import record, words
 from abele.report.journal import Journal
-from abele.report.page import charts
+from abele.report.page import markup
 from abele.report.page.markup import (
     Content,
     Html,
@@ -250,7 +250,7 @@ def _operators(program: Program) -> Html:
             phase,
             f"{count:,}",
             words.share(weights[key], whole),
-            charts.part(weights[key] / top),
+            markup.part(weights[key] / top),
             words.size(moved),
             f"{words.large(work)}FLOP" if work else "",
             _who(chosen[key]),
@@ -381,15 +381,15 @@ def _picture(use: Memory, bands: list[tuple[str, str, float]], level: float) -> 
     steps = max(1, use.steps)
     kinds = {name: sizes for name, sizes in use.kinds.items() if any(sizes)}
     points = [
-        (at / steps * charts.WIDTH, float(size), _at(at, size, what, kinds, index))
+        (at / steps * markup.WIDTH, float(size), _at(at, size, what, kinds, index))
         for index, (at, size, what) in enumerate(use.curve)
     ]
     highest = max((size for _, size, _ in use.curve), default=0)
     top = level + max(highest, 1)
     begins = ", ".join(f"{phase} from step {at + 1}" for phase, at in use.phases.items())
     stacks = [(_KINDS[name], sizes) for name, sizes in kinds.items()]
-    picture = charts.frame(
-        charts.stacked(bands, points, stacks, top),
+    picture = markup.frame(
+        markup.stacked(bands, points, stacks, top),
         top=words.size(top),
         left=begins or "first step",
         right=f"step {use.steps}",
@@ -399,7 +399,7 @@ def _picture(use: Memory, bands: list[tuple[str, str, float]], level: float) -> 
     entries += [
         (_KINDS[name], f"{name}: up to {words.size(max(sizes))}") for name, sizes in kinds.items()
     ]
-    return tag("div", picture, charts.legend(entries))
+    return tag("div", picture, markup.legend(entries))
 
 
 def _at(at: int, size: int, what: str, kinds: dict[str, tuple[int, ...]], index: int) -> str:
@@ -415,7 +415,7 @@ def _largest(use: Memory) -> Html:
     rows: list[list[Content]] = [
         [
             words.size(each.bytes),
-            charts.part(each.bytes / top, "move"),
+            markup.part(each.bytes / top, "move"),
             tag("code", each.operator or "?"),
             tag("code", each.type),
             path_of(each.module),

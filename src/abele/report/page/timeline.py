@@ -8,7 +8,7 @@ from abele.report import record, words
 from abele.report.instances import Instance
 from abele.report.journal import Journal
 from abele.report.optimizer import Optimizer
-from abele.report.page import charts
+from abele.report.page import markup
 from abele.report.page.markup import Content, Html, html, long_table, section, table, tag
 from abele.report.record import Run
 from abele.report.status import State, status_of, steady
@@ -64,7 +64,7 @@ def _building(run: Run, journal: Journal) -> Html:
         [
             what,
             words.seconds(took),
-            charts.part(took / whole, "placed", begin=at / whole),
+            markup.part(took / whole, "placed", begin=at / whole),
             f"{at:.2f} s",
         ]
         for what, took, at in lasted
@@ -96,7 +96,7 @@ def _steady(journal: Journal, parts: Parts) -> Html | None:
             said,
             words.seconds(getattr(later, name)),
             words.share(getattr(later, name), later.whole),
-            charts.part(getattr(later, name) / later.whole if later.whole else 0, kind),
+            markup.part(getattr(later, name) / later.whole if later.whole else 0, kind),
         ]
         for kind, name, said in parts
     ]
@@ -115,14 +115,14 @@ def loss(journal: Journal) -> Html | None:
     middles = [sum(v for _, v in group) / len(group) for group in groups]
     lows, highs = ([pick(v for _, v in group) for group in groups] for pick in (min, max))
     low, high = min(lows), max(highs)
-    y, last = charts.height_of(low, high), values[-1][0]
-    xs = [group[-1][0] / last * charts.WIDTH for group in groups]
+    y, last = markup.height_of(low, high), values[-1][0]
+    xs = [group[-1][0] / last * markup.WIDTH for group in groups]
     shapes: list[Content] = []
     if size > 1:
         lower = list(zip(xs, map(y, lows), strict=True))
-        shapes.append(charts.area(lower, list(zip(xs, map(y, highs), strict=True))))
-    shapes.append(charts.line(list(zip(xs, map(y, middles), strict=True))))
-    picture = charts.frame(
+        shapes.append(markup.area(lower, list(zip(xs, map(y, highs), strict=True))))
+    shapes.append(markup.line(list(zip(xs, map(y, middles), strict=True))))
+    picture = markup.frame(
         shapes,
         top=f"{words.number(high)} to {words.number(low)}",
         left="call 1",
@@ -224,7 +224,7 @@ def _row(each: Instance, whole: float) -> list[Content]:
         words.size(moved / calls) if calls else "",
         words.seconds(took / calls) if calls else "",
         words.share(share, 1.0) if calls else "",
-        charts.part(share / whole, "wait"),
+        markup.part(share / whole, "wait"),
         words.number(losses[-1]) if losses else "",
     ]
 
