@@ -16,7 +16,6 @@ import pytest
 from abele.report import comparison
 from abele.report.instances import Instance
 from abele.report.page import page
-from abele.report.record import Pipeline, Task
 from helpers.reported import journal_of, run_before, run_of
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
@@ -75,17 +74,6 @@ for (const summary of all) {
   summary.click();
   if (folded.open === open) said.push("does not open: " + summary.textContent);
 }
-for (const link of document.querySelectorAll("svg.graph a")) {
-  link.dispatchEvent(new MouseEvent("click", { bubbles: true, cancelable: true }));
-  const target = document.getElementById(decodeURIComponent(link.getAttribute("href").slice(1)))
-    || document.getElementById(link.getAttribute("href").slice(1));
-  if (!target) said.push("leads nowhere: " + link.textContent);
-}
-for (const text of document.querySelectorAll("svg.graph text")) {
-  const box = text.parentElement.querySelector("rect").getBBox(), words = text.getBBox();
-  if (words.x < box.x || words.x + words.width > box.x + box.width)
-    said.push("does not fit into its box: " + text.textContent);
-}
 const wide = document.documentElement.scrollWidth - window.innerWidth;
 if (wide > 0) said.push("too wide by " + wide);
 document.body.textContent = "clicked " + all.length + ": " + (said.join("; ") || "all well");
@@ -104,18 +92,6 @@ def failed():
     """Errors with long words, many lines, and a run that was never built."""
     errors = ("error", "x" * 300), ("error", "line\n" * 50), ("end", "failed")
     return page(run_before(), journal_of(("stage", "capture"), *errors))
-
-
-def pipelined():
-    tasks = [
-        Task(stage=s, micro_batch=m, backward=b, begin=m + s + 5.0 * b, end=m + s + 5.0 * b + 0.9)
-        for s in range(3)
-        for m in range(4)
-        for b in (False, True)
-    ]
-    names = ("first", "a block with quite a long name, " * 4, "last")
-    passage = Pipeline(stages=names, tasks=tuple(tasks), bubble=0.3, ideal=0.2)
-    return page(dataclasses.replace(run_of("dense"), pipeline=passage), journal_of(*ENDED))
 
 
 def several():
@@ -145,7 +121,6 @@ def compared():
         (introduction, 500),
         (introduction, 1200),
         (failed, 500),
-        (pipelined, 500),
         (several, 500),
         (compared, 500),
     ],

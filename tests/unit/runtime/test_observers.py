@@ -1,8 +1,5 @@
 """Observers of a session: what they are told, in which order, and that they come and go freely."""
 
-import ast
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -16,7 +13,6 @@ from helpers.models import MODELS, plain_loss
 from helpers.pipelined import at_stage, sessions
 from helpers.runs import captured, rule_for, started
 
-SOURCE = Path(__file__).parents[3] / "src"
 DENSE = MODELS["dense"]
 ACCUMULATING = StepConfig(gradient_accumulation=2)
 
@@ -190,37 +186,6 @@ def test_stages_of_building_are_told_by_the_same_object():
         progress=Told(log).on_stage,
     )
     assert [entry[1] for entry in log] == ["passes", "compile forward"]
-
-
-def methods_in(path):
-    """Names of the methods that the classes of a file define; properties are not methods."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        for each in node.body if isinstance(node, ast.ClassDef) else ():
-            if isinstance(each, ast.FunctionDef):
-                decorators = {ast.unparse(decorator) for decorator in each.decorator_list}
-                if not any(d == "property" or d.endswith(".setter") for d in decorators):
-                    yield each.name
-
-
-def replaced_in(path, methods):
-    """Assignments that put something in the place of a method of another object."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-        if stored and node.attr in methods and ast.unparse(node.value) != "self":
-            yield f"{path.name}:{node.lineno} {ast.unparse(node)}"
-
-
-def test_nobody_replaces_a_method_of_a_session_or_a_compiled_model():
-    classes = ("abele/runtime/session.py", "abele/runtime/micro_steps.py")
-    classes += ("poptorch/_wrapper/compiled.py", "poptorch/_wrapper/executor.py")
-    methods = {name for path in classes for name in methods_in(SOURCE / path)}
-    results = [
-        place
-        for path in (*SOURCE.glob("abele/**/*.py"), *SOURCE.glob("poptorch/**/*.py"))
-        if path.parent.name != "_torch"  # knows torch, which has methods of the same names
-        for place in replaced_in(path, methods)
-    ]
-    assert results == []
 
 
 def test_a_call_tells_its_inputs_before_anything_runs():
