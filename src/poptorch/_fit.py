@@ -19,11 +19,11 @@ from abele.capture import Captured
 from abele.compile import build
 from abele.compile.start import Start, requested
 from abele.fit import Answer, Calls, Estimate, Verdict, ladder
+from abele.fit.estimate import compare, default_limit, table
 from abele.fit.ladder import Change, Ladder, NotOffered, Search, Stays, Ways
 from abele.fit.limits import of_machine
 from abele.fit.questions import Say, silent
 from abele.fit.run import STATE
-from abele.fit.verdict import compare, default_limit, table
 from abele.step import batching
 from abele.step.config import OutputMode, Reduction, StepConfig
 from abele.step.update_rules import UpdateRule

@@ -3,7 +3,7 @@
 import pytest
 from torch import distributed
 
-from abele.collectives.board import ENDED, Board
+from abele.collectives.meeting import ENDED, Board
 
 
 @pytest.fixture

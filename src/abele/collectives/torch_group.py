@@ -20,8 +20,7 @@ import torch
 from torch import distributed
 
 from abele.collectives import meeting
-from abele.collectives.board import ENDED, EXCHANGE, PATIENCE_S, STOPPED, Board
-from abele.collectives.meeting import Place
+from abele.collectives.meeting import ENDED, EXCHANGE, PATIENCE_S, STOPPED, Board, Place
 from abele.errors import PlaceError, RankLostError
 from abele.storage import temporary
 from abele.version import __version__

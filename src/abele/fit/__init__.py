@@ -4,10 +4,9 @@
 plans it; ``decide`` compares that with a limit.
 """
 
-from abele.fit.estimate import Estimate, Interval, Moment, Part, Tensor
+from abele.fit.estimate import Answer, Estimate, Interval, Moment, Part, Tensor, Verdict, decide
 from abele.fit.limits import Limit, bytes_text, parse_bytes
 from abele.fit.run import Calls, estimate
-from abele.fit.verdict import Answer, Verdict, decide
 
 __all__ = [
     "Answer",

@@ -14,10 +14,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from abele.errors import AbeleError
-from abele.fit.estimate import Interval
+from abele.fit.estimate import Interval, Verdict
 from abele.fit.limits import bytes_text
 from abele.fit.questions import Say, silent
-from abele.fit.verdict import Verdict
 
 #: Least share of the programs' memory that a change saves: in any case, and if a step has
 #: ``_MUCH`` times the work and the model does not fit all the same.

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 
 from abele.errors import StageError
-from abele.fit.verdict import Verdict
+from abele.fit.estimate import Verdict
 from abele.stage.chain import Chain
 from abele.stage.memory import Device, End, Memory, Span, Table, total
 

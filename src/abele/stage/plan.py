@@ -7,9 +7,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from abele.fit.estimate import Interval, Part
+from abele.fit.estimate import Interval, Part, Verdict
 from abele.fit.limits import Limit
-from abele.fit.verdict import Verdict
 from abele.pipeline import running
 from abele.pipeline.runner import picture
 from abele.pipeline.running import Task, Timed

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abele.fit.estimate import Verdict
 from abele.fit.limits import bytes_text, shown
-from abele.fit.verdict import Verdict
 from abele.report import words
 from abele.stage.plan import Load, Plan
 

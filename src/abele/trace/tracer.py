@@ -2,32 +2,53 @@
 
 The function may write to its tensors in place and return them; the program writes with final
 ``copy_`` only, and what it returns shares no memory with its inputs.
+
+    y = relu_(x); n.add_(1)   ->   y = relu(x); m = add(n, 1); ...; copy_(n, m)
+
+Nearly every write is of a whole tensor without views, or of all of one through a view of another
+shape. It becomes the operation that computes the new value, and later readers of the tensor read
+that. Where other views see a write, or there are loops, torch's functionalization runs the graph
+once more. It gives the same graph except for views, and takes longer than tracing did.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch.fx.graph import CodeGen
 
 from abele import _torch, cpython
+from abele._torch import OpOverload, schema_of
+from abele.containers import is_sequence
+from abele.errors import CaptureError
 from abele.program import (
     Program,
     Role,
     Slot,
     Stamp,
+    called_operator,
+    is_getitem,
+    node_argument,
     returned_nodes,
     writes,
 )
-from abele.program.aliasing import own_constants, own_outputs
+from abele.program.aliasing import SHARES, Aliases, erase_dead_nodes, own_constants, own_outputs
+from abele.program.aliasing import base as _base
+from abele.program.aliasing import written as _written
+from abele.program.core import user_line
 from abele.trace import operator_cache
+from abele.trace.control_flow import restore_views
 from abele.trace.decompositions import PORTABLE_OPERATORS, conjugate_numbers, portable_kernels
-from abele.trace.functionalize import pure
+from abele.trace.fake_results import Results, correcting
 from abele.trace.operator_cache import Left
 from abele.trace.tensor_names import Lookup
+from abele.trace.writes import refusal
 
 aten = torch.ops.aten
 
@@ -189,3 +210,428 @@ def _as_program(
     stamp = Stamp(by="capture", seconds=seconds, nodes=len(graph.graph.nodes))
     program = Program(name=name, graph=graph, inputs=inputs, outputs=outputs, history=(stamp,))
     return program.verify()
+
+
+# Operators that compute the new values, where the name is not that of the write without the
+# underscore. New values are the last results.
+_VALUES = {
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
+}
+# Views in place of changes of shape.
+_VIEWS: dict[Any, OpOverload] = {
+    aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+}
+# Views of a whole tensor, in its order.
+_RESHAPES = {
+    *(aten.view.default, aten._reshape_alias.default, aten.alias.default, aten.detach.default),
+    *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default),
+}
+
+
+def pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+    """Return a graph whose only writes are ``copy_`` into inputs, at the end and in their order.
+
+    Args:
+        graph: as traced; may be changed.
+        fakes: its inputs, without data.
+    """
+    constants = _lift(graph)
+    fakes = [*fakes, *(constant.fake for constant in constants)]
+    _turn_by_views(graph.graph)
+    _write_whole(graph.graph)
+    memory = _Memory()
+    without_writes = _Pure(memory)
+    if all(map(without_writes.follow, graph.graph.nodes)):
+        memory.replace_writes(graph.graph, without_writes.changed)
+    else:
+        graph = _retraced(graph, fakes)
+    _lower(graph, constants)
+    graph.graph.set_codegen(CodeGen())
+    erase_dead_nodes(graph)
+    restore_views(graph)
+    graph.recompile()
+    return graph
+
+
+def _turn_by_views(graph: torch.fx.Graph) -> None:
+    """Replace in-place changes of shape, such as ``transpose_``, of computed tensors by views.
+
+    Recurrent layers of torch end with ``stack(states).transpose_(0, 1)``. Later nodes read the
+    result, and memory stays as it is.
+    """
+    for node in graph.nodes:
+        view = _VIEWS.get(node.target)
+        if view is not None and node_argument(node, 0).op == "call_function":
+            node.target = view
+
+
+def _write_whole(graph: torch.fx.Graph) -> None:
+    """Rewrite an in-place write through a reshaping view as a write to the base tensor.
+
+        y = view(x, shape); add_(y, z)
+    ->  copy_(x, view(add(view(x, shape), z), shape of x)); y = view(x, shape)
+
+    Residual networks add in place to the view that a linear layer returns.
+    """
+    results = Results()
+    for node in list(graph.nodes):
+        if not _returns_first_argument(node):
+            continue
+        view = root = node_argument(node, 0)
+        while root.target in _RESHAPES:
+            root = node_argument(root, 0)
+        new = None if root is view else _new_value(node, view, root, results)
+        if new is None:
+            continue
+        with graph.inserting_before(node):
+            value = _call(node, _value_of(node.target), node.args, node.kwargs, new)
+            shape = list(root.meta["val"].shape)
+            whole = _call(node, aten.view.default, (value, shape), {}, new.view(shape))
+            write = _call(node, aten.copy_.default, (root, whole), {}, root.meta["val"])
+            seen = view.meta["val"]
+            result = _call(node, aten.view.default, (write, list(seen.shape)), {}, seen)
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
+
+
+def _new_value(
+    node: torch.fx.Node, view: torch.fx.Node, root: torch.fx.Node, results: Results
+) -> torch.Tensor | None:
+    """Return the fake result of a write through a view; None if it does not fill the view."""
+    seen, whole = view.meta["val"], root.meta["val"]
+    new = _computed(node, lambda each: each.meta.get("val"), results)
+    if new is None or (new.dtype, new.shape) != (seen.dtype, seen.shape):
+        return None
+    return new if new.is_contiguous() and whole.is_contiguous() else None
+
+
+def _call(
+    like: torch.fx.Node, target: Any, args: Any, kwargs: Any, value: torch.Tensor
+) -> torch.fx.Node:
+    node = like.graph.call_function(target, args, dict(kwargs))
+    node.meta = {**like.meta, "val": value}
+    return node
+
+
+def _retraced(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+    interpreter = _Interpreter(graph)
+    functional = torch.func.functionalize(interpreter.run, remove="mutations")
+
+    def laid_out(*inputs: torch.Tensor) -> Any:
+        with correcting():
+            return functional(*inputs)
+
+    with torch.no_grad(), _torch.preserve_node_meta():
+        try:
+            return _torch.graph_of(laid_out, [fake.detach() for fake in fakes])
+        except RuntimeError as error:
+            if "internal overlap" not in str(error):
+                raise
+            raise CaptureError(refusal(interpreter.place())) from error
+
+
+class _Interpreter(torch.fx.Interpreter):
+    """An interpreter that remembers the node that it runs."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        self._node = n
+        return super().run_node(n)
+
+    def place(self) -> str:
+        """Return the user's line of the last node, after a comma; empty if it is unknown."""
+        line = user_line(self._node.stack_trace)
+        return "" if line is None else f", at {line[0]}:{line[1]}"
+
+
+class _Memory:
+    """The latest value of each written tensor."""
+
+    def __init__(self):
+        self.aliases = Aliases()  # remembered, because replaced writes no longer tell
+        self._latest: dict[torch.fx.Node, torch.fx.Node] = {}
+
+    def replace_writes(self, graph: torch.fx.Graph, values: dict[torch.fx.Node, Any]) -> None:
+        """Replace each write by the operation that computes the new value."""
+        for node in graph.nodes:
+            if any(self.aliases.base(each) in self._latest for each in node.all_input_nodes):
+                node.args = torch.fx.map_arg(node.args, self._now)
+                node.kwargs = torch.fx.map_arg(node.kwargs, self._now)
+            if node in values:
+                node.meta["val"] = values[node]
+            if writes(node):
+                self._replace(node)
+        with graph.inserting_before(next(reversed(graph.nodes))):
+            for slot in [node for node in graph.nodes if node.op == "placeholder"]:
+                slot.meta.pop("custom", None)  # no part of a phase
+                if slot in self._latest:
+                    write = graph.call_function(aten.copy_.default, (slot, self._latest[slot]))
+                    write.meta = {"val": slot.meta["val"]}
+
+    def _now(self, node: torch.fx.Node) -> torch.fx.Node:
+        whole = self.aliases.is_whole(node)
+        return self._latest.get(self.aliases.base(node), node) if whole else node
+
+    def _replace(self, node: torch.fx.Node) -> None:
+        written = [self.aliases.base(each) for each in _written(node)]
+        alone = _returns_first_argument(node)
+        called = called_operator(node)
+        target = None if called is None else _value_of(called)
+        assert target is not None, node.target
+        node.target = target
+        if alone:
+            # Nobody may have asked yet where it lives, and its new name does not tell.
+            self.aliases.declare(node, written[0])
+            self._latest[written[0]] = node
+            return
+        behind, results = node, node.meta["val"]
+        while is_getitem(behind.next) and node_argument(behind.next, 0) is node:
+            behind = behind.next
+        for index, base in enumerate(written, len(results) - len(written)):
+            with node.graph.inserting_after(behind):
+                behind = node.graph.call_function(operator.getitem, (node, index))
+            behind.meta = {**node.meta, "val": results[index]}
+            self._latest[base] = behind
+            self.aliases.declare(behind, base)
+
+
+class _Pure:
+    """The fake results of nodes once no node writes.
+
+    Without writes, a tensor has the layout of the operation that computes its value, not the one it
+    had before, and so may the results that are computed from it.
+
+    Attributes:
+        changed: results of replaced writes, and results with another layout than before.
+    """
+
+    def __init__(self, memory: _Memory):
+        self.changed: dict[torch.fx.Node, Any] = {}
+        self._aliases = memory.aliases
+        self._results = Results()
+        self._order: dict[torch.fx.Node, int] = {}
+        self._last: dict[torch.fx.Node, tuple[int, torch.Tensor]] = {}
+
+    def follow(self, node: torch.fx.Node) -> bool:
+        """Go on to the next node; return False if writes cannot be replaced.
+
+        They cannot where a view of a tensor is read after a write through another view.
+        """
+        self._order[node] = len(self._order)
+        written = _written(node)
+        possible = _is_same_when_retraced(node) and all(map(self._is_writable, written))
+        if not possible or any(map(self._is_stale, node.all_input_nodes)):
+            return False
+        if node.op != "call_function":
+            return True
+        if not written and not any(map(self._is_other, node.all_input_nodes)):
+            return True
+        computed = _computed(node, self._value, self._results)
+        if computed is None:
+            return False
+        self.changed[node] = computed
+        results = list(computed) if is_sequence(computed) else [computed]
+        for each, new in zip(written, results[len(results) - len(written) :], strict=True):
+            if (new.dtype, new.shape) != (each.meta["val"].dtype, each.meta["val"].shape):
+                return False
+            self._last[self._aliases.base(each)] = self._order[node], new
+        return True
+
+    def _is_writable(self, node: torch.fx.Node) -> bool:
+        return self._aliases.is_whole(node)
+
+    def _is_stale(self, node: torch.fx.Node) -> bool:
+        """Return whether a value is a view whose tensor was written after the view was created."""
+        if self._aliases.is_whole(node):
+            return False
+        written_at, _ = self._last.get(self._aliases.base(node), (-1, None))
+        return self._order[node] < written_at
+
+    def _value(self, node: torch.fx.Node) -> Any:
+        base = self._aliases.base(node)
+        if base in self._last and self._aliases.is_whole(node):
+            return self._last[base][1]
+        return self.changed[node] if node in self.changed else node.meta.get("val")
+
+    def _is_other(self, node: torch.fx.Node) -> bool:
+        now, before = self._value(node), node.meta.get("val")
+        return now is not before and _layout(now) != _layout(before)
+
+
+def _is_same_when_retraced(node: torch.fx.Node) -> bool:
+    """Return whether functionalization changes only the writes of a node."""
+    if node.op != "call_function" or is_getitem(node):
+        return True
+    called = called_operator(node)
+    return called is not None and not _torch.is_composite(called)
+
+
+def _returns_first_argument(node: torch.fx.Node) -> bool:
+    """Return whether a node writes into its first argument only, and returns it."""
+    called = called_operator(node)
+    if called is None or not writes(node):
+        return False
+    schema = schema_of(called)
+    return len(schema.returns) == 1 and [
+        argument.alias_info is not None and argument.alias_info.is_write
+        for argument in schema.arguments
+    ] == [True] + [False] * (len(schema.arguments) - 1)
+
+
+@functools.cache
+def _value_of(target: OpOverload) -> OpOverload | None:
+    """Return the operator that computes the values that an in-place operator writes."""
+    if target in _VALUES:
+        return _VALUES[target]
+    name, overload = _torch.operator_name(target).split(".")
+    candidate = _torch.find_operator(f"{name.removesuffix('_')}.{overload or 'default'}")
+    if not name.endswith("_") or torch.Tag.inplace_view in target.tags:
+        return None
+    if not isinstance(candidate, OpOverload) or _torch.is_composite(candidate):
+        return None
+    same = [each.name for each in schema_of(candidate).arguments] == [
+        each.name for each in schema_of(target).arguments
+    ]
+    return candidate if same and not schema_of(candidate).is_mutable else None
+
+
+def _computed(node: torch.fx.Node, value: Callable[[torch.fx.Node], Any], results: Results) -> Any:
+    """Return the result of a node, or of the operator in place of a write; None if unknown."""
+    if is_getitem(node):
+        return value(node_argument(node, 0))[node.args[1]]
+    called = called_operator(node)
+    assert called is not None
+    target = _value_of(called) if writes(node) else called
+    if target is aten.copy.default and value(node_argument(node, 0)).is_contiguous():
+        return value(node_argument(node, 0))  # most writes of an update
+    if target is None:
+        return None
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value)
+    try:
+        with torch.no_grad():
+            return results.of(target, args, kwargs)
+    except RuntimeError:
+        return None  # it cannot work on the other layout; retracing says so
+
+
+def _layout(value: Any) -> Any:
+    if is_sequence(value):
+        return [_layout(each) for each in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.dtype, value.device, value.shape, value.stride()
+
+
+# -- constants as inputs ----------------------------------------------------------------------
+#
+# Functionalization follows writes to inputs and views of inputs, but not of constants. Constants
+# that share memory, one of which is written, become views of one input.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lifted:
+    """A constant that is an input for a while.
+
+    Attributes:
+        name: of its attribute.
+        value: the tensor.
+        fake: the tensor without data.
+        meta: of its ``get_attr`` node.
+    """
+
+    name: str
+    value: torch.Tensor
+    fake: torch.Tensor
+    meta: dict[str, Any]
+
+
+def _lift(graph: torch.fx.GraphModule) -> list[_Lifted]:
+    """Turn the constants of a graph into inputs, after all others."""
+    named = [node for node in graph.graph.nodes if node.op == "get_attr"]
+    named = [node for node in named if isinstance(_value(graph, node), torch.Tensor)]
+    memories: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    for node in named:
+        memories.setdefault(node.meta.get(SHARES, node), []).append(node)
+    changed = {_base(each) for node in graph.graph.nodes for each in _written(node)}
+    lifted: list[_Lifted] = []
+    for first, nodes in memories.items():
+        if len(nodes) > 1 and first in changed:
+            lifted.append(_as_views(graph, nodes))
+        else:
+            lifted += [_as_input(graph, node) for node in nodes]
+    return lifted
+
+
+def _lower(graph: torch.fx.GraphModule, lifted: Sequence[_Lifted]) -> None:
+    """Turn the last inputs of a graph into constants again, and drop writes into them."""
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for node, constant in zip(inputs[len(inputs) - len(lifted) :], lifted, strict=True):
+        for user in list(node.users):
+            if user.target is aten.copy_.default and user.args[0] is node and not user.users:
+                graph.graph.erase_node(user)
+        if node.users:
+            graph.register_buffer(constant.name, constant.value)
+            first = next(each for each in graph.graph.nodes if each in node.users)
+            with graph.graph.inserting_before(first):
+                named = graph.graph.get_attr(constant.name)
+            named.meta = constant.meta
+            node.replace_all_uses_with(named)
+        graph.graph.erase_node(node)
+
+
+def _value(graph: torch.fx.GraphModule, node: torch.fx.Node) -> object:
+    return getattr(graph, str(node.target))
+
+
+def _as_input(graph: torch.fx.GraphModule, node: torch.fx.Node) -> _Lifted:
+    value = _value(graph, node)
+    assert isinstance(value, torch.Tensor)
+    placed = _placeholder(graph, str(node.target), node.meta["val"])
+    node.replace_all_uses_with(placed)
+    graph.graph.erase_node(node)
+    return _Lifted(str(node.target), value, node.meta["val"], node.meta)
+
+
+def _as_views(graph: torch.fx.GraphModule, nodes: Sequence[torch.fx.Node]) -> _Lifted:
+    """Return one input for the memory of several constants, each of which becomes a view of it."""
+    first = _value(graph, nodes[0])
+    assert isinstance(first, torch.Tensor)
+    storage = first.untyped_storage()
+    size = storage.nbytes() // first.element_size()
+    with _torch.outside_the_trace():
+        empty = torch.empty(0, dtype=first.dtype, device=first.device)
+        whole = empty.set_(storage, 0, (size,), (1,))
+    fake = nodes[0].meta["val"].new_empty(size)
+    placed = _placeholder(graph, str(nodes[0].target), fake)
+    for node in reversed(nodes):
+        value, source = node.meta["val"], placed
+        with graph.graph.inserting_after(placed):
+            if value.dtype is not first.dtype:
+                source = graph.graph.call_function(aten.view.dtype, (placed, value.dtype))
+                source.meta = {**node.meta, "val": fake.view(value.dtype)}
+        with graph.graph.inserting_after(source):
+            original = _value(graph, node)
+            assert isinstance(original, torch.Tensor)
+            layout = list(value.shape), list(value.stride()), int(original.storage_offset())
+            view = graph.graph.call_function(aten.as_strided.default, (source, *layout))
+        view.meta = {key: each for key, each in node.meta.items() if key != SHARES}
+        node.replace_all_uses_with(view)
+        graph.graph.erase_node(node)
+    return _Lifted(str(nodes[0].target), whole, fake, {"val": fake})
+
+
+def _placeholder(graph: torch.fx.GraphModule, name: str, fake: torch.Tensor) -> torch.fx.Node:
+    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    if nodes:
+        with graph.graph.inserting_after(nodes[-1]):
+            placed = graph.graph.placeholder(name)
+    else:
+        with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
+            placed = graph.graph.placeholder(name)
+    placed.meta["val"] = fake
+    return placed

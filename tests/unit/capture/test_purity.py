@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from abele import _torch
 from abele.program import returned_nodes, writes
-from abele.trace import functionalize
+from abele.trace import tracer
 from helpers.runs import rule_for, started
 
 aten = torch.ops.aten
@@ -134,7 +134,7 @@ def _printed(graph):
     printed = []
     for node in graph.graph.nodes:
         arguments = torch.fx.map_arg((node.args, node.kwargs), names.__getitem__)
-        value = functionalize._layout(node.meta.get("val"))
+        value = tracer._layout(node.meta.get("val"))
         printed.append(f"{node.op} {node.target} {arguments} {value}")
     return printed[2:]  # placeholders have names
 
@@ -142,8 +142,8 @@ def _printed(graph):
 @pytest.fixture
 def retraced(monkeypatch):
     graphs = []
-    original = functionalize._retraced
-    monkeypatch.setattr(functionalize, "_retraced", lambda *a: graphs.append(1) or original(*a))
+    original = tracer._retraced
+    monkeypatch.setattr(tracer, "_retraced", lambda *a: graphs.append(1) or original(*a))
     return graphs
 
 
@@ -151,7 +151,7 @@ def retraced(monkeypatch):
 def test_it_computes_and_writes_what_the_function_does(function):
     traced, fakes, mode = _traced(function)
     with mode:
-        graph = functionalize.pure(traced, fakes)
+        graph = tracer.pure(traced, fakes)
     expected, actual = _values(), _values()
     for one, other in zip(function(*expected), graph(*actual), strict=True):
         assert torch.equal(one, other)
@@ -163,10 +163,10 @@ def test_it_computes_and_writes_what_the_function_does(function):
 def test_it_is_the_graph_of_functionalisation_without_its_cost(function, retraced):
     traced, fakes, mode = _traced(function)
     with mode:
-        reference = functionalize._retraced(traced, fakes)
+        reference = tracer._retraced(traced, fakes)
         reference.graph.eliminate_dead_code()
         del retraced[:]
-        graph = functionalize.pure(traced, fakes)
+        graph = tracer.pure(traced, fakes)
     assert not retraced
     assert _printed(graph) == _printed(reference)
 
@@ -175,7 +175,7 @@ def test_it_is_the_graph_of_functionalisation_without_its_cost(function, retrace
 def test_writes_through_views_that_reshape_a_tensor_are_writes_of_it(function, retraced):
     traced, fakes, mode = _traced(function)
     with mode:
-        functionalize.pure(traced, fakes)
+        tracer.pure(traced, fakes)
     assert not retraced
 
 
@@ -183,7 +183,7 @@ def test_writes_through_views_that_reshape_a_tensor_are_writes_of_it(function, r
 def test_views_that_see_a_write_are_left_to_functionalisation(function, retraced):
     traced, fakes, mode = _traced(function)
     with mode:
-        functionalize.pure(traced, fakes)
+        tracer.pure(traced, fakes)
     assert retraced
 
 
@@ -191,7 +191,7 @@ def test_views_that_see_a_write_are_left_to_functionalisation(function, retraced
 def test_only_final_copies_into_inputs_write(function):
     traced, fakes, mode = _traced(function)
     with mode:
-        graph = functionalize.pure(traced, fakes)
+        graph = tracer.pure(traced, fakes)
     nodes = [node for node in graph.graph.nodes if node.op != "output"]
     final = [node for node in nodes if writes(node)]
     assert nodes[len(nodes) - len(final) :] == final
@@ -209,7 +209,7 @@ def test_a_second_write_under_the_name_of_the_input_is_the_last():
     mul = next(node for node in traced.graph.nodes if node.target is aten.mul_.Tensor)
     mul.replace_all_uses_with(slot)
     with mode:
-        graph = functionalize.pure(traced, fakes)
+        graph = tracer.pure(traced, fakes)
     expected, actual = _values(), _values()
     written_again(*expected)
     graph(*actual)

@@ -6,7 +6,7 @@ import time
 import pytest
 from torch import distributed
 
-from abele.collectives.board import ENDED, STOPPED, Board
+from abele.collectives.meeting import ENDED, STOPPED, Board
 from abele.errors import DisagreementError, RankLostError
 from helpers import instances
 

@@ -8,7 +8,7 @@ import pytest
 from torch import distributed
 
 from abele.collectives import meeting
-from abele.collectives.board import ENDED, Board
+from abele.collectives.meeting import ENDED, Board
 from abele.errors import PlaceError, RankLostError
 from helpers import instances
 

@@ -5,11 +5,10 @@ import json
 
 import pytest
 
-from abele.report import timelines
-from abele.report.files import write
+from abele.report import files
+from abele.report.files import lines, write
 from abele.report.journal import Journal, Moment, window_of
 from abele.report.record import Kernel, Pipeline, Task, Timing
-from abele.report.timelines import lines
 from helpers.reported import journal_of, run_before, run_of
 
 
@@ -80,9 +79,7 @@ def test_spans_follow_each_other_or_are_inside(run):
 
 @pytest.mark.parametrize("built", [False, True], ids=["before building", "after"])
 def test_the_trace_is_as_the_format_says(built, run):
-    trace_file = timelines.trace_of_run(
-        run if built else run_before(), JOURNAL if built else Journal()
-    )
+    trace_file = files.trace_of_run(run if built else run_before(), JOURNAL if built else Journal())
     assert json.loads(json.dumps(trace_file, allow_nan=False)) == trace_file
     assert trace_file["displayTimeUnit"] in ("ms", "ns")
     named = {(e["pid"], e["tid"]) for e in trace_file["traceEvents"] if e["name"] == "thread_name"}

@@ -4,7 +4,7 @@ import torch
 
 from abele import _torch
 from abele.step.update_rules import Group, Repeats, UpdateRule, apply
-from abele.trace import functionalize
+from abele.trace import tracer
 
 
 def _decay(calls, tensors, factor):
@@ -127,7 +127,7 @@ def test_what_copied_nodes_wrote_can_be_written_again():
 
     with _torch.static_fakes() as mode:
         fakes = [mode.from_tensor(tensor) for tensor in _ones((2, 3), 3, 3)]
-        graph = functionalize.pure(_torch.make_fx(body)(*fakes), fakes)
+        graph = tracer.pure(_torch.make_fx(body)(*fakes), fakes)
     values = _ones((2, 3), 3, 3)
     results = graph(*values)
     assert [value.flatten()[0].item() for value in values] == [6, 6, 6]

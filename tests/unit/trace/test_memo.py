@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from abele import _torch
 from abele.program.core import user_line
-from abele.trace import functionalize, operator_cache
+from abele.trace import operator_cache, tracer
 from abele.trace.decompositions import PORTABLE_OPERATORS
 
 
@@ -108,7 +108,7 @@ def _described(graph):
     for node in graph.graph.nodes:
         target = "" if node.op == "placeholder" else node.target
         arguments = torch.fx.map_arg((node.args, node.kwargs), names.__getitem__)
-        value = functionalize._layout(node.meta.get("val"))
+        value = tracer._layout(node.meta.get("val"))
         yield f"{node.op} {target} {arguments} {value} {node.meta.get('tensor_meta')}"
 
 
