@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from abele import build
-from abele.runtime.anchors import Anchor
+from abele.runtime.session import Anchor
 from abele.step.config import OutputMode, StepConfig
 from helpers.models import Dense
 from helpers.runs import captured, rule_for, session_of

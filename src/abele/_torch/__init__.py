@@ -48,12 +48,14 @@ from torch.fx.experimental.proxy_tensor import (  # noqa: E402
 
 from abele._torch.contexts import (  # noqa: E402
     computes_half_convolutions,
+    is_transformed,
     recomputed_within,
     with_outer_onednn,
     without_onednn,
 )
-from abele._torch.facts import is_transformed  # noqa: E402
-from abele._torch.fakes import (  # noqa: E402
+from abele._torch.graphs import (  # noqa: E402  # noqa: E402
+    Interception,
+    graph_of,
     laid_out,
     laid_out_like,
     prepare_control_flow,
@@ -61,7 +63,6 @@ from abele._torch.fakes import (  # noqa: E402
     view_of,
     viewed,
 )
-from abele._torch.graphs import Interception, graph_of  # noqa: E402
 
 __all__ = [
     "DataDependentOutputException",

@@ -16,15 +16,16 @@ from typing import Any
 import torch
 
 from abele import _torch, cpython
-from abele.capture import forward, gradient_hooks, update
-from abele.capture.gradients import MicroBatch, micro_batch
+from abele.capture import forward, gradient_hooks
+from abele.capture.gradients import Gradients, MicroBatch, micro_batch
 from abele.capture.origins import mark_updates
 from abele.capture.recipe import Call, Recipe, recipe_of, traced
-from abele.capture.update import Scaled
-from abele.program import Program
+from abele.program import Program, Role
 from abele.program.core import hide_frames
-from abele.step import replica_groups
+from abele.step import loss_scaling, reduction, replica_groups, update_rules
 from abele.step.config import StepConfig
+from abele.step.reduction import Write
+from abele.step.replica_groups import ACCUMULATOR
 from abele.step.update_rules import UpdateRule
 from abele.trace import tracer
 from abele.trace.tensor_names import Lookup
@@ -125,6 +126,19 @@ _Trace = Callable[..., tuple[Program, Any]]
 _Traced = tuple[tuple[Program, ...], "_Result"]
 
 
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """Facts about a micro-batch for an automatic loss scale.
+
+    Attributes:
+        elements: of gradients that were looked at.
+        largest: upper limit of the scale.
+    """
+
+    elements: int = 0
+    largest: float = 1.0
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Result:
     """Results of tracing a micro-batch, besides its program."""
@@ -168,7 +182,7 @@ def _forward(recipe: Recipe, trace: _Trace) -> _Traced:
 def _step(recipe: Recipe, trace: _Trace, lookup: Lookup) -> _Traced:
     def body(values: Values) -> tuple[list[torch.Tensor], _Result]:
         batch, result = _micro_batch(recipe, values, lookup)
-        update.update(recipe, values, batch.gradients, result.scaled)
+        update(recipe, values, batch.gradients, result.scaled)
         return batch.forward.outputs, result
 
     slots = recipe.model_slots + recipe.update_slots + recipe.counters
@@ -179,21 +193,21 @@ def _step(recipe: Recipe, trace: _Trace, lookup: Lookup) -> _Traced:
 def _accumulate_and_apply(recipe: Recipe, trace: _Trace, lookup: Lookup) -> _Traced:
     def body(values: Values) -> tuple[list[torch.Tensor], _Result]:
         batch, result = _micro_batch(recipe, values, lookup)
-        update.accumulate(recipe, values, batch.gradients)
+        accumulate(recipe, values, batch.gradients)
         return batch.forward.outputs, result
 
     slots = recipe.model_slots + recipe.accumulators(recipe.trained) + recipe.counters
     # The loss is scaled where backward starts; the other hyper-parameters act in apply.
     slots += [item for item in recipe.hyper_slots if item.name == "loss_scaling"]
-    accumulate, result = trace("accumulate", body, slots)
-    return (accumulate, _apply(recipe.per_group(), trace, result)), result
+    program, result = trace("accumulate", body, slots)
+    return (program, _apply(recipe.per_group(), trace, result)), result
 
 
 def _apply(recipe: Recipe, trace: _Trace, result: _Result) -> Program:
     updated = replica_groups.names_in(result.updated, recipe.config.replica_groups)
 
     def body(values: Values) -> tuple[list[torch.Tensor], None]:
-        update.apply(recipe, values, updated, result.scaled)
+        apply(recipe, values, updated, result.scaled)
         return [], None
 
     slots = [item for item in recipe.params if item.name in updated]
@@ -207,6 +221,91 @@ def _micro_batch(recipe: Recipe, values: Values, lookup: Lookup) -> tuple[MicroB
     return batch, _Result(
         constants=batch.forward.constants,
         updated=tuple(batch.gradients),
-        scaled=update.count_saturated(recipe, values, batch),
+        scaled=count_saturated(recipe, values, batch),
         loss=batch.loss,
     )
+
+
+def _writer(recipe: Recipe) -> Write:
+    return reduction.writer(stochastic=recipe.config.stochastic_rounding)
+
+
+def count_saturated(recipe: Recipe, values: Values, batch: MicroBatch) -> Scaled:
+    """Count gradients that overflow soon, where the loss scale adapts itself."""
+    settings = recipe.rule.automatic_scaling
+    if settings is None:
+        return Scaled()
+    grads = batch.gradients.values()
+    counter = values.of(Role.COUNTER)[loss_scaling.SATURATED]
+    loss_scaling.count_saturated(grads, counter, settings)
+    return Scaled(loss_scaling.elements(grads), batch.largest_scale)
+
+
+def accumulate(recipe: Recipe, values: Values, grads: Gradients) -> None:
+    """Add the gradients of a micro-batch to their sums."""
+    config, write = recipe.config, _writer(recipe)
+    sums = values.of(Role.ACCUMULATOR)
+    counted = values.of(Role.COUNTER).get(reduction.COUNTED)
+    with torch.no_grad():
+        for name, grad in grads.items():
+            total = sums[f"{ACCUMULATOR}{name}"]
+            if counted is not None and name in config.replica_groups:
+                reduction.accumulate_share(total, grad, config, write)
+            elif not config.adds_here:
+                reduction.replace(total, grad, write)
+            else:
+                reduction.accumulate(total, grad, counted, write)
+        if counted is not None:
+            counted.add_(1)
+    _torch.mark_traced("update")
+
+
+def apply(recipe: Recipe, values: Values, updated: Sequence[str], scaled: Scaled) -> None:
+    """Update parameters from sums of gradients, and empty these."""
+    sums = values.of(Role.ACCUMULATOR)
+    reduced = {
+        name: reduction.reduced(sums[f"{ACCUMULATOR}{name}"], recipe.config) for name in updated
+    }
+    update(recipe, values, reduced, scaled)
+    counted = values.of(Role.COUNTER).get(reduction.COUNTED)
+    # What is replaced need not be emptied.
+    emptied = sums if recipe.config.adds_here else {}
+    with torch.no_grad():
+        for total in emptied.values():
+            total.zero_()
+        if counted is not None:
+            counted.zero_()
+    _torch.mark_traced("update")
+
+
+def update(recipe: Recipe, values: Values, grads: Gradients, scaled: Scaled) -> None:
+    """Update parameters and the optimizer's state from gradients; see ``apply``."""
+    state: dict[str, dict[str, torch.Tensor]] = {item.name: {} for item in recipe.params}
+    for name, value in values.of(Role.OPTIMIZER_STATE).items():
+        param, key = name.rsplit(".", 1)
+        state[param][key] = value
+    params, hyper = values.of(Role.PARAMETER), values.of(Role.HYPER)
+    following = _following_scale(recipe, values, grads, scaled)
+    with torch.no_grad(), following:
+        update_rules.apply(recipe.rule, params, grads, state, hyper, _writer(recipe))
+    _torch.mark_traced("update")
+
+
+@contextlib.contextmanager
+def _following_scale(
+    recipe: Recipe, values: Values, grads: Gradients, scaled: Scaled
+) -> Generator[None]:
+    """Undo unsound updates and move the scale, where the loss scale adapts itself."""
+    settings = recipe.rule.automatic_scaling
+    if settings is None or not scaled.elements:
+        yield
+        return
+    written = {name: values.of(Role.PARAMETER)[name] for name in grads}
+    for name, value in values.of(Role.OPTIMIZER_STATE).items():
+        if name.rpartition(".")[0] in grads:
+            written[name] = value
+    with loss_scaling.only_if_finite(grads.values(), written.values()):
+        yield
+    elements = scaled.elements * recipe.config.micro_batches_per_update
+    scale, counters = values.of(Role.HYPER)["loss_scaling"], values.of(Role.COUNTER)
+    loss_scaling.follow(scale, counters, settings, elements, scaled.largest)

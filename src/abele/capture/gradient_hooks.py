@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from abele._torch import facts as _torch_hooks
+from abele._torch import contexts as _torch_hooks
 from abele.errors import CaptureError
 
 _INSTEAD = "Remove it, or compute in forward or in a hook on the parameter's gradient instead."

@@ -13,15 +13,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 
 from abele import _torch, passes
-from abele.capture import forward, gradient_hooks, update
-from abele.capture.core import Captured, tracing
+from abele.capture import forward, gradient_hooks
+from abele.capture.core import Captured, Scaled, tracing, update
 from abele.capture.diagnose import explained
 from abele.capture.forward import state_in_place
 from abele.capture.gradients import differentiable, gradients_of
 from abele.capture.losses import LossFinder
 from abele.capture.origins import mark_updates
 from abele.capture.recipe import Call, Recipe, recipe_of, traced
-from abele.capture.update import Scaled
 from abele.program import (
     Program,
     Role,
@@ -185,7 +184,7 @@ def _step(
             heads = [result.returned[i] for i in starts]
             gradients = gradients_of(recipe, heads, upstream, values)
         _torch.mark_traced("backward")
-        update.update(recipe, values, gradients, Scaled())
+        update(recipe, values, gradients, Scaled())
         returned = [*result.outputs, *gradients.values()]
         return returned, (result.constants, tuple(gradients))
 

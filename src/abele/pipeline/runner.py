@@ -11,8 +11,16 @@ import torch
 
 from abele.compile.executable import Executable
 from abele.pipeline.cut import Cut
-from abele.pipeline.running import MicroBatch, Passage, Pipeline, Timed, ideal_bubble, make_lanes
-from abele.pipeline.workers import WorkerPool, share_of_cores
+from abele.pipeline.running import (
+    MicroBatch,
+    Passage,
+    Pipeline,
+    Timed,
+    WorkerPool,
+    ideal_bubble,
+    make_lanes,
+    share_of_cores,
+)
 from abele.program import Program, Role, memory
 from abele.runtime.device_state import DeviceState
 from abele.runtime.micro_steps import Plan, Returned, Step, Update

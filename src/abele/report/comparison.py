@@ -10,16 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from abele.errors import DifferenceError
-from abele.report import executable_file, loss_differences, program_differences, words
+from abele.report import executable_file, loss_differences, run_differences, words
 from abele.report.journal import FILE as JOURNAL
 from abele.report.journal import read_journal
 from abele.report.loss_differences import Losses, Pair
 from abele.report.page import document
 from abele.report.page.markup import Content, Html, html, long_table, section, table, tag
 from abele.report.page.overview import micro_batches, per_call
-from abele.report.program_differences import Operation, ProgramDifference
 from abele.report.record import FILE, Run, read_run
-from abele.report.run_differences import Difference, Files, differences
+from abele.report.run_differences import (
+    Difference,
+    Files,
+    Operation,
+    ProgramDifference,
+    differences,
+)
 from abele.report.status import status_of, steady
 
 _ROWS = 8  # of a list in the text
@@ -126,7 +131,7 @@ def compare(first: Files, second: Files, folders: _Folders) -> Comparison:
     fields: dict[str, Any] = {kind: tuple(each) for kind, each in by_kind.items()}
     made = Comparison(
         names=(str(folders[0]), str(folders[1])),
-        programs=tuple(program_differences.of_runs(runs, folders)),
+        programs=tuple(run_differences.of_runs(runs, folders)),
         losses=loss_differences.compare(first, second),
         notes=tuple(_notes(folders, runs)),
         **fields,
@@ -144,7 +149,7 @@ def _notes(folders: _Folders, runs: tuple[Run, Run]) -> Iterator[str]:
     for folder, run in zip(folders, runs, strict=True):
         if not (folder / JOURNAL).is_file():
             yield f"{folder} has no {JOURNAL}, so its losses are not known."
-        if run.programs and not program_differences.fingerprints(folder):
+        if run.programs and not run_differences.fingerprints(folder):
             yield (
                 f"{folder} has no {executable_file.FILE} that can be read, so programs are "
                 "compared by their texts alone, without the values of constants."

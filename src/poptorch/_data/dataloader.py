@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from abele._torch.facts import has_lost_worker
+from abele._torch.contexts import has_lost_worker
 from poptorch import processes as distributed
 from poptorch._data.accessor import AsynchronousDataAccessor
 from poptorch._data.position import Ordered, Position, check_fits

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from abele.runtime.anchors import Anchor
+from abele.runtime.session import Anchor
 from abele.step.config import MeanStrategy, Reduction, StepConfig
 from abele.step.config import OutputMode as EngineOutputMode
 from abele.step.loss_scaling import AutomaticScaling

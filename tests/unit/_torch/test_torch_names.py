@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 from torch.utils import checkpoint
 
 from abele import _torch, processor
-from abele._torch import dynamo, fakes, graphs
+from abele._torch import dynamo, graphs
 from abele._torch.contexts import counted_as_parameters, scripted_functions_replaced
 
 # Which modes were open before; queues that are compared by what they are.
@@ -319,7 +319,7 @@ def test_subclasses_compute_like_plain_tensors():
 
 
 def test_the_mode_of_a_capture_is_what_its_constructor_makes():
-    made = vars(fakes._made_by_hand())
+    made = vars(graphs._made_by_hand())
     expected = vars(_torch.FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True))
     assert made.keys() == expected.keys()
     objects = {"_stack_trace", "fake_tensor_converter"}

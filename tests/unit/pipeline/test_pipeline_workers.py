@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from abele.pipeline.workers import WorkerPool, share_of_cores
+from abele.pipeline.running import WorkerPool, share_of_cores
 
 DEADLINE = 60
 
