@@ -17,7 +17,6 @@ from abele.targets.translation.places import (
     Buffer,
     Kind,
     Place,
-    Rows,
     broadcast_stride,
     contiguous_stride,
     is_contiguous,
@@ -105,17 +104,6 @@ def goes_through_rows(unit: Unit, matrix: Place) -> bool:
     return _Writer(unit, ()).goes_through_rows(matrix)
 
 
-def rows(unit: Unit, kept: Collection[Buffer], count: int) -> list[Rows] | None:
-    """Return the accesses of each of ``count`` equal parts of a loop; None without such parts.
-
-    Args:
-        unit: its operations are all ``Pointwise``.
-        kept: memory that is written.
-        count: of the parts; each has so many turns of the outermost loop.
-    """
-    return _Writer(unit, kept).rows(count)
-
-
 def pointwise(unit: Unit) -> list[Pointwise]:
     """Return the operations of an elementwise unit."""
     return cast("list[Pointwise]", unit.operations)
@@ -179,24 +167,6 @@ class _Writer:
         strides = [stride for key, stride in by_access.items() if key[0] is matrix.buffer]
         in_order = all(tuple(stride) == contiguous_stride(tuple(shape)) for stride in strides)
         return in_order and bool(shape) and shape[0] % matrix.shape[0] == 0
-
-    def rows(self, count: int) -> list[Rows] | None:
-        shape, by_access = self._turned()
-        if not shape or shape[0] % count:
-            return None
-        sizes = [shape[0] // count, *shape[1:]]
-        written = {self._key(each.result) for each in self._operations}
-        return [
-            Rows(
-                buffer=key[0],
-                offset=key[1],
-                step=sizes[0] * stride[0],
-                extent=1 + sum((n - 1) * s for n, s in zip(sizes, stride, strict=True)),
-                written=key in written,
-            )
-            for key, stride in by_access.items()
-            if key[0] in self._kept
-        ]
 
     def _turned(self, apart: int = 0) -> tuple[list[int], dict[_Key, list[int]]]:
         """Sizes of the loops, the outermost first, and with which steps they go through memory.

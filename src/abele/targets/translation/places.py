@@ -130,37 +130,6 @@ def laid_out(tensor: torch.Tensor, place: Place) -> torch.Tensor:
     return made.copy_(tensor).expand(place.shape)
 
 
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """Memory that is read or written in equal parts, one for each row of a computation.
-
-    Attributes:
-        buffer: which memory.
-        offset: of the first element of the first row.
-        step: elements from row to row; 0 if all rows touch the same ones.
-        extent: elements from the first to the last of a row, both counted.
-        written: otherwise it is only read.
-    """
-
-    buffer: Buffer
-    offset: int
-    step: int
-    extent: int
-    written: bool
-
-    def collide(self, other: Rows, count: int) -> bool:
-        """Return whether one of ``count`` rows writes an element that another row accesses."""
-        if self.buffer is not other.buffer or not (self.written or other.written):
-            return False
-        if self.step != other.step or self.step <= 0:
-            return True
-        distance = other.offset - self.offset
-        # By how much the numbers of two rows differ that share an element.
-        least = max((distance - self.extent) // self.step + 1, 1 - count)
-        most = min((distance + other.extent - 1) // self.step, count - 1)
-        return least <= most and (least, most) != (0, 0)
-
-
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a tensor whose elements follow each other in order of their indices."""
     strides: list[int] = []

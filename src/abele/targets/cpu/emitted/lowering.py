@@ -35,7 +35,6 @@ from abele.targets.cpu.emitted.memory import (
     used_by,
 )
 from abele.targets.cpu.emitted.recomputed import recomputed
-from abele.targets.cpu.emitted.regions import with_regions
 from abele.targets.cpu.emitted.rows_apart import rows_apart
 from abele.targets.cpu.emitted.run import BoundRunner
 from abele.targets.cpu.emitted.source import Segment
@@ -236,7 +235,7 @@ def placed(program: Program) -> Placed:
     rows_apart(units, returned)
     units = ordered(units)
     kept = _kept(units, translation)
-    units = with_regions(by_channels(units, returned), kept)
+    units = by_channels(units, returned)
     lives = lifetimes([each for each in used_by(unit) if each in kept] for unit in units)
     lives = until_code_ends(units, lives)
     offsets, size = arranged(lives)

@@ -7,12 +7,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from abele.targets.cpu.emitted import headers, regions
+from abele.targets.cpu.emitted import headers
 from abele.targets.cpu.emitted.by_channels import ByChannels
 from abele.targets.cpu.emitted.by_rows import ByRows
 from abele.targets.cpu.emitted.calls import products
-from abele.targets.cpu.emitted.calls.products import Product
-from abele.targets.cpu.emitted.regions import Region
 from abele.targets.translation import loops
 from abele.targets.translation.groups import Unit
 from abele.targets.translation.operations import Call, ChannelCall, Foreign
@@ -126,8 +124,6 @@ class _Writer:
             if isinstance(operation, Foreign):
                 end_segment()
                 parts.append(operation)
-            elif isinstance(unit, Region):
-                lines.append(self._region(unit))
             elif isinstance(unit, ByChannels):
                 lines.append(self._by_channels(unit))
             elif isinstance(unit, ByRows):
@@ -180,24 +176,6 @@ class _Writer:
         text = products.by_rows(product, kernel.turns // rows, "LOOP")
         factors = [self._place(place) for place in product.reads]
         return text.format(*factors).replace("LOOP", loop) + ";"
-
-    def _region(self, region: Region) -> str:
-        lines: list[str] = []
-        for unit in region.units:
-            product = unit.operations[0]
-            if isinstance(product, Product):
-                pointers = [self._place(place) for place in product.pointers()]
-                lines.append(products.on_rows(product).format(*pointers))
-            else:
-                kernel = loops.kernel(unit, self._kept)
-                turns = kernel.turns // region.rows
-                lines.append(self._run(kernel, f"begin * {turns}", f"end * {turns}"))
-        body = "\n".join(f"    {line}" for line in lines)
-        most, threads = region.rows // regions.LEAST_ROWS, products.threads_for(region.adds)
-        return (
-            f"abele::share<{most}>({region.rows}, {threads}, [&](Index begin, Index end) {{\n"
-            f"{body}\n  }});"
-        )
 
     def _by_channels(self, unit: ByChannels) -> str:
         lines: list[str] = []

@@ -65,14 +65,6 @@ inline int multiply_by_rows(const AbeleProduct& product, const float* a, const f
   };
   return abele_product_by_rows(&product, a, b, then, &rows, threads);
 }
-// Rows `begin` to `end` of a product, by the thread that calls; `status` may be that of others too.
-inline void multiply_rows(AbeleProduct product, const float* a, const float* b, float* c,
-                          Index begin, Index end, int& status) {
-  product.rows = end - begin;
-  const int failed =
-      abele_product(&product, a + begin * product.a_row, b, c + begin * product.c_row, 1);
-  if (failed) __atomic_fetch_or(&status, failed, __ATOMIC_RELAXED);
-}
 inline int pack(const AbeleProduct& product, const float* b, float* packed, int threads) {
   return abele_product_pack(&product, b, packed, threads);
 }
