@@ -1,8 +1,8 @@
-"""Indices, looked at before a compiled program runs.
+"""Checks of indices before a compiled program runs.
 
-Generated code checks each index where it uses it, inside a parallel region, and can only end the
-process. So what indices follow from is computed first, apart, and looked at; nothing was written by
-then. Programs stay as they are, and so do executables.
+An index out of bounds in generated code would access memory of others. So the operators that
+indices follow from are computed separately first, and the indices are compared with their bounds
+before anything is written. Programs and executables stay as they are.
 """
 
 from __future__ import annotations
@@ -96,18 +96,13 @@ def argument_of(node: torch.fx.Node, name: str) -> Any:
     raise KeyError(f"{called} has no argument {name!r}")
 
 
-def message(node: torch.fx.Node, line: str, low: int, high: int, ignored: int | None) -> str:
-    """Say which indices an operator takes; ``line`` is that of the loop or branch it stands in."""
+def message(node: torch.fx.Node, low: int, high: int, ignored: int | None) -> str:
+    """Format the user's line of an operator and the indices that it accepts."""
     name = name_of(node).removesuffix("_only").removesuffix("_forward").strip("_")
     besides = "" if ignored is None else f" and {ignored}, which it ignores"
-    where = line_of(node) or line
-    return f"{where or 'in this program'}: {name} takes the indices {low} to {high}{besides}"
-
-
-def line_of(node: torch.fx.Node) -> str:
-    """Return the user's line that an operator comes from, or nothing."""
     frame = user_line(node.meta.get("stack_trace"))
-    return f"{frame[0]}:{frame[1]} in {frame[2]}" if frame else marks_of(node).get("of_line", "")
+    line = f"{frame[0]}:{frame[1]} in {frame[2]}" if frame else marks_of(node).get("of_line", "")
+    return f"{line or 'in this program'}: {name} takes the indices {low} to {high}{besides}"
 
 
 # An index that follows from these is not computed twice.
@@ -117,12 +112,10 @@ _SAME_ELEMENTS = (
     *("view", "_unsafe_view", "reshape", "flatten", "unsqueeze", "squeeze", "expand", "repeat"),
     *("t", "transpose", "permute", "alias", "clone", "detach"),
 )
-_WHILE, _COND = torch.ops.higher_order.while_loop, torch.ops.higher_order.cond
 
 Refuse = Callable[..., None]
 # The other arguments of such a call: see ``index_checks.refuse``.
 Arguments = tuple[int, int, int | None, str]
-Nodes = Sequence[torch.fx.Node]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,95 +135,57 @@ class Looks:
 
 
 def of_program(program: torch.fx.GraphModule, refuse: Refuse) -> Looks:
-    """Return what is to be looked at before a program runs.
+    """Return the checks of a program; the bodies of loops and branches have none.
 
     Args:
         program: pure.
-        refuse: called with an index, what fits it, and a message.
+        refuse: called with an index, its bounds, and a message.
     """
-    part = _Slice(program, refuse, "")
-    inputs = part.add_checks(of_inputs=False)
+    part = _Slice(program, refuse)
+    inputs = part.add_checks()
     read = part.used() if part.checks else []
-    return Looks(inputs, part.finished([], read) if part.checks else None, read)
-
-
-def repeat(
-    condition: Callable[..., Sequence[torch.Tensor]],
-    body: Callable[..., Sequence[torch.Tensor]],
-    carried: Sequence[torch.Tensor],
-    read: Sequence[torch.Tensor],
-) -> None:
-    """Run the checks of a loop's body, with the values that it has each time."""
-    while bool(*condition(*carried, *read)):
-        carried = body(*carried, *read)
-
-
-def follow(
-    condition: torch.Tensor,
-    first: Callable[..., Any] | None,
-    second: Callable[..., Any] | None,
-    operands: Sequence[torch.Tensor],
-) -> None:
-    """Run the checks of the side that a branch takes, if that has any."""
-    side = first if bool(condition) else second
-    if side is not None:
-        side(*operands)
+    return Looks(inputs, part.finished(read) if part.checks else None, read)
 
 
 class _Slice:
     """A copy of the nodes of a graph that checks need.
 
     Attributes:
-        checks: how many checks it makes.
-        inputs: those of the graph.
-        results: those of the graph.
+        checks: number of checks in the copy.
     """
 
-    def __init__(self, source: torch.fx.GraphModule, refuse: Refuse, line: str):
-        self._source, self._refuse, self._line = source, refuse, line
+    def __init__(self, source: torch.fx.GraphModule, refuse: Refuse):
+        self._source, self._refuse = source, refuse
         self._graph = torch.fx.Graph()
         self._root: dict[str, Any] = {}
         self._copies: dict[torch.fx.Node, torch.fx.Node] = {}
         self.checks = 0
-        self.inputs = [node for node in source.graph.nodes if node.op == "placeholder"]
-        for node in self.inputs:
+        self._inputs = [node for node in source.graph.nodes if node.op == "placeholder"]
+        for node in self._inputs:
             self._copies[node] = self._graph.node_copy(node)
-        (output,) = source.graph.find_nodes(op="output")
-        results = output.args[0]
-        self.results: Nodes = [results] if isinstance(results, torch.fx.Node) else results
 
-    def add_checks(self, *, of_inputs: bool = True) -> list[tuple[int, Arguments]]:
-        """Add a check for each index of the graph.
-
-        Args:
-            of_inputs: also those that are inputs of the graph.
-
-        Returns:
-            else these, by position, with the arguments of their checks.
-        """
+    def add_checks(self) -> list[tuple[int, Arguments]]:
+        """Add a check for each index that is computed; return the inputs that are indices."""
         seen: set[tuple[torch.fx.Node, Bounds]] = set()
         inputs: list[tuple[int, Arguments]] = []
         for node in self._source.graph.nodes:
             for place, bounds in indices(node):
                 index = same_elements(place)
-                if (index, bounds) in seen or not self.copy(index):
+                if (index, bounds) in seen or not self._copy(index):
                     continue
                 seen.add((index, bounds))
-                arguments = (*bounds, message(node, self._line, *bounds))
-                if index.op == "placeholder" and not of_inputs:
-                    inputs.append((self.inputs.index(index), arguments))
+                arguments = (*bounds, message(node, *bounds))
+                if index.op == "placeholder":
+                    inputs.append((self._inputs.index(index), arguments))
                 else:
-                    self._call(self._refuse, self._copies[index], *arguments)
-            if node.target is _WHILE:
-                self._add_loop(node)
-            elif node.target is _COND:
-                self._add_branch(node)
+                    self._graph.call_function(self._refuse, (self._copies[index], *arguments))
+                    self.checks += 1
         return inputs
 
-    def copy(self, *wanted: torch.fx.Node) -> bool:
-        """Copy what some nodes follow from, unless that is expensive, random or has an effect."""
+    def _copy(self, wanted: torch.fx.Node) -> bool:
+        """Copy the inputs of a node, unless one is expensive, random or has an effect."""
         sources: set[torch.fx.Node] = set()
-        waiting = list(wanted)
+        waiting = [wanted]
         while waiting:
             node = waiting.pop()
             if node in self._copies or node in sources:
@@ -249,71 +204,15 @@ class _Slice:
 
     def used(self) -> list[int]:
         """Return the positions of the inputs that the copy needs."""
-        return [i for i, node in enumerate(self.inputs) if self._copies[node].users]
+        return [i for i, node in enumerate(self._inputs) if self._copies[node].users]
 
-    def finished(self, results: Nodes, kept: Sequence[int]) -> torch.fx.GraphModule:
-        """Return the copy as a function of the inputs ``kept`` that returns ``results``."""
-        self._graph.output([self._copies[node] for node in results])
-        for position, node in enumerate(self.inputs):
+    def finished(self, kept: Sequence[int]) -> torch.fx.GraphModule:
+        """Return the copy as a function of the inputs at the positions ``kept``."""
+        self._graph.output([])
+        for position, node in enumerate(self._inputs):
             if position not in kept:
                 self._graph.erase_node(self._copies[node])
         return _torch.graph_module(self._root, self._graph)
-
-    def _add_loop(self, node: torch.fx.Node) -> None:
-        """Add the checks of a loop's body, if what they follow from can be repeated."""
-        arguments: tuple[Any, ...] = node.args
-        tested, part = (self._inner(each, node) for each in arguments[:2])
-        carried, read = arguments[2:]
-        count = len(carried)
-        if not part.checks or not tested.copy(*tested.results):
-            return
-        kept = set(tested.used()) & set(range(count))
-        while True:
-            # A value that the next repetition needs follows from others.
-            if not part.copy(*(part.results[i] for i in kept)):
-                return
-            needed = set(part.used()) & set(range(count))
-            if needed <= kept:
-                break
-            kept |= needed
-        used = sorted({*kept, *tested.used(), *part.used()})
-        outer = [[*carried, *read][i] for i in used]
-        if not self.copy(*outer):
-            return
-        values = [self._copies[each] for each in outer]
-        test = tested.finished(tested.results, used)
-        body = part.finished([part.results[i] for i in sorted(kept)], used)
-        split = len(kept)
-        self._call(repeat, self._added(test), self._added(body), values[:split], values[split:])
-
-    def _add_branch(self, node: torch.fx.Node) -> None:
-        """Add the checks of both sides of a branch, likewise."""
-        arguments: tuple[Any, ...] = node.args
-        condition, *sides, operands = arguments
-        parts = [self._inner(each, node) for each in sides]
-        used = sorted({i for part in parts for i in part.used()})
-        outer = [operands[i] for i in used]
-        if not any(part.checks for part in parts) or not self.copy(condition, *outer):
-            return
-        bodies = [self._added(p.finished([], used)) if p.checks else None for p in parts]
-        values = [self._copies[each] for each in outer]
-        self._call(follow, self._copies[condition], *bodies, values)
-
-    def _inner(self, body: Any, node: torch.fx.Node) -> _Slice:
-        """Return the checks of the body of a loop or branch."""
-        graph = operator.attrgetter(str(body.target))(self._source)
-        part = _Slice(graph, self._refuse, line_of(node) or self._line)
-        part.add_checks()
-        return part
-
-    def _added(self, body: torch.fx.GraphModule) -> torch.fx.Node:
-        name = f"checked_{len(self._root)}"
-        self._root[name] = body
-        return self._graph.get_attr(name)
-
-    def _call(self, function: Callable[..., None], *args: Any) -> None:
-        self._graph.call_function(function, args)
-        self.checks += 1
 
 
 def same_elements(node: torch.fx.Node) -> torch.fx.Node:
@@ -329,12 +228,8 @@ def same_elements(node: torch.fx.Node) -> torch.fx.Node:
 def is_repeatable(node: torch.fx.Node, root: torch.fx.GraphModule) -> bool:
     """Return whether a node may be computed twice: cheap, not random, and without effects."""
     if node.op == "get_attr":
-        value = operator.attrgetter(str(node.target))(root)
-        if isinstance(value, torch.fx.GraphModule):
-            inner = (each for each in value.graph.nodes if each.op in ("call_function", "get_attr"))
-            return all(is_repeatable(each, value) for each in inner)
-        return isinstance(value, torch.Tensor)
-    if is_getitem(node) or node.target in (_WHILE, _COND):
+        return isinstance(operator.attrgetter(str(node.target))(root), torch.Tensor)
+    if is_getitem(node):
         return True
     called = called_operator(node)
     return (

@@ -13,24 +13,14 @@ X, W = torch.randn(6, 5, generator=G), torch.randn(5, 5, generator=G)
 LABELS = torch.tensor([0, 4, 2, 1, 1, 3])
 
 
-def _where(x, w):
-    """Rows 0 to 4 by a product, and one by a number."""
-    return torch.where(x[0] > 0, (x @ w).argmax(1)[:5], 4)
-
-
 INSIDE = {
     "an input": lambda x, w: w[LABELS],
     "an input with gradients": lambda x, w: F.cross_entropy(x @ w, LABELS),
     "argmax": lambda x, w: x[(x @ w).argmax(0)],
-    "argmin of all": lambda x, w: x.take_along_dim((x @ w[:, :1]).argmin().view(1, 1), 0),
+    "argmin of all": lambda x, w: x.gather(0, (x @ w[:, :1]).argmin().view(1, 1)),
     "topk": lambda x, w: F.embedding((x @ w).topk(2)[1], w),
     "sort": lambda x, w: x.gather(0, (x @ w).sort(0)[1]),
     "maximum": lambda x, w: w.index_select(0, (x @ w).max(1)[1]),
-    "remainder": lambda x, w: w[((x @ w)[:, 0] * 9).long() % 5],
-    "clamped": lambda x, w: w[((x @ w)[:, 0] * 9).long().clamp(0, 4)],
-    "from the end": lambda x, w: w[(x @ w).argmax(1) - 5],
-    "chosen": lambda x, w: w[_where(x, w)],
-    "joined": lambda x, w: w[torch.cat([(x @ w).argmax(1), (x @ w).argmin(1)]).int()],
     "random": lambda x, w: w[torch.randint(1, 5, (7,))],
     "an order": lambda x, w: w[torch.randperm(5)],
     "a label": lambda x, w: F.cross_entropy(x @ w, (x @ w).detach().argmax(1)),
@@ -38,11 +28,8 @@ INSIDE = {
 OUTSIDE = {
     "a product": lambda x, w: w[((x @ w)[:, 0] * 9).long()],
     "a wider argmax": lambda x, w: w[(w @ x.t()).argmax(1)],
-    "too far from the end": lambda x, w: w.index_select(0, (x @ w).argmax(1) - 1),
-    "another number": lambda x, w: w[torch.where(x[0] > 0, (x @ w).argmax(1)[:5], 5)],
     "more random numbers": lambda x, w: F.embedding(torch.randint(0, 6, (7,)), w),
-    "clamped too far": lambda x, w: w[((x @ w)[:, 0] * 9).long().clamp(max=4)],
-    "a narrow type": lambda x, w: w[((x @ w).argmax(1) * 1000).to(torch.int8).long()],
+    "a remainder": lambda x, w: w[((x @ w)[:, 0] * 9).long() % 5],
     "a wrong label": lambda x, w: F.cross_entropy(x @ w, (x @ w).detach()[:, 0].long()),
 }
 

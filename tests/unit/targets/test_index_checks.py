@@ -11,7 +11,6 @@ from abele.errors import IndexCheckError
 from abele.targets.base import Compiled
 from abele.targets.index_checks import Checked, checked
 from abele.targets.reference import Interpreter, Reference
-from abele.trace import control_flow
 from helpers.runs import captured, rule_for, started
 
 ROWS = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
@@ -157,66 +156,6 @@ def test_indices_that_are_state_are_looked_at_in_each_call():
     assert call.bound([ROWS, torch.tensor([0, 4, 2]), ONES], [2]) is None
     with pytest.raises(IndexCheckError, match=r"found 9\."):
         call.run([ROWS, torch.tensor([0, 9, 2]), ONES])
-
-
-def _walk(table, index):
-    """Three rows from each index on, and a sum that no index follows from."""
-    _, total, rest = control_flow.loop(
-        3,
-        lambda i, total, rest: [i + 1, total + F.embedding(i, table), rest @ rest.t()],
-        [index, ONES, table[:3, :3]],
-        _fits,
-    )
-    return total + rest.sum()
-
-
-def _chosen(table, index):
-    sides = lambda a: [table[index] + a], lambda a: [a + 1]
-    return control_flow.choose(index.sum() >= 0, sides, ([ONES], [ONES]), _fits)[0]
-
-
-def _chosen_each_time(table, index):
-    def body(i, total):
-        sides = lambda a: [a + table.index_select(0, i)], lambda a: [a - 1]
-        return [i - 1, *control_flow.choose(i.min() >= 0, sides, ([total], [total]), _fits)]
-
-    return control_flow.loop(3, body, [index, ONES], _fits)[1]
-
-
-def _after_a_loop(table, index):
-    return F.embedding(control_flow.loop(2, lambda i: [i + 1], [index], _fits)[0], table)
-
-
-def _never(table, index):
-    return control_flow.loop(0, lambda i: [table[i][:, 0].long()], [index], _fits)[0]
-
-
-def _fits(*results):
-    pass
-
-
-INSIDE = {
-    "loop": (_walk, [0, 2], [(3, 5), (-1, -1)]),
-    "branch": (_chosen, [4, 0, -9], [(5, 5), (7, 7)]),
-    "branch in a loop": (_chosen_each_time, [4, 1, -3], [(5, 5), (6, 6)]),
-    "after a loop": (_after_a_loop, [0, 2], [(3, 5), (-3, -1)]),
-    "loop of no repetitions": (_never, [7, -9], []),
-}
-
-
-@pytest.mark.parametrize(("function", "right", "wrong"), INSIDE.values(), ids=INSIDE)
-def test_indices_inside_loops_and_branches(function, right, wrong):
-    start = (torch.tensor([0, 0, 0]),)
-    session, _ = started(Indexed(function), start, None, INFER, target=Checking())
-    plain, _ = started(Indexed(function), start, None, INFER, target=Reference())
-    for value in right:
-        index = torch.tensor([value, value, max(value, 0)])
-        (output,), (expected,) = session.step([index]), plain.step([index])
-        torch.testing.assert_close(output, expected, rtol=0, atol=0)
-    for value, named in wrong:
-        for each in (session, plain):
-            with pytest.raises(IndexCheckError, match=rf"checks\.py:\d+ in .* takes .* {named}\.$"):
-                each.step([torch.tensor([0, value, 0])])
 
 
 class Classifier(nn.Module):

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 
-from abele.targets.translation.operations import Operation
-from abele.targets.translation.places import Place
-
 #: Takes the translator and the node, and says whether it could be translated.
 Handler = Callable[[Any, torch.fx.Node], bool]
-#: Makes memory for a tensor of a shape and a type.
-New = Callable[[tuple[int, ...], torch.dtype], Place]
-
-
-def _all_stay(operations: Sequence[Operation], new: New) -> Sequence[Operation]:
-    del new
-    return operations
 
 
 def _none_leaves(graph: torch.fx.GraphModule) -> Callable[[torch.fx.Node], bool]:
@@ -36,10 +26,8 @@ class Dialect:
         types: that loops know.
         may_leave: says of a graph which of its operators may index outside of memory; these are
             torch's, because code does not check.
-        rewritten: the operations, before they get their final places, as this code wants them.
     """
 
     handlers: Mapping[Any, Handler]
     types: Collection[torch.dtype]
     may_leave: Callable[[torch.fx.GraphModule], Callable[[torch.fx.Node], bool]] = _none_leaves
-    rewritten: Callable[[Sequence[Operation], New], Sequence[Operation]] = _all_stay

@@ -83,7 +83,6 @@ class Translator:
         outputs = [
             self._returned(node, i) for i, node in enumerate(returned_nodes(self._program.graph))
         ]
-        self.operations = list(self._dialect.rewritten(self.operations, self.new))
         for each in self.operations:
             each.resolve()
         outputs = [each.resolved() for each in outputs]

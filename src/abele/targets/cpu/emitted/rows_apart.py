@@ -116,7 +116,7 @@ def _with_rows_apart(place: Place, length: int, shape: tuple[int, ...] | None) -
 def _may_lie(operation: Operation, index: int, there: Place) -> bool:
     """Return whether an operation accepts its tensor of an index with other strides."""
     if isinstance(operation, Product):
-        return operation.count == 1 and not operation.packed
+        return operation.count == 1
     if isinstance(operation, StridedCall):
         return index in operation.free and operation.accepts(there)
     return isinstance(operation, Pointwise)

@@ -1,23 +1,19 @@
-"""Products of matrices by our kernel, and factors that several of them share."""
+"""GEMMs by our kernel."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
-from abele.targets.translation.operations import Call, Operation
+from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
 
 # Below, the library's kernels for such matrices are faster.
 _LEAST_ROWS = _LEAST_COLUMNS = 8
 _LEAST_WORK = 4096
 
-# A factor is packed by itself if so many products read it that have so few rows each: with more
-# rows, packing it each time costs nothing.
-_LEAST_READERS, _MOST_ROWS = 3, 256
 # A thread is worth waking for half as much as in a convolution, whose threads wait for each other.
 _WORK_PER_ADD = 2
 # Columns of packed factors are rounded up to this, see abi.h.
@@ -47,7 +43,6 @@ class Product(Call):
         count: of such products.
         sizes: rows, columns and inner dimension of each.
         steps: of the factors: to the next matrix, row and column.
-        packed: the right factor is.
         halves: the inner dimension is summed in two, which two threads share.
         summed: the result is the sum of all products.
     """
@@ -55,7 +50,6 @@ class Product(Call):
     count: int
     sizes: tuple[int, int, int]
     steps: tuple[str, ...]
-    packed: bool = False
     halves: bool = False
     summed: bool = False
 
@@ -63,7 +57,7 @@ class Product(Call):
         """Return ``AbeleProduct`` of ``abi.h`` in C++, with braces escaped for ``format``."""
         rows, columns, _ = self.sizes
         result = 0 if self.summed else rows * columns, self.writes[0].stride[-2]
-        flags = int(self.packed), 0, int(self.halves)
+        flags = 0, 0, int(self.halves)
         numbers = (self.count, *self.sizes, *self.steps, *result, *flags)
         return f"AbeleProduct{{{{{', '.join(map(str, numbers))}}}}}"
 
@@ -166,65 +160,20 @@ def by_rows(made: Product, turns: int, loop: str) -> str:
     )
 
 
-def on_rows(made: Product) -> str:
-    """Return the call that computes rows ``begin`` to ``end`` of a GEMM in a thread."""
-    return f"abele::multiply_rows({made.described()}, {{0}}, {{1}}, {{2}}, begin, end, status);"
-
-
-def packed_once(operations: Sequence[Operation], new: _New) -> list[Operation]:
-    """Pack right factors once that many small GEMMs read.
-
-    Args:
-        operations: in order.
-        new: makes memory.
-    """
-    readers: dict[Any, list[Product]] = {}
-    for each in operations:
-        if isinstance(each, Product) and each.count == 1 and each.sizes[0] <= _MOST_ROWS:
-            readers.setdefault(each.reads[1], []).append(each)
-    packing: dict[Operation, Operation] = {}
-    for factor, products in readers.items():
-        if len(products) >= _LEAST_READERS and not _written(operations, factor, products):
-            packing[products[0]] = _packed(factor, products, new)
-    result = [new for each in operations for new in (packing.get(each), each) if new is not None]
-    for position, each in enumerate(result):
-        each.position = position
-    return result
-
-
-def _written(operations: Sequence[Operation], factor: Place, products: list[Product]) -> bool:
-    """Return whether a factor is written between its first reader and its last."""
-    first, last = products[0].position, products[-1].position
-    return any(
-        place.buffer is factor.buffer for each in operations[first:last] for place in each.writes
-    )
-
-
-def _packed(factor: Place, products: list[Product], new: _New) -> Call:
-    packed = room_for_packed(factor, new)
-    call = packing(factor, packed, products[0].described())
-    for each in products:
-        each.reads[1], each.packed, each.halves = packed, True, False
-        each.text = _multiplied(each)
-    return call
-
-
 def room_for_packed(factor: Place, new: _New) -> Place:
     """Memory for a right factor once it is packed."""
     inner, columns = factor.shape
     return new((inner, -(-columns // _PACKED_COLUMNS) * _PACKED_COLUMNS), factor.dtype)
 
 
-def packing(factor: Place, packed: Place, described: str | None = None) -> Call:
+def packing(factor: Place, packed: Place) -> Call:
     """Return the operation that packs a right factor.
 
     Args:
         factor: inner dimension and columns, in any order.
         packed: where to.
-        described: a product with this factor, as ``Product.described`` says it; None: one is made.
     """
-    if described is None:
-        inner, columns = factor.shape
-        steps = ", ".join(map(str, (0, *factor.stride)))
-        described = f"AbeleProduct{{{{1, 1, {columns}, {inner}, 0, 0, 0, {steps}, 0, 0, 0, 0, 0}}}}"
+    inner, columns = factor.shape
+    steps = ", ".join(map(str, (0, *factor.stride)))
+    described = f"AbeleProduct{{{{1, 1, {columns}, {inner}, 0, 0, 0, {steps}, 0, 0, 0, 0, 0}}}}"
     return Call([factor], [packed], f"status |= abele::pack({described}, {{0}}, {{1}}, threads)")
