@@ -4,8 +4,8 @@
     c = sigmoid(forget) * c + sigmoid(input) * tanh(cell);  h = sigmoid(output) * tanh(c)
 
 Programs have these operators where plain PyTorch calls these libraries, so interpreted programs
-have its bits and its speed. Lowerings write a loop (``passes.of_lowerings.recurrent``) or
-separate steps (``recurrent_steps``). Importing this module registers the operators.
+have its bits and its speed. Emitted code has a loop instead
+(``passes.of_lowerings.recurrent``). Importing this module registers the operators.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A layer of a GRU, or of a network without gates, in one direction, as torch computes it.
 
 On processors, torch computes such a layer by the operators of its time steps. This is one operator
-with the same bits. Lowerings write a loop (``passes.of_lowerings.recurrent``) or separate
-steps (``recurrent_steps``). Importing this module registers the operators.
+with the same bits. Emitted code has a loop instead
+(``passes.of_lowerings.recurrent``). Importing this module registers the operators.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ import torch
 from abele._torch import OpOverload
 from abele.errors import ForeignExecutable
 from abele.passes import Pass
-from abele.passes.of_lowerings.recurrent import recurrent_steps
 from abele.program import Program
 from abele.program.memory import MemoryUse, of_graph
 from abele.targets.kernel_choice import Kernel, KernelChoice, operators_of
@@ -388,15 +387,15 @@ class Target(abc.ABC):
             another one measures faster.
         cacheable: its executables are worth keeping on disk.
         measures: of several lowerings that are asked for, the fastest is taken, not the first.
-        apart: what a program goes through before lowerings are asked about it, because they would
-            take the same layers apart.
+        apart: passes that a program goes through before lowerings judge it, because they would
+            decompose the same layers.
     """
 
     name: str
     lowerings: tuple[Lowering, ...]
     cacheable: bool = False
     measures: bool = True
-    apart: tuple[Pass, ...] = (recurrent_steps,)
+    apart: tuple[Pass, ...] = ()
 
     def unavailable(self) -> str | None:
         """Why programs cannot run here, or ``None`` if they can."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from abele.passes.of_lowerings.kept_derivatives import kept_derivatives
+from abele.passes.of_lowerings.gradients import kept_derivatives
 from abele.targets.reference import Interpreter, Reference
 from helpers.runs import assert_same_bits, captured, rule_for, run, started
 

@@ -15,7 +15,7 @@ from abele import arena
 from abele.errors import CompilerError
 from abele.kernels import build, packaged, sources
 from abele.kernels.build import Making
-from abele.passes.of_lowerings.recurrent import recurrent_loops, recurrent_steps
+from abele.passes.of_lowerings.recurrent import recurrent_loops
 from abele.program import Program
 from abele.targets.base import Lowering, Run, Target
 from abele.targets.cpu.compiler import compiler, identity, instruction_set
@@ -37,7 +37,7 @@ class Cpu(Target):
     name = "cpu"
     lowerings = LOWERINGS
     cacheable = True
-    apart = (recurrent_loops, recurrent_steps)
+    apart = (recurrent_loops,)
 
     def device(self) -> torch.device:
         """Return the host."""

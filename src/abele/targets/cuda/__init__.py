@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from abele.passes.of_lowerings.recurrent import steps_but_of_lstms
 from abele.program import Program
 from abele.targets.base import Run, Target
 from abele.targets.cuda.emitted import nvrtc
@@ -42,7 +41,7 @@ class Cuda(Target):
 
     def interpreted(self, program: Program) -> tuple[Program, Run]:
         """Return the program on this GPU, and what calls torch's kernels for its operators."""
-        moved = to_gpu(steps_but_of_lstms(program))
+        moved = to_gpu(program)
         return moved, straight_run(moved)
 
     def toolchain(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from abele.passes.of_lowerings.gpu import gpu_attention, gpu_norms
-from abele.passes.of_lowerings.recurrent import steps_but_of_lstms
 from abele.program import Program, is_view
 from abele.targets.base import Compiled, Lowering, Run
 from abele.targets.cuda.gpu import to_gpu
@@ -34,7 +33,7 @@ class OpByOp(Lowering):
 
     name = "op_by_op"
     manner = "run with torch's own kernels"
-    passes = (steps_but_of_lstms, to_gpu, gpu_attention, gpu_norms)
+    passes = (to_gpu, gpu_attention, gpu_norms)
 
     def why(self, program: Program) -> str | None:
         """Take every program."""

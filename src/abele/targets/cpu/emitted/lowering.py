@@ -12,8 +12,7 @@ import torch
 from abele import arena
 from abele._torch.copies import called_targets
 from abele.passes.of_lowerings.convolutions import half_convolutions
-from abele.passes.of_lowerings.kept_derivatives import kept_derivatives
-from abele.passes.of_lowerings.merged_gemms import stacked_gradients, summed_products
+from abele.passes.of_lowerings.gradients import kept_derivatives, stacked_gradients
 from abele.passes.of_lowerings.recurrent import recurrent_loops
 from abele.program import Program
 from abele.program.aliasing import lifetimes
@@ -58,7 +57,6 @@ class Emitted(Lowering):
         half_convolutions,
         few_channel_convolutions,
         stacked_gradients,
-        summed_products,
         kept_derivatives,
     )
 

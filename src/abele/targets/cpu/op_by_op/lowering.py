@@ -14,7 +14,6 @@ from abele.passes.of_lowerings.convolutions import half_convolutions, pointwise_
 from abele.passes.of_lowerings.fused_sums import fused_sums
 from abele.passes.of_lowerings.fused_updates import fused_adam, fused_sgd, joined_counters
 from abele.passes.of_lowerings.normalisation import folded_normalisation, fused_normalisation
-from abele.passes.of_lowerings.recurrent import recurrent_steps
 from abele.program import Program
 from abele.program.memory import MemoryUse
 from abele.targets.base import Clocked, Compiled, Lowering, Run, require_code
@@ -33,7 +32,6 @@ class OpByOp(Lowering):
     name = "op_by_op"
     manner = "run operator by operator"
     passes = (
-        recurrent_steps,
         half_convolutions,
         fused_normalisation,
         fused_sums,

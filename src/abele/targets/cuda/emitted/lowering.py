@@ -12,7 +12,6 @@ import torch
 
 from abele.errors import CorruptExecutable
 from abele.passes.of_lowerings.gpu import gpu_attention, gpu_biases, gpu_norms, gpu_patches
-from abele.passes.of_lowerings.recurrent import steps_but_of_lstms
 from abele.program import Program, has_effect, subgraphs
 from abele.program.aliasing import last_uses
 from abele.targets.base import Compiled, Lowering, require_code
@@ -74,7 +73,6 @@ class Emitted(Lowering):
     name = "emitted"
     compiles = True
     passes = (
-        steps_but_of_lstms,
         to_gpu,
         gpu_attention,
         gpu_norms,

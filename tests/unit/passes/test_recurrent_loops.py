@@ -1,4 +1,4 @@
-"""Recurrent layers: interpreted with plain PyTorch's bits, compiled as steps or as a loop."""
+"""Recurrent layers: interpreted with plain PyTorch's bits, compiled as a loop."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torch import nn
 from abele import _torch, passes
 from abele.ops import lstm, recurrent, recurrent_loop
 from abele.passes._edit import editable, finished, inserted
-from abele.passes.of_lowerings import recurrent as module
-from abele.passes.of_lowerings.recurrent import recurrent_loops, recurrent_steps, steps_but_of_lstms
+from abele.passes.of_lowerings.recurrent import recurrent_loops
 from abele.program import all_nodes
 from abele.targets.reference import Interpreter, Reference
 from helpers.runs import (
@@ -27,10 +26,6 @@ from helpers.runs import (
 )
 
 STEPS = 9
-
-
-class InSteps(Interpreter):
-    passes = (recurrent_steps,)
 
 
 class InLoops(Interpreter):
@@ -109,12 +104,11 @@ def model_of(kind, name):
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
-@pytest.mark.parametrize("lowering", [InSteps(), InLoops()], ids=["steps", "loops"])
-def test_they_train_as_the_layer_does(kind, name, lowering):
+def test_they_train_as_the_layer_does(kind, name):
     model, data = model_of(kind, name)
     rule = rule_for(model, "sgd")
     whole = run(started(model, data[0], rule)[0], data)
-    apart = run(started(model, data[0], rule, target=Apart(lowering))[0], data)
+    apart = run(started(model, data[0], rule, target=Apart(InLoops()))[0], data)
     assert_close_by_norm(apart, whole, 1e-5)
 
 
@@ -129,22 +123,20 @@ def test_the_layer_has_the_bits_of_plain_pytorch(kind, name):
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
-@pytest.mark.parametrize("change", [recurrent_steps, recurrent_loops])
-def test_nothing_of_the_layer_is_left(kind, name, change):
+def test_nothing_of_the_layer_is_left(kind, name):
     model, data = model_of(kind, name)
     (program,) = captured(model, data[0], rule=rule_for(model, "sgd")).programs
     before = passes.run(program)
     assert layers(before)
-    after = passes.run_only(before, (change,))
+    after = passes.run_only(before, (recurrent_loops,))
     assert not layers(after)
     assert layers(before), "the program that was handed in has changed"
 
 
-@pytest.mark.parametrize("change", [recurrent_steps, recurrent_loops])
-def test_a_program_without_layers_is_returned_as_it_is(change):
+def test_a_program_without_layers_is_returned_as_it_is():
     model = nn.Sequential(nn.Linear(3, 4))
     (program,) = captured(model, [torch.randn(2, 3)]).programs
-    assert change(program) is program
+    assert recurrent_loops(program) is program
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -155,12 +147,6 @@ def test_loops_make_a_program_as_large_for_any_number_of_steps(kind):
         after = passes.run_only(passes.run(program), (recurrent_loops,))
         sizes.add(len(after.graph.graph.nodes))
     assert len(sizes) == 1
-
-
-def test_others_than_lstms_are_taken_apart_alone():
-    for kind, wanted in (("lstm", 1), ("gru", 0), ("tanh", 0)):
-        (program,) = captured(Last(KINDS[kind]), [torch.randn(STEPS, 2, 3)]).programs
-        assert len(layers(steps_but_of_lstms(passes.run(program)))) == wanted
 
 
 def test_inference_keeps_nothing_of_its_steps():
@@ -182,31 +168,20 @@ def forgetting(program, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("change", [recurrent_steps, recurrent_loops])
-def test_a_backward_whose_forward_is_elsewhere_computes_it_again(kind, change):
+def test_a_backward_whose_forward_is_elsewhere_computes_it_again(kind):
     model, data = model_of(kind, "plain")
     (program,) = captured(model, data[0], rule=rule_for(model, "sgd")).programs
     before = passes.run(program)
     variants = before, forgetting(before, kind)
-    after, again = (passes.run_only(each, (change,)) for each in variants)
+    after, again = (passes.run_only(each, (recurrent_loops,)) for each in variants)
     loops = again.graph.graph.find_nodes(op="call_function", target=recurrent_loop.forward)
-    assert len(loops) == (2 if change is recurrent_loops else 0)
+    assert len(loops) == 2
     inputs = [torch.rand(tuple(node.meta["val"].shape)) for node in after.placeholders()]
     results = []
     for each in (after, again):
         values = [value.clone() for value in inputs]  # parameters become what they are afterwards
         results.append((Interpreter().compile(each).run(list(values)), values))
     torch.testing.assert_close(*results, rtol=0, atol=0)
-
-
-def test_layers_of_one_shape_are_traced_once():
-    module._traced.cache_clear()
-    model, data = model_of("lstm", "plain")
-    (program,) = captured(model, data[0], rule=rule_for(model, "sgd")).programs
-    before = passes.run(program)
-    recurrent_steps(before)
-    recurrent_steps(before)
-    assert module._traced.cache_info().misses == 1
 
 
 class Last(nn.Module):
