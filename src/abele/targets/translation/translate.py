@@ -11,7 +11,7 @@ import torch
 
 from abele._torch import OpOverload, schema_of
 from abele.program import Program, is_getitem, is_view, returned_nodes
-from abele.targets.translation.copies import sliced_results, without_copies
+from abele.targets.translation.copies import without_copies
 from abele.targets.translation.dialect import Dialect
 from abele.targets.translation.operations import (
     Foreign,
@@ -88,7 +88,6 @@ class Translator:
         outputs = [each.resolved() for each in outputs]
         returned = {each.buffer for each in outputs}
         self.operations = without_copies(self.operations, returned)
-        self.operations = sliced_results(self.operations, self.new)
         inputs = [self.places[node] for node in self._program.placeholders()]
         return Translation(self.operations, inputs, constants, outputs)
 

@@ -143,6 +143,7 @@ _CALLS = {
     "product": "too small for our kernel of products, or not in float32: the library's",
     "products": "too small for our kernel of products, or not in float32: the library's",
     "pool": "windows of 2 x 2 side by side: our kernel",
+    "pool_backward": "windows of 2 x 2 side by side: our kernel",
     "recurrent": "all time steps of the layer: our kernel",
     "recurrent_backward": "all time steps of the layer: our kernel",
     "attention": "float32 without mask and dropout: our kernel keeps scores in the cache",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -14,9 +15,7 @@ from abele.targets.translation.places import Place
 
 aten = torch.ops.aten
 
-_FLOATS_PER_THREAD = 8192
-# Larger windows are not unrolled.
-_UNROLLED = 16
+_LARGEST_IMAGE = 2**31 - 1  # pixels
 
 
 def convolution(translator: Any, node: torch.fx.Node) -> bool:
@@ -86,66 +85,61 @@ def described(
 
 
 def max_pool(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.max_pool2d_with_indices`` of contiguous images."""
-    x, *given = (*arguments(node), *_POOL[len(arguments(node)) - 2 :])
-    kernel, stride, padding, dilation = (pair(each) for each in given[:4])
-    ceil = given[4]
-    place = translator.contiguous(translator.places[x])
-    windows = _windows(place, node.meta["val"][0].shape, kernel, stride, padding)
-    if place.dtype is not torch.float32 or any(d != 1 for d in dilation) or not place.size:
+    """``aten.max_pool2d_with_indices`` of windows of 2 x 2 that tile an image."""
+    if not _is_ours(node):
         return False
-    (kh, kw), (sh, sw) = kernel, stride or kernel
-    name = f"max_pool<{_workers(place)}>"
-    inside = not any(padding) and not ceil and kh * kw <= _UNROLLED
-    if inside:
-        name = f"max_pool_inside<{_workers(place)}, {kh}, {kw}, {sh}, {sw}>"
-    places = torch.uint8 if _only_for_backward(node, kernel, stride) and inside else torch.int64
+    x = translator.contiguous(translator.places[arguments(node)[0]])
+    places = torch.uint8 if _only_for_backward(node) else torch.int64
     shape = tuple(node.meta["val"][0].shape)
     results = [translator.new(shape, dtype) for dtype in (torch.float32, places)]
-    text = f"abele::{name}({windows}, {{0}}, {{1}}, {{2}}, threads)"
-    if places is torch.uint8 and (kh, kw, sh, sw) == (2, 2, 2, 2):
-        text = _by_kernel(place)
-    translator.add(Call([place], results, text))
+    sizes, threads = _sizes_and_threads(x)
+    text = f"status |= abele::pool({sizes}, {{0}}, {{1}}, {{2}}, {threads})"
+    translator.add(Call([x], results, text))
     translator.places[node] = results
     return True
 
 
-def _by_kernel(images: Place) -> str:
-    """Return the call of our max pool, for windows of 2 x 2 that do not overlap."""
-    height, width = images.shape[-2:]
-    sizes = f"AbelePool{{{{{images.size // (height * width)}, 1, {height}, {width}, 0}}}}"
-    threads = f"abele_threads({images.size}, 0, threads)"
-    return f"status |= abele::pool({sizes}, {{0}}, {{1}}, {{2}}, {threads})"
-
-
 def max_pool_backward(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.max_pool2d_with_indices_backward``."""
-    grad, x, kernel, stride, padding, dilation, _, places = arguments(node)
-    x = translator.places[x]
-    if x.dtype is not torch.float32 or any(d != 1 for d in dilation) or not x.size:
+    """``aten.max_pool2d_with_indices_backward``, where only it reads places of maxima."""
+    grad, *_, places = arguments(node)
+    places = translator.places[places]
+    if places.dtype is not torch.uint8:
         return False
-    reads = [translator.contiguous(translator.places[each]) for each in (grad, places)]
-    windows = _windows(x, reads[0].shape, kernel, stride, padding)
-    result = translator.new(x.shape, x.dtype)
-    sizes = str(_workers(x))
-    if reads[1].dtype is torch.uint8:
-        sizes += ", {}, {}".format(*pair(kernel))
-    text = f"abele::max_pool_backward<{sizes}>({windows}, {{0}}, {{1}}, {{2}}, threads)"
+    reads = [translator.contiguous(translator.places[grad]), places]
+    result = translator.new(tuple(node.meta["val"].shape), torch.float32)
+    sizes, threads = _sizes_and_threads(result)
+    text = f"status |= abele::pool_backward({sizes}, {{0}}, {{1}}, {{2}}, {threads})"
     translator.add(Call(reads, [result], text))
     translator.places[node] = result
     return True
 
 
-_POOL: tuple[Any, ...] = ([], [0, 0], [1, 1], False)
+def _is_ours(pool: torch.fx.Node) -> bool:
+    """Return whether our kernel computes a max pool."""
+    x = arguments(pool)[0].meta["val"]
+    small = math.prod(x.shape[-2:]) <= _LARGEST_IMAGE
+    return x.dtype is torch.float32 and x.numel() > 0 and small and has_plain_windows(pool)
 
 
-def _only_for_backward(node: torch.fx.Node, kernel: list[int], stride: list[int]) -> bool:
-    """Return whether only the gradient reads the indices of maxima, and no windows overlap."""
-    picked = [user for user in node.users if is_getitem(user) and user.args[1] == 1]
+def has_plain_windows(pool: torch.fx.Node) -> bool:
+    """Return whether windows are 2 x 2 and do not overlap."""
+    _, kernel, *given = arguments(pool)
+    stride, padding, dilation, ceil = (*given, *_DEFAULTS[len(given) :])
+    sizes = [pair(each) for each in (kernel, stride or kernel)]
+    rest = [*pair(padding), *(each - 1 for each in pair(dilation)), ceil]
+    return sizes == [[2, 2], [2, 2]] and not any(rest)
+
+
+# Arguments of a pool after its kernel.
+_DEFAULTS: tuple[Any, ...] = ([], [0, 0], [1, 1], False)
+
+
+def _only_for_backward(pool: torch.fx.Node) -> bool:
+    """Return whether only the gradient reads the indices of maxima."""
+    picked = [user for user in pool.users if is_getitem(user) and user.args[1] == 1]
     backward = aten.max_pool2d_with_indices_backward.default
     readers = [user for each in picked for user in each.users]
-    alone = all(user.target is backward and user.args[7] in picked for user in readers)
-    return alone and (not stride or list(stride) == list(kernel))
+    return all(user.target is backward and user.args[7] in picked for user in readers)
 
 
 def pair(values: Any) -> list[int]:
@@ -153,17 +147,11 @@ def pair(values: Any) -> list[int]:
     return list(values) * 2 if len(values) == 1 else list(values)
 
 
-def _windows(x: Place, out: Any, kernel: list[int], stride: list[int], padding: list[int]) -> str:
-    height, width = x.shape[-2:]
-    planes = x.size // max(height * width, 1)
-    kernel, stride, padding = (pair(each) for each in (kernel, stride, padding))
-    numbers = (planes, height, width, *kernel, *(stride or kernel), *padding, *out[-2:])
-    return f"abele::Windows{{{{{', '.join(map(str, numbers))}}}}}"
-
-
-def _workers(x: Place) -> int:
-    planes = x.size // (x.shape[-1] * x.shape[-2])
-    return max(1, min(planes, x.size // _FLOATS_PER_THREAD))
+def _sizes_and_threads(images: Place) -> tuple[str, str]:
+    """Return ``AbelePool`` of ``abi.h`` and the number of useful threads, both in C++."""
+    height, width = images.shape[-2:]
+    sizes = f"AbelePool{{{{{images.size // (height * width)}, 1, {height}, {width}, 0}}}}"
+    return sizes, f"abele_threads({images.size}, 0, threads)"
 
 
 HANDLERS = {

@@ -94,7 +94,7 @@ def _chain(conv: _Node) -> Chain | None:
     if pool is None or set(source.users) != {each for each in (pool, back, mask) if each}:
         return None
     picked = [user for each in pool.users if each.args[1] == 1 for user in each.users]
-    if not _is_plain(pool) or picked != [back] * (back is not None):
+    if not images.has_plain_windows(pool) or picked != [back] * (back is not None):
         return None
     if back is not None and not _leads_back(back, mask, source, conv):
         return None
@@ -125,23 +125,11 @@ def _only(nodes: list[_Node]) -> _Node:
     return node
 
 
-def _is_plain(pool: _Node) -> bool:
-    """Return whether windows are 2 x 2 and do not overlap."""
-    _, kernel, *given = arguments(pool)
-    stride, padding, dilation, ceil = (*given, *_DEFAULTS[len(given) :])
-    sizes = [images.pair(each) for each in (kernel, stride or kernel)]
-    rest = [*images.pair(padding), *(each - 1 for each in images.pair(dilation)), ceil]
-    return sizes == [[2, 2], [2, 2]] and not any(rest)
-
-
 def _pays(chain: Chain) -> bool:
     x, y = (arguments(chain.conv)[0].meta["val"], chain.conv.meta["val"])
     pixels = x[0].numel() + y[0].numel()
     return x.shape[0] >= _LEAST_BATCH and pixels <= _MOST_PIXELS_PER_SAMPLE
 
-
-# Of a pool's arguments after its kernel.
-_DEFAULTS: tuple[Any, ...] = ([], [0, 0], [1, 1], False)
 
 HANDLERS = {
     few_channel_conv.forward: convolution,

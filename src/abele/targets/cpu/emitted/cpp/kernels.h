@@ -44,6 +44,13 @@ inline int depthwise_backward(const AbeleDepthwise& conv, const float* grad, con
 inline int pool(const AbelePool& pool, const float* x, float* y, uint8_t* places, int threads) {
   return abele_max_pool(&pool, x, y, places, nullptr, threads);
 }
+inline int pool(const AbelePool& pool, const float* x, float* y, int64_t* indices, int threads) {
+  return abele_max_pool(&pool, x, y, nullptr, indices, threads);
+}
+inline int pool_backward(const AbelePool& pool, const float* grad, const uint8_t* places,
+                         float* grad_x, int threads) {
+  return abele_max_pool_backward(&pool, grad, places, grad_x, threads);
+}
 
 inline int multiply(const AbeleProduct& product, const float* a, const float* b, float* c,
                     int threads) {
