@@ -370,19 +370,10 @@ ABELE_API int abele_group_norm_backward(int masked, int64_t samples, int64_t cha
                                         const float* weight, float* grad_x, float* sums,
                                         int threads);
 
-// Batch norm: statistics of each channel of samples x channels x pixels, and what the running ones
-// are afterwards, of which all four pointers may be null. Sums are the gradients of weight and bias.
-ABELE_API int abele_batch_statistics(int64_t samples, int64_t channels, int64_t pixels, double eps,
-                                     double momentum, const float* x, const float* running_mean,
-                                     const float* running_var, float* mean, float* rstd,
-                                     float* next_mean, float* next_var, int threads);
-ABELE_API int abele_batch_norm_sums(int64_t samples, int64_t channels, int64_t pixels,
-                                    const float* grad, const float* x, const float* mean,
-                                    const float* rstd, float* grad_weight, float* grad_bias,
-                                    int threads);
-
-// The same of the channels from `begin` to `end`, in the calling thread. Samples of grad are `stride`
-// elements apart; where pixels is 1, channels x pixels.
+// Batch norm, of the channels from `begin` to `end`, in the calling thread: statistics of samples x
+// channels x pixels, and what the running ones are afterwards, of which all four pointers may be null.
+// Gradients are those of weight and bias. Samples of grad are `stride` elements apart; where pixels is
+// 1, channels x pixels.
 ABELE_API int abele_channel_statistics(int64_t begin, int64_t end, int64_t samples,
                                        int64_t channels, int64_t pixels, double eps,
                                        double momentum, const float* x, const float* running_mean,

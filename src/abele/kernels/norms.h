@@ -208,17 +208,6 @@ inline void channel_statistics(Index begin, Index end, Index samples, Index chan
   }
 }
 
-template <int most>
-inline void batch_statistics(Index samples, Index channels, Index pixels, float eps,
-                             float momentum, const float* x, const float* running_mean,
-                             const float* running_var, float* mean, float* rstd, float* next_mean,
-                             float* next_var, int threads) {
-  share<most>(channels, threads, [=](Index begin, Index end) {
-    channel_statistics(begin, end, samples, channels, pixels, eps, momentum, x, running_mean,
-                       running_var, mean, rstd, next_mean, next_var);
-  });
-}
-
 // Gradients of the bias and of the weight, of the channels from `begin` to `end`: sums of grad and of
 // grad times the normalised x. Samples of grad are `stride` elements apart.
 inline void channel_gradients(Index begin, Index end, Index samples, Index channels, Index pixels,
@@ -252,16 +241,6 @@ inline void channel_gradients(Index begin, Index end, Index samples, Index chann
       grad_weight[first + k] = float(scaled[k] * rstd[first + k]);
     }
   }
-}
-
-template <int most>
-inline void batch_norm_sums(Index samples, Index channels, Index pixels, const float* grad,
-                            const float* x, const float* mean, const float* rstd,
-                            float* grad_weight, float* grad_bias, int threads) {
-  share<most>(channels, threads, [=](Index begin, Index end) {
-    channel_gradients(begin, end, samples, channels, pixels, channels * pixels, grad, x, mean,
-                      rstd, grad_weight, grad_bias);
-  });
 }
 
 }  // namespace abele

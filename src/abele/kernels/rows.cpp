@@ -54,24 +54,6 @@ int abele_group_norm_backward(int masked, int64_t samples, int64_t channels, int
   return ABELE_OK;
 }
 
-int abele_batch_statistics(int64_t samples, int64_t channels, int64_t pixels, double eps,
-                           double momentum, const float* x, const float* running_mean,
-                           const float* running_var, float* mean, float* rstd, float* next_mean,
-                           float* next_var, int threads) {
-  abele::batch_statistics<ANY>(samples, channels, pixels, float(eps), float(momentum), x,
-                               running_mean, running_var, mean, rstd, next_mean, next_var,
-                               threads);
-  return ABELE_OK;
-}
-
-int abele_batch_norm_sums(int64_t samples, int64_t channels, int64_t pixels, const float* grad,
-                          const float* x, const float* mean, const float* rstd,
-                          float* grad_weight, float* grad_bias, int threads) {
-  abele::batch_norm_sums<ANY>(samples, channels, pixels, grad, x, mean, rstd, grad_weight,
-                              grad_bias, threads);
-  return ABELE_OK;
-}
-
 int abele_channel_statistics(int64_t begin, int64_t end, int64_t samples, int64_t channels,
                              int64_t pixels, double eps, double momentum, const float* x,
                              const float* running_mean, const float* running_var, float* mean,

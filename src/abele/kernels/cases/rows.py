@@ -114,41 +114,32 @@ def _planes() -> Iterator[tuple[int, int, int]]:
         yield 2 + index % 2, 1 + index % 3, size
 
 
-def _batch_statistics(library: ctypes.CDLL, *, some: bool) -> Iterator[Case]:
-    """Test the statistics of all channels, or those of ``some`` in the calling thread."""
-    for index, sizes in enumerate(_planes()):
+def _batch_statistics(library: ctypes.CDLL) -> Iterator[Case]:
+    for sizes in _planes():
         channels, x = sizes[1], numbers(*sizes) + 3
         old = numbers(channels, seed=1), numbers(channels, seed=2).abs()
         mean, rstd = _statistics(x, (0, 2))
         news = [each.double() for each in old]
         functional.batch_norm(x.double(), *news, training=True, momentum=_MOMENTUM, eps=_EPS)
-        results, part = unwritten(*[(channels,)] * 4), slice(0, channels)
+        results, part = unwritten(*[(channels,)] * 4), slice(channels // 4, channels)
         given = *sizes, _EPS, _MOMENTUM, x, *old, *results
-        if some:
-            part = slice(channels // 4, channels)
-            call(library.abele_channel_statistics, part.start, part.stop, *given)
-        else:
-            call(library.abele_batch_statistics, *given, threads_of(index))
+        call(library.abele_channel_statistics, part.start, part.stop, *given)
         of_call = named(("samples", "channels", "pixels"), sizes)
         exact = [mean, rstd, *news]
         yield Case(of_call, [each[part] for each in results], [each[part] for each in exact])
 
 
-def _batch_gradients(library: ctypes.CDLL, *, some: bool) -> Iterator[Case]:
-    for index, sizes in enumerate(_planes()):
+def _batch_gradients(library: ctypes.CDLL) -> Iterator[Case]:
+    for sizes in _planes():
         samples, channels, pixels = sizes
-        # Samples of the gradient may lie apart in the calling thread's kernel.
-        grad = numbers(samples, channels + (3 if some and pixels > 1 else 0), pixels, seed=1)
+        # Samples of the gradient may be stored with gaps.
+        grad = numbers(samples, channels + (3 if pixels > 1 else 0), pixels, seed=1)
         x, (mean, rstd) = numbers(*sizes), _statistics(numbers(*sizes), (0, 2))
         normalised = (x - mean[:, None]) * rstd[:, None]
         given = grad, x, mean.float(), rstd.float()
-        results, part = unwritten((channels,), (channels,)), slice(0, channels)
-        if some:
-            part = slice(channels // 4, channels)
-            function, stride = library.abele_channel_gradients, grad.stride(0)
-            call(function, part.start, part.stop, *sizes, stride, *given, *results)
-        else:
-            call(library.abele_batch_norm_sums, *sizes, *given, *results, threads_of(index))
+        results, part = unwritten((channels,), (channels,)), slice(channels // 4, channels)
+        function, stride = library.abele_channel_gradients, grad.stride(0)
+        call(function, part.start, part.stop, *sizes, stride, *given, *results)
         wide = grad[:, :channels].double()
         exact = (wide * normalised).sum((0, 2)), wide.sum((0, 2))
         of_call = named(("samples", "channels", "pixels"), sizes)
@@ -233,10 +224,8 @@ TABLES: dict[str, Table] = {
     "abele_layer_norm_backward": _layer_norms_backward,
     "abele_layer_norm_weights": _layer_norm_weights,
     **both("abele_group_norm", _groups),
-    "abele_batch_statistics": functools.partial(_batch_statistics, some=False),
-    "abele_batch_norm_sums": functools.partial(_batch_gradients, some=False),
-    "abele_channel_statistics": functools.partial(_batch_statistics, some=True),
-    "abele_channel_gradients": functools.partial(_batch_gradients, some=True),
+    "abele_channel_statistics": _batch_statistics,
+    "abele_channel_gradients": _batch_gradients,
     "abele_softmax": _softmax,
     "abele_softmax_backward": _softmax_backward,
     "abele_nll_loss_backward": _labels,

@@ -19,7 +19,7 @@ from abele.targets.cpu.emitted.source import COST, MOMENTS, Segment
 from abele.targets.index_checks import checked
 from abele.targets.kernel_choice import Kernel
 from abele.targets.translation.groups import Unit
-from abele.targets.translation.operations import Call, Foreign
+from abele.targets.translation.operations import Call, ChannelCall, Foreign
 from abele.targets.translation.places import Buffer
 
 _LOOKS = 1000
@@ -104,7 +104,7 @@ def kernel_of(unit: Unit, kept: Collection[Buffer]) -> Kernel:
 def who(unit: Unit) -> str:
     """Return the backend of a unit: ``torch``, ``loop``, or the name of a function."""
     operation = unit.operations[0]
-    if isinstance(unit, ByChannels):
+    if isinstance(unit, ByChannels) or isinstance(operation, ChannelCall):
         return "channels"
     if isinstance(operation, Foreign):
         return "torch"

@@ -32,19 +32,26 @@ def _statistics(
         else ("{0}, nullptr, nullptr, {1}, {2}, nullptr, nullptr")
     )
     given = f"{_sizes(x)}, {eps!r}f, {momentum!r}f, {pointers}"
-    text = shared.call("batch_statistics", _workers_of_image(x), (), given)
     part = f"abele_channel_statistics(begin, end, {given})"
-    translator.add(ChannelCall([x, *running], [*saved, *updated], text, x.shape, part))
+    results = [*saved, *updated]
+    translator.add(ChannelCall([x, *running], results, _all_channels(x, part), x.shape, part))
 
 
 def _sums(
     translator: Any, grad: Place, x: Place, mean: Place, rstd: Place, results: Sequence[Place]
 ) -> None:
-    pointers = "{0}, {1}, {2}, {3}, {4}, {5}"
-    text = shared.call("batch_norm_sums", _workers_of_image(x), (), f"{_sizes(x)}, {pointers}")
-    part = f"abele_channel_gradients(begin, end, {_sizes(x)}, {{apart}}, {pointers})"
-    reads = [grad, x, mean, rstd]
+    form = f"abele_channel_gradients(begin, end, {_sizes(x)}, {{}}, {{{{0}}}}, {{{{1}}}}, "
+    form += "{{2}}, {{3}}, {{4}}, {{5}})"
+    text = _all_channels(x, form.format(x.size // x.shape[0]))
+    reads, part = [grad, x, mean, rstd], form.format("{apart}")
     translator.add(ChannelCall(reads, list(results), text, x.shape, part, apart=True))
+
+
+def _all_channels(x: Place, part: str) -> str:
+    """Return C++ that shares channels between threads; ``part`` computes some of them."""
+    most = max(1, min(x.shape[1], x.size // _FLOATS_PER_THREAD))
+    body = f"[&](Index begin, Index end) {{{{ {part}; }}}}"
+    return f"abele::share<{most}>({x.shape[1]}, threads, {body})"
 
 
 def _usable(x: Place) -> bool:
@@ -54,10 +61,6 @@ def _usable(x: Place) -> bool:
 def _sizes(x: Place) -> str:
     samples, channels = x.shape[:2]
     return f"{samples}, {channels}, {x.size // (samples * channels)}"
-
-
-def _workers_of_image(x: Place) -> int:
-    return max(1, min(x.shape[1], x.size // _FLOATS_PER_THREAD))
 
 
 BATCH_NORMS = BatchNorms(_usable, _statistics, _sums).handlers
