@@ -7,13 +7,10 @@ from typing import Any
 from abele.targets.cpu.emitted.calls import (
     attention,
     convolutions,
-    distances,
-    images,
     indices,
     losses,
     matrices,
     norms,
-    pooled_convolutions,
     recurrent,
     reductions,
     windows,
@@ -23,15 +20,12 @@ from abele.targets.translation.movement import GATES, MOVES
 
 HANDLERS: dict[Any, Handler] = {
     **attention.HANDLERS,
-    **distances.HANDLERS,
     **indices.TABLES,
     **windows.HANDLERS,
     **norms.BATCH_NORMS,
     **convolutions.HANDLERS,
     **reductions.EXTREMES,
     **GATES,
-    **images.HANDLERS,
-    **pooled_convolutions.HANDLERS,  # more than images.HANDLERS have of the same
     **indices.HANDLERS,
     **losses.HANDLERS,
     **matrices.HANDLERS,

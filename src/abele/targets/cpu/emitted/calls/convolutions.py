@@ -1,27 +1,56 @@
-"""Choice of the convolutions that emitted code computes itself."""
+"""Convolutions and pools by our kernels, and the choice of the convolutions that are GEMMs.
+
+A convolution of few channels has its ReLU in its kernel, and its pool of 2 x 2 if nothing else
+reads the result:
+
+    conv -> [relu ->] pool          and back:   pool -> [relu ->] conv
+
+What lies between has no memory then. That pays where samples lie side by side in registers: the
+largest of a window is found there, before samples become images again.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
 import torch
 
+from abele.kernels.convolutions import convolution_of
+from abele.kernels.on_tensors import place_count
+from abele.ops import few_channel_conv
 from abele.passes.of_lowerings import convolutions as few_channels
-from abele.program import Program
-from abele.targets.cpu.emitted.calls import depthwise_convolutions, pointwise_convolutions
+from abele.program import Program, is_getitem
+from abele.targets.cpu.emitted.calls import pointwise_convolutions
+from abele.targets.translation.movement import arguments
+from abele.targets.translation.operations import Call
+from abele.targets.translation.places import Place
 
 aten = torch.ops.aten
 
+_Node = torch.fx.Node
+
 OPERATORS = (aten.convolution.default, aten.convolution_backward.default)
-_WAYS = (pointwise_convolutions, depthwise_convolutions)
+
+# Kernel sizes and strides of depthwise convolutions that there is code for, see abi.h.
+_SIZES, _STEPS = (3, 5, 7), (1, 2)
+# With fewer samples than this, images are convolved one by one.
+_LEAST_BATCH = 12
+# Larger ones leave the second-level cache when 16 samples lie side by side.
+_MOST_PIXELS_PER_SAMPLE = 32768
+_LARGEST_IMAGE = 2**31 - 1  # pixels
+
+
+# -- who computes a convolution ------------------------------------------------------------------
 
 
 def few_channel_convolutions(program: Program) -> Program:
-    """Replace those of few channels by our kernels, except where another way is faster."""
+    """Replace convolutions of few channels by our kernels; GEMMs and depthwise ones stay."""
     return few_channels.replaced(program, _has_few_channels)
 
 
-def why_not(node: torch.fx.Node) -> str | None:
+def why_not(node: _Node) -> str | None:
     """Return why the library computes a convolution or its backward; ``None`` if our code does.
 
     Args:
@@ -30,29 +59,356 @@ def why_not(node: torch.fx.Node) -> str | None:
     why = few_channels.why_not(node)
     if why is None or is_product_or_depthwise(node):
         return None
-    return next((way.why_not(node) for way in _WAYS if way.is_one(node)), why)
+    if pointwise_convolutions.is_one(node):
+        return pointwise_convolutions.why_not(node)
+    return _why_not_depthwise(node) if _is_depthwise(node) else why
 
 
-def is_product_or_depthwise(node: torch.fx.Node) -> bool:
+def is_product_or_depthwise(node: _Node) -> bool:
     """Return whether a convolution or its backward is a product, or has a kernel per channel."""
-    return any(way.why_not(node) is None for way in _WAYS)
+    return pointwise_convolutions.why_not(node) is None or _why_not_depthwise(node) is None
 
 
-def convolution(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.convolution``, by the way that suits it."""
-    return any(way.convolution(translator, node) for way in _WAYS)
-
-
-def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.convolution_backward``, by the way that suits it."""
-    return any(way.convolution_backward(translator, node) for way in _WAYS)
-
-
-def _has_few_channels(node: torch.fx.Node) -> bool:
+def _has_few_channels(node: _Node) -> bool:
     return not is_product_or_depthwise(node) and few_channels.why_not(node) is None
 
 
+def _is_depthwise(node: _Node) -> bool:
+    """Return whether a node is a convolution with one group for each channel, or its backward."""
+    convolution = convolution_of(node)
+    if convolution is None or convolution.transposed or convolution.image.dim() != 4:
+        return False
+    channels = convolution.weight.shape[0]
+    return channels > 1 and channels == convolution.groups == convolution.image.shape[1]
+
+
+def _why_not_depthwise(node: _Node) -> str | None:
+    """Return why our kernel does not compute a convolution or its backward; ``None`` if it does.
+
+    Args:
+        node: any of the two; its images are described in ``meta["val"]``.
+    """
+    convolution = convolution_of(node)
+    if convolution is None or not _is_depthwise(node):
+        return "the library's: it has no kernel for each channel"
+    if not convolution.suits_kernels:
+        return "the library's: our kernels are for float32 images and wide registers"
+    size, step, pad = convolution.weight.shape[2:], convolution.stride, convolution.padding
+    plain = len(set(size)) == len(set(step)) == 1 and set(convolution.dilation) == {1}
+    if not plain or size[0] not in _SIZES or step[0] not in _STEPS or max(pad) >= size[0]:
+        return "the library's: our kernel of each channel is for 3x3, 5x5 and 7x7, strides 1 and 2"
+    if convolution.reads_channels_last or not convolution.image.numel():
+        return "the library's: our kernel of each channel is for images that lie as planes"
+    return None
+
+
+# -- calls of the kernels ------------------------------------------------------------------------
+
+
+def _dense(translator: Any, *nodes: _Node | None) -> list[Place]:
+    """Return the contiguous tensors of the nodes that are not None."""
+    return [translator.contiguous(translator.places[each]) for each in nodes if each is not None]
+
+
+def _forward_pointers(bias: _Node | None) -> str:
+    """Return the pointers of images, weight, bias and result."""
+    return "{0}, {1}, {2}, {3}" if bias is not None else "{0}, {1}, nullptr, {2}"
+
+
+def _depthwise(translator: Any, node: _Node) -> bool:
+    """``aten.convolution`` with a kernel for each channel."""
+    if _why_not_depthwise(node) is not None:
+        return False
+    x, weight, bias, stride, padding, *_ = arguments(node)
+    reads = _dense(translator, x, weight, bias)
+    result = translator.new(tuple(node.meta["val"].shape), reads[0].dtype)
+    sizes = _depthwise_sizes(reads[0], reads[1], stride, padding, result)
+    text = f"status |= abele::depthwise({sizes[0]}, {_forward_pointers(bias)}, {sizes[1]})"
+    translator.add(Call(reads, [result], text))
+    translator.places[node] = result
+    return True
+
+
+def _depthwise_backward(translator: Any, node: _Node) -> bool:
+    """``aten.convolution_backward`` with a kernel for each channel."""
+    if _why_not_depthwise(node) is not None:
+        return False
+    grad, x, weight, _, stride, padding, *_, mask = arguments(node)
+    reads = _dense(translator, grad, x, weight)
+    sizes = _depthwise_sizes(reads[1], reads[2], stride, padding, reads[0])
+    _add_backward(translator, node, "depthwise_backward", reads, mask, *sizes)
+    return True
+
+
+def _depthwise_sizes(
+    x: Place, weight: Place, stride: list[int], padding: list[int], result: Place
+) -> tuple[str, str]:
+    """Return ``AbeleDepthwise`` of ``abi.h`` and the number of useful threads, both in C++."""
+    numbers = (*x.shape, weight.shape[2], stride[0], *pair(padding))
+    adds = result.size * math.prod(weight.shape[2:])
+    threads = f"abele_threads({result.size}, {adds}, threads)"
+    return f"AbeleDepthwise{{{{{', '.join(map(str, numbers))}}}}}", threads
+
+
+def _add_backward(
+    translator: Any,
+    node: _Node,
+    name: str,
+    reads: list[Place],
+    mask: list[bool],
+    sizes: str,
+    threads: str = "threads",
+    also: tuple[_Node, ...] = (),
+) -> None:
+    """Add the call of a gradient.
+
+    Args:
+        translator: of the program.
+        node: whose results the gradients are.
+        name: of the function.
+        reads: its first tensors.
+        mask: which gradients are wanted: of images, weight and bias.
+        sizes: what describes the convolution.
+        threads: number of useful threads.
+        also: further nodes that the call computes.
+    """
+    results: list[Place | None] = [
+        translator.new(tuple(value.shape), value.dtype) if wanted else None
+        for value, wanted in zip(node.meta["val"], mask, strict=True)
+    ]
+    count = len(reads) + sum(mask)
+    numbers = iter(range(len(reads), count))
+    pointers = [f"{{{number}}}" for number in range(len(reads))]
+    pointers += [f"{{{next(numbers)}}}" if wanted else "nullptr" for wanted in mask]
+    text = f"status |= abele::{name}({sizes}, {', '.join(pointers)}, {threads})"
+    translator.add(Call(reads, [each for each in results if each is not None], text, also=also))
+    translator.places[node] = results
+
+
+def _few_channel(translator: Any, node: _Node) -> bool:
+    """``abele::few_channel_conv``, with the activation and pool that alone read its result."""
+    chain = _chain(node)
+    if chain is not None and _pays(chain):
+        _pooled(translator, chain)
+        return True
+    x, weight, bias, stride, padding = arguments(node)
+    relu = next(iter(node.users), None) if len(node.users) == 1 else None
+    if relu is not None and relu.target is not aten.relu.default:
+        relu = None
+    reads, result = _dense(translator, x, weight, bias), translator.new_like(node)
+    sizes = _few_channel_sizes(reads[0], reads[1], stride, padding, 0 if relu else 1)
+    text = f"status |= abele::convolve({sizes}, {_forward_pointers(bias)}, threads)"
+    translator.add(Call(reads, [result], text, also=(relu,) if relu else ()))
+    translator.places |= {relu: result, node: None} if relu else {node: result}
+    return True
+
+
+def _few_channel_backward(translator: Any, node: _Node) -> bool:
+    """``abele::few_channel_conv_backward``."""
+    grad, x, weight, stride, padding, mask = arguments(node)
+    reads = _dense(translator, grad, x, weight)
+    sizes = _few_channel_sizes(reads[1], reads[2], stride, padding)
+    _add_backward(translator, node, "convolve_backward", reads, mask, sizes)
+    return True
+
+
+def _few_channel_sizes(
+    x: Place, weight: Place, stride: list[int], padding: list[int], slope: int = 1
+) -> str:
+    """Return ``AbeleConv`` of a convolution, in C++.
+
+    Args:
+        x: its images.
+        weight: of each output and input channel.
+        stride: of rows and columns; likewise ``padding``.
+        padding: zeros at each border.
+        slope: of its activation below zero.
+    """
+    numbers = (*x.shape, weight.shape[0], *weight.shape[2:], *stride, *padding, 0, slope)
+    return f"AbeleConv{{{{{', '.join(map(str, numbers))}}}}}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chain:
+    """The nodes of one pooled convolution; those that a program lacks are None."""
+
+    conv: _Node
+    relu: _Node | None
+    pool: _Node
+    pool_backward: _Node | None
+
+
+def _pooled(translator: Any, chain: _Chain) -> None:
+    """Add a convolution with its activation and pool."""
+    x, weight, bias, stride, padding = arguments(chain.conv)
+    inputs = _dense(translator, x, weight, bias)
+    y = translator.new(tuple(chain.pool.meta["val"][0].shape), torch.float32)
+    places = translator.new((place_count(y.shape),), torch.uint8)
+    pointers = f"{_forward_pointers(bias)}, "
+    pointers += f"{{{len(inputs) + 1}}}" if chain.pool_backward else "nullptr"
+    slope = 0 if chain.relu else 1
+    sizes = _few_channel_sizes(inputs[0], inputs[1], stride, padding, slope)
+    text = f"status |= abele::convolve_and_pool({sizes}, {pointers}, threads)"
+    made = [y, places] if chain.pool_backward else [y]
+    others = tuple(each for each in (chain.relu, chain.pool) if each)
+    translator.add(Call(inputs, made, text, also=others))
+    translator.places |= {chain.conv: None, chain.pool: [y, places]}
+    if chain.relu:
+        translator.places[chain.relu] = None
+
+
+def _pooled_backward(translator: Any, node: _Node) -> None:
+    """Add the gradient of a pool with those of its activation and convolution."""
+    nodes = [node]
+    while nodes[-1].target is not few_channel_conv.backward:
+        (user,) = nodes[-1].users
+        nodes.append(user)
+    *between, last = nodes
+    _, x, weight, stride, padding, mask = arguments(last)
+    reads = _dense(translator, arguments(node)[0], arguments(node)[-1], x, weight)
+    sizes, name = _few_channel_sizes(reads[2], reads[3], stride, padding), "convolve_and_pool"
+    also = tuple(nodes[1:])
+    _add_backward(translator, last, f"{name}_backward", reads, mask, sizes, also=also)
+    translator.places |= dict.fromkeys(between)
+
+
+def _chain(conv: _Node) -> _Chain | None:
+    """Return the ReLU and max pool after a convolution and their gradients, or None."""
+    relu = _user(conv, aten.relu.default) if len(conv.users) == 1 else None
+    source = relu or conv
+    pool = _user(source, aten.max_pool2d_with_indices.default)
+    back = _user(source, aten.max_pool2d_with_indices_backward.default)
+    mask = _user(source, aten.threshold_backward.default) if relu else None
+    if pool is None or set(source.users) != {each for each in (pool, back, mask) if each}:
+        return None
+    picked = [user for each in pool.users if each.args[1] == 1 for user in each.users]
+    if not _has_plain_windows(pool) or picked != [back] * (back is not None):
+        return None
+    if back is not None and not _leads_back(back, mask, source, conv):
+        return None
+    return _Chain(conv, relu, pool, back)
+
+
+def _leads_back(back: _Node, mask: _Node | None, source: _Node, conv: _Node) -> bool:
+    """Return whether only the convolution's backward reads the gradients in between."""
+    nodes = [back] if mask is None else [back, mask]
+    if mask is not None and list(mask.args) != [back, source, 0]:
+        return False
+    after = [*nodes[1:], _user(nodes[-1], few_channel_conv.backward)]
+    if any(list(node.users) != [user] for node, user in zip(nodes, after, strict=True)):
+        return False
+    last = after[-1]
+    assert last is not None
+    same = arguments(last)[1] is conv.args[0] and last.args[3:5] == conv.args[3:5]
+    return last.args[0] is nodes[-1] and last.args.count(nodes[-1]) == 1 and same
+
+
+def _user(node: _Node, target: Any) -> _Node | None:
+    """Return the user of a node with this target, or None."""
+    return next((user for user in node.users if user.target is target), None)
+
+
+def _pays(chain: _Chain) -> bool:
+    x, y = (arguments(chain.conv)[0].meta["val"], chain.conv.meta["val"])
+    pixels = x[0].numel() + y[0].numel()
+    return x.shape[0] >= _LEAST_BATCH and pixels <= _MOST_PIXELS_PER_SAMPLE
+
+
+# -- pools ----------------------------------------------------------------------------------------
+
+
+def _max_pool(translator: Any, node: _Node) -> bool:
+    """``aten.max_pool2d_with_indices`` of windows of 2 x 2 that tile an image."""
+    if not _is_ours(node):
+        return False
+    x = translator.contiguous(translator.places[arguments(node)[0]])
+    places = torch.uint8 if _only_for_backward(node) else torch.int64
+    shape = tuple(node.meta["val"][0].shape)
+    results = [translator.new(shape, dtype) for dtype in (torch.float32, places)]
+    sizes, threads = _sizes_and_threads(x)
+    text = f"status |= abele::pool({sizes}, {{0}}, {{1}}, {{2}}, {threads})"
+    translator.add(Call([x], results, text))
+    translator.places[node] = results
+    return True
+
+
+def _max_pool_backward(translator: Any, node: _Node) -> bool:
+    """``aten.max_pool2d_with_indices_backward``, where only it reads places of maxima.
+
+    Its convolution is part of the call if both are one forward.
+    """
+    grad, source, *_, places = arguments(node)
+    if translator.places[source] is None:
+        _pooled_backward(translator, node)
+        return True
+    places = translator.places[places]
+    if places.dtype is not torch.uint8:
+        return False
+    reads = [*_dense(translator, grad), places]
+    result = translator.new(tuple(node.meta["val"].shape), torch.float32)
+    sizes, threads = _sizes_and_threads(result)
+    text = f"status |= abele::pool_backward({sizes}, {{0}}, {{1}}, {{2}}, {threads})"
+    translator.add(Call(reads, [result], text))
+    translator.places[node] = result
+    return True
+
+
+def _is_ours(pool: _Node) -> bool:
+    """Return whether our kernel computes a max pool."""
+    x = arguments(pool)[0].meta["val"]
+    small = math.prod(x.shape[-2:]) <= _LARGEST_IMAGE
+    return x.dtype is torch.float32 and x.numel() > 0 and small and _has_plain_windows(pool)
+
+
+def _has_plain_windows(pool: _Node) -> bool:
+    """Return whether windows are 2 x 2 and do not overlap."""
+    _, kernel, *given = arguments(pool)
+    stride, padding, dilation, ceil = (*given, *_DEFAULTS[len(given) :])
+    sizes = [pair(each) for each in (kernel, stride or kernel)]
+    rest = [*pair(padding), *(each - 1 for each in pair(dilation)), ceil]
+    return sizes == [[2, 2], [2, 2]] and not any(rest)
+
+
+# Arguments of a pool after its kernel.
+_DEFAULTS: tuple[Any, ...] = ([], [0, 0], [1, 1], False)
+
+
+def _only_for_backward(pool: _Node) -> bool:
+    """Return whether only the gradient reads the indices of maxima."""
+    picked = [user for user in pool.users if is_getitem(user) and user.args[1] == 1]
+    backward = aten.max_pool2d_with_indices_backward.default
+    readers = [user for each in picked for user in each.users]
+    return all(user.target is backward and user.args[7] in picked for user in readers)
+
+
+def pair(values: Any) -> list[int]:
+    """Return (height, width) from a one- or two-element list."""
+    return list(values) * 2 if len(values) == 1 else list(values)
+
+
+def _sizes_and_threads(images: Place) -> tuple[str, str]:
+    """Return ``AbelePool`` of ``abi.h`` and the number of useful threads, both in C++."""
+    height, width = images.shape[-2:]
+    sizes = f"AbelePool{{{{{images.size // (height * width)}, 1, {height}, {width}, 0}}}}"
+    return sizes, f"abele_threads({images.size}, 0, threads)"
+
+
+def _convolution(translator: Any, node: _Node) -> bool:
+    """``aten.convolution``, as GEMMs or by channel."""
+    return pointwise_convolutions.convolution(translator, node) or _depthwise(translator, node)
+
+
+def _convolution_backward(translator: Any, node: _Node) -> bool:
+    """``aten.convolution_backward``, as GEMMs or by channel."""
+    by_gemm = pointwise_convolutions.convolution_backward(translator, node)
+    return by_gemm or _depthwise_backward(translator, node)
+
+
 HANDLERS = {
-    aten.convolution.default: convolution,
-    aten.convolution_backward.default: convolution_backward,
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+    few_channel_conv.forward: _few_channel,
+    few_channel_conv.backward: _few_channel_backward,
+    aten.max_pool2d_with_indices.default: _max_pool,
+    aten.max_pool2d_with_indices_backward.default: _max_pool_backward,
 }

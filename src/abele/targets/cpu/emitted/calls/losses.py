@@ -1,4 +1,4 @@
-"""Softmax and losses."""
+"""Softmax, losses of labels, and losses that compare two tensors."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from abele.targets.cpu.emitted.calls import shared
 from abele.targets.translation.movement import arguments
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
+from abele.targets.translation.pointwise import literal
 
 aten = torch.ops.aten
 
@@ -106,6 +107,104 @@ def _labelled(translator: Any, x: Any, nodes: tuple[Any, ...]) -> list[Place] | 
     return [translator.contiguous(translator.places[each]) for each in nodes if each is not None]
 
 
+# -- losses that compare two tensors element by element
+
+_COMPARED_PER_THREAD = 16384
+_MEAN, _SUM = 1, 2
+
+
+def loss(text: str, limit: float | None = None, *, weighted: bool = False) -> Callable[..., bool]:
+    """Return a handler of a loss.
+
+    Args:
+        text: the loss of one element; ``{0}`` and ``{1}`` are what is compared, ``{2}`` a limit.
+        limit: what the operator's last argument is if it is missing; None if it has none.
+        weighted: the third argument may be a weight of each element, which is not translated.
+    """
+
+    def handler(translator: Any, node: torch.fx.Node) -> bool:
+        a, b, *rest = arguments(node)
+        if weighted and rest and rest.pop(0) is not None:
+            return False
+        kind = int(rest[0]) if rest else _MEAN
+        places = _compared(translator, a, b)
+        if places is None:
+            return False
+        limits = [] if limit is None else [float(rest[1]) if len(rest) > 1 else limit]
+        result = translator.places[node] = translator.new_like(node)
+        if kind not in (_MEAN, _SUM):
+            translator.pointwise([*places, *limits], text.format, result)
+            return True
+        numbers = [literal(each, torch.float32) for each in limits]
+        body = text.format("x", "y", *numbers)
+        size = places[0].size
+        most = max(1, min(16, size // _COMPARED_PER_THREAD))
+        scale = 1 / size if kind == _MEAN else 1.0
+        call = (
+            f"abele::reduced_loss<{most}>({size}, {scale!r}, {{0}}, {{1}}, {{2}}, threads, "
+            f"[](float x, float y) {{{{ return {body}; }}}})"
+        )
+        translator.add(Call(places, [result], call))
+        return True
+
+    return handler
+
+
+def gradient(text: str, *, limited: bool = False, weighted: bool = False) -> Callable[..., bool]:
+    """Return a handler of a loss's gradient.
+
+    Args:
+        text: ``{0}`` is the gradient of the loss, ``{1}`` and ``{2}`` are what is compared,
+            ``{3}`` is the factor of a mean, ``{4}`` a limit.
+        limited: the operator has a limit.
+        weighted: as for ``loss``.
+    """
+
+    def handler(translator: Any, node: torch.fx.Node) -> bool:
+        grad, a, b, *rest = arguments(node)
+        if weighted and rest and rest.pop(0) is not None:
+            return False
+        kind = int(rest[0]) if rest else _MEAN
+        places = _compared(translator, a, b)
+        if places is None:
+            return False
+        factor = 1 / places[0].size if kind == _MEAN else 1.0
+        limits = [float(rest[1])] if limited else []
+        result = translator.places[node] = translator.new_like(node)
+        operands = [translator.places[grad], *places, factor, *limits]
+        translator.pointwise(operands, text.format, result)
+        return True
+
+    return handler
+
+
+def _compared(translator: Any, *nodes: Any) -> list[Place] | None:
+    """Return both tensors contiguous; None unless they are floats of one shape."""
+    places = [translator.places[each] for each in nodes]
+    same = places[0].shape == places[1].shape and places[0].size
+    if not same or any(each.dtype is not torch.float32 for each in places):
+        return None
+    return [translator.contiguous(each) for each in places]
+
+
+_SMOOTH = (
+    "(std::fabs({0} - {1}) < {2} ? 0.5f * ({0} - {1}) * ({0} - {1}) / {2} "
+    ": std::fabs({0} - {1}) - 0.5f * {2})"
+)
+_SMOOTH_SLOPE = (
+    "({1} - {2} <= -{4} ? -{3} * {0} : {1} - {2} >= {4} ? {3} * {0} "
+    ": {3} * ({1} - {2}) * {0} / {4})"
+)
+_HUBER = (
+    "(std::fabs({0} - {1}) <= {2} ? 0.5f * ({0} - {1}) * ({0} - {1}) "
+    ": {2} * (std::fabs({0} - {1}) - 0.5f * {2}))"
+)
+_HUBER_SLOPE = (
+    "({1} - {2} <= -{4} ? -{3} * {0} * {4} : {1} - {2} >= {4} ? {3} * {0} * {4} "
+    ": {3} * ({1} - {2}) * {0})"
+)
+_ENTROPY_SLOPE = "({0} * {3} * ({1} - {2}) / abele::maximum((1 - {1}) * {1}, 1e-12f))"
+
 HANDLERS = {
     aten._softmax.default: softmax(log=False),
     aten._log_softmax.default: softmax(log=True),
@@ -115,4 +214,16 @@ HANDLERS = {
     aten.nll_loss2d_forward.default: nll_loss,
     aten.nll_loss_backward.default: nll_loss_backward,
     aten.nll_loss2d_backward.default: nll_loss_backward,
+    aten.mse_loss.default: loss("(({0} - {1}) * ({0} - {1}))"),
+    aten.mse_loss_backward.default: gradient("({3} * 2 * ({1} - {2}) * {0})"),
+    aten.smooth_l1_loss.default: loss(_SMOOTH, 1.0),
+    aten.smooth_l1_loss_backward.default: gradient(_SMOOTH_SLOPE, limited=True),
+    aten.huber_loss.default: loss(_HUBER, 1.0),
+    aten.huber_loss_backward.default: gradient(_HUBER_SLOPE, limited=True),
+    aten.binary_cross_entropy.default: loss("abele::cross_entropy({0}, {1})", weighted=True),
+    aten.binary_cross_entropy_backward.default: gradient(_ENTROPY_SLOPE, weighted=True),
+    aten.soft_margin_loss.default: loss("abele::log(abele::exp(-{1} * {0}) + 1)"),
+    aten.soft_margin_loss_backward.default: gradient(
+        "(-{3} * {2} * abele::sigmoid(-{2} * {1}) * {0})"
+    ),
 }

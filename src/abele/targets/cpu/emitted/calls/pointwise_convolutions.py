@@ -3,37 +3,30 @@
     y = convolution(x, w)   ->   y[n] = w x[n]
 
 Images lie as planes, and a product reads those of 1x1 where they are: rows of ``x[n]`` are
-channels, columns are pixels. Otherwise windows are brought together first: rows are the numbers of
+channels, columns are pixels. Otherwise windows are brought _together first: rows are the numbers of
 a window, columns windows. The library changes the order of images before and after it computes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from abele.kernels.convolutions import convolution_of
+from abele.kernels.on_tensors import result_shape
 from abele.targets.cpu.emitted.calls import products
-from abele.targets.cpu.emitted.calls.image_matrices import (
-    are_side_by_side,
-    matrices_of,
-    read_by_windows,
-    seen_as,
-    spread_by_windows,
-    together,
-    windows,
-)
 from abele.targets.cpu.emitted.calls.matrices import multiplied, usable
 from abele.targets.cpu.emitted.calls.reductions import summed
-from abele.targets.translation.movement import arguments, turned
+from abele.targets.translation.movement import arguments, fill, store, turned
 from abele.targets.translation.places import Place, contiguous_stride
 
 # Columns of a tile of a product, and of half of one: those without a pixel cost as much as others.
 _TILE, _HALF = 32, 16
 _LEAST_PIXELS, _LEAST_FILLED = 32, 0.9
-# With so few weights, bringing samples together costs more than columns that are not used.
+# With so few weights, bringing samples _together costs more than columns that are not used.
 _FEW_WEIGHTS = 1 << 16
 
 
@@ -42,7 +35,7 @@ def is_one(node: torch.fx.Node) -> bool:
     convolution = convolution_of(node)
     if convolution is None:
         return False
-    return are_side_by_side(convolution.weight.shape, convolution.stride)
+    return _are_side_by_side(convolution.weight.shape, convolution.stride)
 
 
 def why_not(node: torch.fx.Node) -> str | None:
@@ -62,7 +55,7 @@ def why_not(node: torch.fx.Node) -> str | None:
         return "the library's: our products are for images in float32 that lie as planes"
     outputs, inputs = convolution.weight.flatten(1).shape
     sizes = convolution.image.shape, convolution.weight.shape
-    pixels = math.prod(windows(*sizes, convolution.stride))
+    pixels = math.prod(_windows_along(*sizes, convolution.stride))
     if not convolution.image.numel():
         return "the library's: it has no images"
     columns = convolution.image.shape[0] * pixels
@@ -87,9 +80,9 @@ def convolution(translator: Any, node: torch.fx.Node) -> bool:
         return False
     x, weight, bias, stride, *_ = arguments(node)
     x, weight = (translator.places[each] for each in (x, weight))
-    images = read_by_windows(translator, x, weight.shape, stride)
+    images = _read_by_windows(translator, x, weight.shape, stride)
     product = _weighted(translator, _weight(translator, weight), images)
-    result = seen_as(product, tuple(node.meta["val"].shape))
+    result = _seen_as(product, tuple(node.meta["val"].shape))
     if bias is not None:
         place = _along_channels(translator.places[bias], len(result.shape))
         product, result = result, translator.new_like(node)
@@ -105,13 +98,13 @@ def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
     grad, x, weight, _, stride, *_, mask = arguments(node)
     grad, x, weight = (translator.places[each] for each in (grad, x, weight))
     grad = translator.contiguous(grad)
-    grads = matrices_of(grad, grad.shape[1], math.prod(grad.shape[2:]))
+    grads = _matrices_of(grad, grad.shape[1], math.prod(grad.shape[2:]))
     results: list[Place | None] = [None, None, None]
     if mask[0]:
         of_read = _weighted(translator, turned(_weight(translator, weight)), grads)
-        results[0] = spread_by_windows(translator, of_read, x.shape, weight.shape, stride)
+        results[0] = _spread_by_windows(translator, of_read, x.shape, weight.shape, stride)
     if mask[1]:
-        images = read_by_windows(translator, x, weight.shape, stride)
+        images = _read_by_windows(translator, x, weight.shape, stride)
         result = _summed_product(translator, grads, images)
         results[1] = Place(result.buffer, weight.shape, contiguous_stride(weight.shape))
     if mask[2]:
@@ -135,7 +128,7 @@ def _weighted(translator: Any, weight: Place, images: Place) -> Place:
             matrix = Place(images.buffer, (count, inner), images.stride[:2], images.offset)
             result = multiplied(translator, matrix, turned(weight))
             return Place(result.buffer, (count, rows, 1), (rows, 1, 1), result.offset)
-        result = multiplied(translator, weight, together(translator, images))
+        result = multiplied(translator, weight, _together(translator, images))
         strides = pixels, count * pixels, 1
         return Place(result.buffer, (count, rows, pixels), strides, result.offset)
     weight = usable(translator, weight)
@@ -157,7 +150,7 @@ def _summed_product(translator: Any, grads: Place, images: Place) -> Place:
                 for each in (grads, images)
             )
             return multiplied(translator, turned(of_grads), of_images)
-        left, right = (together(translator, each) for each in (grads, images))
+        left, right = (_together(translator, each) for each in (grads, images))
         return multiplied(translator, left, turned(right))
     sample, row, _ = images.stride
     right = Place(images.buffer, (count, pixels, columns), (sample, 1, row), images.offset)
@@ -183,3 +176,91 @@ def _weight(translator: Any, place: Place) -> Place:
 def _along_channels(bias: Place, rank: int) -> Place:
     ones = (1,) * (rank - 2)
     return Place(bias.buffer, (*bias.shape, *ones), (*bias.stride, *(0 for _ in ones)), bias.offset)
+
+
+# -- images as matrices
+#
+# A matrix is a place ``[samples, rows, pixels]`` whose pixels are neighbours. A window of 1x1 reads
+# images where they are; what larger ones read is brought _together by a loop.
+
+
+def _each(values: Sequence[int], rank: int) -> list[int]:
+    """Broadcast a scalar stride or padding to all spatial dimensions."""
+    return list(values) * rank if len(values) == 1 else list(values)
+
+
+def _are_side_by_side(weight: Sequence[int], stride: Sequence[int]) -> bool:
+    """Return whether windows are 1x1 or as large as their stride, so that none overlap."""
+    kernel = list(weight[2:])
+    return set(kernel) == {1} or kernel == _each(stride, len(kernel))
+
+
+def _windows_along(
+    images: Sequence[int], weight: Sequence[int], stride: Sequence[int]
+) -> tuple[int, ...]:
+    """Return the number of windows along each dimension, without padding."""
+    rank = len(images) - 2
+    return result_shape(images, weight, _each(stride, rank), [0] * rank)[2:]
+
+
+def _matrices_of(place: Place, rows: int, pixels: int) -> Place:
+    """Contiguous memory as a matrix for each sample."""
+    shape = place.shape[0], rows, pixels
+    return Place(place.buffer, shape, contiguous_stride(shape), place.offset)
+
+
+def _seen_as(matrices: Place, shape: tuple[int, ...]) -> Place:
+    """Matrices as images ``[N, C, ...]``, or as windows ``[N, C, kernel ..., windows ...]``."""
+    (_, rows, _), (sample, row, _) = matrices.shape, matrices.stride
+    split = next(i for i in range(2, len(shape) + 1) if math.prod(shape[1:i]) == rows)
+    strides = (row * each for each in contiguous_stride(shape[1:split]))
+    return Place(
+        matrices.buffer,
+        shape,
+        (sample, *strides, *contiguous_stride(shape[split:])),
+        matrices.offset,
+    )
+
+
+def _read_by_windows(
+    translator: Any, images: Place, weight: tuple[int, ...], stride: list[int]
+) -> Place:
+    """Return the pixels that windows read, as matrices whose rows are elements of a window."""
+    read = translator.contiguous(_windows(images, weight, stride))
+    pixels = math.prod(_windows_along(images.shape, weight, stride))
+    return _matrices_of(read, math.prod(weight[1:]), pixels)
+
+
+def _windows(images: Place, weight: tuple[int, ...], stride: list[int]) -> Place:
+    """Images ``[N, C, ...]`` as what windows read: ``[N, C, kernel ..., windows ...]``."""
+    steps, strides = _each(stride, len(images.shape) - 2), images.stride[2:]
+    shape = *images.shape[:2], *weight[2:], *_windows_along(images.shape, weight, stride)
+    further = [a * b for a, b in zip(strides, steps, strict=True)]
+    return Place(images.buffer, shape, (*images.stride[:2], *strides, *further), images.offset)
+
+
+def _spread_by_windows(
+    translator: Any,
+    read: Place,
+    shape: tuple[int, ...],
+    weight: tuple[int, ...],
+    stride: list[int],
+) -> Place:
+    """Images with these numbers where windows read some, and 0 elsewhere."""
+    if set(weight[2:]) == set(stride) == {1}:
+        return _seen_as(read, shape)
+    images = translator.new(shape, read.dtype)
+    target = _windows(images, weight, stride)
+    if target.size < images.size:
+        fill(translator, images)
+    store(translator, _seen_as(read, target.shape), target)
+    return images
+
+
+def _together(translator: Any, matrices: Place) -> Place:
+    """Return a matrix that concatenates the pixels of all samples."""
+    (count, rows, pixels), (sample, row, _) = matrices.shape, matrices.stride
+    shape = rows, count, pixels
+    moved = Place(matrices.buffer, shape, (row, sample, 1), matrices.offset)
+    moved = translator.contiguous(moved)
+    return Place(moved.buffer, (rows, count * pixels), (count * pixels, 1), moved.offset)
