@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from abele import _torch, passes
@@ -127,3 +128,24 @@ class Compiled:
 def _lowered(case: Case) -> Program:
     program = program_of(case.function, case.inputs, gradients=case.gradients)
     return passes.run_only(passes.run(program), Emitted.passes)
+
+
+@pytest.mark.compiler
+def test_as_the_interpreter(compiled: Compiled, case: str) -> None:
+    """Compare each of a module's ``CASES`` with the interpreter."""
+    compiled.agree(case)
+
+
+@pytest.mark.compiler
+def test_not_less_accurate_than_torch(
+    compiled: Compiled, accurate: str, request: pytest.FixtureRequest
+) -> None:
+    """Compare the errors of some cases, a module's ``ACCURATE``, with those of torch."""
+    case = request.module.CASES[accurate]
+    wide = [each.double() if each.dtype.is_floating_point else each for each in case.inputs]
+    exact = case.function(*wide)
+    exact = exact if isinstance(exact, tuple) else [exact]
+    results = zip(compiled.run(accurate), compiled.interpreted(accurate), exact, strict=False)
+    for ours, theirs, true in results:
+        rounding = true.abs().max() * getattr(request.module, "ROUNDING", 2**-23)
+        assert (ours - true).abs().max() <= (theirs - true).abs().max() + rounding

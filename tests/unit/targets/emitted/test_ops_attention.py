@@ -2,11 +2,10 @@
 
 import math
 
-import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own convention
 
-from helpers.emitted_operators import Case, Compiled
+from helpers.emitted_operators import Case, test_as_the_interpreter  # noqa: F401
 
 G = torch.Generator().manual_seed(8)
 FORWARD = "_scaled_dot_product_flash_attention_for_cpu.default"
@@ -66,14 +65,3 @@ CASES = {
     "a negative scale": Case(attention(scale=-0.1), heads(20), True, {FORWARD: 1, BACKWARD: 1}),
     "many keys": Case(attention(), heads(3, 1100, 4), True, {FORWARD: 1, BACKWARD: 1}),
 }
-
-
-@pytest.fixture(scope="module")
-def compiled():
-    return Compiled(CASES)
-
-
-@pytest.mark.compiler
-@pytest.mark.parametrize("name", CASES)
-def test_as_the_interpreter(compiled, name):
-    compiled.agree(name)

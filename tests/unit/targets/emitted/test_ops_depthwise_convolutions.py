@@ -6,7 +6,7 @@ from torch.nn.functional import conv2d
 
 from abele.targets.cpu.emitted.calls import convolutions
 from helpers.convolution_nodes import forward_node
-from helpers.emitted_operators import Case, Compiled
+from helpers.emitted_operators import Case, test_as_the_interpreter  # noqa: F401
 
 G = torch.Generator().manual_seed(8)
 
@@ -62,17 +62,6 @@ CASES = {
         **CLOSE,
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def compiled():
-    return Compiled(CASES)
-
-
-@pytest.mark.compiler
-@pytest.mark.parametrize("name", CASES)
-def test_as_the_interpreter(compiled, name):
-    compiled.agree(name)
 
 
 def depthwise(**settings):

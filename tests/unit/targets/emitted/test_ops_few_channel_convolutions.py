@@ -1,11 +1,10 @@
 """Convolutions of few channels in emitted code, whatever lies around them."""
 
-import pytest
 import torch
 from torch.nn.functional import conv2d
 
 from abele.targets.cpu.emitted.calls import convolutions
-from helpers.emitted_operators import Case, Compiled
+from helpers.emitted_operators import Case, test_as_the_interpreter  # noqa: F401
 
 G = torch.Generator().manual_seed(9)
 IMAGES = torch.randn(9, 6, 7, 8, generator=G)
@@ -28,17 +27,6 @@ CASES = {
         atol=1e-4,
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def compiled():
-    return Compiled(CASES)
-
-
-@pytest.mark.compiler
-@pytest.mark.parametrize("name", CASES)
-def test_as_the_interpreter(compiled, name):
-    compiled.agree(name)
 
 
 def test_results_that_lie_otherwise_are_left_to_the_library():

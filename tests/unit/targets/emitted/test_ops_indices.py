@@ -1,9 +1,8 @@
 """Emitted code finds elements by their numbers as the interpreter does."""
 
-import pytest
 import torch
 
-from helpers.emitted_operators import Case, Compiled
+from helpers.emitted_operators import Case, test_as_the_interpreter  # noqa: F401
 
 G = torch.Generator().manual_seed(7)
 X = torch.randn(4, 5, 6, generator=G)
@@ -77,14 +76,3 @@ def _written(x, j):
     x[:, j] += 1.0
     x[:, :, j] = x[:, :, :1]
     return x.index_put((j,), x[0], accumulate=True)
-
-
-@pytest.fixture(scope="module")
-def compiled():
-    return Compiled(CASES)
-
-
-@pytest.mark.compiler
-@pytest.mark.parametrize("name", CASES)
-def test_as_the_interpreter(compiled, name):
-    compiled.agree(name)

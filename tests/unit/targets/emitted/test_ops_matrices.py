@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from abele.targets.cpu.emitted import build
-from helpers.emitted_operators import Case, Compiled
+from helpers.emitted_operators import Case, test_as_the_interpreter  # noqa: F401
 
 G = torch.Generator().manual_seed(6)
 A = torch.randn(7, 33, 17, generator=G)
@@ -116,17 +116,6 @@ CASES = {
     ),
     "nothing to sum": Case(lambda a, b: (a[0][:, :0] @ b[0][:0], a[:, :, :0] @ b[:, :0]), (A, B)),
 }
-
-
-@pytest.fixture(scope="module")
-def compiled():
-    return Compiled(CASES)
-
-
-@pytest.mark.compiler
-@pytest.mark.parametrize("name", CASES)
-def test_as_the_interpreter(compiled, name):
-    compiled.agree(name)
 
 
 THREADS_OF_LIBRARY = """

@@ -2,11 +2,10 @@
 
 import operator
 
-import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
-from helpers.emitted_operators import Case, Compiled
+from helpers.emitted_operators import Case, test_as_the_interpreter  # noqa: F401
 
 G = torch.Generator().manual_seed(2)
 X = torch.randn(4, 5, 6, generator=G)
@@ -94,14 +93,3 @@ def _written(x, y):
     x[0] += y[1]
     x[..., -1] = 0.0
     return x
-
-
-@pytest.fixture(scope="module")
-def compiled():
-    return Compiled(CASES)
-
-
-@pytest.mark.compiler
-@pytest.mark.parametrize("name", CASES)
-def test_as_the_interpreter(compiled, name):
-    compiled.agree(name)
