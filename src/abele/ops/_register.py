@@ -11,6 +11,18 @@ import torch
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+def implements(name: str, schema: str) -> Callable[[_Function], _Function]:
+    """Define an operator, and return a decorator for the function that computes it on any device.
+
+    Args:
+        name: the operator's qualified name, such as ``abele::adam``.
+        schema: its arguments and results.
+    """
+    library: Any = torch.library
+    library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag,))
+    return library.impl(name, "CompositeExplicitAutograd")
+
+
 def shapes_of(name: str) -> Callable[[_Function], _Function]:
     """Return a decorator for the function that computes an operator's results without data.
 

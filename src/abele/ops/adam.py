@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import torch
 
-from abele.ops._register import shapes_of
+from abele.ops._register import implements, shapes_of
 
 _NAME = "abele::adam"
 
-torch.library.define(
+
+@implements(
     _NAME,
     "(Tensor[] params, Tensor[] grads, Tensor[] first, Tensor[] second, Tensor[] steps,"
     " Tensor rate, Tensor beta1, Tensor beta2, Tensor eps, Tensor decay) -> Tensor[]",
-    tags=(torch.Tag.pt2_compliant_tag,),
 )
-
-
-@torch.library.impl(_NAME, "CompositeExplicitAutograd")
 def _adam(
     params: list[torch.Tensor],
     grads: list[torch.Tensor],

@@ -15,29 +15,19 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from abele.ops._register import register_gradient, shapes_of
+from abele.ops._register import implements, register_gradient, shapes_of
 
 aten = torch.ops.aten
 
 _FORWARD = "abele::ctc_loss"
 _BACKWARD = "abele::ctc_loss_backward"
-_TAGS = (torch.Tag.pt2_compliant_tag,)
 
-torch.library.define(
+
+@implements(
     _FORWARD,
     "(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank,"
     " bool zero_infinity) -> (Tensor, Tensor)",
-    tags=_TAGS,
 )
-torch.library.define(
-    _BACKWARD,
-    "(Tensor grad, Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths,"
-    " Tensor loss, Tensor table, int blank, bool zero_infinity) -> Tensor",
-    tags=_TAGS,
-)
-
-
-@torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
 def _forward(
     log_probs: torch.Tensor,
     targets: torch.Tensor,
@@ -67,7 +57,11 @@ def _table_like(log_probs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return log_probs.new_empty((log_probs.shape[1], log_probs.shape[0], 2 * targets.shape[-1] + 1))
 
 
-@torch.library.impl(_BACKWARD, "CompositeExplicitAutograd")
+@implements(
+    _BACKWARD,
+    "(Tensor grad, Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths,"
+    " Tensor loss, Tensor table, int blank, bool zero_infinity) -> Tensor",
+)
 def _backward(
     grad: torch.Tensor,
     log_probs: torch.Tensor,
@@ -159,15 +153,12 @@ def ctc_loss(
 
 _SEARCH = "abele::ctc_beam_search"
 
-torch.library.define(
+
+@implements(
     _SEARCH,
     "(Tensor log_probs, Tensor lengths, int blank, int beam_width, int top_paths)"
     " -> (Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
 )
-
-
-@torch.library.impl(_SEARCH, "CompositeExplicitAutograd")
 def _search(
     log_probs: torch.Tensor, lengths: torch.Tensor, blank: int, beam_width: int, top_paths: int
 ) -> tuple[torch.Tensor, ...]:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from abele.ops._register import shapes_of
+from abele.ops._register import implements, shapes_of
 
 _FORWARD = "abele::farthest_points"
 
-torch.library.define(
-    _FORWARD,
-    "(Tensor points, Tensor starts, int[] boundaries, int[] counts) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
 
-
-@torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
+@implements(_FORWARD, "(Tensor points, Tensor starts, int[] boundaries, int[] counts) -> Tensor")
 def _forward(
     points: torch.Tensor, starts: torch.Tensor, boundaries: list[int], counts: list[int]
 ) -> torch.Tensor:

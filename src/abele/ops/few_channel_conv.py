@@ -10,27 +10,17 @@ from typing import Any
 
 import torch
 
-from abele.ops._register import shapes_of
+from abele.ops._register import implements, shapes_of
 
 aten = torch.ops.aten
 
 _FORWARD = "abele::few_channel_conv"
 _BACKWARD = "abele::few_channel_conv_backward"
 
-torch.library.define(
-    _FORWARD,
-    "(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-torch.library.define(
-    _BACKWARD,
-    "(Tensor grad, Tensor x, Tensor weight, int[2] stride, int[2] padding, bool[3] output_mask)"
-    " -> (Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
 
-
-@torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
+@implements(
+    _FORWARD, "(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding) -> Tensor"
+)
 def _forward(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -56,7 +46,11 @@ def _forward_shape(
     return x.new_empty((x.shape[0], weight.shape[0], height, width))
 
 
-@torch.library.impl(_BACKWARD, "CompositeExplicitAutograd")
+@implements(
+    _BACKWARD,
+    "(Tensor grad, Tensor x, Tensor weight, int[2] stride, int[2] padding, bool[3] output_mask)"
+    " -> (Tensor, Tensor, Tensor)",
+)
 def _backward(
     grad: torch.Tensor,
     x: torch.Tensor,

@@ -18,30 +18,19 @@ from typing import Any
 import torch
 
 from abele import _torch
-from abele.ops._register import shapes_of
+from abele.ops._register import implements, shapes_of
 
 _FORWARD = "abele::lstm"
 _BACKWARD = "abele::lstm_backward"
 _MODE = 2  # the number of LSTMs in both libraries' operators
 _PROBES = 8, 16  # time steps
 
-torch.library.define(
+
+@implements(
     _FORWARD,
     "(Tensor x, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, Tensor h, Tensor c,"
     " bool reverse, bool has_biases, bool differentiable) -> (Tensor, Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
 )
-torch.library.define(
-    _BACKWARD,
-    "(Tensor x, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, Tensor h, Tensor c,"
-    " Tensor states, Tensor last_h, Tensor last_c, Tensor? grad_states, Tensor? grad_h,"
-    " Tensor? grad_c, Tensor kept, bool reverse, bool has_biases)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-
-
-@torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
 def _forward(
     x: torch.Tensor,
     w_ih: torch.Tensor,
@@ -82,7 +71,13 @@ def _forward(
     return (*results, kept if differentiable else x.new_empty(0, dtype=torch.uint8))
 
 
-@torch.library.impl(_BACKWARD, "CompositeExplicitAutograd")
+@implements(
+    _BACKWARD,
+    "(Tensor x, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, Tensor h, Tensor c,"
+    " Tensor states, Tensor last_h, Tensor last_c, Tensor? grad_states, Tensor? grad_h,"
+    " Tensor? grad_c, Tensor kept, bool reverse, bool has_biases)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
 def _backward(*args: Any) -> tuple[torch.Tensor, ...]:
     """Compute the gradients of the first seven arguments, which are those of forward."""
     *given, kept, reverse, has_biases = args

@@ -7,19 +7,13 @@ from __future__ import annotations
 
 import torch
 
-from abele.ops._register import shapes_of
+from abele.ops._register import implements, shapes_of
 
 _NAME = "abele::in_layout"
 
+
 # The result may be its argument, or a view of it.
-torch.library.define(
-    _NAME,
-    "(Tensor(a) x, bool channels_last) -> Tensor(a)",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-
-
-@torch.library.impl(_NAME, "CompositeExplicitAutograd")
+@implements(_NAME, "(Tensor(a) x, bool channels_last) -> Tensor(a)")
 def _in_layout(x: torch.Tensor, channels_last: bool) -> torch.Tensor:
     if not channels_last:
         return x.contiguous()

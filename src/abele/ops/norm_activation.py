@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from abele.ops._register import shapes_of
+from abele.ops._register import implements, shapes_of
 
 _FORWARD = "abele::norm_activation"
 _BACKWARD = "abele::norm_activation_backward"
@@ -27,39 +27,6 @@ _OF_SUM_BACKWARD = "abele::norm_sum_activation_backward"
 
 # Rows of ``statistics``, [3, channels]; in the third, a kernel notes what it kept.
 MEAN, INVERSE_STD = 0, 1
-
-_TAGS = (torch.Tag.pt2_compliant_tag,)
-
-torch.library.define(
-    _FORWARD,
-    "(Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor var,"
-    " float momentum, float eps, float slope) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    tags=_TAGS,
-)
-torch.library.define(
-    _BACKWARD,
-    "(Tensor grad, Tensor kept, Tensor weight, Tensor bias, Tensor statistics, float slope)"
-    " -> (Tensor, Tensor, Tensor)",
-    tags=_TAGS,
-)
-torch.library.define(
-    _EVALUATION,
-    "(Tensor x, Tensor scale, Tensor shift, float slope) -> Tensor",
-    tags=_TAGS,
-)
-
-torch.library.define(
-    _OF_SUM,
-    "(Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor var, Tensor added,"
-    " float momentum, float eps, float slope) -> (Tensor, Tensor, Tensor, Tensor)",
-    tags=_TAGS,
-)
-torch.library.define(
-    _OF_SUM_BACKWARD,
-    "(Tensor grad, Tensor? more, Tensor y, Tensor x, Tensor weight, Tensor statistics,"
-    " float slope) -> (Tensor, Tensor, Tensor, Tensor)",
-    tags=_TAGS,
-)
 
 
 def _along(channels: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -91,7 +58,11 @@ def _normalised(
     return y, statistics, new_mean, new_var
 
 
-@torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
+@implements(
+    _FORWARD,
+    "(Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor var,"
+    " float momentum, float eps, float slope) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
 def _forward(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -112,7 +83,11 @@ def _forward_shapes(x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
     return y, torch.empty_like(x), *statistics
 
 
-@torch.library.impl(_BACKWARD, "CompositeExplicitAutograd")
+@implements(
+    _BACKWARD,
+    "(Tensor grad, Tensor kept, Tensor weight, Tensor bias, Tensor statistics, float slope)"
+    " -> (Tensor, Tensor, Tensor)",
+)
 def _backward(
     grad: torch.Tensor,
     kept: torch.Tensor,
@@ -147,7 +122,7 @@ def _backward_shapes(
     return torch.empty_like(kept), torch.empty_like(weight), torch.empty_like(bias)
 
 
-@torch.library.impl(_EVALUATION, "CompositeExplicitAutograd")
+@implements(_EVALUATION, "(Tensor x, Tensor scale, Tensor shift, float slope) -> Tensor")
 def _evaluation(
     x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, slope: float
 ) -> torch.Tensor:
@@ -159,7 +134,11 @@ def _evaluation_shape(x: torch.Tensor, *others: Any) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-@torch.library.impl(_OF_SUM, "CompositeExplicitAutograd")
+@implements(
+    _OF_SUM,
+    "(Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor var, Tensor added,"
+    " float momentum, float eps, float slope) -> (Tensor, Tensor, Tensor, Tensor)",
+)
 def _of_sum(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -188,7 +167,11 @@ def _of_sum_shapes(
     return torch.empty_like(x), statistics, torch.empty_like(mean), torch.empty_like(var)
 
 
-@torch.library.impl(_OF_SUM_BACKWARD, "CompositeExplicitAutograd")
+@implements(
+    _OF_SUM_BACKWARD,
+    "(Tensor grad, Tensor? more, Tensor y, Tensor x, Tensor weight, Tensor statistics,"
+    " float slope) -> (Tensor, Tensor, Tensor, Tensor)",
+)
 def _of_sum_backward(
     grad: torch.Tensor,
     more: torch.Tensor | None,

@@ -14,24 +14,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
-from abele.ops._register import register_gradient, shapes_of
+from abele.ops._register import implements, register_gradient, shapes_of
 from abele.ops.recurrent_cells import CELLS, Cell, Tensors
 
 _FORWARD = "abele::recurrent"
 _BACKWARD = "abele::recurrent_backward"
-
-torch.library.define(
-    _FORWARD,
-    "(str kind, Tensor x, Tensor h, Tensor[] weights, bool reverse, bool trained,"
-    " bool differentiable) -> (Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-torch.library.define(
-    _BACKWARD,
-    "(str kind, Tensor x, Tensor h, Tensor[] weights, bool reverse, bool trained, Tensor states,"
-    " Tensor kept, Tensor? grad_states, Tensor? grad_h) -> Tensor[]",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
 
 
 class StepsNeeded(Exception):
@@ -79,7 +66,11 @@ def products(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
     return F.linear(x, w_ih, biases[0] if biases else None)
 
 
-@torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
+@implements(
+    _FORWARD,
+    "(str kind, Tensor x, Tensor h, Tensor[] weights, bool reverse, bool trained,"
+    " bool differentiable) -> (Tensor, Tensor, Tensor)",
+)
 def _forward(
     kind: str,
     x: torch.Tensor,
@@ -115,7 +106,11 @@ def _forward(
     return states, last.clone(), made.view(len(kept[0]), *states.shape)
 
 
-@torch.library.impl(_BACKWARD, "CompositeExplicitAutograd")
+@implements(
+    _BACKWARD,
+    "(str kind, Tensor x, Tensor h, Tensor[] weights, bool reverse, bool trained, Tensor states,"
+    " Tensor kept, Tensor? grad_states, Tensor? grad_h) -> Tensor[]",
+)
 def _backward(
     kind: str,
     x: torch.Tensor,

@@ -14,24 +14,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
-from abele.ops._register import shapes_of
+from abele.ops._register import implements, shapes_of
 from abele.ops.recurrent_cells import CELLS, Tensors
 
 _FORWARD = "abele::recurrent_loop"
 _BACKWARD = "abele::recurrent_loop_backward"
-
-torch.library.define(
-    _FORWARD,
-    "(str kind, Tensor inputs, Tensor weight, Tensor? bias, Tensor h, Tensor? c, bool reverse,"
-    " bool kept) -> Tensor[]",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-torch.library.define(
-    _BACKWARD,
-    "(str kind, Tensor? grad_states, Tensor? grad_h, Tensor? grad_c, Tensor weight,"
-    " Tensor? states, Tensor? cells, Tensor? gates, bool reverse) -> Tensor[]",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
 
 
 def results(kind: str) -> list[str]:
@@ -47,7 +34,11 @@ def gradients(kind: str) -> list[str]:
     return [name for name in ("inputs", "products", "h", "c") if not absent.get(name)]
 
 
-@torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
+@implements(
+    _FORWARD,
+    "(str kind, Tensor inputs, Tensor weight, Tensor? bias, Tensor h, Tensor? c, bool reverse,"
+    " bool kept) -> Tensor[]",
+)
 def _forward(
     kind: str,
     inputs: torch.Tensor,
@@ -90,7 +81,11 @@ def _forward(
     return [torch.stack(each[::-1] if reverse else each) for each in lists]
 
 
-@torch.library.impl(_BACKWARD, "CompositeExplicitAutograd")
+@implements(
+    _BACKWARD,
+    "(str kind, Tensor? grad_states, Tensor? grad_h, Tensor? grad_c, Tensor weight,"
+    " Tensor? states, Tensor? cells, Tensor? gates, bool reverse) -> Tensor[]",
+)
 def _backward(
     kind: str,
     grad_states: torch.Tensor | None,

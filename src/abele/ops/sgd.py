@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import torch
 
-from abele.ops._register import shapes_of
+from abele.ops._register import implements, shapes_of
 
 _NAME = "abele::sgd"
 
-torch.library.define(
+
+@implements(
     _NAME,
     "(Tensor[] params, Tensor[] grads, Tensor[] velocities,"
     " Tensor rate, Tensor momentum, Tensor rest, Tensor decay, Tensor nesterov) -> Tensor[]",
-    tags=(torch.Tag.pt2_compliant_tag,),
 )
-
-
-@torch.library.impl(_NAME, "CompositeExplicitAutograd")
 def _sgd(
     params: list[torch.Tensor],
     grads: list[torch.Tensor],

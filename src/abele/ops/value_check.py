@@ -11,17 +11,13 @@ from pathlib import Path
 import torch
 
 from abele.errors import ValueCheckError
-from abele.ops._register import shapes_of
+from abele.ops._register import implements, shapes_of
 from abele.program.core import is_library
 
 _NAME = "abele::value_check"
 
-torch.library.define(
-    _NAME, "(Tensor wrong, str message) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
-)
 
-
-@torch.library.impl(_NAME, "CompositeExplicitAutograd")
+@implements(_NAME, "(Tensor wrong, str message) -> Tensor")
 def _check(wrong: torch.Tensor, message: str) -> torch.Tensor:
     if wrong.any():
         raise ValueCheckError(message)
