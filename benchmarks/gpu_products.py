@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from benchmarks import gpu_records
 
-from abele.targets.cuda.emitted import blas
-from abele.targets.cuda.emitted.beside import together
+from abele.targets.cuda.emitted import gemms
 from abele.targets.cuda.emitted.choices import microseconds
+from abele.targets.cuda.emitted.gemms import together
 
 # Of a layer: its name, rows of a batch, and the sizes of an input and of a result.
 LAYERS = (
@@ -65,7 +65,7 @@ def measured(rows: int, inputs: int, results: int, device: str = "cuda") -> dict
     }
     answer: dict[str, Any] = {}
     for name, work in works.items():
-        answer[name] = microseconds([functools.partial(_by, each, work) for each in blas.NAMES])
+        answer[name] = microseconds([functools.partial(_by, each, work) for each in gemms.NAMES])
     gradients = list(works.values())[1:]
     in_turn = functools.partial(_all, gradients)
     answer["both gradients"] = microseconds([in_turn, functools.partial(together, gradients)])
@@ -73,7 +73,7 @@ def measured(rows: int, inputs: int, results: int, device: str = "cuda") -> dict
 
 
 def _by(library: str, work: Callable[[], object]) -> None:
-    with blas.using(library):
+    with gemms.using(library):
         work()
 
 

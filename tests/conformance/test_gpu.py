@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 import poptorch
 from abele.compile.verdict import TOLERANCE
 from abele.targets.candidates import ENVIRONMENT as LOWERING
-from abele.targets.cuda.emitted import blas
+from abele.targets.cuda.emitted import gemms
 from abele.targets.cuda.emitted import lowering as of_programs
 from abele.targets.cuda.emitted.choices import Choices, microseconds
 from abele.targets.replay import ENVIRONMENT as GRAPHS
@@ -282,10 +282,10 @@ def test_products_are_measured_with_both_libraries(capfd):
     results = []
 
     def by(name):
-        with blas.using(name):
+        with gemms.using(name):
             results.append(x @ y)
 
-    times = microseconds([functools.partial(by, name) for name in blas.NAMES])
+    times = microseconds([functools.partial(by, name) for name in gemms.NAMES])
     assert all(0 < each < 1e4 for each in times)
     assert "experimental" not in capfd.readouterr().err
     torch.testing.assert_close(results[0], results[-1])
@@ -312,7 +312,7 @@ def test_products_side_by_side_have_the_bits_of_products_one_after_the_other(mon
         def chosen(steps, device, together=together):
             made = measured(steps, device)
             plans.append(made.together)
-            libraries = [blas.USUAL] * len(made.libraries)
+            libraries = [gemms.USUAL] * len(made.libraries)
             return Choices(libraries, [together] * len(made.together))
 
         monkeypatch.setattr(of_programs, "measured", chosen)

@@ -25,47 +25,6 @@ class StepsNeeded(Exception):
     """A layer cannot be one operator where it is."""
 
 
-def steps(
-    kind: str,
-    inputs: torch.Tensor,
-    state: Tensors,
-    weights: Sequence[torch.Tensor],
-    reverse: bool,
-    *,
-    kept: bool = False,
-) -> tuple[torch.Tensor, Tensors, Sequence[Tensors]]:
-    """Compute all time steps with torch's operators, in torch's order.
-
-    Args:
-        kind: of ``CELLS``.
-        inputs: ``products`` of x.
-        state: h ``[batch, units]`` before the first step, and c of an LSTM.
-        weights: ``[gates * units, features]`` and ``[gates * units, units]``, with gates in torch's
-            order; and both biases ``[gates * units]``, or none.
-        reverse: from the last step to the first.
-        kept: return what the cell keeps.
-
-    Returns:
-        h of all steps ``[steps, batch, units]``, the state after the last, and the tensors that the
-        cell keeps of each step.
-    """
-    cell, (_, w_hh, *biases) = CELLS[kind], weights
-    states, of_steps = list[torch.Tensor](), list[Tensors]()
-    for of_input in reversed(inputs.unbind(0)) if reverse else inputs.unbind(0):
-        of_state = F.linear(state[0], w_hh, biases[1] if biases else None)
-        state, of_step = cell.forward(of_input, of_state, state)
-        states.append(state[0])
-        of_steps.append(of_step if kept else ())
-    order = slice(None, None, -1 if reverse else 1)
-    return torch.stack(states[order]), state, of_steps[order]
-
-
-def products(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the products of x ``[steps, batch, features]`` and its weight, with its bias."""
-    w_ih, _, *biases = weights
-    return F.linear(x, w_ih, biases[0] if biases else None)
-
-
 @implements(
     _FORWARD,
     "(str kind, Tensor x, Tensor h, Tensor[] weights, bool reverse, bool trained,"
@@ -80,13 +39,14 @@ def _forward(
     trained: bool,
     differentiable: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute ``steps``.
+    """Compute all time steps with torch's operators, in torch's order.
 
     Args:
         kind: ``gru``, ``rnn_tanh`` or ``rnn_relu``.
         x: ``[steps, batch, features]``.
         h: ``[batch, units]``, before the first step.
-        weights: as for ``steps``.
+        weights: ``[gates * units, features]`` and ``[gates * units, units]``, with gates in torch's
+            order; and both biases ``[gates * units]``, or none.
         reverse: from the last step to the first.
         trained: the weight of x has a gradient; torch's product has other bits then.
         differentiable: keep what backward needs.
@@ -95,15 +55,21 @@ def _forward(
         h of all steps, h after the last, and what is kept: of a GRU reset, update, the
         candidate's product with the state, and candidate ``[4, steps, batch, units]``.
     """
+    cell, (w_ih, w_hh, *biases) = CELLS[kind], weights
+    of_x, of_h = biases or (None, None)
     with torch.set_grad_enabled(trained):
-        inputs = products(x, [weights[0].detach().requires_grad_(trained), *weights[1:]])
+        inputs = F.linear(x, w_ih.detach().requires_grad_(trained), of_x).detach()
+    states, kept, last = list[torch.Tensor](), list[Tensors](), h
     with torch.no_grad():
-        states, (last, *_), kept = steps(
-            kind, inputs.detach(), (h,), weights, reverse, kept=differentiable
-        )
-        gates = [each for of_gate in zip(*kept, strict=True) for each in of_gate]
-        made = torch.stack(gates) if gates else states.new_empty(0)
-    return states, last.clone(), made.view(len(kept[0]), *states.shape)
+        for of_input in reversed(inputs.unbind(0)) if reverse else inputs.unbind(0):
+            (last,), of_step = cell.forward(of_input, F.linear(last, w_hh, of_h), (last,))
+            states.append(last)
+            kept.append(of_step if differentiable else ())
+        order = slice(None, None, -1 if reverse else 1)
+        made = torch.stack(states[order])
+        gates = [each for of_gate in zip(*kept[order], strict=True) for each in of_gate]
+        of_gates = torch.stack(gates) if gates else made.new_empty(0)
+    return made, last.clone(), of_gates.view(len(kept[0]), *made.shape)
 
 
 @implements(
@@ -145,7 +111,7 @@ def _backward(
     with torch.enable_grad():
         leaves = [each.detach().requires_grad_() for each in (x, *weights)]
         leaves[1].requires_grad_(trained)
-        made = products(leaves[0], leaves[1:])
+        made = F.linear(leaves[0], leaves[1], leaves[3] if len(leaves) > 3 else None)
     wanted = [each for each in (*leaves[:2], *leaves[3:4]) if each.requires_grad]
     of_x, *made = torch.autograd.grad(made, wanted, of_inputs)
     made = made if trained else [torch.zeros_like(weights[0]), *made]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from abele.targets import streams
-from abele.targets.cuda.emitted.beside import together
+from abele.targets.cuda.emitted.gemms import together
 
 
 class Stream:

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from abele.errors import CorruptExecutable
-from abele.targets.cuda.emitted import beside, blas, choices, lowering
-from abele.targets.cuda.emitted.beside import Beside
-from abele.targets.cuda.emitted.blas import OTHER, USUAL
+from abele.targets.cuda.emitted import choices, gemms, lowering
 from abele.targets.cuda.emitted.choices import Choices
+from abele.targets.cuda.emitted.gemms import OTHER, USUAL, ConcurrentGemms
 from abele.targets.cuda.emitted.run import Runner
 from abele.targets.reference import Interpreter
 from abele.targets.translation.operations import Foreign, constants_of
@@ -40,12 +39,12 @@ def _no_library(monkeypatch):
         names.append(name)
         yield
 
-    monkeypatch.setattr(blas, "using", using)
+    monkeypatch.setattr(gemms, "using", using)
     return names
 
 
 def groups_of(plan):
-    return [step.operations for step in plan.steps if isinstance(step, Beside)]
+    return [step.operations for step in plan.steps if isinstance(step, ConcurrentGemms)]
 
 
 def test_products_that_leave_room_go_together(program):
@@ -53,13 +52,13 @@ def test_products_that_leave_room_go_together(program):
     groups = groups_of(plan)
     assert groups
     for group in groups:
-        assert 2 <= len(group) <= beside.MOST
+        assert 2 <= len(group) <= gemms.MOST
         written = {place.buffer for each in group for place in each.writes}
         read = {place.buffer for each in group for place in each.reads}
         assert not written & read
-    alone = [each for each in plan.steps if isinstance(each, Foreign) and blas.is_product(each)]
+    alone = [each for each in plan.steps if isinstance(each, Foreign) and gemms.is_product(each)]
     assert any(each.writes[0].shape == (2000, 900) for each in alone)
-    assert not any(beside.leaves_room(each) for each in alone if each.writes[0].size > 1 << 20)
+    assert not any(gemms.leaves_room(each) for each in alone if each.writes[0].size > 1 << 20)
 
 
 def test_what_is_faster_is_chosen_and_equal_products_are_measured_once(program, no_library):
@@ -78,7 +77,7 @@ def test_what_is_faster_is_chosen_and_equal_products_are_measured_once(program, 
             work()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(beside, "together", together)
+        patch.setattr(gemms, "together", together)
         patch.setattr(choices, "_by", lambda library, work: work)
         result = choices.measured(plan.steps, HOST, clock)
     assert result.fit(plan.steps)
@@ -118,7 +117,7 @@ def test_numbers_of_a_measurement_lie_as_those_of_the_program(no_library):
         return multiply(*operands)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blas, "_PRODUCTS", {watched})
+        patch.setattr(gemms, "_PRODUCTS", {watched})
         product.target = watched
         choices.measured(plan.steps, HOST, clock)
     assert layouts == [[((4, 3), (3, 1)), ((3, 2000), (1, 3))]] * 2
@@ -148,7 +147,7 @@ def test_each_product_is_computed_as_was_chosen(together, no_library, monkeypatc
         for work in reversed(works):
             work()
 
-    monkeypatch.setattr(beside, "together", backwards)
+    monkeypatch.setattr(gemms, "together", backwards)
     (group,) = groups_of(plan)
     result = Choices(names, [together])
     constants = constants_of(program, plan.translation.constants)
@@ -212,10 +211,10 @@ class Switch:
 def test_the_library_is_the_users_again_afterwards(monkeypatch, capfd):
     switch = Switch()
     monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", switch)
-    blas._use_silently_once.cache_clear()
-    with blas.using(None):
+    gemms._use_silently_once.cache_clear()
+    with gemms.using(None):
         assert switch.names == ["default"]
-    with contextlib.suppress(KeyError), blas.using(OTHER):
+    with contextlib.suppress(KeyError), gemms.using(OTHER):
         assert switch() == OTHER
         raise KeyError
     assert switch() == "default"

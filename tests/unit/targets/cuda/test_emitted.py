@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from abele.compile.verdict import TOLERANCE
 from abele.errors import CompilerError
 from abele.targets.cuda.emitted import lowering, nvrtc, source
-from abele.targets.cuda.emitted.beside import Beside
+from abele.targets.cuda.emitted.gemms import ConcurrentGemms
 from abele.targets.cuda.emitted.source import Launch
 from abele.targets.reference import Interpreter
 from abele.targets.translation.operations import Foreign
@@ -41,7 +41,9 @@ OF_TWO = [
 
 def steps_of(plan):
     """Operators that torch computes, and kernels."""
-    groups = (step.operations if isinstance(step, Beside) else [step] for step in plan.steps)
+    groups = (
+        step.operations if isinstance(step, ConcurrentGemms) else [step] for step in plan.steps
+    )
     operations = itertools.chain.from_iterable(groups)
     foreign = [str(each.target) for each in operations if isinstance(each, Foreign)]
     return foreign, [step for step in plan.steps if isinstance(step, Launch)]

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from abele.errors import CorruptExecutable
-from abele.targets.cuda.emitted import beside, blas
-from abele.targets.cuda.emitted.beside import Beside
+from abele.targets.cuda.emitted import gemms
 from abele.targets.cuda.emitted.blocks import Blocks
+from abele.targets.cuda.emitted.gemms import ConcurrentGemms
 from abele.targets.cuda.emitted.source import Launch
 from abele.targets.kernel_choice import KernelChoice
 from abele.targets.streams import capture_stream
@@ -25,7 +25,7 @@ from abele.targets.translation.places import Place
 from abele.targets.translation.pointwise import NAMES
 from abele.targets.translation.reasons import loop_choice, types_of
 
-Step = Launch | Foreign | Beside
+Step = Launch | Foreign | ConcurrentGemms
 Work = Callable[[], object]
 #: Returns the microseconds of each of several works, measured in turns.
 Clock = Callable[[Sequence[Work]], list[float]]
@@ -51,7 +51,7 @@ class Choices:
 
     def fit(self, steps: Sequence[Step]) -> bool:
         """Return whether the choices belong to these steps."""
-        groups = [step for step in steps if isinstance(step, Beside)]
+        groups = [step for step in steps if isinstance(step, ConcurrentGemms)]
         counts = len(list(products_of(steps))), len(groups)
         return counts == (len(self.libraries), len(self.together))
 
@@ -59,8 +59,8 @@ class Choices:
 def products_of(steps: Sequence[Step]) -> Iterator[Foreign]:
     """Yield the GEMMs of a program in order."""
     for step in steps:
-        for each in step.operations if isinstance(step, Beside) else [step]:
-            if isinstance(each, Foreign) and blas.is_product(each):
+        for each in step.operations if isinstance(step, ConcurrentGemms) else [step]:
+            if isinstance(each, Foreign) and gemms.is_product(each):
                 yield each
 
 
@@ -74,7 +74,7 @@ def measured(steps: Sequence[Step], device: torch.device, clock: Clock | None = 
     """
     measurement = _Measurement(device, clock or microseconds)
     libraries = [measurement.library(each) for each in products_of(steps)]
-    groups = [step.operations for step in steps if isinstance(step, Beside)]
+    groups = [step.operations for step in steps if isinstance(step, ConcurrentGemms)]
     return Choices(libraries, [measurement.together(group) for group in groups])
 
 
@@ -100,10 +100,10 @@ class _Measurement:
 
     def _faster(self, product: Foreign) -> str:
         if _bytes(product) > _MOST_BYTES:
-            return blas.USUAL
+            return gemms.USUAL
         work = self._work(product)
-        usual, other = self._clock([_by(name, work) for name in (blas.USUAL, blas.OTHER)])
-        return blas.OTHER if other < _GAIN * usual else blas.USUAL
+        usual, other = self._clock([_by(name, work) for name in (gemms.USUAL, gemms.OTHER)])
+        return gemms.OTHER if other < _GAIN * usual else gemms.USUAL
 
     def together(self, group: Sequence[Foreign]) -> bool:
         """Return whether GEMMs are faster in parallel."""
@@ -116,7 +116,7 @@ class _Measurement:
                     work()
 
             def side_by_side() -> None:
-                beside.together(works)
+                gemms.together(works)
 
             usual, other = self._clock([one_after_the_other, side_by_side])
             self._together[key] = other < _GAIN * usual
@@ -150,7 +150,7 @@ def _bytes(product: Foreign) -> int:
 
 def _by(library: str, work: Work) -> Work:
     def by_library() -> None:
-        with blas.using(library):
+        with gemms.using(library):
             work()
 
     return by_library
@@ -223,7 +223,7 @@ def decoded(payload: bytes) -> tuple[Choices, list[bytes]]:
     first, *codes = _pieces(payload[len(_MARK) :])
     try:
         choices = Choices(**json.loads(first))
-        usable = {*blas.NAMES} >= {*choices.libraries} and {True, False} >= {*choices.together}
+        usable = {*gemms.NAMES} >= {*choices.libraries} and {True, False} >= {*choices.together}
     except (TypeError, ValueError) as problem:
         raise CorruptExecutable(f"{_OTHERS}: {problem}") from problem
     if not usable:

@@ -16,15 +16,13 @@ from abele.program import Program, has_effect, subgraphs
 from abele.program.aliasing import last_uses
 from abele.targets.base import Compiled, Lowering, require_code
 from abele.targets.cuda.emitted import (
-    blas,
     convolutions,
     nvrtc,
     sums,
 )
-from abele.targets.cuda.emitted.beside import Beside
 from abele.targets.cuda.emitted.choices import Step, decoded, encoded, measured, of_unit
+from abele.targets.cuda.emitted.gemms import ConcurrentGemms, is_product, scheduled
 from abele.targets.cuda.emitted.run import Runner
-from abele.targets.cuda.emitted.schedule import scheduled
 from abele.targets.cuda.emitted.source import Launch, Writer
 from abele.targets.cuda.gpu import current_gpu, to_gpu
 from abele.targets.kernel_choice import KernelChoice
@@ -138,14 +136,14 @@ def planned(program: Program) -> Plan:
         program: after the passes of the lowering.
     """
     translation = translate(program, _DIALECT)
-    units = grouped(translation.operations, blas.is_product)
+    units = grouped(translation.operations, is_product)
     in_memory = _in_memory(units, translation)
     writer, steps = Writer(in_memory), list[Step]()
     for step in scheduled(units):
         operations = [unit.operations[0] for unit in step]
         torchs = [each for each in operations if isinstance(each, Foreign)]
         if len(torchs) > 1:
-            steps.append(Beside(torchs))
+            steps.append(ConcurrentGemms(torchs))
         else:
             steps += torchs or writer.launches(step)
     returned = {place.buffer for place in translation.outputs}
@@ -175,7 +173,7 @@ def _is_freed(buffer: Buffer, returned: Collection[Buffer]) -> bool:
 def _touched(step: Step, in_memory: set[Buffer]) -> list[Buffer]:
     if isinstance(step, Launch):
         return [each[0] for each in step.pointers if not isinstance(each, int)]
-    operations = step.operations if isinstance(step, Beside) else [step]
+    operations = step.operations if isinstance(step, ConcurrentGemms) else [step]
     places = [place for each in operations for place in (*each.reads, *each.writes)]
     return [place.buffer for place in places if place.buffer in in_memory]
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import torch
 
-from abele.targets.cuda.emitted import beside, blas
-from abele.targets.cuda.emitted.beside import Beside
+from abele.targets.cuda.emitted import gemms
 from abele.targets.cuda.emitted.choices import Choices, Step, products_of
+from abele.targets.cuda.emitted.gemms import ConcurrentGemms
 from abele.targets.cuda.emitted.source import THREADS, Launch, Pointer
 from abele.targets.streams import on_capture_stream
 from abele.targets.translation.operations import Foreign, Translation, places_changed
@@ -60,10 +60,10 @@ class Runner:
         choices: Choices | None = None,
     ):
         self._libraries: dict[Foreign, str] = {}
-        self._together: set[Beside] = set()
+        self._together: set[ConcurrentGemms] = set()
         if choices is not None:
             self._libraries = dict(zip(products_of(steps), choices.libraries, strict=True))
-            groups = (step for step in steps if isinstance(step, Beside))
+            groups = (step for step in steps if isinstance(step, ConcurrentGemms))
             self._together = set(itertools.compress(groups, choices.together))
         self._translation, self._steps, self._freed = translation, steps, freed
         self._written, self._constants = written, constants
@@ -95,7 +95,7 @@ class Runner:
             if isinstance(step, Launch):
                 addresses = [memory.address(each) for each in step.pointers]
                 self._kernels.launch(step.name, step.blocks, THREADS, addresses)
-            elif isinstance(step, Beside):
+            elif isinstance(step, ConcurrentGemms):
                 self._products(step, memory)
             else:
                 self._call(step, memory)
@@ -105,17 +105,17 @@ class Runner:
             tensor.copy_(ordered)
         return outputs
 
-    def _products(self, step: Beside, memory: _Memory) -> None:
+    def _products(self, step: ConcurrentGemms, memory: _Memory) -> None:
         """Compute products that need nothing of each other."""
         works = [functools.partial(self._call, each, memory) for each in step.operations]
         if step in self._together:
-            beside.together(works)
+            gemms.together(works)
         else:
             for work in works:
                 work()
 
     def _call(self, step: Foreign, memory: _Memory) -> None:
-        with blas.using(self._libraries.get(step)):
+        with gemms.using(self._libraries.get(step)):
             _call(step, memory)
 
 
