@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from abele import passes
-from abele.targets.cpu.emitted.dialect import IndexBounds
+from abele.targets.index_checks import IndexBounds
 from helpers.emitted_operators import Case, Compiled, program_of
 
 G = torch.Generator().manual_seed(1)

@@ -1,22 +1,25 @@
-"""The C++ compiler of this machine, and what its processor has."""
+"""The C++ compiler of this machine, its instruction set, and the self-test of its code."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
 
 from abele import arena, processor
 from abele.errors import CompilerError
+from abele.kernels import build, packaged, self_test
 from abele.kernels.build import cache_folder, tool_output
 from abele.kernels.sources import FLAGS, compiler
 from abele.storage import atomic
 
-__all__ = ["compiler", "identity", "instruction_set", "with_planned_places"]
+__all__ = ["compiler", "identity", "instruction_set", "kernel_problem", "with_planned_places"]
 
 # What GCC and clang read of the environment that changes which headers, passes or libraries they
 # use. Where a name is set, its value is part of the compiler's identity.
@@ -96,3 +99,20 @@ def _tells_by_its_file(real: str) -> bool:
             return any(each in Path(real).name for each in _NAMES) and file.read(4) == _ELF
     except OSError:
         return False
+
+
+def kernel_problem(
+    library: ctypes.CDLL, kinds: Collection[str] | None = None, *, noted: bool
+) -> str | None:
+    """Return what is wrong with kernels; None if they pass.
+
+    Args:
+        library: the code of a program, or all kernels.
+        kinds: of the kernels that the program calls; None: all that the code was linked with.
+        noted: see ``Compiled.kernel_problem``.
+    """
+    path = compiler()
+    if not noted or (path is None and packaged.folder() is None):
+        return self_test.problem(library, kinds)
+    objects = functools.partial(build.linkable, path or "g++", instruction_set())
+    return self_test.problem(library, kinds, objects)

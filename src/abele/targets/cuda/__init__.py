@@ -12,8 +12,7 @@ from abele.program import Program
 from abele.targets.base import Run, Target
 from abele.targets.cuda.emitted import nvrtc
 from abele.targets.cuda.emitted.lowering import Emitted
-from abele.targets.cuda.gpu import current_gpu, to_gpu
-from abele.targets.cuda.op_by_op import OpByOp, straight_run
+from abele.targets.cuda.op_by_op import OpByOp, current_gpu, straight_run, to_gpu
 
 
 class Cuda(Target):

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from abele.passes.of_lowerings.gpu import gpu_attention, gpu_norms
+from abele.passes.of_lowerings.gpu import gpu_attention, gpu_norms, on_device
 from abele.program import Program, is_view
 from abele.targets.base import Compiled, Lowering, Run
-from abele.targets.cuda.gpu import to_gpu
 from abele.targets.interpreter import function_of
 from abele.targets.kernel_choice import VIEW, KernelChoice, operators_of
 from abele.targets.replay import CudaGraphs, replayed
+
+
+def current_gpu() -> torch.device:
+    """Return the current GPU."""
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def to_gpu(program: Program) -> Program:
+    """Capture runs on the host; the first lowering step is to move to the GPU."""
+    return on_device(program, current_gpu())
 
 
 def straight_run(program: Program) -> Run:

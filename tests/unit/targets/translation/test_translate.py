@@ -5,8 +5,7 @@ import torch
 
 from abele import Program, Role, Slot, passes
 from abele.compile.serialization import from_text, to_text
-from abele.targets.cpu.emitted.dialect import DIALECT
-from abele.targets.cpu.emitted.lowering import Emitted, planned_code
+from abele.targets.cpu.emitted.lowering import DIALECT, Emitted, planned_code
 from abele.targets.translation.operations import Call, Foreign, Pointwise
 from abele.targets.translation.places import Kind
 from abele.targets.translation.translate import translate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -18,14 +18,14 @@ from abele.program import Program
 from abele.program.aliasing import lifetimes
 from abele.program.memory import MemoryUse
 from abele.targets.base import Clocked, Compiled, Lowering, OfBatch, Repeated, Written, require_code
-from abele.targets.cpu.compiler import with_planned_places
+from abele.targets.cpu.compiler import kernel_problem, with_planned_places
 from abele.targets.cpu.emitted import build, choice, source
 from abele.targets.cpu.emitted.by_channels import by_channels
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
+from abele.targets.cpu.emitted.calls import HANDLERS
 from abele.targets.cpu.emitted.calls.convolutions import few_channel_convolutions
 from abele.targets.cpu.emitted.clocked import with_clocks
-from abele.targets.cpu.emitted.dialect import DIALECT
 from abele.targets.cpu.emitted.memory import (
     arranged,
     memory_use,
@@ -37,13 +37,21 @@ from abele.targets.cpu.emitted.recomputed import recomputed
 from abele.targets.cpu.emitted.rows_apart import rows_apart
 from abele.targets.cpu.emitted.run import BoundRunner
 from abele.targets.cpu.emitted.source import Segment
-from abele.targets.cpu.self_test import kernel_problem
-from abele.targets.index_checks import checked
+from abele.targets.index_checks import IndexBounds, checked
 from abele.targets.kernel_choice import KernelChoice
+from abele.targets.translation.dialect import Dialect
 from abele.targets.translation.groups import Unit, grouped
 from abele.targets.translation.operations import Foreign, Translation, constants_of
 from abele.targets.translation.places import Buffer, Kind
+from abele.targets.translation.pointwise import TYPES
 from abele.targets.translation.translate import translate
+
+
+def _may_leave(graph: torch.fx.GraphModule) -> Callable[[torch.fx.Node], bool]:
+    return IndexBounds(graph).may_leave
+
+
+DIALECT = Dialect(handlers=HANDLERS, types=TYPES, may_leave=_may_leave)
 
 
 class Emitted(Lowering):

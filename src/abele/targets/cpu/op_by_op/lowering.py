@@ -17,11 +17,15 @@ from abele.passes.of_lowerings.normalisation import folded_normalisation, fused_
 from abele.program import Program
 from abele.program.memory import MemoryUse
 from abele.targets.base import Clocked, Compiled, Lowering, Run, require_code
-from abele.targets.cpu.compiler import compiler, instruction_set, with_planned_places
+from abele.targets.cpu.compiler import (
+    compiler,
+    instruction_set,
+    kernel_problem,
+    with_planned_places,
+)
 from abele.targets.cpu.op_by_op import choice
 from abele.targets.cpu.op_by_op.build import kinds_of, with_clocks, with_kernels
 from abele.targets.cpu.op_by_op.memory_use import memory_use
-from abele.targets.cpu.self_test import kernel_problem
 from abele.targets.index_checks import checked
 from abele.targets.kernel_choice import KernelChoice
 

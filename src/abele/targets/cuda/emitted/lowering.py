@@ -24,7 +24,7 @@ from abele.targets.cuda.emitted.choices import Step, decoded, encoded, measured,
 from abele.targets.cuda.emitted.gemms import ConcurrentGemms, is_product, scheduled
 from abele.targets.cuda.emitted.run import Runner
 from abele.targets.cuda.emitted.source import Launch, Writer
-from abele.targets.cuda.gpu import current_gpu, to_gpu
+from abele.targets.cuda.op_by_op import current_gpu, to_gpu
 from abele.targets.kernel_choice import KernelChoice
 from abele.targets.replay import CudaGraphs, replayed
 from abele.targets.translation.dialect import Dialect, Handler
