@@ -1,4 +1,4 @@
-// Largest and smallest numbers, where they are, variances and running sums.
+// Largest and smallest numbers, where they are, and variances.
 #pragma once
 
 #include "sums.h"
@@ -107,21 +107,6 @@ inline void variances(Index rows, Index size, double divisor, const T* x, T* var
       if (to_mean != nullptr) to_mean[row] = mean;
     }
   });
-}
-
-// Sums of all elements up to each, over the middle of outer x size x inner.
-template <class T, class R>
-inline void running_sums(Index outer, Index size, Index inner, const T* x, R* y) {
-  using W = typename Wide<R>::Type;
-  for (Index o = 0; o < outer; ++o)
-    for (Index first = 0; first < inner; first += COLUMNS) {
-      const Index width = inner - first < COLUMNS ? inner - first : COLUMNS;
-      W total[COLUMNS] = {};
-      for (Index i = 0; i < size; ++i) {
-        const Index at = (o * size + i) * inner + first;
-        for (Index k = 0; k < width; ++k) y[at + k] = R(total[k] += W(x[at + k]));
-      }
-    }
 }
 
 }  // namespace abele

@@ -5,33 +5,6 @@
 
 namespace abele {
 
-template <class T>
-inline void count_up(Index n, T start, T step, T* y) {
-  for (Index i = 0; i < n; ++i) y[i] = start + T(i) * step;
-}
-
-// -- tables ----------------------------------------------------------------------------------------
-
-// Of each matrix the elements on one side of a diagonal, and zeros.
-template <bool upper, class T>
-inline void triangle(Index count, Index rows, Index columns, Index diagonal, const T* x, T* y) {
-  for (Index i = 0; i < count * rows; ++i)
-    for (Index k = 0; k < columns; ++k) {
-      const Index distance = k - i % rows - diagonal;
-      const T value = x[i * columns + k];  // read in any case: g++ 12.2 reads wrongly under masks
-      y[i * columns + k] = (upper ? distance >= 0 : distance <= 0) ? value : T(0);
-    }
-}
-
-// The middle of outer x size x inner in the opposite order.
-template <class T>
-inline void flipped(Index outer, Index size, Index inner, const T* x, T* y) {
-  for (Index o = 0; o < outer; ++o)
-    for (Index i = 0; i < size; ++i)
-      for (Index k = 0; k < inner; ++k)
-        y[(o * size + i) * inner + k] = x[(o * size + size - 1 - i) * inner + k];
-}
-
 // Of outer x size x inner, the `count` rows of numbers `index`, which are the same for all.
 template <int most, class T>
 inline void select_rows(Index outer, Index size, Index inner, Index count, const T* x,

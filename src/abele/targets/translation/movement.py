@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Kind, Place, contiguous_stride
-from abele.targets.translation.pointwise import literal
 
 
 def arguments(node: torch.fx.Node) -> tuple[Any, ...]:
@@ -279,66 +276,6 @@ def pad(translator: Any, node: torch.fx.Node) -> bool:
     return True
 
 
-def arange(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.arange`` of whole numbers."""
-    given = [each for each in arguments(node) if each is not None]
-    start, end, step = {1: (0, *given, 1), 2: (*given, 1), 3: tuple(given)}[len(given)]
-    result = translator.new_like(node)
-    if any(int(each) != each for each in (start, end, step)):
-        return False
-    first, step = (literal(each, result.dtype) for each in (start, step))
-    text = f"abele::count_up({result.size}, {first}, {step}, {{0}})"
-    translator.add(Call([], [result], text))
-    translator.places[node] = result
-    return True
-
-
-def triangle(name: str) -> Callable[..., bool]:
-    """``aten.triu`` and ``aten.tril``."""
-
-    def handler(translator: Any, node: torch.fx.Node) -> bool:
-        x = translator.contiguous(translator.places[arguments(node)[0]])
-        diagonal = arguments(node)[1] if len(arguments(node)) > 1 else 0
-        result = translator.places[node] = translator.new(x.shape, x.dtype)
-        rows, columns = x.shape[-2:]
-        count = x.size // max(rows * columns, 1)
-        text = f"abele::triangle<{name}>({count}, {rows}, {columns}, {diagonal}, {{0}}, {{1}})"
-        translator.add(Call([x], [result], text))
-        return True
-
-    return handler
-
-
-def flip(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.flip``, one dimension after the other."""
-    place = translator.contiguous(translator.places[arguments(node)[0]])
-    for dim in arguments(node)[1]:
-        result = translator.new(place.shape, place.dtype)
-        text = f"abele::flipped({around(place.shape, dim)}, {{0}}, {{1}})"
-        translator.add(Call([place], [result], text))
-        place = result
-    translator.places[node] = place
-    return bool(arguments(node)[1])
-
-
-def roll(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.roll`` along dimensions: each in two slices."""
-    x, shifts, *dims = arguments(node)
-    place = translator.places[x]
-    if not dims or not dims[0] or not place.size:
-        return False
-    for shift, each in zip(shifts, dims[0], strict=True):
-        dim = each % len(place.shape)
-        size, result = place.shape[dim], translator.new(place.shape, place.dtype)
-        shift %= size
-        for source, target, count in ((0, shift, size - shift), (size - shift, 0, shift)):
-            piece = sliced(place, dim, source, count, 1)
-            store(translator, piece, sliced(result, dim, target, count, 1))
-        place = result
-    translator.places[node] = place
-    return True
-
-
 _SLICE: tuple[Any, ...] = (0, None, None, 1)
 
 MOVES = {
@@ -350,11 +287,4 @@ MOVES = {
     aten.select_scatter.default: select_scatter,
     aten.repeat.default: repeat,
     aten.constant_pad_nd.default: pad,
-    aten.arange.default: arange,
-    aten.arange.start: arange,
-    aten.arange.start_step: arange,
-    aten.triu.default: triangle("true"),
-    aten.tril.default: triangle("false"),
-    aten.flip.default: flip,
-    aten.roll.default: roll,
 }

@@ -59,15 +59,6 @@ CASES = {
     "written": Case(lambda x, j: _written(x * 1, j), (X, DISTINCT), gradients=True),
     "integers and truth": Case(lambda x, i: ((x > 0)[:, i], x.long()[i, i], i[i]), (X, ROWS % 4)),
     "many": Case(lambda x, i: (x[i], x.index_select(0, i)), (MANY, PICKED), gradients=True),
-    "flip": Case(
-        lambda x: (x.flip(0), x.flip(1, 2), x.transpose(0, 2).flip(-1), x.sum().flip(0)),
-        (X,),
-        gradients=True,
-    ),
-    "roll": Case(
-        lambda x: (x.roll(1, 0), x.roll((2, -1), (1, 2)), x.roll(0, 1)), (X,), gradients=True
-    ),
-    "triangles": Case(lambda x: (x.triu(), x.tril(-1), x.triu(2), (x > 0).tril(1)), (X,)),
 }
 
 

@@ -80,11 +80,6 @@ CASES = {
     ),
     "sums of equal numbers": Case(lambda x: (x.sum(0),), (EQUAL,)),
     "variances of many": Case(lambda x: (x.var(1), x.std(), x.var(0)), (WIDE,)),
-    "running sums": Case(
-        lambda x, i: (x.cumsum(0), x.cumsum(-1), i.cumsum(1), (i > 0).cumsum(0), x[:, 0].cumsum(1)),
-        (X, INTS),
-    ),
-    "gradients of running sums": Case(lambda x: x.cumsum(1), (X,), True),
 }
 
 

@@ -77,14 +77,6 @@ CASES = {
         (X, Y),
         gradients=True,
     ),
-    "arange": Case(
-        lambda x: (
-            *(torch.arange(5), torch.arange(2, 9), torch.arange(9, 1, -3), torch.arange(0)),
-            *(torch.arange(4.0), torch.arange(3, dtype=torch.float64), x + torch.arange(6)),
-        ),
-        (X,),
-    ),
-    "positions": Case(lambda x: x + torch.arange(1, 6)[:, None] * 0.25, (X,), gradients=True),
 }
 
 

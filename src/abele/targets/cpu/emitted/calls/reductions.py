@@ -80,20 +80,6 @@ def variance(*, root: bool = False) -> Callable[..., bool]:
     return handler
 
 
-def cumsum(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.cumsum``."""
-    place, dim = translator.places[arguments(node)[0]], arguments(node)[1]
-    if not place.shape or not place.size:
-        return False
-    place, dim = translator.contiguous(place), dim % len(place.shape)
-    result = translator.new(place.shape, node.meta["val"].dtype)
-    sizes = (math.prod(place.shape[:dim]), place.shape[dim], math.prod(place.shape[dim + 1 :]))
-    text = f"abele::running_sums({', '.join(map(str, sizes))}, {{0}}, {{1}})"
-    translator.add(Call([place], [result], text))
-    translator.places[node] = result
-    return True
-
-
 EXTREMES = {
     **{
         getattr(aten, f"{prefix}{name}").default: extreme(template, which)
@@ -106,7 +92,6 @@ EXTREMES = {
     aten.std.correction: variance(root=True),
     aten.var_mean.correction: variance(),
     aten.std_mean.correction: variance(root=True),
-    aten.cumsum.default: cumsum,
 }
 
 
