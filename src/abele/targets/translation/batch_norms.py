@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from abele.targets.translation.dialect import Handler
 from abele.targets.translation.movement import arguments
 from abele.targets.translation.places import Place
+from abele.targets.translation.translate import Handler
 
 aten = torch.ops.aten
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 import torch
@@ -12,7 +13,6 @@ import torch
 from abele._torch import OpOverload, schema_of
 from abele.program import Program, is_getitem, is_view, returned_nodes
 from abele.targets.translation.copies import without_copies
-from abele.targets.translation.dialect import Dialect
 from abele.targets.translation.operations import (
     Foreign,
     Operation,
@@ -22,6 +22,31 @@ from abele.targets.translation.operations import (
 )
 from abele.targets.translation.places import Buffer, Kind, Place, contiguous_stride, is_dense
 from abele.targets.translation.pointwise import COMPUTED, RULES, Rule, literal
+
+#: Takes the translator and the node, and says whether it could be translated.
+Handler = Callable[[Any, torch.fx.Node], bool]
+
+
+def _none_leaves(graph: torch.fx.GraphModule) -> Callable[[torch.fx.Node], bool]:
+    del graph
+    return lambda node: False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """Capabilities of a kind of code.
+
+    Attributes:
+        handlers: translate operators that are no views and have no rule; torch computes the others.
+        types: that loops know.
+        may_leave: says of a graph which of its operators may index outside of memory; these are
+            torch's, because code does not check.
+    """
+
+    handlers: Mapping[Any, Handler]
+    types: Collection[torch.dtype]
+    may_leave: Callable[[torch.fx.GraphModule], Callable[[torch.fx.Node], bool]] = _none_leaves
+
 
 aten = torch.ops.aten
 

@@ -39,12 +39,11 @@ from abele.targets.cpu.emitted.run import BoundRunner
 from abele.targets.cpu.emitted.source import Segment
 from abele.targets.index_checks import IndexBounds, checked
 from abele.targets.kernel_choice import KernelChoice
-from abele.targets.translation.dialect import Dialect
 from abele.targets.translation.groups import Unit, grouped
 from abele.targets.translation.operations import Foreign, Translation, constants_of
 from abele.targets.translation.places import Buffer, Kind
 from abele.targets.translation.pointwise import TYPES
-from abele.targets.translation.translate import translate
+from abele.targets.translation.translate import Dialect, translate
 
 
 def _may_leave(graph: torch.fx.GraphModule) -> Callable[[torch.fx.Node], bool]:

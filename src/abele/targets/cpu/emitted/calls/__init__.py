@@ -15,8 +15,8 @@ from abele.targets.cpu.emitted.calls import (
     reductions,
     windows,
 )
-from abele.targets.translation.dialect import Handler
 from abele.targets.translation.movement import GATES, MOVES
+from abele.targets.translation.translate import Handler
 
 HANDLERS: dict[Any, Handler] = {
     **attention.HANDLERS,
