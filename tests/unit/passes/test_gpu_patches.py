@@ -1,4 +1,4 @@
-"""Convolutions of small images as products of patches."""
+"""Convolutions of small images as GEMMs of patches."""
 
 import pytest
 import torch

@@ -54,7 +54,7 @@ def in_other_orders(inputs, weight, bias, *others):
     weight = weight.t().contiguous().t()
     count = (len(others) - 1) // 2
     state = torch.cat(others[:count], 1).chunk(count, 1)
-    grad_states = others[count][::2].flip(0).transpose(1, 2).contiguous().transpose(1, 2)
+    grad_states = others[count][::2].transpose(1, 2).contiguous().transpose(1, 2)
     return inputs, weight, bias, *state, grad_states, *others[count + 1 :]
 
 
