@@ -82,7 +82,7 @@ def test_everything_computes_what_the_host_does_and_a_wrong_index_ends_the_call_
     wrapped, rows = inference(everything), torch.tensor([0, 1, 2])
     agree(everything, wrapped, rows)
     if target.name != "cuda":
-        with pytest.raises(IndexError, match="embedding takes the indices 0 to 5, found 6"):
+        with pytest.raises(IndexError, match="index out of range"):
             wrapped(X, torch.tensor(2, dtype=torch.int32), torch.tensor([0, 4, 2]))
         agree(everything, wrapped, rows)
 
