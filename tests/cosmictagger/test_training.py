@@ -349,7 +349,7 @@ class TestOtherModes:
             assert f'href="compute/{name}/report.html"' in page
             of_program = (out / "compute" / name / "report.html").read_text()
             assert "What ran where" in of_program
-            assert "Operators by time" not in of_program  # nobody asked for a profile
+            assert "between them, " not in of_program  # nobody asked for a profile
 
     def test_evaluate_gives_the_same_numbers_and_no_files(self, run):
         _, first = run("run.iterations=2")

@@ -48,7 +48,7 @@ def test_operators_of_a_run_that_is_over_can_still_be_timed(tmp_path, monkeypatc
     run, journal = recorded(tmp_path, "net")
     assert all(each.timing is not None for each in run.programs)
     assert [each.loss for each in journal.windows] == losses  # none of these runs is a call
-    assert "Operators by time" in words(folder / "report.html")
+    assert "between them, " in words(folder / "report.html")
 
 
 def test_backward_and_update_have_modules_and_lines_too(tmp_path):
@@ -138,7 +138,7 @@ def test_times_of_operators_are_measured_on_request_and_are_none_of_a_call(tmp_p
         wrapped.report(tmp_path / "page", measure=True)
     (program,) = read_run(tmp_path / "page").programs
     assert program.timing.attributed > 0
-    assert "Operators by time" in words(tmp_path / "page" / "report.html")
+    assert "between them, " in words(tmp_path / "page" / "report.html")
     journal = read_journal(tmp_path / "page")
     assert journal.calls == 2
     # It took a second or two between the calls, in which nothing waited for data.
@@ -460,7 +460,7 @@ def test_a_pipeline_has_its_stages_on_the_page(tmp_path, monkeypatch):
     assert all(0 <= each.begin <= each.end for each in shown.tasks)
     text = words(tmp_path / "net" / "report.html")
     assert "In the latest call 4 micro-batches went through 2 stages in" in text
-    assert "stage 1: backward of micro-batch 3" in (tmp_path / "net" / "report.html").read_text()
+    assert "stage 1: second" in (tmp_path / "net" / "trace.json").read_text()
 
 
 FULL = (
