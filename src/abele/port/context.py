@@ -11,7 +11,6 @@ from libcst import matchers as m
 
 from abele.port.analysis import batches
 from abele.port.analysis.kinds import Kind, Thing
-from abele.port.analysis.order import Order
 from abele.port.analysis.parts import StepError
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step, training_steps
@@ -225,13 +224,8 @@ class Context:
 
     def trained_loaders(self) -> set[Thing]:
         """Return the loaders that training steps go through, or take batches from with ``next``."""
-        order = Order(self.things)
         loaders: set[Thing] = set()
         for step in self.steps:
-            for source, node in order.sites(step.source, step.backward):
-                for each in source.between(node, self.things.owner(source, node)):
-                    if isinstance(each, cst.For):
-                        loaders |= self.things.of(source, each.iter, Kind.LOADER)
             for _, _, around in batches.loaders_around(self.things, step.source, step.backward):
                 loaders |= around
             calls = findall(step.loop or step.owner, m.Call(func=m.Name("next")))

@@ -91,63 +91,6 @@ class Step:
         return ", ".join(texts.get(name, name) for name in self.inputs)
 
 
-class Helpers:
-    """Functions of a program that call models, such as one for the loss.
-
-    Attributes:
-        functions: the functions that were followed.
-    """
-
-    def __init__(self, project: Project, things: Things):
-        """Keep the program and what its names stand for."""
-        self._project, self._things = project, things
-        self.functions: dict[cst.FunctionDef, None] = {}
-
-    def models(
-        self, source: Source, node: cst.CSTNode, around: tuple[cst.FunctionDef, ...] = ()
-    ) -> Iterator[tuple[Thing, cst.BaseExpression]]:
-        """Find the models that functions called in a piece of a program call.
-
-        Yields:
-            Each model, with the expression that stands for it in the piece.
-        """
-        for call in findall(node, m.Call()):
-            function = self._things.function(source, call)
-            if function is None or function in around or function.name.value == "__init__":
-                continue
-            for thing, inner in self._inside(function, (*around, function)):
-                expression = self._outside(source, call, function, inner)
-                if expression is not None:
-                    self.functions[function] = None
-                    yield thing, expression
-
-    def _inside(
-        self, function: cst.FunctionDef, around: tuple[cst.FunctionDef, ...]
-    ) -> Iterator[tuple[Thing, cst.BaseExpression]]:
-        """Yield the models that a function calls, each with the expression it has for it."""
-        source = self._project.source(function)
-        cls = source.enclosing(function, cst.ClassDef)
-        if cls is not None and self._project.is_module(cls):
-            return
-        for call in findall(function.body, m.Call()):
-            if isinstance(call.func, cst.Name | cst.Attribute):
-                for thing in self._things.of(source, call.func, Kind.MODEL):
-                    yield thing, call.func
-        yield from self.models(source, function.body, around)
-
-    def _outside(
-        self, source: Source, call: cst.Call, function: cst.FunctionDef, inner: cst.BaseExpression
-    ) -> cst.BaseExpression | None:
-        """Return what the caller has for a function's expression; None if it has none."""
-        where = self._project.source(function)
-        variable = self._things.variable(where, inner)
-        if variable is None:
-            return None
-        if variable.owner is function:
-            return self._things.arguments(function, call).get(variable.name)
-        return inner if where is source else None
-
-
 def training_steps(project: Project, things: Things) -> Iterator[tuple[Source, Step | StepError]]:
     """Yield every training step of a program, or why it is none that can be ported."""
     for source in project.sources:
@@ -162,7 +105,7 @@ class _Reader:
     """Reads the step around one call of ``backward``."""
 
     def __init__(self, source: Source, project: Project, things: Things, call: cst.Call):
-        self._helpers, self._project = Helpers(project, things), project
+        self._project, self._functions = project, dict[cst.FunctionDef, None]()
         self._source, self._things, self._call = source, things, call
         self._backward = statement_of(source, call)
         self._block = block_of(source, self._backward)
@@ -172,14 +115,18 @@ class _Reader:
 
     def step(self) -> Step:
         """Read it."""
-        self._check_call()
+        if self._call.args:
+            raise StepError(self._call, _ARGUMENTS)
         index = self._block.index(self._backward)
         gradients = read_update(self._source, self._things, self._block, self._call, index)
         loss, differentiated = self._loss()
         named = () if differentiated is None else (_assignment(loss, differentiated),)
         forward = (*self._forward(index, loss, differentiated), *named)
         self._check_attributes(forward)
-        models = self._known_models(forward, loss)
+        self._functions.clear()
+        models = self._models(forward)
+        if not models:
+            raise StepError(self._call, _NO_FORWARD_HERE)
         zero = tuple(self._zero(gradients, {*gradients.optimizers, *models}))
         also = [each.statement for each in gradients.removed]
         rest = {self._backward, gradients.statement, *zero, *also, *forward}
@@ -202,7 +149,7 @@ class _Reader:
             zero=zero,
             update=gradients.statement,
             models=models,
-            helpers=tuple(self._helpers.functions),
+            helpers=tuple(self._functions),
             optimizer=gradients.optimizers[0],
             gradients=gradients,
             inputs=tuple(inputs),
@@ -213,28 +160,12 @@ class _Reader:
             carried=tuple(name for name in carried if name in inputs),
         )
 
-    def _check_call(self) -> None:
-        """Require a bare call without arguments.
-
-        Raises:
-            StepError: it does not, or is.
-        """
-        if self._call.args:
-            raise StepError(
-                self._call,
-                "backward() has arguments, and a compiled program calls it without: take them "
-                "out, and multiply the loss by the weights before",
-            )
-
     def _loss(self) -> tuple[str, cst.BaseExpression | None]:
         """Return the name of the differentiated value, or its expression without a name."""
         func = self._call.func
         assert isinstance(func, cst.Attribute)
         if not is_call(self._backward):
-            raise StepError(
-                self._call,
-                "backward() is part of a larger statement: call it in a line of its own",
-            )
+            raise StepError(self._call, _NOT_ALONE)
         value = func.value
         scale = m.Call(func=m.Attribute(attr=m.Name("scale")), args=[m.Arg()])
         if m.matches(value, scale) and isinstance(value, cst.Call):
@@ -376,24 +307,6 @@ class _Reader:
     def _calls_model(self, statement: Statement) -> bool:
         return bool(self._models((statement,)))
 
-    def _known_models(
-        self, forward: Sequence[Statement], loss: str
-    ) -> dict[Thing, cst.BaseExpression]:
-        """Return the models of a step.
-
-        Raises:
-            StepError: none is known.
-        """
-        self._helpers.functions.clear()
-        models = self._models(forward)
-        if not models:
-            raise StepError(
-                self._call,
-                f"the model that computes {loss!r} was not found: call it in this block, and "
-                "assign what it returns to variables, not to attributes",
-            )
-        return models
-
     def _models(self, statements: Sequence[Statement]) -> dict[Thing, cst.BaseExpression]:
         """Return the models that statements call, directly or by a method."""
         models: dict[Thing, cst.BaseExpression] = {}
@@ -406,12 +319,44 @@ class _Reader:
                     for thing in self._things.of(self._source, node, Kind.MODEL):
                         if not m.matches(call.func, m.Attribute(attr=_NO_FORWARD)):
                             models.setdefault(thing, node)
-            for thing, expression in self._helpers.models(self._source, statement):
+            for thing, expression in self._by_functions(self._source, statement, ()):
                 models.setdefault(thing, expression)
             for node in self._parts_of_models(statement):
                 for thing in self._things.of(self._source, node, Kind.MODEL):
                     models.setdefault(thing, node)
         return models
+
+    def _by_functions(
+        self, source: Source, node: cst.CSTNode, around: tuple[cst.FunctionDef, ...]
+    ) -> Iterator[tuple[Thing, cst.BaseExpression]]:
+        """Find the models that functions called in a piece of a program call.
+
+        Yields:
+            Each model, with the expression that stands for it in the piece.
+        """
+        for call in findall(node, m.Call()):
+            function = self._things.function(source, call)
+            if function is None or function in around or function.name.value == "__init__":
+                continue
+            where = self._project.source(function)
+            cls = where.enclosing(function, cst.ClassDef)
+            if cls is not None and self._project.is_module(cls):
+                continue
+            called = findall(function.body, m.Call(func=m.Name() | m.Attribute()))
+            inner = [(each, it.func) for it in called for each in self._model(where, it.func)]
+            inner += self._by_functions(where, function.body, (*around, function))
+            given = self._things.arguments(function, call)
+            for thing, expression in inner:
+                variable = self._things.variable(where, expression)
+                outside = expression if where is source and variable is not None else None
+                if variable is not None and variable.owner is function:
+                    outside = given.get(variable.name)
+                if outside is not None:
+                    self._functions[function] = None
+                    yield thing, outside
+
+    def _model(self, source: Source, node: cst.BaseExpression) -> set[Thing]:
+        return self._things.of(source, node, Kind.MODEL)
 
     def _parts_of_models(self, statement: Statement) -> Iterator[cst.BaseExpression]:
         """Names of which a statement reads a part, such as ``model.head.weight``."""
@@ -492,9 +437,16 @@ class _Reader:
         return used
 
 
+_ARGUMENTS = (
+    "backward() has arguments, and a compiled program calls it without, once, and keeps no graph: "
+    "take them out, and multiply the loss by the weights before; second derivatives "
+    "(create_graph) cannot be ported"
+)
+_NOT_ALONE = "backward() is part of a larger statement: call it in a line of its own"
 _NO_FORWARD_HERE = (
-    "the loss is not computed from a model in this block: call the model, the loss and backward() "
-    "in one block, and write a loop each for training and evaluation"
+    "the loss is not computed from a model that is known in this block: call the model, the loss "
+    "and backward() in one block, assign what they return to variables, not to attributes, and "
+    "write a loop each for training and evaluation"
 )
 _NO_ATTRIBUTES = (
     "the forward pass cannot change an attribute; use a variable, and then give its value to the "

@@ -140,17 +140,6 @@ def _methods(*names: str) -> Callable[[Context, Source], _Nodes]:
     return find
 
 
-def _closures(context: Context, source: Source) -> _Nodes:
-    """Optimizers that evaluate the model several times, and steps that are given a closure."""
-    for thing in context.things.all(Kind.OPTIMIZER):
-        if thing.source is source and thing.name.endswith(".LBFGS"):
-            yield thing.made
-    for call in calls_of(source.module, "step"):
-        assert isinstance(call.func, cst.Attribute)
-        if call.args and context.things.of(source, call.func.value, Kind.OPTIMIZER):
-            yield call
-
-
 def _sparse(context: Context, source: Source) -> _Nodes:
     """Sparse tensors and what makes gradients sparse."""
     del context
@@ -172,16 +161,6 @@ def _sparse(context: Context, source: Source) -> _Nodes:
 _SPARSE_METHODS = ("to_sparse", "to_sparse_coo", "to_sparse_csr", "sparse_mask", "sparse_resize_")
 
 
-def _kept_graphs(context: Context, source: Source) -> _Nodes:
-    """Find calls of backward with ``retain_graph`` or ``create_graph``."""
-    del context
-    for call in calls_of(source.module, "backward"):
-        for name in ("retain_graph", "create_graph"):
-            value = argument(call, name)
-            if value is not None and not m.matches(value, m.Name("False")):
-                yield call
-
-
 def _shared(context: Context, source: Source) -> _Nodes:
     """Models whose weights several processes update, and processes that do so."""
     for call in calls_of(source.module, "share_memory"):
@@ -192,24 +171,10 @@ def _shared(context: Context, source: Source) -> _Nodes:
 
 REASONS: tuple[Reason, ...] = (
     Reason(
-        "ABP601",
-        Verdict.BLOCKED,
-        _closures,
-        "this evaluates the model as often as it needs for one update, and a compiled program "
-        "does so once: use another optimizer, without a closure",
-    ),
-    Reason(
         "ABP602",
         Verdict.BLOCKED,
         _sparse,
         "a compiled program has dense tensors only: write this product or gradient with dense ones",
-    ),
-    Reason(
-        "ABP603",
-        Verdict.BLOCKED,
-        _kept_graphs,
-        "a compiled program computes gradients once and keeps no graph: leave out "
-        "retain_graph; second derivatives (create_graph) cannot be ported",
     ),
     Reason(
         "ABP604",

@@ -5,7 +5,7 @@ import torch
 x, y = torch.randn(32, 3), torch.randn(32, 1)
 model = torch.nn.Linear(3, 1)
 criterion = torch.nn.MSELoss()
-optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5)  # ABP601 blocked
+optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5)
 
 for step in range(5):
 
@@ -15,6 +15,6 @@ for step in range(5):
         loss.backward()  # ABP399 blocked
         return loss
 
-    optimizer.step(closure)  # ABP601 blocked
+    optimizer.step(closure)
     with torch.no_grad():
         print(criterion(model(x), y).item())
