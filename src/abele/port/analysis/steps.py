@@ -115,18 +115,13 @@ class _Reader:
 
     def step(self) -> Step:
         """Read it."""
-        if self._call.args:
-            raise StepError(self._call, _ARGUMENTS)
         index = self._block.index(self._backward)
         gradients = read_update(self._source, self._things, self._block, self._call, index)
         loss, differentiated = self._loss()
         named = () if differentiated is None else (_assignment(loss, differentiated),)
         forward = (*self._forward(index, loss, differentiated), *named)
         self._check_attributes(forward)
-        self._functions.clear()
-        models = self._models(forward)
-        if not models:
-            raise StepError(self._call, _NO_FORWARD_HERE)
+        models = self._known_models(forward)
         zero = tuple(self._zero(gradients, {*gradients.optimizers, *models}))
         also = [each.statement for each in gradients.removed]
         rest = {self._backward, gradients.statement, *zero, *also, *forward}
@@ -162,6 +157,8 @@ class _Reader:
 
     def _loss(self) -> tuple[str, cst.BaseExpression | None]:
         """Return the name of the differentiated value, or its expression without a name."""
+        if self._call.args:
+            raise StepError(self._call, _ARGUMENTS)
         func = self._call.func
         assert isinstance(func, cst.Attribute)
         if not is_call(self._backward):
@@ -306,6 +303,14 @@ class _Reader:
 
     def _calls_model(self, statement: Statement) -> bool:
         return bool(self._models((statement,)))
+
+    def _known_models(self, forward: Sequence[Statement]) -> dict[Thing, cst.BaseExpression]:
+        """Return the models of a step; note the functions that call them."""
+        self._functions.clear()
+        models = self._models(forward)
+        if not models:
+            raise StepError(self._call, _NO_FORWARD_HERE)
+        return models
 
     def _models(self, statements: Sequence[Statement]) -> dict[Thing, cst.BaseExpression]:
         """Return the models that statements call, directly or by a method."""
