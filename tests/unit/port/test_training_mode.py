@@ -120,46 +120,6 @@ def mode(text, head=HEAD, name="torch.nn.Linear"):
         (f"{EVALUATING}with evaluating(model):\n    model(here)", [False, True]),
         (f"{EVALUATING}with evaluating(model):\n    pass\nmodel(here)", [False, True]),
         (f"{EVALUATOR}with Evaluator(model):\n    model(here)", [False, True]),
-        # What is called elsewhere than in a statement of its own.
-        ("for i in f(model.eval()):\n    model(here)", [False]),
-        ("for i in f(model.eval()):\n    pass\nmodel(here)", [False]),
-        ("while f(model.eval()):\n    model(here)", [False]),
-        ("if model.eval():\n    model(here)", [False]),
-        ("if a:\n    pass\nelif f(model.eval()):\n    model(here)", [False]),
-        ("if f(model.eval()) and model(here):\n    pass", [False]),
-        ("with f(model.eval()):\n    model(here)", [False]),
-        ("match f(model.eval()):\n    case 1:\n        model(here)", [False]),
-        ("print(f(model.eval()), model(here))", [False]),
-        ("print(model(here), f(model.eval()))", [True]),
-        ("[model(here) for i in f(model.eval())]", [False, True]),
-        ("[(model(here), model.eval()) for i in a]", [False, True]),
-        ("f = lambda: model(here)\nmodel.eval()\nf()", [False, True]),
-        ("f = lambda: model(here)\nf()", [True]),
-        # What is left early.
-        (
-            "try:\n    model.eval()\n    a()\n    model.train()\nexcept E:\n    model(here)",
-            [False, True],
-        ),
-        (
-            "try:\n    model.eval()\n    a()\n    model.train()\nfinally:\n    model(here)",
-            [False, True],
-        ),
-        (
-            "try:\n    model.eval()\n    a()\n    model.train()\nexcept E:\n    pass\nmodel(here)",
-            [False, True],
-        ),
-        (
-            "for i in a:\n    model.eval()\n    if i:\n        continue\n    model.train()\nmodel(here)",
-            [False, True],
-        ),
-        (
-            "def f():\n    model.eval()\n    if a:\n        return\n    model.train()\nf()\nmodel(here)",
-            [False, True],
-        ),
-        (
-            "def f():\n    model.eval()\n    yield 1\n    model.train()\nfor i in f():\n    model(here)",
-            [False, True],
-        ),
         # Other ways to say the same.
         ("model.training = False\nmodel(here)", [False, True]),
         ("model.eval()\nmodel.training = True\nmodel(here)", [False, True]),

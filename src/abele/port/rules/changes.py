@@ -6,6 +6,7 @@ does to them later is not in the program.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import TypeAlias
 
@@ -152,6 +153,7 @@ def _of_model(
     return (_WEIGHTS if weights else _REST), loop
 
 
+@functools.lru_cache(1)
 def _used(context: Context, step: Step) -> set[Thing]:
     """Return the models and losses that a step calls."""
     things = {*step.models}
@@ -244,6 +246,7 @@ def _after(source: Source, statement: cst.CSTNode) -> set[cst.CSTNode]:
 _Reads: TypeAlias = dict[Variable, set[tuple[str, bool]]]
 
 
+@functools.lru_cache(1)
 def _read(context: Context, step: Step) -> _Reads:
     """Return the variables, each with its parts, that a step and the functions it calls read."""
     found: _Reads = {}
