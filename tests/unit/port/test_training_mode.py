@@ -1,4 +1,4 @@
-# ruff: noqa: E501 (lines of programs)
+
 """In which mode, training or not, a model may be where it is called."""
 
 import pytest
