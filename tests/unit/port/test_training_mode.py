@@ -1,4 +1,3 @@
-
 """In which mode, training or not, a model may be where it is called."""
 
 import pytest
