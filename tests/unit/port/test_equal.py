@@ -1,20 +1,25 @@
-"""Each fixture that is ported whole prints what it printed before: the same losses, digit by digit.
+"""Ports print what their programs print: the same losses, digit by digit.
 
-Both run in this process, on target ``reference``.
+Both run in this process, on target ``reference``: the fixtures that are ported whole, and programs
+of the shapes that people write.
 """
 
 from pathlib import Path
 
 import pytest
 
+from abele.port import files
+from abele.port.engine import port
+from abele.port.finding import Verdict
 from helpers import port_fixtures
 
-FIXTURES = Path(__file__).parent / "rules"
+pytestmark = pytest.mark.usefixtures("in_process")
+HERE = Path(__file__).parent
+FIXTURES = HERE / "rules"
 #: Fixtures that print no losses.
 SILENT = {"optimizer_state"}
 
 
-@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     "name", [each for each in port_fixtures.names(FIXTURES, whole=True) if each not in SILENT]
 )
@@ -22,3 +27,17 @@ def test_a_port_prints_the_same_losses(name):
     before = port_fixtures.printed(FIXTURES / f"{name}.in.py")
     assert len(before) > 1
     assert port_fixtures.printed(FIXTURES / f"{name}.out.py") == before
+
+
+@pytest.mark.parametrize("path", sorted((HERE / "programs").glob("*.py")), ids=lambda p: p.stem)
+def test_a_port_prints_what_the_program_prints(path, tmp_path):
+    result = port(files.read(path))
+    assert result.verdict is Verdict.MODIFIED, [str(each) for each in result.findings]
+    files.write(result, path, tmp_path / "ported")
+    ported = tmp_path / "ported" / path.name
+    text = ported.read_text()
+    assert "poptorch.trainingModel(" in text
+    assert ".backward()" not in text
+    lines = port_fixtures.printed(path)
+    assert len(" ".join(lines).split()) > 20
+    assert port_fixtures.printed(ported) == lines

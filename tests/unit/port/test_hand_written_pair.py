@@ -137,20 +137,3 @@ def test_the_hand_written_one_also_returns_scores_of_each_training_batch(runs):
     _, ported, by_hand = (each.programs for each in runs)
     assert ported[0].outputs == [[]]
     assert by_hand[0].outputs == [[16, 10], []]
-
-
-def test_the_hand_written_one_detaches_after_training_and_names_no_device():
-    script = EXAMPLES / "pytorch_gpu.py"
-    ported = port(files.read(script)).after[script.name]
-    by_hand = (EXAMPLES / "pytorch_ipu.py").read_text()
-    for text, of_port, of_hand in [
-        ("detachFromDevice()", 0, 1),
-        ("torch.device(", 1, 0),
-        ("poptorch.Options()", 1, 1),
-        ("poptorch.trainingModel(", 1, 1),
-        ("poptorch.inferenceModel(", 1, 1),
-        ("poptorch.DataLoader(", 2, 2),
-        ('identity_loss(loss, reduction="none")', 1, 0),
-        ('identity_loss(smoothed_loss(scores, labels), reduction="sum")', 0, 1),
-    ]:
-        assert (ported.count(text), by_hand.count(text)) == (of_port, of_hand), text
