@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,35 +26,19 @@ from abele.warn import user_line
 _CALLS = 20  # of inference models that are compared
 
 
-class _Looker:
-    """Looks at each model that is captured.
+#: Called with the call, the module, the inputs and the configuration of a captured model.
+_Look = Callable[[Call, torch.nn.Module, Sequence[torch.Tensor], StepConfig], None]
 
-    Args:
-        record: of the script.
-    """
 
-    def __init__(self, record: Record):
-        self._record = record
+def _look_at_captures(look: _Look) -> None:
+    """Have a function look at each model that is captured from now on."""
+    plain: Any = core.recipe_of
 
-    @contextlib.contextmanager
-    def watching(self) -> Generator[None]:
-        """Look at all captures of the process."""
-        plain: Any = core.recipe_of
+    def shown(call: Call, module: Any, inputs: Any, config: StepConfig, *args: Any, **more: Any):
+        look(call, module, inputs, config)
+        return plain(call, module, inputs, config, *args, **more)
 
-        def shown(
-            call: Call, module: Any, inputs: Any, config: StepConfig, *args: Any, **more: Any
-        ):
-            self.look(call, module, inputs, config)
-            return plain(call, module, inputs, config, *args, **more)
-
-        setattr(core, "recipe_of", shown)  # noqa: B010 - the script's process ends with the script
-        yield
-
-    def look(
-        self, call: Call, module: torch.nn.Module, inputs: Sequence[torch.Tensor], step: StepConfig
-    ) -> None:
-        """Look at a model and its inputs."""
-        raise NotImplementedError
+    setattr(core, "recipe_of", shown)  # noqa: B010 - the process ends with the script
 
 
 # -- a batch of one row ---------------------------------------------------------------------------
@@ -108,14 +92,22 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point() or bool(tensor.isfinite().all())
 
 
-class OneRow(_Looker):
+class OneRow:
     """Tries a batch of one row with the first training model of a script."""
+
+    def __init__(self, record: Record):
+        self._record = record
+
+    def watching(self) -> contextlib.AbstractContextManager[None]:
+        """Look at all models that are captured."""
+        _look_at_captures(self._look)
+        return contextlib.nullcontext()
 
     def finish(self) -> None:
         """Answer that the script trains nothing."""
         self._record.answer(rows=0, problem="", untried="it trains nothing")
 
-    def look(
+    def _look(
         self, call: Call, module: torch.nn.Module, inputs: Sequence[torch.Tensor], step: StepConfig
     ) -> None:
         """Try it, answer, and end the script."""
@@ -145,29 +137,24 @@ class OneRow(_Looker):
 # -- inference models -----------------------------------------------------------------------------
 
 
-class Inference(_Looker):
+class Inference:
     """Compares the first calls of inference models with plain ones."""
 
     def __init__(self, record: Record):
-        super().__init__(record)
         self.record, self.calls = record, 0
         self._captured: tuple[Call, torch.nn.Module] | None = None
 
-    @contextlib.contextmanager
-    def watching(self) -> Generator[None]:
-        """Look at all captures of the process, and observe new sessions."""
-        with super().watching(), of_new_sessions(self._observer):
-            yield
+    def watching(self) -> contextlib.AbstractContextManager[None]:
+        """Look at all models that are captured, and observe new sessions."""
+        _look_at_captures(self._look)
+        return of_new_sessions(self._observer)
 
     def finish(self) -> None:
         """Answer that all calls were equal."""
-        self._record.answer(calls=self.calls, line="")
+        self.record.answer(calls=self.calls, line="")
 
-    def look(
-        self, call: Call, module: torch.nn.Module, inputs: Sequence[torch.Tensor], step: StepConfig
-    ) -> None:
+    def _look(self, call: Call, module: torch.nn.Module, _: object, step: StepConfig) -> None:
         """Note a model that does not train."""
-        del inputs
         self._captured = None if step.training else (call, module)
 
     def _observer(self, session: Session) -> Observer | None:
