@@ -28,7 +28,7 @@ x, y = torch.randn(8, 4), torch.randn(8, 3)
 for epoch in range(3):
     for step in range(3):
         loss = training_model(x, y)
-        print(loss.item())
+        print(loss.item(), model.layers.training)
     if not epoch:
         model.eval()
     scores = inference_model(x)
