@@ -59,15 +59,6 @@ def _on(target, monkeypatch):
     monkeypatch.setenv("ABELE_TARGET", target.name)
 
 
-@pytest.mark.usefixtures("_on")
-@pytest.mark.parametrize(
-    "function",
-    [pytest.param(each, marks=pytest.mark.thorough) for each in (flow, slices, decoder, clouds)],
-)
-def test_computes_what_the_host_does(function):
-    agree(function, inference(function))
-
-
 def agree(function, wrapped, *more):
     for scale, count in ((1.0, 2), (-1.0, 1)):
         inputs = X * scale, torch.tensor(count, dtype=torch.int32), *more

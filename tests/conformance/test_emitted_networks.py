@@ -14,7 +14,7 @@ import torch
 from abele import StepConfig
 from abele.errors import CaptureError
 from abele.targets.cpu.emitted import build
-from helpers import emitted_library, emitted_programs, random_networks, random_programs, runs
+from helpers import emitted_library, emitted_programs, random_programs, runs
 from helpers.emitted_programs import Case
 
 COUNT = int(os.environ.get("ABELE_RANDOM_NETWORKS", "0"))
@@ -133,31 +133,6 @@ def test_images_that_lie_in_both_orders_train_as_interpreted():
 def test_views_and_writes_train_as_interpreted():
     left = tried(of_views, COUNT or FEW)
     assert left["programs"] > FEW / 3
-
-
-def session_of(seed: int, cache):
-    """A session of an odd network on the processor, and the batch of a call."""
-    made = random_networks.network(seed, odd=True)
-    config, rule = emitted_programs.training_of(seed, made.module)
-    session, _ = runs.started(made.module, made.batch, rule, config, target="cpu", cache=cache)
-    micro_batches = config.device_iterations * config.gradient_accumulation
-    generator = torch.Generator().manual_seed(seed)
-    orders = [torch.randperm(len(made.batch[0]), generator=generator) for _ in range(micro_batches)]
-    return session, [torch.cat([each[order] for order in orders]) for each in made.batch]
-
-
-@pytest.mark.long
-def test_calls_of_many_networks_are_their_micro_steps_one_by_one(isolated_cache, monkeypatch):
-    """In all output modes, with and without accumulation."""
-    monkeypatch.setenv("ABELE_LOWERING", "emitted")
-    for seed in range(min(COUNT or 100, 100)):
-        together, batch = session_of(seed, isolated_cache)
-        watched, _ = session_of(seed, isolated_cache)
-        steps = runs.AfterMicroSteps(lambda: None)
-        watched.add_observer(steps)
-        calls = [batch] * 3
-        runs.assert_same_bits(runs.run(together, calls), runs.run(watched, calls))
-        assert steps.values
 
 
 @pytest.mark.long

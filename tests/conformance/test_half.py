@@ -158,21 +158,6 @@ def test_compiled_training_with_a_scale_that_adapts_is_close_to_the_reference(ta
 
 
 @pytest.mark.thorough  # compiled; the training step above always is
-@pytest.mark.parametrize("float_statistics", [False, True], ids=["half norm", "float norm"])
-def test_compiled_is_close_to_the_reference(target, float_statistics):
-    if target.name == "reference":
-        pytest.skip("the reference is what the others are compared with")
-    values = OPTIMIZERS["sgd"][1]
-    actual, expected = (
-        trained(
-            fresh(torch.float16, float_statistics=float_statistics), "sgd", 128.0, each, **values
-        )
-        for each in (target, "reference")
-    )
-    assert_close_by_norm(actual, expected, HALF_TOLERANCE)
-
-
-@pytest.mark.thorough  # compiled; the training step above always is
 def test_compiled_inference_is_close_to_eager(target):
     module = fresh(torch.float16).eval()
     tolerance = 0.0 if target.name == "reference" else HALF_TOLERANCE

@@ -448,14 +448,6 @@ def compiled_and_interpreted(module, config, rule, given):
         piped.close()
 
 
-@pytest.mark.compiler
-@pytest.mark.thorough  # stages are interpreted above; test_threads calls compiled code as they do
-def test_compiled_stages_infer_what_the_whole_infers():
-    config = StepConfig(training=False, device_iterations=4, output_mode=OutputMode.ALL)
-    module = Small().eval()
-    assert_close_by_norm(*compiled_and_interpreted(module, config, None, batches(4)), TOLERANCE)
-
-
 def test_stages_on_a_gpu_have_streams_of_their_own_and_give_the_same():
     usable("cuda")
     module = Network(2)

@@ -56,10 +56,7 @@ SMALL = (37, 65, 45)
 # updates, or sums of gradients, run on rows.
 CASES = {
     "sgd": (lambda: Dense(*SMALL), 37, ("sgd", {"momentum": 0.0}), None, 2),
-    "momentum": (lambda: Dense(*SMALL), 37, ("sgd", {"nesterov": True}), None, 2),
-    "variable": (lambda: Dense(*SMALL), 37, ("sgd", {"variable": ["lr"]}), None, 2),
     "adam": (lambda: Dense(*SMALL), 37, ("adam", {}), None, 2),
-    "adadelta": (lambda: Dense(*SMALL), 37, ("adadelta", {}), None, 2),
     "adamw": (
         *(lambda: Dense(*SMALL), 37),
         *(("adam", {"weight_decay": 0.1, "decoupled": True}), None, 2),

@@ -264,12 +264,6 @@ def test_rdu_does_not_accumulate():
         made("RDU", optimizer=Optimizer(gradient_accumulation=2))
 
 
-@pytest.mark.parametrize("mode", ["DPCPP", "XPU", "HPU"])
-def test_modes_that_do_not_exist(mode):
-    with pytest.raises(ConfigError, match="modes that exist are CPU, GPU, IPU and RDU"):
-        made(mode)
-
-
 def test_batches_of_another_size():
     backend = made()
     with pytest.raises(BackendError, match="takes 2 images with labels, found 3 with labels"):

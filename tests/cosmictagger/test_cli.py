@@ -51,8 +51,6 @@ def test_a_run_without_a_name(capsys):
         (["data.file=a(b"], r"data.file=a\(b cannot be read as KEY=VALUE"),
         (["--config-name", "a22"], r"presets are config, a21.* Did you mean a21"),
         (["train"], "train is neither KEY=VALUE nor a command; commands are generate and"),
-        (["run.compute_mode=HPU"], "run.compute_mode=HPU was asked for; modes that exist"),
-        (["framework=tensorflow"], "this application is PyTorch"),
     ],
 )
 def test_mistakes(tmp_path, monkeypatch, capsys, overrides, match):
@@ -87,12 +85,6 @@ def test_environment_variables(run, monkeypatch):
     assert run("mode=iotest", "run.iterations=1",
                "+framework.environment_variables.COSMIC_TEST='3'")[0] == 0  # fmt: skip
     assert os.environ["COSMIC_TEST"] == "3"
-
-
-def test_an_output_folder_that_cannot_be_made(run, tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert run("mode=iotest", folder="file/out")[0] == 1
-    assert re.search(r"output_dir=.*file/out cannot be made", capsys.readouterr().err)
 
 
 def test_several_runs_at_once(run, tmp_path):

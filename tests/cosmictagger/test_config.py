@@ -180,15 +180,6 @@ def test_one_of_several_processes(monkeypatch):
         settled()
 
 
-def test_a_run_without_a_name():
-    register()
-    with (
-        initialize(version_base="1.3", config_path=None),
-        pytest.raises(ConfigError, match=r"run.id is missing.*cosmictagger run.id=first"),
-    ):
-        typed(compose("config", []))
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -1,7 +1,6 @@
 """Instances of one run that cannot go on: one clear error, nobody waits, nothing is lost."""
 
 import json
-import socket
 from pathlib import Path
 
 import pytest
@@ -98,24 +97,3 @@ def test_a_full_disk_leaves_the_checkpoint_before(share):
     ended, _ = share(2, *TRAINING)
     assert [one.status for one in ended] == [0, 0]
     assert "Going on after step 2" in ended[0].out
-
-
-@pytest.mark.long
-def test_fewer_events_than_instances_are_labelled_all_the_same(share, run):
-    overrides = (*INFERENCE, "data.file=aux.h5", "run.minibatch_size=2")
-    ended, many = share(3, *overrides)
-    assert [one.status for one in ended] == [0, 0, 0], ended[0].err
-    assert record(many)["events"] == 3
-    assert record(many)["proof"]["evaluation_steps"] == 2
-
-
-@pytest.mark.long
-def test_a_port_in_use(share):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        ended, _ = share(2, *TRAINING, MASTER_PORT=port, ABELE_RANK_TIMEOUT="2")
-    assert [one.status for one in ended] == [1, 1]
-    assert f"cannot open 127.0.0.1:{port}, where all meet" in ended[0].err
-    assert "another program has that port" in ended[1].err

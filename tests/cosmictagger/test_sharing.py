@@ -101,11 +101,6 @@ def test_the_files_are_those_of_one_instance(instance, instances, count, overrid
         assert "predictions.h5" in files(many)
 
 
-def test_more_instances_than_events(instance, instances):
-    overrides = ["data.file=aux.h5", "run.minibatch_size=1"]
-    compare(instance("one", 0, 1, *overrides), instances("many", 5, *overrides))
-
-
 def test_tensorboard_files_are_written_once(instance, instances):
     many = instances("many", 2, "run.saver=True")
     assert len(list((many / "ana").iterdir())) == 1

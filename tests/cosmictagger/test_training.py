@@ -14,7 +14,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from cosmictagger import checkpoints
 from cosmictagger.backends import StepResult
-from cosmictagger.backends.ipu import IpuBackend
 from cosmictagger.backends.plain import PlainBackend
 from cosmictagger.data.larcv import write_events
 from cosmictagger.modes import training
@@ -178,28 +177,6 @@ def test_a_step_that_bypasses_the_backend_is_an_error(run, monkeypatch, capsys):
     assert not (out / "checkpoints").exists()
 
 
-def test_the_published_mistake_ends_the_run(run, plane_net, monkeypatch, capsys):
-    made = IpuBackend.__init__
-
-    def moved(self, *args):
-        made(self, *args)
-        self.trainer = self.trainer.to(torch.device("cpu"))
-
-    monkeypatch.setattr(IpuBackend, "__init__", moved)
-    monkeypatch.setattr(IpuBackend, "proof", lambda self: PlainBackend.proof(self))
-    monkeypatch.setattr(PlainBackend, "proof", lambda self: made_up_proof())
-    status, out = run("run.compute_mode=IPU", "run.iterations=2")
-    assert status == 1
-    assert "about to run on the host" in capsys.readouterr().err
-    assert record(out)["ended"].startswith("failed: A step of training in IPU mode")
-
-
-def made_up_proof():
-    from cosmictagger.backends import Proof
-
-    return Proof("IPU", "poptorch", "ipu", "ipu", "float32", "0" * 64, 1.0, 0, 0)
-
-
 def test_a_loss_that_is_no_number_names_event_and_step(run, monkeypatch, capsys):
     step = PlainBackend.train_step
 
@@ -262,7 +239,6 @@ def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(run, monkeypatch
         (("data.label=",), "training needs labels"),
         (("run.minibatch_size=8",), "8 events .* the files have 7"),
         (("framework.sparse=True",), "no sparse network"),
-        (("run.precision=float16",), "would all vanish in float16"),
     ],
 )
 def test_bad_input_is_one_clear_sentence(run, capsys, overrides, match):

@@ -25,11 +25,6 @@ SMALL = (
 )
 
 
-@pytest.mark.parametrize("program", SMALL)
-def test_a_reader_sees_it_at_a_glance(program):
-    assert len((EXAMPLES / f"{program}.py").read_text().splitlines()) < 65
-
-
 @pytest.mark.parametrize("program", sorted({*SMALL} - {"half_precision"}))
 def test_help_says_what_it_shows_and_runs_nothing(program, monkeypatch, capsys, tmp_path):
     # Not half_precision: it imports scikit-learn, which sets environment variables for good.

@@ -100,11 +100,6 @@ def test_a_gpu_without_a_compiler_falls_back_to_the_processor(programs, monkeypa
     assert made.target.name == record.target == "reference"
 
 
-def test_no_compiler_for_a_forced_target_is_an_error(programs):
-    with pytest.raises(TargetError, match="Target 'refusing' cannot compile: there is no compiler"):
-        build(programs, CONFIG, target=Refusing())
-
-
 def test_a_stored_executable_needs_no_compiler(programs, isolated_cache):
     class Stored(Refusing):
         name = "keeping"
@@ -128,15 +123,6 @@ def test_a_failing_compiler_falls_back_and_keeps_its_noise_in_a_file(good, monke
     (log,) = tmp_path.iterdir()
     assert (str(log), log.read_text()) == (record.log, Failing.noise)
     assert made.compiled.keys() == {"accumulate", "apply"}
-
-
-def test_a_failing_compiler_of_a_forced_target_is_an_error(programs, tmp_path):
-    with pytest.raises(CompilerError, match=r"could not be compiled\. The compiler's") as caught:
-        build(programs, CONFIG, target=Failing(), log_folder=tmp_path)
-    (log,) = tmp_path.iterdir()
-    assert str(log) in str(caught.value)
-    assert "stdio.h" not in str(caught.value)
-    assert caught.value.log == log.read_text() == Failing.noise
 
 
 def test_a_fallback_stores_nothing(programs, monkeypatch, isolated_cache):

@@ -51,15 +51,6 @@ def test_the_second_build_is_a_hit_and_compiles_nothing(programs, isolated_cache
     torch.testing.assert_close(result(second), result(first), rtol=0, atol=0)
 
 
-def test_one_key_is_one_file(programs, isolated_cache):
-    made, _ = built(programs, isolated_cache)
-    assert os.listdir(isolated_cache.folder) == [f"{made.key}.abele"]
-
-
-def test_no_cache_is_said(programs):
-    assert built(programs, None)[1].cache == "off"
-
-
 def test_a_target_without_code_of_its_own_is_not_cached(programs, isolated_cache):
     target = Keeping()
     target.cacheable = False
@@ -91,35 +82,6 @@ def test_damage_costs_one_warning_and_a_rebuild(programs, isolated_cache, damage
     torch.testing.assert_close(result(again), result(made), rtol=0, atol=0)
     assert sorted(p.suffix for p in isolated_cache.folder.iterdir()) == [".abele", ".bad"]
     assert built(programs, isolated_cache)[1].cache == "hit"
-
-
-def test_a_flipped_bit_anywhere_never_stops_a_build(programs, isolated_cache):
-    made, _ = built(programs, isolated_cache)
-    path, expected = isolated_cache.path(made.key), result(made)
-    data = bytearray(path.read_bytes())
-    outcomes = set()
-    for position in range(0, len(data), 97):
-        data[position] ^= 1
-        path.write_bytes(data)
-        data[position] ^= 1
-        with warnings.catch_warnings(record=True, action="always") as caught:
-            again, record = built(programs, isolated_cache)
-        torch.testing.assert_close(result(again), expected, rtol=0, atol=0)
-        outcomes.add((record.cache, tuple(w.category for w in caught)))
-    assert outcomes == {("hit", ()), ("miss", (CacheWarning,))}
-
-
-def test_a_file_of_the_layout_before_is_rebuilt(programs, isolated_cache, monkeypatch):
-    monkeypatch.setattr(keys, "FORMAT", 1)
-    old, _ = built(programs, isolated_cache)
-    monkeypatch.undo()
-    new, record = built(programs, isolated_cache)
-    assert (record.cache, old.key != new.key) == ("miss", True)
-    assert "format: 1 there, 5 here" in record.why
-    isolated_cache.path(old.key).replace(isolated_cache.path(new.key))
-    with pytest.warns(CacheWarning, match="executables of layout 1 are not read any more, only"):
-        _, record = built(programs, isolated_cache)
-    assert record.cache == "miss"
 
 
 def test_a_file_under_a_foreign_key_is_set_aside(programs, isolated_cache):
@@ -180,10 +142,6 @@ def test_a_file_that_cannot_be_read_or_moved_is_no_crash(programs, isolated_cach
 
 def why(programs, cache, **changes):
     return built(programs, cache, **changes)[1].why
-
-
-def test_the_first_miss_says_that_the_cache_is_empty(programs, isolated_cache):
-    assert why(programs, isolated_cache) == f"{isolated_cache.folder} holds no executable yet"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ import pytest
 
 from abele import ExecutableCache, StepConfig, get_target
 from abele.compile import compiler_process, estimates, keys, native
-from abele.compile.cache import CacheWarning
 from abele.compile.compiler_process import FromCompiler, Job
 from abele.compile.executable import Executable, Failure, Running
 from abele.kernels.build import RESULT, Making
@@ -372,14 +371,6 @@ def test_another_process_compiles_where_the_first_was_killed(begin, cache):
     temporary.sweep()  # what the killed one has left
 
 
-def test_a_damaged_executable_of_another_process_is_compiled_again(begin, cache):
-    job = job_of(COPIES, cache=cache)
-    cache.folder.mkdir()
-    cache.path(keys.key_of(job.parts)).write_bytes(b"damaged")
-    with pytest.warns(CacheWarning, match="could not be used and is rebuilt"):
-        assert isinstance(begin(job).wait(), Executable)
-
-
 def test_processes_that_cannot_lock_compile_each(begin, cache, monkeypatch):
     def refuse(*_, **__):
         raise OSError(30, "Read-only file system")
@@ -387,12 +378,6 @@ def test_processes_that_cannot_lock_compile_each(begin, cache, monkeypatch):
     monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
     for _ in range(2):
         cache.path(keys.key_of(job_of(COPIES).parts)).unlink(missing_ok=True)
-        assert isinstance(begin(job_of(COPIES, cache=cache)).wait(), Executable)
-
-
-def test_a_cache_that_cannot_be_written_costs_a_warning(begin, cache):
-    cache.folder.write_text("no folder")
-    with pytest.warns(CacheWarning, match="could not be cached"):
         assert isinstance(begin(job_of(COPIES, cache=cache)).wait(), Executable)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from abele import StepConfig, build, get_target, passes
 from abele.compile import compiling, executable_file
-from abele.compile.cache import CacheWarning, ExecutableCache
+from abele.compile.cache import CacheWarning
 from abele.compile.portable_executable import ContainerFirst, pack
 from abele.errors import CorruptExecutable
 from abele.ops import lstm, recurrent_loop
@@ -175,18 +175,6 @@ def test_a_plan_of_another_layout_costs_one_warning(built):
     assert (len(caught), record.cache, target.counts()[0]) == (1, "miss", (1, 1, 0))
     _, record, _ = built()
     assert record.cache == "hit"
-
-
-def test_a_plan_that_was_altered_costs_one_warning(built, isolated_cache):
-    made, _, _ = built()
-    assert isinstance(isolated_cache, ExecutableCache)
-    path = isolated_cache.path(made.key)
-    data = path.read_bytes()
-    assert data.count(PLAN.encode()) == 1
-    path.write_bytes(data.replace(PLAN.encode(), b"run on"))
-    with pytest.warns(CacheWarning, match="could not be used and is rebuilt") as caught:
-        _, record, _ = built()
-    assert (len(caught), record.cache) == (1, "miss")
 
 
 def test_what_was_loaded_is_stored_whole(built, tmp_path):

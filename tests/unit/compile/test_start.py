@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 
-from abele import ExecutableCache, StepConfig, build, get_target
+from abele import StepConfig, build, get_target
 from abele.compile import start
 from abele.compile.build import FallbackWarning
 from abele.compile.executable import Running
 from abele.compile.start import Start
 from abele.compile.tiers import Wanted
 from abele.errors import CompilerError, ProgramError, TargetError
-from helpers.fakes import Keeping, KeptCode, Refusing, prefer
+from helpers.fakes import Keeping, Refusing, prefer
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
 from helpers.taking_over import Scripted
@@ -298,11 +298,6 @@ def test_processes_that_have_agreed_to_wait_do_not_ask_again(monkeypatch):
 # -- what prevents it ----------------------------------------------------------------------
 
 
-def test_without_a_compiler_there_is_nothing_to_wait_for():
-    with pytest.raises(TargetError, match="there is no compiler here"):
-        built(SlowWithout())
-
-
 def test_what_is_cached_runs_at_once(isolated_cache):
     built(Slow(), Start.WAIT, cache=isolated_cache)
     made, record = built(Slow(), cache=isolated_cache)
@@ -330,10 +325,3 @@ def test_passes_of_lowerings_must_not_change_what_a_program_takes(monkeypatch):
     refused = "'step' takes or gives something else after the passes of lowering 'kept code'"
     with pytest.raises(ProgramError, match=refused):
         built(target, Start.WAIT)
-
-
-def test_a_miss_says_what_is_cached(isolated_cache: ExecutableCache, monkeypatch):
-    monkeypatch.setattr("abele.compile.tiers.FromCompiler", lambda *_: None)
-    _, record = built(Slow(), cache=isolated_cache)
-    assert (record.cache, record.running.interpreted) == ("miss", True)
-    assert isinstance(Slow().lowerings[0], KeptCode)

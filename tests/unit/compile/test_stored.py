@@ -15,7 +15,7 @@ from abele.compile.portable_executable import (
     rule_data,
     rule_from,
 )
-from abele.errors import CompilerError, CorruptExecutable, SerializationError
+from abele.errors import CompilerError, SerializationError
 from abele.runtime import state
 from abele.step.update_rules import RULES
 from abele.storage.container import Container, write
@@ -66,29 +66,6 @@ def test_code_that_does_not_fit_is_made_again_with_one_warning(tmp_path, here):
     assert torch.equal(result(outcome)[0], result(made)[0])
 
 
-def test_the_file_says_how_its_code_was_lowered(tmp_path):
-    stored(tmp_path / "x", Keeping())
-    with Container(tmp_path / "x", "test") as file:
-        assert file.content["key_parts"]["lowerings"] == {"forward": "kept code"}
-
-
-def test_code_of_the_layout_before_is_made_again_with_one_sentence(tmp_path):
-    path = tmp_path / "x"
-    program = captured(AFFINE.fresh(), AFFINE.batch())
-    made, _ = build(program.programs, CONFIG, target=Keeping())
-    content, members = pack(program, made)
-    content["key_parts"] = {**content["key_parts"], "format": 1}
-    del content["key_parts"]["lowerings"]
-    write(path, "test", content, members)
-    said = (
-        r"\(executables of layout 1 are not read any more, only those of layout 5\)\. It was made"
-    )
-    with pytest.warns(RecompiledWarning, match=said) as caught:
-        again, _ = restored(path, Keeping())
-    assert len(caught) == 1
-    assert torch.equal(result(again)[0], result(made)[0])
-
-
 def test_what_was_made_again_is_kept_in_the_users_cache(tmp_path, isolated_cache):
     stored(tmp_path / "x", Keeping(isa="avx2"))
     here = Keeping(isa="avx512")
@@ -131,17 +108,6 @@ def test_a_compiler_that_fails_is_an_error(tmp_path):
     stored(tmp_path / "x", Keeping())
     with pytest.raises(CompilerError, match="could not be compiled"):
         restored(tmp_path / "x", Failing())
-
-
-def test_a_program_that_was_exchanged_is_corrupt(tmp_path):
-    path = tmp_path / "x"
-    program = captured(AFFINE.fresh(), AFFINE.batch())
-    made, _ = build(program.programs, CONFIG, target=Keeping())
-    content, members = pack(program, made)
-    text = members["programs/forward.json"].replace(b"aten::mul.Tensor", b"aten::div.Tensor")
-    write(path, "test", content, {**members, "programs/forward.json": text})
-    with pytest.raises(CorruptExecutable, match="program forward is not the one that was stored"):
-        restored(path, Keeping())
 
 
 @pytest.mark.parametrize("kind", RULES)
