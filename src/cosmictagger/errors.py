@@ -1,13 +1,5 @@
 """The exceptions of the application, and the one shape their messages have.
 
-    CosmicTaggerError (a ValueError)
-    |- ConfigError       the configuration asks for something that cannot be
-    |- DataError         a file of events is missing, damaged or not what was asked for
-    |- CheckpointError   a checkpoint is missing, damaged or of another network
-    |- BackendError      a step did not run where the run says it runs
-    |- TrainingError     training cannot go on: a value that is no number
-    `- InstanceError     instances disagree, or another one has failed or is gone
-
 A message says what was asked, what was found and what to do, in that order.
 """
 

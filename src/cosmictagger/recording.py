@@ -308,10 +308,19 @@ def throughput(iterations: list[float], images: float) -> dict[str, float]:
     Returns:
         By name: ``all``, ``except_first``, ``except_first_two``, and ``last_40`` of longer runs.
     """
-    parts = {"all": iterations, "except_first": iterations[1:], "except_first_two": iterations[2:]}
-    if len(iterations) > 40:
-        parts["last_40"] = iterations[-40:]
+    parts = {"all": iterations, **{name: times for name, _, times in _without_first(iterations)}}
     return {n: images * len(times) / sum(times) for n, times in parts.items() if sum(times) > 0}
+
+
+def _without_first(iterations: list[float]) -> list[tuple[str, str, list[float]]]:
+    """Return name, words and times of each part of the iterations that a run reports."""
+    parts = [
+        ("except_first", "except first iteration", iterations[1:]),
+        ("except_first_two", "except first two iterations", iterations[2:]),
+    ]
+    if len(iterations) > 40:
+        parts.append(("last_40", "last 40 iterations", iterations[-40:]))
+    return parts
 
 
 def split_line(split: Mapping[str, float]) -> str:
@@ -332,11 +341,7 @@ def closing_lines(iterations: list[float], images: float) -> list[str]:
     """Return the lines at the end of a run, in the words that CosmicTagger's analysis looks for."""
     rates = throughput(iterations, images)
     lines = [f"Total time to batch_process: {sum(iterations):.4f}"]
-    for name, words, times in (
-        ("except_first", "except first iteration", iterations[1:]),
-        ("except_first_two", "except first two iterations", iterations[2:]),
-        ("last_40", "last 40 iterations", iterations[-40:]),
-    ):
+    for name, words, times in _without_first(iterations):
         if name in rates:
             lines.append(
                 f"Total time to batch process {words}: {sum(times):.4f}, "

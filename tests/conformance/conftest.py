@@ -14,12 +14,6 @@ def own():
     return kernels()
 
 
-@pytest.fixture(scope="session")
-def library():
-    """The library of kernels, compiled for this machine."""
-    return kernels()
-
-
 @pytest.fixture
 def threads():
     """A function that sets the number of torch's threads for one test."""

@@ -44,16 +44,16 @@ def steps(*tensors):
     return (binding.Steps * len(tensors))(*(each.stride()[:3] for each in tensors))
 
 
-def computed(library, sizes):
+def computed(own, sizes):
     """The result and the gradients of query, key and value."""
     q, k, v, grad = inputs(sizes)
     y, logarithms = torch.full_like(grad, math.nan), torch.full(q.shape[:3], math.nan)
     shape = ctypes.byref(described(sizes))
     places = [each.data_ptr() for each in (q, k, v, y, logarithms)]
-    library.abele_attention(shape, steps(q, k, v, y), *places, 1)
+    own.abele_attention(shape, steps(q, k, v, y), *places, 1)
     results = [torch.full_like(each, math.nan) for each in (q, k, v)]
     places = [each.data_ptr() for each in (grad, q, k, v, y, logarithms, *results)]
-    library.abele_attention_backward(shape, steps(grad, q, k, v, y, *results), *places, 1)
+    own.abele_attention_backward(shape, steps(grad, q, k, v, y, *results), *places, 1)
     return [y, *results]
 
 
@@ -67,9 +67,9 @@ def of_torch(sizes, dtype):
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_it_is_as_accurate_as_that_of_torch(library, sizes):
+def test_it_is_as_accurate_as_that_of_torch(own, sizes):
     exact, torchs = of_torch(sizes, torch.float64), of_torch(sizes, torch.float32)
-    for ours, theirs, value in zip(computed(library, sizes), torchs, exact, strict=True):
+    for ours, theirs, value in zip(computed(own, sizes), torchs, exact, strict=True):
         error, allowed = ((each - value).abs().max() for each in (ours, theirs))
         # Of a few sums, one may be rounded worse by chance.
         assert error <= 1.5 * allowed + 1e-6

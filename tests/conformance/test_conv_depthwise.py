@@ -27,8 +27,8 @@ def numbers(*shape, seed):
 class Depthwise:
     """One convolution, with its operands, by our kernel and by torch."""
 
-    def __init__(self, library, shape, size, step, pad):
-        self.library, self.shape = library, shape
+    def __init__(self, own, shape, size, step, pad):
+        self.library, self.shape = own, shape
         channels = shape[1]
         self.x = numbers(*shape, seed=1)
         self.weight, self.bias = numbers(channels, 1, size, size, seed=2), numbers(channels, seed=3)
@@ -70,8 +70,8 @@ CASES = [(s, k) for s in SHAPES for k in KERNELS if suits(s, k[0], k[2])]
 
 
 @pytest.mark.parametrize(("shape", "kernel"), CASES, ids=str)
-def test_as_accurate_as_torch(library, shape, kernel):
-    conv = Depthwise(library, shape, *kernel)
+def test_as_accurate_as_torch(own, shape, kernel):
+    conv = Depthwise(own, shape, *kernel)
     exact = conv.torchs(torch.float64)
     ours, torchs = (conv.forward(), *conv.backward()), conv.torchs(torch.float32)
     for mine, theirs, true in zip(ours, torchs, exact, strict=True):
@@ -80,14 +80,14 @@ def test_as_accurate_as_torch(library, shape, kernel):
 
 
 @pytest.mark.parametrize("mask", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0)], ids=str)
-def test_only_wanted_gradients_are_computed(library, mask):
-    conv = Depthwise(library, (2, 3, 9, 11), 3, 1, 1)
+def test_only_wanted_gradients_are_computed(own, mask):
+    conv = Depthwise(own, (2, 3, 9, 11), 3, 1, 1)
     for mine, all_of_them in zip(conv.backward(mask=mask), conv.backward(), strict=True):
         assert mine is None or torch.equal(mine, all_of_them)
 
 
-def test_without_a_bias(library):
-    conv = Depthwise(library, (2, 3, 9, 11), 3, 1, 1)
+def test_without_a_bias(own):
+    conv = Depthwise(own, (2, 3, 9, 11), 3, 1, 1)
     conv.bias.zero_()
     assert torch.equal(conv.forward(bias=False), conv.forward())
 
@@ -95,8 +95,8 @@ def test_without_a_bias(library):
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("place", [(0, 0), (8, 10), (4, 5)], ids=str)
 @pytest.mark.parametrize("step", [1, 2])
-def test_what_is_not_finite_reaches_what_it_reaches_in_torch(library, value, place, step):
-    conv = Depthwise(library, (2, 3, 9, 11), 3, step, 1)
+def test_what_is_not_finite_reaches_what_it_reaches_in_torch(own, value, place, step):
+    conv = Depthwise(own, (2, 3, 9, 11), 3, step, 1)
     conv.x[0, 1][place] = value
     conv.grad[1, 2, 0, 0] = value
     ours, torchs = (conv.forward(), *conv.backward()), conv.torchs(torch.float32)
@@ -109,10 +109,10 @@ def test_what_is_not_finite_reaches_what_it_reaches_in_torch(library, value, pla
 
 
 @pytest.mark.parametrize("kernel", [(4, 1, 1), (3, 3, 1), (3, 1, 3), (9, 1, 4)], ids=str)
-def test_what_there_is_no_code_for_is_said(library, kernel):
-    conv = Depthwise(library, (1, 1, 12, 12), *kernel)
+def test_what_there_is_no_code_for_is_said(own, kernel):
+    conv = Depthwise(own, (1, 1, 12, 12), *kernel)
     pointers = [each.data_ptr() for each in (conv.x, conv.weight, conv.bias, conv.grad)]
     before = conv.grad.clone()
     with pytest.raises(CorruptExecutable, match="no code"):
-        library.abele_depthwise_forward(ctypes.byref(conv.sizes), *pointers, 1)
+        own.abele_depthwise_forward(ctypes.byref(conv.sizes), *pointers, 1)
     assert torch.equal(conv.grad, before)

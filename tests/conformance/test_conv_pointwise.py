@@ -44,30 +44,26 @@ def torchs(case, dtype):
     return y, *rest
 
 
-def ours(library, case, mask=(True, True, True)):
+def ours(own, case, mask=(True, True, True)):
     (x, weight, bias, grad), (stride, padding, *_) = operands(case)
     sizes = x.shape, weight.shape, stride, padding
     how = {"layout": LAST, "function": "pointwise", "threads": 1}
-    y = on_tensors.conv(library, *sizes, **how)(x, weight, bias)
-    return y, *on_tensors.conv_backward(library, *sizes, mask, **how)(grad, x, weight)
+    y = on_tensors.conv(own, *sizes, **how)(x, weight, bias)
+    return y, *on_tensors.conv_backward(own, *sizes, mask, **how)(grad, x, weight)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_as_accurate_as_torch(library, case):
+def test_as_accurate_as_torch(own, case):
     exact = torchs(case, torch.float64)
-    for mine, theirs, true in zip(
-        ours(library, case), torchs(case, torch.float32), exact, strict=True
-    ):
+    for mine, theirs, true in zip(ours(own, case), torchs(case, torch.float32), exact, strict=True):
         errors = [(each.double() - true).norm() for each in (mine, theirs)]
         assert errors[0] <= 1.5 * errors[1] + 1e-6 * true.norm()
 
 
 @pytest.mark.parametrize("mask", list(itertools.product((True, False), repeat=3)), ids=str)
-def test_only_wanted_gradients_are_computed(library, mask):
-    whole = ours(library, CASES[1])[1:]
-    for mine, all_of_them, wanted in zip(
-        ours(library, CASES[1], mask)[1:], whole, mask, strict=True
-    ):
+def test_only_wanted_gradients_are_computed(own, mask):
+    whole = ours(own, CASES[1])[1:]
+    for mine, all_of_them, wanted in zip(ours(own, CASES[1], mask)[1:], whole, mask, strict=True):
         assert torch.equal(mine, all_of_them) if wanted else mine is None
 
 
@@ -89,13 +85,13 @@ def nodes(case, **changes):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_programs_call_them(library, case):
+def test_programs_call_them(own, case):
     forward, backward, values = nodes(case)
     assert kernel_of(forward) is POINTWISE
     x, weight, bias, grad = values["x"], values["weight"], values["bias"], values["grad"]
-    y = replacement(forward, library)(x, weight, bias, *forward.args[3:])
-    gradients = replacement(backward, library)(grad, x, weight, *backward.args[3:])
-    expected = ours(library, case)
+    y = replacement(forward, own)(x, weight, bias, *forward.args[3:])
+    gradients = replacement(backward, own)(grad, x, weight, *backward.args[3:])
+    expected = ours(own, case)
     assert all(map(torch.equal, (y, *gradients), expected))
 
 
@@ -109,9 +105,9 @@ def test_others_are_not_products(changes):
         assert kernel_of(node) is not POINTWISE
 
 
-def test_what_there_is_no_code_for_is_said(library):
+def test_what_there_is_no_code_for_is_said(own):
     run = on_tensors.conv(
-        library, (1, 4, 8, 8), (4, 4, 1, 1), (1, 1), (1, 1), layout=LAST, function="pointwise"
+        own, (1, 4, 8, 8), (4, 4, 1, 1), (1, 1), (1, 1), layout=LAST, function="pointwise"
     )
     with pytest.raises(CorruptExecutable, match="no code"):
         run(torch.ones(1, 4, 8, 8), torch.ones(4, 4, 1, 1), None)

@@ -100,16 +100,6 @@ def test_values_and_gradients_are_torchs_to_the_bit(own, kind, shape):
         assert torch.equal(backward(grad, x, *SETTINGS, places), exact)
 
 
-def test_threads_do_not_change_a_bit(own, monkeypatch):
-    pool, backward = (replacement(node, own) for node in nodes(SHAPES[-1]))
-    x, results = images(SHAPES[-1]), []
-    for threads in (1, 3):
-        monkeypatch.setattr(on_tensors, "threads_for", lambda *_, count=threads: count)
-        y, places = pool(x, *SETTINGS)
-        results.append((y, places, backward(y, x, *SETTINGS, places)))
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
 def test_without_backward_no_places_are_kept(own):
     pool = replacement(nodes((2, 8, 6, 10), read=False)[0], own)
     x = images((2, 8, 6, 10))

@@ -108,17 +108,6 @@ def test_a_large_mean_does_not_swallow_the_variance(own):
         assert error(value, wanted) < 3e-4  # a mean of 1e4 is known to 5e-4
 
 
-def test_threads_do_not_change_a_bit(own, monkeypatch):
-    values, grad = inputs((2, 24, 200, 200)), torch.randn(2, 24, 200, 200)
-    grad = grad.contiguous(memory_format=torch.channels_last)
-    results = []
-    for threads in (1, 2, 5):
-        monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
-        results.append(ours(own, *values, 0.01, grad, True))
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_shows(own, bad):
     values, grad = inputs((1, 8, 8, 8)), torch.randn(1, 8, 8, 8)
@@ -161,20 +150,6 @@ def test_a_sum_before_the_activation_is_exact_to_a_millionth(own, shape, slope, 
         result = ours_of_sum(own, *values, added, slope, grads, overwrite)
         for value, wanted in zip(result, exact, strict=True):
             assert error(value, wanted) < 2e-6
-
-
-def test_threads_do_not_change_a_bit_of_a_sum(own, monkeypatch):
-    shape = (2, 24, 200, 200)
-    values = inputs(shape)
-    added, *grads = (
-        torch.randn(shape).contiguous(memory_format=torch.channels_last) for _ in range(3)
-    )
-    results = []
-    for threads in (1, 2, 5):
-        monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
-        results.append(ours_of_sum(own, *values, added, 0.01, grads, True))
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -247,17 +222,6 @@ def test_sgd_is_the_rule(own, decay, nesterov):
     updates.run_sgd(own, True, *columns, *settings)
     assert torch.equal(columns[0][1], actual[1])
     assert torch.equal(columns[2][1], actual[4])
-
-
-def test_threads_share_an_update_and_give_the_same_bits(own):
-    results = []
-    for threads in (1, 2):
-        torch.manual_seed(1)
-        tensors = [torch.randn(300_001) for _ in range(3)]
-        rows = (binding.SgdTensor * 1)((300_001, *(each.data_ptr() for each in tensors)))
-        own.abele_sgd(binding.Sgd(0.1, 0.9, 1.0, 0.01, 1.0), rows, 1, threads)
-        results.append(tensors)
-    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

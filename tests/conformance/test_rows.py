@@ -40,27 +40,25 @@ def close(results, *exact):
         torch.testing.assert_close(mine.double(), theirs.double(), rtol=2e-5, atol=2e-5)
 
 
-def test_layer_norms_of_numbers_far_from_zero_are_as_accurate_as_torchs(library):
+def test_layer_norms_of_numbers_far_from_zero_are_as_accurate_as_torchs(own):
     x = torch.randn(512, 300, generator=torch.Generator().manual_seed(0)) * 3 + 50
     y, *_ = computed(
-        library.abele_layer_norm, (0, 512, 300, EPS), (x, None, None), x.shape, (512,), (512,)
+        own.abele_layer_norm, (0, 512, 300, EPS), (x, None, None), x.shape, (512,), (512,)
     )
     exact = functional.layer_norm(x.double(), (300,), eps=EPS)
     errors = [(each - exact).norm() for each in (y, functional.layer_norm(x, (300,), eps=EPS))]
     assert errors[0] <= errors[1]
 
 
-def test_a_layer_norm_of_one_element_is_zero(library):
+def test_a_layer_norm_of_one_element_is_zero(own):
     x = torch.randn(50, 1, generator=torch.Generator().manual_seed(0)) + 7
-    y, *_ = computed(
-        library.abele_layer_norm, (0, 50, 1, EPS), (x, None, None), x.shape, (50,), (50,)
-    )
+    y, *_ = computed(own.abele_layer_norm, (0, 50, 1, EPS), (x, None, None), x.shape, (50,), (50,))
     assert not y.any()
 
 
-def test_running_statistics_may_be_written_nowhere(library):
+def test_running_statistics_may_be_written_nowhere(own):
     def function(*given):
-        library.abele_channel_statistics(0, 10, *given[:-1], None, None)
+        own.abele_channel_statistics(0, 10, *given[:-1], None, None)
 
     shape, channels = (3, 10, 5), (10,)
     x = torch.randn(shape) + 3
@@ -70,25 +68,25 @@ def test_running_statistics_may_be_written_nowhere(library):
 
 
 @pytest.mark.parametrize("size", [5, 40])
-def test_softmax_of_a_row_with_nan_is_nan_and_others_stay(library, size):
+def test_softmax_of_a_row_with_nan_is_nan_and_others_stay(own, size):
     x = torch.randn(3, size)
     x[1, 2] = math.nan
-    (y,) = computed(library.abele_softmax, (0, 3, size, 1), (x,), (3, size))
+    (y,) = computed(own.abele_softmax, (0, 3, size, 1), (x,), (3, size))
     assert y[1].isnan().all()
     assert torch.isfinite(y[[0, 2]]).all()
 
 
 @pytest.mark.parametrize("split", [0, 1])
 @pytest.mark.parametrize("shape", [(2, 1000, 130)])
-def test_sums_of_many_rows(library, shape, split):
+def test_sums_of_many_rows(own, shape, split):
     outer, rows, columns = shape
     x, one = torch.randn(shape), binding.Dim(1, 0, 0)
     of_outer = binding.Dim(outer, rows * columns, columns)
     dims = (of_outer, binding.Dim(columns, 1, 1), one, binding.Dim(rows, columns, 0))
-    sums = computed(library.abele_sum_columns, (split, *dims, 0.5), (x,), (outer, columns))
+    sums = computed(own.abele_sum_columns, (split, *dims, 0.5), (x,), (outer, columns))
     close(sums, 0.5 * x.double().sum(1))
     dims = (one, binding.Dim(outer, rows * columns, 1), one, binding.Dim(rows * columns, 1, 0))
     close(
-        computed(library.abele_sum_rows, (split, *dims, 1.0), (x,), (outer,)),
+        computed(own.abele_sum_rows, (split, *dims, 1.0), (x,), (outer,)),
         x.double().sum((1, 2)),
     )

@@ -164,7 +164,7 @@ def test_one_event_is_seen_by_three_planes_at_the_same_time():
         191 + 200 / 0.3,
     )
     for response, wire in zip(seen, expected, strict=True):
-        ids = response.label.ids[response.label.values == 2].astype(np.int64)
+        ids = response[1].ids[response[1].values == 2].astype(np.int64)
         assert abs((ids // 1280).mean() - wire) < 2
         assert abs((ids % 1280).mean() - (15 + 3.125 * 100)) < 2
 
@@ -178,7 +178,7 @@ def test_a_late_muon_leaves_a_gap_around_the_cathode():
     seen = Detector((1280, 2048)).respond(
         np.random.default_rng(0), deposits, late, np.zeros(4000, bool)
     )
-    label = seen[2].label
+    label = seen[2][1]
     rows = (label.ids[label.values == 1] % 1280).astype(np.int64)
     below, above = rows[rows < 640].max(), rows[rows >= 640].min()
     assert abs((640 - below) - 100) < 4

@@ -10,23 +10,6 @@ from helpers.wrapping import options, rows, scorer, sgd, trainer
 from poptorch._wrapper import distribution
 
 
-@pytest.mark.parametrize("wrap", [poptorch.trainingModel, poptorch.inferenceModel])
-@pytest.mark.parametrize("given", [{}, torch.optim.SGD, 3], ids=["dict", "a class", "number"])
-def test_options_must_be_options(wrap, given):
-    with pytest.raises(poptorch.Error, match="Invalid type: 'options'"):
-        wrap(scorer(), given)
-
-
-def test_buffers_of_a_class_of_their_own_are_refused():
-    class Special(torch.Tensor):
-        pass
-
-    model = scorer()
-    model.register_buffer("special", torch.ones(2).as_subclass(Special))
-    with pytest.raises(poptorch.Error, match=r"All buffers must be an instance of torch\.Tensor"):
-        trainer(model)
-
-
 def test_options_that_cannot_be_honoured_are_named_when_wrapping():
     chosen = options()
     chosen._Popart.set("accumulationFactor", 4)
@@ -61,42 +44,12 @@ def test_a_distribution_of_the_same_name_is_refused(monkeypatch):
         distribution.announce()
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["copyWeightsToHost", "copyWeightsToDevice", "detachFromDevice", "attachToDevice"],
-)
-def test_methods_that_need_an_executable(method):
-    wrapped = trainer(scorer())
-    with pytest.raises(poptorch.Error, match="has not been compiled or has been destroyed"):
-        getattr(wrapped, method)()
-
-
 def test_what_may_be_asked_before_compiling():
     wrapped = trainer(scorer())
     assert not wrapped.isCompiled()
     assert not wrapped.isAttachedToDevice()
     assert not wrapped.copyWeightsToHostIfNeeded()
     wrapped.destroy()
-
-
-def test_compilation_time_needs_compiling_and_the_bar():
-    chosen = poptorch.Options()
-    with pytest.raises(poptorch.Error, match="compile the model before"):
-        poptorch.inferenceModel(scorer(), chosen).compilationTime()
-    wrapped = poptorch.inferenceModel(scorer(), options())
-    wrapped(*rows(4))
-    with pytest.raises(poptorch.Error, match="showCompilationProgressBar"):
-        wrapped.compilationTime()
-
-
-def test_attaching_and_detaching_twice():
-    wrapped = trainer(scorer())
-    wrapped(*rows(4))
-    with pytest.raises(poptorch.Error, match="Device is already attached"):
-        wrapped.attachToDevice()
-    wrapped.detachFromDevice()
-    with pytest.raises(poptorch.Error, match="Device is not attached"):
-        wrapped.detachFromDevice()
 
 
 def test_an_offline_device_can_only_compile():

@@ -11,7 +11,6 @@ from torch import nn
 
 from cosmictagger.backends._base import Backend, Proof, Settings, StepResult
 from cosmictagger.config.keys import ComputeMode
-from cosmictagger.errors import ConfigError
 
 __all__ = ["Backend", "Proof", "Settings", "StepResult", "create"]
 
@@ -24,19 +23,13 @@ _CLASSES = {
 
 
 def create(network: nn.Module, loss: nn.Module, settings: Settings) -> Backend:
-    """Return the backend of a compute mode.
+    """Return the backend of a compute mode, one that `config.checks` accepts.
 
     Args:
         network: float32, on the host.
         loss: ``(logits, label) -> scalar``.
         settings: ``settings.mode`` chooses.
     """
-    place = _CLASSES.get(settings.mode)
-    if place is None:
-        raise ConfigError(
-            f"run.compute_mode={settings.mode.name} was asked for; modes that exist are CPU, GPU, "
-            "IPU and RDU."
-        )
-    module, name = place
+    module, name = _CLASSES[settings.mode]
     kind = getattr(importlib.import_module(f"cosmictagger.backends.{module}"), name)
     return kind(network, loss, settings)

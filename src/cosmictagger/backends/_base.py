@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from abele import processor
 from cosmictagger.config.keys import ComputeMode, Optimizer, OptimizerKind, Precision
 from cosmictagger.data import Batch
 from cosmictagger.errors import BackendError
@@ -147,9 +148,12 @@ class Backend(abc.ABC):
         evaluation_steps: passes without update that went through it.
     """
 
+    _optimizer: Any  # made by the device's class; None if nothing is trained
+
     def __init__(self, network: nn.Module, loss: nn.Module, settings: Settings):
         self.network, self.loss, self.settings = network, loss, settings
         self.training_steps = self.evaluation_steps = 0
+        self._updates_before = 0  # by the checkpoint's run, less the training steps until then
 
     def train_step(self, batch: Batch, rate: float) -> StepResult:
         """Make an update from ``settings.images`` images of each instance."""
@@ -211,9 +215,10 @@ class Backend(abc.ABC):
     def proof(self) -> Proof:
         """Return where the steps ran, as far as is known by now."""
 
-    def _proof(self, **values: Any) -> Proof:
+    def _proof(self, *, on_gpu: bool, **values: Any) -> Proof:
         return Proof(
             mode=self.settings.mode.name,
+            device=torch.cuda.get_device_name() if on_gpu else processor.name(),
             precision=self.settings.precision.name,
             training_steps=self.training_steps,
             evaluation_steps=self.evaluation_steps,
@@ -252,11 +257,43 @@ class Backend(abc.ABC):
     def _weights_loaded(self) -> None:  # noqa: B027  not every device has a copy
         """Send weights that were loaded to where they are used."""
 
-    @abc.abstractmethod
-    def _optimizer_state(self) -> dict[str, Any]: ...
+    def _optimizer_state(self) -> dict[str, Any]:
+        """Return the state of an optimizer of torch by kind and name; empty before an update."""
+        settings = self.settings.optimizer
+        if settings is None:
+            return {}
+        keys = ("step", *STATE[settings.name])
+        states = {
+            name: {key: self._optimizer.state[value][key].cpu().clone() for key in keys}
+            for name, value in self.network.named_parameters()
+            if self._optimizer.state.get(value)
+        }
+        return {settings.name.name: states} if states else {}
 
-    @abc.abstractmethod
-    def _load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None: ...
+    def _load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Give an optimizer of torch its state by name."""
+        # Clones, because torch would go on with the very tensors that are given.
+        indexed = {
+            i: {k: v.float().clone() if k == "step" else v.clone() for k, v in state[name].items()}
+            for i, (name, _) in enumerate(self.network.named_parameters())
+            if name in state
+        }
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": indexed, "param_groups": groups})
+        self._count_updates_from(state)
+
+    def _count_updates_from(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        done = max((int(each["step"]) for each in state.values()), default=0)
+        self._updates_before = done - self.training_steps
+
+    def _require_updates(self, counts: set[int]) -> None:
+        """Compare the updates that were made here with those that the device has counted."""
+        expected = self._updates_before + self.training_steps
+        if counts != {expected}:
+            raise BackendError(
+                f"{expected} updates were asked for in {self.settings.mode.name} mode, but the "
+                f"device has made {sorted(counts)}. Start the run again from its latest checkpoint."
+            )
 
     def _load_scaling(self, scaling: Any) -> None:  # noqa: B027  not every backend scales
         """Go on with the factor on the loss that was saved, where there is one."""
@@ -286,37 +323,6 @@ def make_optimizer(
     return kinds[kind](network.parameters(), lr=1.0, **CONSTANTS[kind], **more)
 
 
-def torch_state(
-    network: nn.Module, optimizer: torch.optim.Optimizer | None, settings: Optimizer | None
-) -> dict[str, Any]:
-    """State of an optimizer of torch by kind and name; empty before the first update."""
-    if settings is None or optimizer is None:
-        return {}
-    keys = ("step", *STATE[settings.name])
-    states = {
-        name: {key: optimizer.state[value][key].cpu().clone() for key in keys}
-        for name, value in network.named_parameters()
-        if optimizer.state.get(value)
-    }
-    return {settings.name.name: states} if states else {}
-
-
-def load_torch_state(
-    network: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    state: Mapping[str, Mapping[str, torch.Tensor]],
-) -> None:
-    """Give an optimizer of torch state by name."""
-    # Clones, because torch would go on with the very tensors that are given.
-    indexed = {
-        index: {k: v.float().clone() if k == "step" else v.clone() for k, v in state[name].items()}
-        for index, (name, _) in enumerate(network.named_parameters())
-        if name in state
-    }
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": indexed, "param_groups": groups})
-
-
 def padded(rows: torch.Tensor, size: int) -> torch.Tensor:
     """Return the tensor with its last row repeated up to ``size`` rows."""
     missing = size - len(rows)
@@ -331,26 +337,3 @@ def micro_batches(settings: Settings, *tensors: torch.Tensor) -> Iterator[Sequen
 def joined(parts: Sequence[Logits]) -> Logits:
     """Return logits of micro-batches as those of one batch, on the host."""
     return tuple(torch.cat(planes).detach().cpu() for planes in zip(*parts, strict=True))
-
-
-def require_updates(mode: ComputeMode, expected: int, counts: set[int]) -> None:
-    """Compare the updates that were made here with those that a device has counted."""
-    if counts != {expected}:
-        raise BackendError(
-            f"{expected} updates were asked for in {mode.name} mode, but the device has made "
-            f"{sorted(counts)}. Start the run again from its latest checkpoint."
-        )
-
-
-def processor() -> str:
-    """Return what the processor of this machine is called."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    import platform
-
-    return platform.processor() or platform.machine()

@@ -27,8 +27,6 @@ from cosmictagger.backends._base import (
     Settings,
     StepResult,
     make_optimizer,
-    processor,
-    require_updates,
 )
 from cosmictagger.config.keys import OptimizerKind, Precision
 from cosmictagger.errors import BackendError, ConfigError, InstanceError
@@ -85,7 +83,6 @@ class IpuBackend(Backend):
             )
         self.module.eval()
         self.evaluator: Any = poptorch.inferenceModel(self.module, self._options(training=False))
-        self._updates_before = 0
 
     def _options(self, *, training: bool) -> poptorch.Options:
         # Inference exchanges nothing: each instance evaluates its images by itself.
@@ -176,7 +173,7 @@ class IpuBackend(Backend):
         return self._proof(
             backend=f"poptorch{self._copies()}",
             target=target,
-            device=torch.cuda.get_device_name() if target == "cuda" else processor(),
+            on_gpu=target == "cuda",
             executable=executor.executable_hash,
             compile_seconds=None if record is None else sum(record.seconds.values()),
         )
@@ -195,10 +192,8 @@ class IpuBackend(Backend):
             return
         state = self._optimizer.state_dict()["ipu_state"] or {}
         counts = {int(value) for name, value in state.items() if name.startswith("Step___")}
-        # With half, updates whose gradients overflow are left out by the device.
-        expected = self._updates_before + self.training_steps
-        if not self.half:
-            require_updates(self.settings.mode, expected, counts)
+        if not self.half:  # the device leaves out updates whose gradients overflow
+            self._require_updates(counts)
 
     def _weights_loaded(self) -> None:
         for executor in (self.trainer, self.evaluator):
@@ -241,8 +236,7 @@ class IpuBackend(Backend):
             for key in keys
         }
         self._optimizer.set_state_dict({"ipu_state": tensors, "ipu_param": None})
-        self._updates_before = max((int(s["step"]) for s in state.values()), default=0)
-        self._updates_before -= self.training_steps
+        self._count_updates_from(state)
 
     def _names(self) -> dict[str, str]:
         """Return parameter names in the network, and those in the module with the loss."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,11 +17,8 @@ from cosmictagger.backends._base import (
     Settings,
     StepResult,
     joined,
-    load_torch_state,
     make_optimizer,
     micro_batches,
-    processor,
-    torch_state,
 )
 from cosmictagger.config.keys import ComputeMode, OptimizerKind, Precision
 from cosmictagger.errors import BackendError, ConfigError, InstanceError
@@ -110,9 +107,7 @@ class PlainBackend(Backend):
             self._shared = Shared(
                 self._forward, settings.instances, broadcast_buffers=settings.broadcast_buffers
             )
-        self._optimizer: torch.optim.Optimizer | None = make_optimizer(
-            network, settings, _OPTIMIZERS
-        )
+        self._optimizer = make_optimizer(network, settings, _OPTIMIZERS)
         mixed_gpu = settings.precision is Precision.mixed and self.device.type == "cuda"
         self._scaler = torch.amp.GradScaler("cuda", enabled=mixed_gpu)
         self._first_seconds: float | None = None
@@ -120,7 +115,6 @@ class PlainBackend(Backend):
     def _train(self, image: torch.Tensor, label: torch.Tensor, rate: float) -> StepResult:
         started = time.perf_counter()
         optimizer = self._optimizer
-        assert optimizer is not None  # Backend.train_step has asked
         for group in optimizer.param_groups:
             group["lr"] = rate
         self.network.train()
@@ -185,11 +179,10 @@ class PlainBackend(Backend):
     def proof(self) -> Proof:
         """Plain PyTorch has no executable; the time of compiling is that of the first step."""
         compiled = self.settings.compile
-        gpu = self.device.type == "cuda"
         return self._proof(
             backend=f"PyTorch, {'compiled' if compiled else 'eager'}{self._parallel()}",
             target="inductor" if compiled else EAGER,
-            device=torch.cuda.get_device_name() if gpu else processor(),
+            on_gpu=self.device.type == "cuda",
             executable=None,
             compile_seconds=self._first_seconds if compiled else None,
         )
@@ -201,14 +194,10 @@ class PlainBackend(Backend):
         return f", DistributedDataParallel ({backend}) in {self.settings.instances.count} processes"
 
     def _optimizer_state(self) -> dict[str, Any]:
-        state = torch_state(self.network, self._optimizer, self.settings.optimizer)
+        state = super()._optimizer_state()
         if self._scaler.is_enabled():
             state["scaling"] = self._scaler.state_dict()
         return state
-
-    def _load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        assert self._optimizer is not None
-        load_torch_state(self.network, self._optimizer, state)
 
     def _load_scaling(self, scaling: Any) -> None:
         if self._scaler.is_enabled() and isinstance(scaling, dict):

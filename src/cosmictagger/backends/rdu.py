@@ -21,11 +21,7 @@ from cosmictagger.backends._base import (
     Proof,
     Settings,
     StepResult,
-    load_torch_state,
     make_optimizer,
-    processor,
-    require_updates,
-    torch_state,
 )
 from cosmictagger.config.keys import OptimizerKind, Precision
 from cosmictagger.errors import BackendError, ConfigError
@@ -57,7 +53,7 @@ class RduBackend(Backend):
             )
         self.dtype = _TYPES[settings.precision]
         samba.from_torch_model_(network.to(self.dtype))
-        self._optimizer: torch.optim.Optimizer | None = make_optimizer(
+        self._optimizer = make_optimizer(
             network,
             settings,
             {
@@ -70,7 +66,6 @@ class RduBackend(Backend):
         self._seconds: float | None = None
         # Whether the device has weights that the host or the evaluator have not seen.
         self._host_is_old = self._evaluator_is_old = False
-        self._updates_before = 0
 
     def compile(self, image_size: tuple[int, int]) -> Path:
         """Compile the program of training without running it.
@@ -185,9 +180,7 @@ class RduBackend(Backend):
         return self._proof(
             backend="sambaflow",
             target=None if report is None else report.target,
-            device=torch.cuda.get_device_name()
-            if report is not None and report.target == "cuda"
-            else processor(),
+            on_gpu=report is not None and report.target == "cuda",
             executable=None if report is None else report.executable,
             compile_seconds=self._seconds,
         )
@@ -196,8 +189,7 @@ class RduBackend(Backend):
         state = self.trainer.optim_dict
         counts = {int(value) for name, value in state.items() if name.endswith(".step")}
         if counts:
-            expected = self._updates_before + self.training_steps
-            require_updates(self.settings.mode, expected, counts)
+            self._require_updates(counts)
 
     def state_dict(self) -> dict[str, Any]:
         """See ``Backend``; brings the device's weights home first."""
@@ -209,13 +201,7 @@ class RduBackend(Backend):
         if self.trainer.graph is not None:
             self.trainer.to_device()
 
-    def _optimizer_state(self) -> dict[str, Any]:
-        return torch_state(self.network, self._optimizer, self.settings.optimizer)
-
     def _load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        assert self._optimizer is not None
-        load_torch_state(self.network, self._optimizer, state)
-        self._updates_before = max((int(s["step"]) for s in state.values()), default=0)
-        self._updates_before -= self.training_steps
+        super()._load_optimizer_state(state)
         if self.trainer.graph is not None:
             self.trainer.to_device()

@@ -110,6 +110,23 @@ def _settle_replicas(config: Config) -> list[str]:
 AVAILABLE = (ComputeMode.CPU, ComputeMode.GPU, ComputeMode.IPU, ComputeMode.RDU)
 _DEFAULT_ITERATIONS = 500
 _LARGEST = 2**63 - 1
+# The least value of each number, where a configuration has it.
+_LEAST = {
+    "run.iterations": 1,
+    "run.aux_iterations": 0,
+    "run.minibatch_size": 1,
+    "run.num_replicas": 1,
+    "data.downsample": 0,
+    "data.seed": 0,
+    "data.generator_seed": 0,
+    "framework.seed": 0,
+    "mode.displays": 0,
+    "mode.checkpoint_iteration": 1,
+    "mode.summary_iteration": 1,
+    "mode.logging_iteration": 1,
+    "mode.start_index": 0,
+    "mode.optimizer.gradient_accumulation": 1,
+}
 
 
 def settle(config: Config) -> list[str]:
@@ -174,34 +191,14 @@ def _settle_mode(config: Config) -> None:
 
 
 def _check_numbers(config: Config) -> None:
-    lowest: list[tuple[str, int | None, int]] = [
-        ("run.iterations", config.run.iterations, 1),
-        ("run.aux_iterations", config.run.aux_iterations, 0),
-        ("run.minibatch_size", config.run.minibatch_size, 1),
-        ("run.num_replicas", config.run.num_replicas, 1),
-        ("data.downsample", config.data.downsample, 0),
-    ]
-    lowest += [
-        (name, getattr(config.data, name.removeprefix("data."), None), 0)
-        for name in ("data.seed", "data.generator_seed")
-    ]
-    lowest += [("framework.seed", getattr(config.framework, "seed", None), 0)]
-    lowest += [("mode.displays", getattr(config.mode, "displays", None), 0)]
-    lowest += [
-        (f"mode.{name}", getattr(config.mode, name, None), 1)
-        for name in ("checkpoint_iteration", "summary_iteration", "logging_iteration")
-    ]
-    lowest.append(("mode.start_index", getattr(config.mode, "start_index", None), 0))
-    optimizer = getattr(config.mode, "optimizer", None)
-    accumulation = getattr(optimizer, "gradient_accumulation", None)
-    lowest.append(("mode.optimizer.gradient_accumulation", accumulation, 1))
-    for name, value, least in lowest:
+    for name, least in _LEAST.items():
+        value = look_up(config, name)
         if value is not None and value < least:
             raise ConfigError(f"{name}={value} was asked for; the least is {least}.")
         if value is not None and value > _LARGEST:
             raise ConfigError(f"{name}={value} was asked for; the largest is {_LARGEST}.")
-    rate = getattr(optimizer, "learning_rate", 1.0)
-    if not 0 < rate < float("inf"):
+    rate = look_up(config, "mode.optimizer.learning_rate")
+    if rate is not None and not 0 < rate < float("inf"):
         raise ConfigError(
             f"mode.optimizer.learning_rate={rate} was asked for; it has to be positive."
         )
@@ -233,10 +230,10 @@ def _without_effect(config: Config) -> list[str]:
 
 
 def look_up(config: Config, name: str) -> Any:
-    """Return the value of a key such as ``run.minibatch_size``."""
+    """Return the value of a key such as ``run.minibatch_size``; None if there is no such key."""
     value: Any = config
     for part in name.split("."):
-        value = getattr(value, part)
+        value = getattr(value, part, None)
     return value
 
 

@@ -1,12 +1,7 @@
 """Events: reading, writing, making and batching them.
 
-- ``layout``: names and record types of a larcv3 file
-- ``larcv``: ``EventFile`` reads it
-- ``writer``: ``EventWriter`` makes one, atomically
-- ``dense``: stored pixels become images
-- ``order``: which events make which batch
-- ``loader``: ``EventLoader`` gives batches, prepared in the background
-- ``synthetic``: batches of random numbers, for measuring speed
+- ``larcv``: ``EventFile`` reads larcv3 files, ``EventWriter`` writes them atomically
+- ``loader``: ``EventLoader`` gives batches of dense images, prepared in the background
 - ``generator``: events of a simulated detector
 """
 

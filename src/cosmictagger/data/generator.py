@@ -42,11 +42,8 @@ _NOISE_RUNS = np.array([0.815, 0.14, 0.03, 0.015])
 _DEAD_SHARE = 0.006
 
 
-class Response(NamedTuple):
-    """Image and label of one plane."""
-
-    image: Plane
-    label: Plane
+Response = tuple[Plane, Plane]
+"""Image and label of one plane."""
 
 
 class Detector:
@@ -189,7 +186,7 @@ class Detector:
         order = np.argsort(ids)
         order = order[~self.dead[plane][ids[order] // self.size[0]]]
         sorted_ids = ids[order].astype(np.uint64)
-        return Response(Plane(sorted_ids, level[order]), Plane(sorted_ids, label[order]))
+        return Plane(sorted_ids, level[order]), Plane(sorted_ids, label[order])
 
 
 NEUTRINO = 0
@@ -416,17 +413,13 @@ def generate(
     """
     if events < 1:
         raise DataError(f"{events} events were asked for; at least 1 is needed.")
-    _check_seed(seed)
+    if seed < 0:
+        raise DataError(f"The seed is {seed}; it has to be 0 or more.")
     detector = _detector(size)
     with EventWriter(path, size, (IMAGE, LABEL), particles=True) as writer:
         off = None if progress else True  # None: where nobody sees it
         for number in tqdm(range(events), "generating", unit="event", disable=off):
             writer.write(_simulated(number, seed, detector))
-
-
-def _check_seed(seed: int) -> None:
-    if seed < 0:
-        raise DataError(f"The seed is {seed}; it has to be 0 or more.")
 
 
 def _detector(size: tuple[int, int]) -> Detector:
@@ -448,11 +441,8 @@ def _simulated(number: int, seed: int, detector: Detector) -> Event:
     of_neutrino = np.array([primary.neutrino for primary in primaries])
     origin = deposits.origin
     planes = detector.respond(rng, deposits, late[origin], of_neutrino[origin])
-    return Event(
-        {IMAGE: [plane.image for plane in planes], LABEL: [plane.label for plane in planes]},
-        (1, 0, number),
-        neutrino.particles,
-    )
+    images, labels = map(list, zip(*planes, strict=True))
+    return Event({IMAGE: images, LABEL: labels}, (1, 0, number), neutrino.particles)
 
 
 def _followed(rng: np.random.Generator, primaries: Sequence[Primary]) -> physics.Deposits:

@@ -483,7 +483,7 @@ class EventWriter:
         self._with_particles = particles
         self._meta = _meta(size)
         self._rows: dict[str, list[npt.NDArray[np.void]]] = {}
-        self._rows_written: dict[str, int] = {}
+        self._rows_written: dict[str, int] = {}  # or held back
         self._buffered_bytes = 0
         self._file: h5py.File | None = None
         self._partial = replacing(self.path)
@@ -583,7 +583,7 @@ class EventWriter:
 
     def _add_planes(self, group: str, planes: Sequence[Plane]) -> None:
         self._add_extent(f"{group}/extents", f"{group}/voxel_extents", PLANES)
-        first = self._count(f"{group}/voxels")
+        first = self._rows_written[f"{group}/voxels"]
         extents = np.zeros(PLANES, PLANE_EXTENT)
         extents["ID"] = np.arange(PLANES)
         extents["N"] = [len(plane.ids) for plane in planes]
@@ -597,17 +597,13 @@ class EventWriter:
 
     def _add_extent(self, extents: str, table: str, count: int) -> None:
         row = np.zeros(1, EXTENT)
-        row["first"], row["N"] = self._count(table), count
+        row["first"], row["N"] = self._rows_written[table], count
         self._add(extents, row)
 
     def _add(self, name: str, rows: npt.NDArray[np.void]) -> None:
         self._rows[name].append(rows)
         self._rows_written[name] += len(rows)
         self._buffered_bytes += rows.nbytes
-
-    def _count(self, name: str) -> int:
-        """Return rows of a table so far, in the file or held back."""
-        return self._rows_written[name]
 
     def _create_tables(self) -> None:
         tables = {EVENT_IDS: EVENT_ID}

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, overload
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -35,24 +35,6 @@ def dense_size(size: tuple[int, int], downsample: int) -> tuple[int, int]:
     return size[0] // factor, size[1] // factor
 
 
-@overload
-def densify(
-    planes: Sequence[Plane],
-    size: tuple[int, int],
-    downsample: int = 0,
-    label: Literal[False] = False,
-    log: bool = False,
-    out: npt.NDArray[np.float32] | None = None,
-) -> npt.NDArray[np.float32]: ...
-@overload
-def densify(
-    planes: Sequence[Plane],
-    size: tuple[int, int],
-    downsample: int = 0,
-    *,
-    label: Literal[True],
-    out: npt.NDArray[np.int64] | None = None,
-) -> npt.NDArray[np.int64]: ...
 def densify(
     planes: Sequence[Plane],
     size: tuple[int, int],

@@ -325,7 +325,7 @@ def _write_report(
         dataclasses.asdict(passed.proof),
         {**one_pass.settings(), **more, "image size": image_size_text(size, downsample)},
         sys.stderr.isatty(),
-    ).report
+    )
 
 
 _SYNTHETIC_STEPS = 500

@@ -15,6 +15,6 @@ Every file appears complete or not at all. A pass that ends in an exception leav
 Where several instances share a pass, each has a `Collector`, and one joins their parts.
 """
 
-from cosmictagger.results.writer import Collector, WrittenFiles, write_files
+from cosmictagger.results.writer import Collector, write_files
 
-__all__ = ["Collector", "WrittenFiles", "write_files"]
+__all__ = ["Collector", "write_files"]

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
@@ -62,7 +61,7 @@ def scores_of(logits: torch.Tensor) -> Scores:
     )
 
 
-class PredictionWriter:
+class PredictionWriter(EventWriter):
     """Writes predictions event by event; a context manager.
 
     Args:
@@ -71,8 +70,7 @@ class PredictionWriter:
     """
 
     def __init__(self, path: str | Path, size: tuple[int, int]) -> None:
-        self._size = size
-        self._writer = EventWriter(path, size, PRODUCERS)
+        super().__init__(path, size, PRODUCERS)
 
     def add(self, image: NDArray, scores: Sequence[Scores], event_id: Sequence[int]) -> None:
         """Add an event.
@@ -86,31 +84,14 @@ class PredictionWriter:
         for plane, each in zip(image, scores, strict=True):
             # Transposed, the flat index is the id: time runs fastest.
             ids = np.flatnonzero(np.ascontiguousarray(plane.T)).astype(np.uint64)
-            column, row = np.divmod(ids.astype(np.int64), self._size[0])
+            column, row = np.divmod(ids.astype(np.int64), self.size[0])
             for name, values in (
                 (COSMIC_PRODUCER, each.cosmic),
                 (NEUTRINO_PRODUCER, each.neutrino),
                 (CLASS_PRODUCER, each.prediction),
             ):
                 planes[name].append(Plane(ids, values[row, column].astype(np.float32)))
-        self._writer.write(Event(planes, tuple(int(number) for number in event_id)))
-
-    def close(self) -> None:
-        """Complete the file and give it its name."""
-        self._writer.close()
-
-    def discard(self) -> None:
-        """Give up; what was under the name before stays."""
-        self._writer.discard()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
+        self.write(Event(planes, tuple(int(number) for number in event_id)))
 
 
 def open_predictions(path: str | Path) -> EventFile:

@@ -7,7 +7,6 @@ import itertools
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from abele.storage import atomic
-from abele.storage.atomic import write_text
 from cosmictagger.data.larcv import Event, EventWriter
 from cosmictagger.data.loader import dense_size
 from cosmictagger.errors import DataError
@@ -56,17 +54,6 @@ _FILES = {
 }
 
 
-@dataclass(frozen=True)
-class WrittenFiles:
-    """Paths of what a pass left behind; None where there was nothing to write."""
-
-    predictions: Path
-    event_metrics: Path
-    displays: tuple[Path, ...]
-    curves: Path | None
-    report: Path
-
-
 def write_files(
     folder: Path,
     tally: Tally,
@@ -74,8 +61,8 @@ def write_files(
     proof: Mapping[str, object],
     settings: Mapping[str, object],
     progress: bool = True,
-) -> WrittenFiles:
-    """Write the table of events, the displays and the report.
+) -> Path:
+    """Write the table of events, the displays and the report; return the report's page.
 
     Args:
         folder: the run's; its ``predictions.h5`` and its tables of the training are there.
@@ -85,8 +72,7 @@ def write_files(
         settings: more that the report shall name.
         progress: whether drawing shows a progress bar.
     """
-    table = folder / "event_metrics.csv"
-    write_text(table, as_csv(tally.rows, tally.keys()))
+    atomic.write_text(folder / "event_metrics.csv", as_csv(tally.rows, tally.keys()))
     pictures = _draw(folder / "displays", events, progress)
     curves_picture = plots.save_curves(plots.read_curves(folder), folder / "curves.png")
     by_entry = {row.entry: row for row in tally.rows}
@@ -99,8 +85,7 @@ def write_files(
         curves=curves_picture,
         files={name: text for name, text in _FILES.items() if (folder / name).exists()},
     )
-    page = report.save(content, folder / "report.html")
-    return WrittenFiles(folder / PREDICTIONS, table, tuple(pictures.values()), curves_picture, page)
+    return report.save(content, folder / "report.html")
 
 
 def image_size_text(size: tuple[int, int], downsample: int) -> str:
@@ -172,7 +157,7 @@ class Collector:
                 raise DataError(f"Entry {entry} of the events: {problem}") from None
             image = batch.image[index].detach().float().cpu().numpy()
             label = None if batch.label is None else batch.label[index].cpu().numpy()
-            ids = _event_id(batch.event_ids[index])
+            ids = _three(batch.event_ids[index])
             self._predictions.add(image, scores, ids)
             table = None if particles is None else particles[index]
             metrics = {} if per_event_metrics is None else dict(per_event_metrics[index])
@@ -240,11 +225,6 @@ class Collector:
         self.candidates.add(
             EventRecord(entry, event_id, self._size, self._downsample, metrics, planes)
         )
-
-
-def _event_id(numbers: Any) -> tuple[int, int, int]:
-    run, subrun, event = (int(number) for number in numbers)
-    return run, subrun, event
 
 
 _ARRAYS = ("pixel", "image", "label", "prediction", "score")
@@ -370,6 +350,6 @@ def _event(values: dict[str, Any], arrays: Any) -> EventRecord:
     )
 
 
-def _three(numbers: Sequence[int]) -> tuple[int, int, int]:
-    run, subrun, event = numbers
+def _three(numbers: Any) -> tuple[int, int, int]:
+    run, subrun, event = map(int, numbers)
     return run, subrun, event

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT))
 
 from benchmarks.table import command, measuring, page, serving, ways  # noqa: E402 - after the path
-from benchmarks.table.rows import ABELE, COMPILE, EAGER, JAX, ROWS, Row  # noqa: E402
+from benchmarks.table.rows import ABELE, COMPILE, EAGER, JAX, ROWS  # noqa: E402
 
 SMALL = dataclasses.replace(ROWS["introduction-4"], name="small", title="small", batch=2)
 
@@ -193,12 +193,6 @@ def test_the_compact_table_is_of_the_machine_measured_last_beside_other_compiler
     assert "a processor" not in text
 
 
-def test_the_compact_table_names_each_record_once(tmp_path):
-    record(tmp_path, "2026-01-02", {"mlp": result(300.0), "gpt": result(300.0)})
-    record(tmp_path, "2026-01-01", {"lstm": result(300.0)})
-    assert page.compact(tmp_path, "records").count(".json)") == 2
-
-
 def test_the_compact_table_without_a_record_says_how_to_make_one(tmp_path):
     assert page.compact(tmp_path, "records") == "No record yet: `python -m benchmarks table`.\n"
 
@@ -216,9 +210,3 @@ def test_a_peer_that_failed_is_shown_as_that(tmp_path):
     row["ratio"] = measuring.ratios(row["ways"])
     record(tmp_path, "2026-01-01", {"mlp": row})
     assert "| failed | not written | 1.50 x | - |" in lines(tmp_path, "mlp")[0]
-
-
-def test_every_row_has_its_parts():
-    for row in ROWS.values():
-        assert isinstance(row, Row)
-        assert (row.model is None) != (row.mode_step is None)

@@ -34,13 +34,6 @@ def test_the_products_of_a_layer_are_its_result_and_two_gradients(pretended):
     assert {*map(tuple, answer.values())} == {(2.0, 1.0)}
 
 
-def test_without_a_gpu_nothing_is_measured(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["gpu_products"])
-    assert gpu_products.main() == 3
-    assert "torch finds no GPU here" in capsys.readouterr().err
-
-
 def test_a_record_has_every_layer(monkeypatch, capsys, tmp_path):
     both = {"forward": [2.0, 1.0], "both gradients": [4.0, 3.0]}
     monkeypatch.setattr(gpu_products, "measured", lambda *sizes: both)
