@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import platform
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from abele.kernels import binding, build, sources
 from abele.kernels.binding import Conv
 from helpers import winograd_memory
 from helpers.kernel_library import COMPILER, NEEDS_COMPILER, error, replacement
-from helpers.warm_python import python
+from helpers.warm_python import run_program
 
 aten = torch.ops.aten
 pytestmark = NEEDS_COMPILER
@@ -285,10 +283,7 @@ def test_no_images_have_no_weight_gradient(own):
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks need Linux")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_both_gradients_take_the_memory_of_one(threads):
-    program = str(Path(winograd_memory.__file__))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [python(), "-W", "ignore", program, "512", "4", str(threads)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = run_program("-W", "ignore", winograd_memory.__file__, 512, 4, threads)
     assert done.returncode == 0, done.stderr
     taken, planned = map(int, done.stdout.split())
     weights = 16 * 512 * 512 * 4  # transformed, or the sums of their gradients

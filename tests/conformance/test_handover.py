@@ -1,9 +1,5 @@
 """Weights go from hand to hand unchanged, and a file runs where its code was not made for."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -11,7 +7,7 @@ import poptorch
 from abele.compile.portable_executable import RecompiledWarning
 from abele.targets import cpu
 from helpers.exported import everything
-from helpers.warm_python import python
+from helpers.warm_python import run_program
 from helpers.wrapping import options, rows, scorer, sgd, trainer
 
 ELSEWHERE = """
@@ -25,9 +21,7 @@ torch.save([wrapped(rows(8)[0]), wrapped.model.state_dict()], sys.argv[2])
 
 def elsewhere(file, result, **variables):
     """Loads and runs an exported file in a new process, where a warning is an error."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
-    command = [python(), "-W", "error::UserWarning", "-c", ELSEWHERE, str(file), str(result)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = run_program("-W", "error::UserWarning", "-c", ELSEWHERE, file, result, **variables)
     assert done.returncode == 0, done.stderr
     return torch.load(result, weights_only=True)
 

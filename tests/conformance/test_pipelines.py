@@ -9,15 +9,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
-from abele import build
-from abele.compile.verdict import TOLERANCE
 from abele.ops.host_call import HostCalls, host_call
-from abele.pipeline import Uncuttable, pipelined
+from abele.pipeline import Uncuttable
 from abele.pipeline.running import Task
 from abele.step.config import MeanStrategy, OutputMode, Reduction, StepConfig
 from conftest import usable
 from helpers.pipelined import at_stage, parts_of, sessions
-from helpers.runs import assert_close_by_norm, assert_same_bits, rule_for, run, session_of
+from helpers.runs import assert_close_by_norm, assert_same_bits, rule_for, run
 
 ROWS, CALLS, MICRO_BATCHES = 3, 3, 5
 
@@ -421,33 +419,6 @@ def test_what_is_measured_adds_up():
     assert piped.marks == sorted(piped.marks)
 
 
-class Small(nn.Module):
-    """Few operators, because they are compiled."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(64, 16), nn.Linear(16, 10)
-
-    def forward(self, images, labels):
-        at_stage(0)
-        x = F.dropout(torch.tanh(self.first(images.flatten(1))), 0.2, self.training)
-        at_stage(1)
-        scores = self.second(x)
-        return scores, F.cross_entropy(scores, labels)
-
-
-def compiled_and_interpreted(module, config, rule, given):
-    """The compiled pipeline's results, and those of the interpreted whole."""
-    parts, rest = parts_of(module, micro(given[0]), config, rule, 2)
-    made, _ = build([*parts.programs, *rest], config, target=usable("cpu"))
-    _, plain = sessions(module, micro(given[0]), config, rule, 2)
-    piped = session_of(made, module, config, rule, plan=pipelined(parts))
-    try:
-        return run(piped, given), run(plain, given)
-    finally:
-        piped.close()
-
-
 def test_stages_on_a_gpu_have_streams_of_their_own_and_give_the_same():
     usable("cuda")
     module = Network(2)
@@ -455,12 +426,3 @@ def test_stages_on_a_gpu_have_streams_of_their_own_and_give_the_same():
     actual, expected, piped = compared(module, config, rule_for(module), 2, batches(), "cuda")
     assert_close_by_norm(actual, expected, 1e-4)
     assert piped.runner.measured.window_ns > 0
-
-
-@pytest.mark.compiler
-@pytest.mark.thorough
-def test_compiled_stages_train_as_the_whole_trains():
-    module = Small()
-    config = StepConfig(gradient_accumulation=MICRO_BATCHES, output_mode=OutputMode.ALL)
-    pair = compiled_and_interpreted(module, config, rule_for(module), batches())
-    assert_close_by_norm(*pair, TOLERANCE)

@@ -1,24 +1,14 @@
 """Small event files and the real sample, for the tests of the data."""
 
-import os
 from pathlib import Path
 
 import h5py
 import numpy as np
-import pytest
 
 from cosmictagger.data import larcv
 from cosmictagger.data.larcv import IMAGE, LABEL, Event, Plane, write_events
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-SHARED = Path(os.environ.get("ABELE_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))
-SAMPLE = SHARED / "cosmic_tagging_light.h5"
 SIZE = (32, 64)
-
-needs_sample = pytest.mark.skipif(
-    not SAMPLE.is_file(),
-    reason="cosmic_tagging_light.h5 not found: name its folder in ABELE_SHARED_DATA",
-)
 
 
 def random_event(number: int, size: tuple[int, int] = SIZE, filled: float = 0.1) -> Event:

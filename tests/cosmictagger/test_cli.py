@@ -176,10 +176,12 @@ def test_torchs_compiler_is_imported_only_where_kernels_are_to_be_fixed():
     assert done.stdout.splitlines() == ["False False False", "True False True"]
 
 
-@pytest.mark.parametrize("words", ["--help", "--version"])
 @pytest.mark.parametrize(
-    ("to", "why"),
-    [(">/dev/full", "cannot be written: No space left on device"), (">&-", "is closed")],
+    ("words", "to", "why"),
+    [
+        ("--help", ">/dev/full", "cannot be written: No space left on device"),
+        ("--version", ">&-", "is closed"),
+    ],
 )
 def test_output_that_cannot_be_written_is_said(words, to, why):
     command = f"{sys.executable} -m cosmictagger {words} {to}"

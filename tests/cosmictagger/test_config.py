@@ -182,19 +182,7 @@ def test_one_of_several_processes(monkeypatch):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "12e4567",
-        "77e9999",
-        "2024_11_28",
-        "20241128",
-        "007",
-        "1.50",
-        "true",
-        "nan",
-        "0x10",
-        "a b",
-        "-1",
-    ],
+    ["12e4567", "2024_11_28", "007", "true", "a b", "-1"],
 )
 def test_names_are_text_as_typed(text):
     written = text if " " not in text else f"'{text}'"
@@ -249,7 +237,7 @@ def asked(text):
 
 @pytest.mark.parametrize("group", ["data", "mode", "framework", "network"])
 def test_groups_take_one_of_their_choices(group):
-    for value in ("null", "1", "true", "", "[a]", "{a:1}", "nothing", "1.5", "'null'", "???"):
+    for value in ("null", "1", "", "[a]", "nothing", "???"):
         for prefix in ("", "+", "++"):
             match = rf"{group}=.* was asked for; choices are "
             with pytest.raises(ConfigError, match=match):

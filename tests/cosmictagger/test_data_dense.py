@@ -6,8 +6,9 @@ import pytest
 from cosmictagger.data.larcv import IMAGE, LABEL, EventFile, Plane
 from cosmictagger.data.loader import densify
 from cosmictagger.errors import DataError
+from helpers.cosmic_reference import SAMPLE, needs_sample
 
-from .data_cases import SAMPLE, SIZE, needs_sample, random_event
+from .data_cases import SIZE, random_event
 
 # Section 2 of the specification: share of pixels that are not zero, pixels of each class.
 FULL = [

@@ -10,8 +10,9 @@ import pytest
 from cosmictagger.data import larcv
 from cosmictagger.data.larcv import IMAGE, LABEL, Event, EventFile, EventWriter, Plane, write_events
 from cosmictagger.errors import DataError
+from helpers.cosmic_reference import SAMPLE, needs_sample
 
-from .data_cases import SAMPLE, SIZE, change, needs_sample, random_event, write_random
+from .data_cases import SIZE, change, random_event, write_random
 
 GROUP = larcv.sparse_group(IMAGE)
 LABELS = larcv.sparse_group(LABEL)
@@ -351,59 +352,38 @@ def replaced(path, name, make):
         make(file, name)
 
 
-def looping(file, name):
-    file[name] = h5py.SoftLink(f"/{name}")
+def linking(link):
+    """Return a function that puts a link in the place of a table."""
+
+    def make(file, name):
+        file[name] = link(file, name)
+
+    return make
 
 
-def looping_by_files(file, name):
-    file[name] = h5py.ExternalLink(file.filename, f"/{name}")
-
-
-def leading_nowhere(file, name):
-    file[name] = h5py.SoftLink("/nowhere")
-
-
-def in_a_file_that_is_not_there(file, name):
-    file[name] = h5py.ExternalLink("nowhere.h5", "/x")
+def dataset(*arguments, **settings):
+    """Return a function that puts a dataset in the place of a table."""
+    return lambda file, name: file.create_dataset(name, *arguments, **settings)
 
 
 def group(file, name):
     file.create_group(name)
 
 
-def named_type(file, name):
-    file[name] = np.dtype("f4")
-
-
-def without_fields(file, name):
-    file[name] = np.zeros(100, np.float32)
-
-
-def scalar(file, name):
-    file.create_dataset(name, (), larcv.VOXEL)
-
-
-def without_values(file, name):
-    file.create_dataset(name, data=h5py.Empty("f4"))
-
-
-def of_two_dimensions(file, name):
-    file.create_dataset(name, (20, 5), larcv.VOXEL)
-
-
-def of_text(file, name):
-    file[name] = ["a", "b"]
-
-
-def of_other_fields(file, name):
-    file.create_dataset(name, (2000,), [("id", "S4"), ("value", "f4")])
-
-
-def of_signed_ids(file, name):
-    file.create_dataset(name, (2000,), [("id", "i8"), ("value", "f4")])
-
-
-LINKS = [looping, looping_by_files, leading_nowhere, in_a_file_that_is_not_there]
+named_type = linking(lambda file, name: np.dtype("f4"))
+without_fields = dataset(data=np.zeros(100, np.float32))
+scalar = dataset((), larcv.VOXEL)
+without_values = dataset(data=h5py.Empty("f4"))
+of_two_dimensions = dataset((20, 5), larcv.VOXEL)
+of_text = dataset(data=["a", "b"])
+of_other_fields = dataset((2000,), [("id", "S4"), ("value", "f4")])
+of_signed_ids = dataset((2000,), [("id", "i8"), ("value", "f4")])
+LINKS = [
+    linking(lambda file, name: h5py.SoftLink(f"/{name}")),
+    linking(lambda file, name: h5py.ExternalLink(file.filename, f"/{name}")),
+    linking(lambda file, name: h5py.SoftLink("/nowhere")),
+    linking(lambda file, name: h5py.ExternalLink("nowhere.h5", "/x")),
+]
 
 
 @pytest.mark.parametrize(

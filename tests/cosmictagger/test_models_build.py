@@ -47,17 +47,12 @@ VARIANTS = [
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: " ".join(map(str, v.values())))
 def test_three_planes_in_three_planes_of_scores_out(variant):
-    logits = tiny(**variant)(torch.rand(2, 3, 16, 24))
+    module = tiny(**variant)
+    logits = module(torch.rand(2, 3, 16, 24))
     assert isinstance(logits, tuple)
     assert [plane.shape for plane in logits] == [(2, 3, 16, 24)] * 3
     sum(plane.square().mean() for plane in logits).backward()
-
-
-@pytest.mark.parametrize("name", ["uresnet", "uresnet3d"])
-def test_every_parameter_gets_a_gradient(name):
-    module = tiny(name)
-    sum(plane.square().mean() for plane in module(torch.rand(2, 3, 16, 24))).backward()
-    assert [n for n, p in module.named_parameters() if p.grad is None] == []
+    assert [name for name, value in module.named_parameters() if value.grad is None] == []
 
 
 def test_planes_share_weights_and_not_statistics():
@@ -178,27 +173,6 @@ def test_weights_of_the_original_are_loaded(tmp_path, prefix):
     assert load_weights(network, checkpoint(tmp_path / "a.ckpt", source, prefix)) == 7
     for name, value in source.state_dict().items():
         assert torch.equal(network.state_dict()[name], value), name
-
-
-def test_only_the_whole_prefix_is_taken_off(tmp_path):
-    class Wrapped(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.module_of_odule = torch.nn.Linear(1, 1)
-
-    network = Wrapped()
-    assert load_weights(network, checkpoint(tmp_path / "a.ckpt", network, "module.")) == 7
-
-
-def test_weights_of_another_network_change_nothing(tmp_path):
-    network = tiny("a21")
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    for other in (tiny("uresnet"), tiny("a21", n_initial_filters=3), tiny("a21", depth=1)):
-        path = checkpoint(tmp_path / "other.ckpt", other)
-        with pytest.raises(CheckpointError, match=r"another network.*network\.\* settings"):
-            load_weights(network, path)
-    for name, value in network.state_dict().items():
-        assert torch.equal(value, before[name]), name
 
 
 class Evil:

@@ -1,15 +1,13 @@
 """docs/porting-cosmictagger.md does what it says, from the first command to the last block."""
 
 import json
-import os
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from helpers.warm_python import python
+from helpers.warm_python import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "porting-cosmictagger.md").read_text()
@@ -32,14 +30,8 @@ def test_every_rung_holds(tmp_path):
     commands = [shlex.split(line) for line in shell.splitlines()]
     assert {command.pop(0) for command in commands} == {"cosmictagger"}
     (tmp_path / "page.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.S)))
-    done = subprocess.run(
-        [python(), "-c", DRIVER, json.dumps(commands)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "ABELE_TARGET": "reference", "PYTHONPATH": str(ROOT / "src")},
-        check=False,
-    )
+    variables = {"ABELE_TARGET": "reference", "PYTHONPATH": str(ROOT / "src")}
+    done = run_program("-c", DRIVER, json.dumps(commands), cwd=tmp_path, **variables)
     assert done.returncode == 0, done.stderr
     said = done.stdout + done.stderr
     assert "Mode CPU: PyTorch, eager" in said

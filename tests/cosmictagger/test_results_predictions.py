@@ -1,8 +1,5 @@
 """Predictions read back as they were computed, in the layout of the images."""
 
-import os
-from pathlib import Path
-
 import h5py
 import numpy as np
 import pytest
@@ -17,10 +14,8 @@ from cosmictagger.results.predictions import (
     read_scores,
     scores_of,
 )
+from helpers.cosmic_reference import SAMPLE, needs_sample
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-SHARED = Path(os.environ.get("ABELE_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))
-SAMPLE = SHARED / "cosmic_tagging_light.h5"
 SIZE = (8, 12)
 
 
@@ -100,20 +95,7 @@ def test_scores_that_are_no_numbers_are_refused(event, value):
         scores_of(logits)
 
 
-def test_an_interrupted_pass_leaves_no_file(tmp_path, event):
-    image, logits = event
-
-    def interrupted():
-        with PredictionWriter(tmp_path / "p.h5", SIZE) as writer:
-            writer.add(image, [scores_of(plane) for plane in logits], (1, 1, 1))
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.skipif(not SAMPLE.is_file(), reason="no cosmic_tagging_light.h5: ABELE_SHARED_DATA")
+@needs_sample
 def test_real_events_keep_their_voxels(tmp_path):
     from cosmictagger.data.loader import densify
 

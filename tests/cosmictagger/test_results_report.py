@@ -147,17 +147,6 @@ def test_means_leave_out_events_without_the_metric():
     assert math.isnan(tally.mean("b")[0])
 
 
-def test_events_are_binned_by_what_their_neutrino_was():
-    rows = [
-        Row(0, (0, 0, 0), {"Average/Neutrino_IoU": 0.25}, Neutrino(0.7, "nu_e", "NC")),
-        Row(1, (0, 0, 1), {}, Neutrino(0.7, "nu_e", "NC")),
-        Row(2, (0, 0, 2), {"Average/Neutrino_IoU": 0.5}),
-    ]
-    (energy,), (kind,) = Tally(rows).by_energy(), Tally(rows).by_interaction()
-    assert (energy.name, energy.events, energy.mean) == ("0.5 to 1 GeV", 1, 0.25)
-    assert (kind.name, kind.events) == ("nu_e NC", 1)
-
-
 def test_the_table_of_events_as_csv(tally):
     lines = as_csv(tally.rows, ["Average/mIoU"]).splitlines()
     assert lines[0].startswith("entry,run,subrun,event,Average/mIoU,neutrino_energy")

@@ -1,12 +1,11 @@
 """The documents' code runs: pages block by block, README's program, the tour."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from helpers.warm_python import python
+from helpers.warm_python import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -17,21 +16,11 @@ PAGES = [
 BLOCK = re.compile(r"```python\n(.*?)```", re.S)
 
 
-def run(code, tmp_path, target="reference"):
-    import os
-
-    env = {**os.environ, "ABELE_TARGET": target, "PYTHONPATH": str(ROOT / "src")}
+def run(code, tmp_path):
     script = tmp_path / "document.py"
     script.write_text(code)
-    return subprocess.run(
-        [python(), str(script)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=env,
-        timeout=300,
-        check=False,
-    )
+    variables = {"ABELE_TARGET": "reference", "PYTHONPATH": str(ROOT / "src")}
+    return run_program(script, cwd=tmp_path, **variables)
 
 
 def blocks(name):

@@ -1,7 +1,6 @@
 """The example programs run as a user runs them, on the target that needs no compiler."""
 
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -17,7 +16,7 @@ import introduction
 import pytorch_gpu
 import pytorch_ipu
 from abele import get_target
-from helpers.warm_python import python
+from helpers.warm_python import run_program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SMALL = ("--source", "built-in", "--train-samples", "320", "--test-samples", "100")
@@ -30,16 +29,15 @@ def on_reference(monkeypatch, tmp_path):
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess:
-    command = [python(), str(REPOSITORY / "examples" / program), *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    path = str(REPOSITORY / "src")
+    return run_program(REPOSITORY / "examples" / program, *arguments, PYTHONPATH=path)
 
 
 def test_introduction_from_start_to_end(tmp_path):
-    result = run("introduction.py", *SMALL, "--epochs", "2", "--device-iterations", "2")
+    result = run("introduction.py", *SMALL, "--epochs", "1", "--device-iterations", "2")
     # So few steps may name the photograph wrongly; that device and PyTorch agree is the point.
     assert result.returncode == 0, result.stderr
-    assert "epoch 2: mean loss" in result.stdout
+    assert "epoch 1: mean loss" in result.stdout
     assert "Test accuracy: " in result.stdout
     assert "Both agree" in result.stdout
     assert "target reference, executable " in result.stdout
@@ -76,9 +74,7 @@ def test_wrong_input_is_one_sentence_and_status_2(arguments, message, capsys):
 
 def test_a_missing_extra_is_named():
     program = "import sys; sys.modules['matplotlib'] = None; import introduction"
-    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY / 'examples'}"}
-    command = [python(), "-c", program]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    result = run_program("-c", program)
     assert result.returncode == 2
     assert result.stderr == "matplotlib is missing here: pip install abele[demo]\n"
 
@@ -116,5 +112,5 @@ def test_half_precision_needs_stochastic_rounding(tmp_path):
 
 def test_the_page_of_the_porting_pair_is_up_to_date():
     generator = REPOSITORY / "scripts" / "gen_porting_pair.py"
-    result = subprocess.run([python(), generator, "--check"], capture_output=True, text=True)
+    result = run_program(generator, "--check")
     assert result.returncode == 0, result.stderr

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import namedtuple
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
-from helpers.warm_python import python
+from helpers.warm_python import run_program
 
 Pair = namedtuple("Pair", "loss scores")
 
@@ -60,8 +57,6 @@ print(json.dumps({"losses": losses, "known": "helpers.exported" in sys.modules})
 
 def continued_elsewhere(file: Path, weights: Path) -> dict:
     """Three more calls of the exported model in a new process that does not know its class."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [python(), "-W", "error", "-c", READER, str(file), str(weights)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = run_program("-W", "error", "-c", READER, file, weights)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -72,6 +72,27 @@ def python() -> str:
     return path
 
 
+def run_program(
+    *arguments: object, cwd: str | os.PathLike[str] | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program, which imports what this process can; its output is captured.
+
+    Args:
+        arguments: of ``python()``: options, the program, its own arguments.
+        cwd: the folder to run it in.
+        variables: of the environment, beside those of this process.
+    """
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
+    return subprocess.run(
+        [python(), *map(str, arguments)],
+        env=os.environ | environment,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @contextlib.contextmanager
 def spawning() -> Iterator[None]:
     """Has the processes that `multiprocessing` starts in this one forked, too."""

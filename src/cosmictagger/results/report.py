@@ -13,7 +13,7 @@ from urllib.parse import quote
 from abele.storage.atomic import write_text
 from cosmictagger.measures import NAMES, PLANES
 from cosmictagger.results.plots import CLASS_NAMES, PLANE_NAMES
-from cosmictagger.results.tally import Bin, Row, Tally
+from cosmictagger.results.tally import Bin, Row, Tally, by_energy, by_interaction
 
 STYLE = """
 :root {
@@ -159,8 +159,8 @@ def _metric_sections(tally: Tally) -> list[str]:
     if tally.confusion.any():
         sections.append(_section("What was taken for what", _confusion_table(tally)))
     for title, bins in (
-        ("By neutrino energy", tally.by_energy()),
-        ("By interaction", tally.by_interaction()),
+        ("By neutrino energy", by_energy(tally.valued("Average/Neutrino_IoU"))),
+        ("By interaction", by_interaction(tally.valued("Average/Neutrino_IoU"))),
     ):
         if bins:
             sections.append(_section(title, _bin_table(title, bins)))

@@ -225,15 +225,8 @@ class Tally:
         """Return names of all metrics, in the order in which they came."""
         return list(dict.fromkeys(key for row in self.rows for key in row.metrics))
 
-    def by_energy(self, metric: str = "Average/Neutrino_IoU") -> list[Bin]:
-        """Return a metric by the neutrino's energy; empty bins are left out."""
-        return by_energy(self._valued(metric))
-
-    def by_interaction(self, metric: str = "Average/Neutrino_IoU") -> list[Bin]:
-        """Return a metric by flavour and current of the neutrino."""
-        return by_interaction(self._valued(metric))
-
-    def _valued(self, metric: str) -> list[tuple[Neutrino | None, float]]:
+    def valued(self, metric: str) -> Valued:
+        """Return the neutrino and a metric of each event."""
         return [(row.neutrino, row.metrics.get(metric, np.nan)) for row in self.rows]
 
 

@@ -1,8 +1,6 @@
 """The model of many ranks: formulas against a simulation, limits, and fits that find what is in."""
 
-import itertools
 import json
-import math
 import re
 import sys
 from pathlib import Path
@@ -21,7 +19,6 @@ from scaling_model import (  # noqa: E402
     Spread,
     System,
     Workload,
-    efficiency,
     exposed,
     fit_network,
     fit_published,
@@ -39,18 +36,6 @@ SIZE = 34e6
 
 def workload(kind="exponential", sd=0.05, **changed):
     return Workload("test", Spread(kind, 1.0, sd), SIZE, images=2, **changed)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ranks", [1, 2, 64])
-def test_the_slowest_of_many_draws(kind, ranks):
-    spread = Spread(kind, 1.0, 0.2)
-    draws = spread.draw(numpy.random.default_rng(1), (20_000, ranks))
-    slowest = draws.max(axis=1)
-    error = slowest.std() / math.sqrt(len(slowest))
-    assert abs(slowest.mean() - spread.expected_maximum(ranks)) < 4 * error
-    assert spread.expected_maximum(1) == pytest.approx(1.0)
-    assert draws.std() == pytest.approx(0.2, rel=0.03)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,13 +98,6 @@ def test_backward_hides_all_but_the_last_bucket():
     last = ring(64, SIZE / 4, NET)
     assert base == pytest.approx(4 * last)
     assert exposed(workload(), System("test", NET, calls=4, hidden=0.5), 64) == last
-
-
-def test_efficiency_falls_with_ranks_and_is_one_at_its_base():
-    system = System("test", NET)
-    results = [efficiency(workload(), system, 2**n, base=4) for n in range(2, 13)]
-    assert results[0] == 1
-    assert all(later < earlier for earlier, later in itertools.pairwise(results))
 
 
 @pytest.mark.parametrize("kind", KINDS)

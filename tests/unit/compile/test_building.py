@@ -1,9 +1,6 @@
 """Building: the record tells what happened, and falling back is said once and never silent."""
 
 import importlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ from conftest import usable
 from helpers.fakes import Failing, Keeping, KeptCode, Refusing, prefer
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
-from helpers.warm_python import python
+from helpers.warm_python import run_program
 
 AFFINE = MODELS["affine"]
 CONFIG = StepConfig(training=False)
@@ -175,14 +172,7 @@ def test_a_real_compiler_that_fails(tmp_path):
     script = tmp_path / "g++"
     script.write_text(BROKEN)
     script.chmod(0o755)
-    paths = os.pathsep.join(filter(None, sys.path))
-    done = subprocess.run(
-        [python(), "-c", BUILD_TWICE, tmp_path],
-        env=os.environ | {"CXX": str(script), "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_program("-c", BUILD_TWICE, tmp_path, CXX=str(script))
     assert done.returncode == 0, done.stderr
     fallback, refusal = done.stdout.splitlines()
     logs = sorted(map(str, tmp_path.glob("*.log")))

@@ -4,8 +4,6 @@ import dataclasses
 import errno
 import json
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from helpers import altered, cache_writers
 from helpers.fakes import Keeping
 from helpers.models import MODELS
 from helpers.runs import captured
-from helpers.warm_python import python
+from helpers.warm_python import run_program
 
 AFFINE = MODELS["affine"]
 CONFIG = StepConfig(training=False)
@@ -204,9 +202,7 @@ WRITERS = Path(cache_writers.__file__)
 
 def writers(job, folder):
     """Runs a job of ``cache_writers.py`` with warnings as errors and returns what it printed."""
-    here = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [python(), "-W", "error", WRITERS, job, folder]
-    done = subprocess.run(command, env=here, capture_output=True, text=True, timeout=120)
+    done = run_program("-W", "error", WRITERS, job, folder)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
