@@ -5,15 +5,19 @@ left to torch is printed, which ``-s`` shows.
 """
 
 import collections
+import copy
 import os
 import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import nn
 
 from abele import StepConfig
 from abele.errors import CaptureError
 from abele.targets.cpu.emitted import build
+from conftest import usable
 from helpers import emitted_library, emitted_programs, random_programs, runs
 from helpers.emitted_programs import Case
 
@@ -133,6 +137,29 @@ def test_images_that_lie_in_both_orders_train_as_interpreted():
 def test_views_and_writes_train_as_interpreted():
     left = tried(of_views, COUNT or FEW)
     assert left["programs"] > FEW / 3
+
+
+class Normed(nn.Module):
+    """A classifier with a batch norm of short rows."""
+
+    def __init__(self, width):
+        super().__init__()
+        layers = (nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 3))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x, labels):
+        return F.cross_entropy(self.layers(x), labels)
+
+
+@pytest.mark.parametrize("width", [3, 6, 11])  # lengths that g++ 11.3 and 12.2 got wrong
+def test_a_batch_norm_of_short_rows_trains_as_plain_pytorch(width):
+    module = Normed(width)
+    plain, batches = copy.deepcopy(module), [(torch.randn(8, 6), torch.randint(0, 3, (8,)))]
+    rule = runs.rule_for(module, lr=0.5)
+    session, _ = runs.started(module, batches[0], rule, target=usable("cpu"))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
+    expected = runs.run_eagerly(plain, optimizer, batches)
+    runs.assert_close_by_norm(runs.run(session, batches), expected, 1e-5)
 
 
 @pytest.mark.long

@@ -9,18 +9,17 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from abele import passes
-from abele.errors import CaptureError, CompilerError
+from abele.errors import CompilerError
 from abele.program import Program
 from abele.targets.cuda.emitted import lowering, nvrtc
-from helpers import emitted_programs, random_operators, typed_agreement
 from helpers.emitted_operators import program_of
+from helpers.kernels_on_host import drawn
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
 
@@ -82,31 +81,14 @@ def test_a_training_step(kind, capability):
     assert code_of(program, capability)
 
 
-def random_programs(kind: str) -> Iterator[Program]:
-    for seed in range(4000, 4000 + COUNT):
-        try:
-            if kind == "networks":
-                yield from (each.program for each in emitted_programs.of_network(seed))
-            elif kind == "types":
-                yield typed_agreement.interpreted(seed)[0].program
-            else:
-                composed = random_operators.composed(seed)
-                if composed.calls:
-                    yield program_of(composed, composed.inputs, gradients=True)
-        except (CaptureError, RuntimeError, NotImplementedError, IndexError):
-            continue  # torch has no gradient, or no program of it
-
-
 @pytest.mark.parametrize("kind", ["networks", "operators", "types"])
 def test_random_programs(kind):
     compiled, refused = 0, list[str]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of operators that torch is about to remove
-        for program in random_programs(kind):
-            if emitted_programs._has_effects_or_branches(passes.run(program)):
-                continue
+        for case, _ in drawn(kind, range(4000, 4000 + COUNT)):
             try:
-                code_of(program)
+                code_of(case.program)
             except CompilerError as error:
                 refused.append(error.log)
             compiled += 1

@@ -49,6 +49,24 @@ def quiet() -> poptorch.Options:
     return poptorch.Options().showCompilationProgressBar(False)
 
 
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    torch.manual_seed(0)
+
+
+def trains_alike(model, plain, inputs, **tolerances):
+    """Compare the losses of a few steps with those of plain PyTorch."""
+    wrapped = poptorch.trainingModel(model, quiet(), torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        expected = plain(*inputs)
+        expected.backward()
+        optimizer.step()
+        torch.testing.assert_close(wrapped(*inputs), expected.detach(), **tolerances)
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -60,21 +78,10 @@ def quiet() -> poptorch.Options:
     ],
     ids=["activation-checkpointing", "lstm", "gru", "rnn", "attention"],
 )
-def test_trains_like_plain_pytorch(make, monkeypatch):
-    monkeypatch.setenv("ABELE_TARGET", "reference")
-    torch.manual_seed(0)
+def test_trains_like_plain_pytorch(make):
     model = make()
-    plain = copy.deepcopy(model)
-    x, y = torch.randn(8, 4), torch.randn(8, 1)
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
-    wrapped = poptorch.trainingModel(model, quiet(), poptorch.optim.SGD(model.parameters(), lr=0.1))
-    for _ in range(4):
-        optimizer.zero_grad()
-        expected = plain(x, y)
-        expected.backward()
-        optimizer.step()
-        output = wrapped(x, y)
-    torch.testing.assert_close(output, expected.detach(), rtol=0, atol=0)
+    inputs = torch.randn(8, 4), torch.randn(8, 1)
+    trains_alike(model, copy.deepcopy(model), inputs, rtol=0, atol=0)
 
 
 class Masked(nn.Module):
@@ -94,21 +101,10 @@ class Masked(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["causal buffer", "other buffer", "made in forward"])
-def test_transformers_take_masks(kind, monkeypatch):
-    monkeypatch.setenv("ABELE_TARGET", "reference")
-    torch.manual_seed(0)
+def test_transformers_take_masks(kind):
     model = Masked(kind)
-    plain = copy.deepcopy(model)
-    x, y = torch.randn(8, 4), torch.randn(8, 1)
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
-    wrapped = poptorch.trainingModel(model, quiet(), poptorch.optim.SGD(model.parameters(), lr=0.1))
-    for _ in range(3):
-        optimizer.zero_grad()
-        expected = plain(x, y)
-        expected.backward()
-        optimizer.step()
-        output = wrapped(x, y)
-    torch.testing.assert_close(output, expected.detach(), rtol=1e-6, atol=0)
+    inputs = torch.randn(8, 4), torch.randn(8, 1)
+    trains_alike(model, copy.deepcopy(model), inputs, rtol=1e-6, atol=0)
 
 
 class Sequences(nn.Module):
@@ -133,29 +129,18 @@ class Sequences(nn.Module):
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
-def test_padded_sequences_train_as_the_advice_for_packed_ones_says(layer, monkeypatch):
-    monkeypatch.setenv("ABELE_TARGET", "reference")
-    torch.manual_seed(0)
+def test_padded_sequences_train_as_the_advice_for_packed_ones_says(layer):
     model = Sequences(layer, packed=False)
     plain = Sequences(layer, packed=True)
     plain.load_state_dict(model.state_dict())
     x, lengths = torch.randn(3, 6, 4), torch.tensor([2, 6, 3])
-    wrapped = poptorch.trainingModel(model, quiet(), torch.optim.SGD(model.parameters(), lr=0.1))
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        expected = plain(x, lengths)
-        expected.backward()
-        optimizer.step()
-        torch.testing.assert_close(wrapped(x, lengths), expected.detach(), rtol=1e-5, atol=1e-6)
+    trains_alike(model, plain, (x, lengths), rtol=1e-5, atol=1e-6)
     refused = poptorch.inferenceModel(Sequences(layer, packed=True), quiet())
     with pytest.raises(poptorch.Error, match=r"mask its output by torch\.where"):
         refused(x, lengths)
 
 
-def test_results_do_not_share_memory(monkeypatch):
-    monkeypatch.setenv("ABELE_TARGET", "reference")
-
+def test_results_do_not_share_memory():
     class Views(nn.Module):
         def forward(self, x):
             y = x + 1

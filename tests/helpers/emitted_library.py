@@ -6,9 +6,7 @@ code of all programs is put into one, each in a namespace of its own.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import sys
 from collections.abc import Sequence
 from typing import Any
 from unittest import mock
@@ -27,15 +25,12 @@ _FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS)
 _START, _NAMES = "using abele::Index;", ("abele_segment_", REPEAT)
 
 
-def together(
-    programs: Sequence[Program], plans: Sequence[Plan], flags: Sequence[str] = ()
-) -> list[Run]:
+def together(programs: Sequence[Program], plans: Sequence[Plan]) -> list[Run]:
     """Compile plans as one file.
 
     Args:
         programs: after all passes.
         plans: of the programs.
-        flags: for the compiler, instead of those that compile soonest.
 
     Returns:
         The call of each.
@@ -45,10 +40,7 @@ def together(
     parts = [plan.source.text.partition(_START) for plan in plans]
     includes = dict.fromkeys(line for head, _, _ in parts for line in head.splitlines())
     texts = [_in_namespace(number, body) for number, (_, _, body) in enumerate(parts)]
-    with contextlib.ExitStack() as patches:
-        patches.enter_context(mock.patch.object(build, "FLAGS", flags or _FLAGS))
-        if flags:  # those of long files are for single programs that are long
-            patches.enter_context(mock.patch.object(build, "_LONG", sys.maxsize))
+    with mock.patch.object(build, "FLAGS", _FLAGS):
         library = build.loaded(build.compiled("many", "\n".join([*includes, *texts])))
     return [
         _call(program, _calling(program, plan, number), _Renamed(library, number))

@@ -215,13 +215,12 @@ def _state(program: Program, made: random_networks.Network, seed: int) -> Tensor
     return result
 
 
-def outcomes(cases: Sequence[Case], threads: int = 1, flags: Sequence[str] = ()) -> list[Outcome]:
+def outcomes(cases: Sequence[Case], threads: int = 1) -> list[Outcome]:
     """Compile the cases together and run each.
 
     Args:
         cases: each with its inputs.
         threads: that run each.
-        flags: for the compiler, instead of those that compile soonest.
     """
     results = [Outcome(case.name) for case in cases]
     programs = [passes.run_only(passes.run(case.program), Emitted.passes) for case in cases]
@@ -235,7 +234,7 @@ def outcomes(cases: Sequence[Case], threads: int = 1, flags: Sequence[str] = ())
         if outcome.plan is not None
     ]
     plans = [each.plan for each in results if each.plan]
-    calls = together([each[1] for each in planned], plans, flags)
+    calls = together([each[1] for each in planned], plans)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -7,17 +7,23 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
+from abele import passes
+from abele.errors import CaptureError
 from abele.kernels import sources as kernels
+from abele.program import Program
 from abele.targets.base import Compiled, Lowering
 from abele.targets.cuda.emitted import lowering
 from abele.targets.cuda.emitted.run import Runner
 from abele.targets.reference import Reference
 from abele.targets.translation.operations import constants_of
+from helpers import emitted_programs, random_operators, typed_agreement
+from helpers.emitted_operators import program_of
+from helpers.emitted_programs import Case
 
 _FOLDER = Path(lowering.__file__).parent
 
@@ -148,6 +154,37 @@ class OnHost(Lowering):
         folder.mkdir()
         self.plans.append(plan)
         return Compiled(runner(program, plan, Kernels(plan.texts, folder)).run)
+
+
+def drawn(kind: str, seeds: Iterable[int]) -> Iterator[tuple[Case, Program]]:
+    """Yield random cases without effects and branches, and their programs after the passes.
+
+    Args:
+        kind: ``networks``, ``operators`` or ``types``.
+        seeds: of the cases; those without gradients, or that are refused, are left out.
+    """
+    for seed in seeds:
+        try:
+            cases = _cases(kind, seed)
+        except (CaptureError, RuntimeError, NotImplementedError, IndexError):
+            continue
+        for case in cases:
+            program = passes.run(case.program)
+            if not emitted_programs._has_effects_or_branches(program):
+                yield case, program
+
+
+def _cases(kind: str, seed: int) -> list[Case]:
+    if kind == "networks":
+        return emitted_programs.of_network(seed)
+    if kind == "types":
+        return [typed_agreement.interpreted(seed)[0]]
+    composed = random_operators.composed(seed)
+    if not composed.calls:
+        return []
+    name = f"{seed}: {', '.join(composed.names)}"
+    program = program_of(composed, composed.inputs, gradients=True)
+    return [Case(name, program, list(composed.inputs), magnifies=True)]
 
 
 def _call(name: str, kind: str, text: str) -> str:
