@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -284,17 +285,13 @@ class SeparateDeepest(SharedDeepest):
 class Bottom(nn.Module):
     """Below the last level; a module of its own because the original's names have it."""
 
-    def __init__(self, network: Network, channels: int):
+    def __init__(self, deepest: nn.Module):
         super().__init__()
-        self.main_module = (
-            SeparateDeepest(network, channels)
-            if network.block_concat
-            else SharedDeepest(network, PLANES * channels)
-        )
+        self.main_module = deepest
 
-    def forward(self, planes: Planes) -> Planes:
-        """Three of ``[B, C, h, w]``; keeps the shapes."""
-        return self.main_module(planes)
+    def forward(self, x: Any) -> Any:
+        """Planes, three of ``[B, C, h, w]``, or a volume ``[B, C, 3, h, w]``; keeps the shapes."""
+        return self.main_module(x)
 
 
 class Level(nn.Module):
@@ -352,7 +349,10 @@ def _below(network: Network, level: int) -> nn.Module:
     """Return what a level has inside: the next one, or the smallest size."""
     if level < network.depth:
         return Level(network, level)
-    return Bottom(network, network.filters(level))
+    filters = network.filters(level)
+    if network.block_concat:
+        return Bottom(SeparateDeepest(network, filters))
+    return Bottom(SharedDeepest(network, PLANES * filters))
 
 
 def _initialise(module: nn.Module) -> None:
@@ -384,18 +384,6 @@ class Deepest3D(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[B, C, 3, h, w]``; keeps the shape."""
         return self.splitter(self.blocks(self.merger(x)))
-
-
-class Bottom3D(nn.Module):
-    """Below the last level; a module of its own because the original's names have it."""
-
-    def __init__(self, network: Network, channels: int):
-        super().__init__()
-        self.main_module = Deepest3D(network, channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, C, 3, h, w]``; keeps the shape."""
-        return self.main_module(x)
 
 
 class Level3D(nn.Module):
@@ -448,7 +436,7 @@ def _below_3d(network: Network, level: int) -> nn.Module:
     """Return what a level has inside: the next one, or the smallest size."""
     if level < network.depth:
         return Level3D(network, level)
-    return Bottom3D(network, network.filters(level))
+    return Bottom(Deepest3D(network, network.filters(level)))
 
 
 class LossInForward(nn.Module):

@@ -22,7 +22,7 @@ from helpers import emitted_library, emitted_programs, random_programs, runs
 from helpers.emitted_programs import Case
 
 COUNT = int(os.environ.get("ABELE_RANDOM_NETWORKS", "0"))
-FEW, FEW_ALONE = 24, 10
+FEW, FEW_ALONE = 16, 8
 # Networks with a batch norm of images one pixel wide that lie in memory in another order than their
 # gradients: torch's backward mixes up their rows. See the test of it below.
 TORCH_IS_WRONG = (904,)

@@ -23,7 +23,7 @@ from helpers.kernels_on_host import drawn
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
 
-COUNT = int(os.environ.get("ABELE_RANDOM_KERNELS", "4"))
+COUNT = int(os.environ.get("ABELE_RANDOM_KERNELS", "3"))
 # The oldest that CUDA 13 compiles for, that of an H200, and a newer one.
 OLDEST, H200, NEWER = (7, 5), (9, 0), (12, 0)
 
@@ -69,10 +69,7 @@ def test_operators_of_each_type_and_their_gradients(dtype):
 
 @pytest.mark.parametrize(
     ("kind", "capability"),
-    [
-        *(("adam", capability) for capability in (OLDEST, H200, NEWER)),
-        *((kind, H200) for kind in ("sgd", "lamb", "rmsprop")),
-    ],
+    [("adam", OLDEST), ("adam", NEWER), ("sgd", H200), ("lamb", H200)],
 )
 def test_a_training_step(kind, capability):
     model = MODELS["batch norm and dropout"]

@@ -14,7 +14,7 @@ from helpers import emitted_programs, kernels_on_host
 from helpers.emitted_programs import Outcome
 from helpers.kernels_on_host import drawn
 
-COUNT = int(os.environ.get("ABELE_RANDOM_KERNELS", "4"))
+COUNT = int(os.environ.get("ABELE_RANDOM_KERNELS", "3"))
 
 pytestmark = pytest.mark.compiler
 

@@ -148,7 +148,6 @@ def test_what_cannot_be():
         ("data.generator_seed", -1, "the least is 0"),
         ("framework.seed", 2**63, "the largest is"),
         ("mode.quantization_aware", True, "8-bit integers"),
-        ("framework.name", "tensorflow", "this application is PyTorch"),
         ("output_dir", " ", "output_dir is empty"),
         ("run.id", " ", "run.id is empty"),
         ("run.id", ".", r"run.id=\. .* it names another folder"),

@@ -139,7 +139,6 @@ def settle(config: Config) -> list[str]:
         A sentence for each key that is set and has no effect.
     """
     _check_names(config)
-    _check_framework(config)
     _settle_mode(config)
     _check_numbers(config)
     if config.run.iterations is None and config.mode.name in (ModeKind.train, ModeKind.iotest):
@@ -164,14 +163,6 @@ def _check_names(config: Config) -> None:
                 f"{key}={name} was asked for, but a folder is named after it, and {why}. Give it "
                 f"a name, for example {key}=first."
             )
-
-
-def _check_framework(config: Config) -> None:
-    if config.framework.name != "torch":
-        raise ConfigError(
-            f"framework={config.framework.name} was asked for; this application is PyTorch. "
-            "Use framework=torch."
-        )
 
 
 def _settle_mode(config: Config) -> None:

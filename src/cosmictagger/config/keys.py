@@ -306,21 +306,4 @@ class Torch:
     environment_variables: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass
-class TensorFlow:
-    """``framework=tensorflow``: known so that it can be refused in words.
-
-    Attributes:
-        name: refused: this application is PyTorch.
-        environment_variables: put into the environment; add with
-            +framework.environment_variables.NAME='value'.
-    """
-
-    name: str = "tensorflow"
-    seed: int = 0
-    inter_op_parallelism_threads: int = 2
-    intra_op_parallelism_threads: int = 24
-    environment_variables: dict[str, str] = field(default_factory=dict)
-
-
-FRAMEWORKS: dict[str, Any] = {"torch": Torch, "tensorflow": TensorFlow}
+FRAMEWORKS: dict[str, Any] = {"torch": Torch}
