@@ -116,19 +116,17 @@ Scores = Tensor | Sequence[Tensor]
 Counts = NDArray[np.int64]
 
 
-def compute(scores: Scores, label: Tensor, loss: Tensor | float | None = None) -> dict[str, float]:
+def compute(scores: Scores, label: Tensor) -> dict[str, float]:
     """Return the metrics of a batch: per plane the mean over images, then the mean over planes.
 
     Args:
         scores: for each plane logits ``[B, 3, H, W]``, or int64 labels ``[B, 3, H, W]`` of all.
         label: int64 ``[B, 3, H, W]``, the true classes.
-        loss: goes first, as key ``loss``.
 
     Returns:
         Values by ``KEYS``, in that order; NaN for what no image of the batch has.
     """
-    first = {} if loss is None else {"loss": float(loss)}
-    return first | of_batch(counts(scores, label))
+    return of_batch(counts(scores, label))
 
 
 def of_batch(table: Counts) -> dict[str, float]:
@@ -138,12 +136,7 @@ def of_batch(table: Counts) -> dict[str, float]:
 
 def per_event(scores: Scores, label: Tensor) -> list[dict[str, float]]:
     """Return the metrics of each image by itself; arguments, keys and errors as in ``compute``."""
-    return from_counts(counts(scores, label))
-
-
-def from_counts(table: Counts) -> list[dict[str, float]]:
-    """Return the metrics of each image of ``counts``."""
-    return [_named(values) for values in _values(table)]
+    return [_named(values) for values in _values(counts(scores, label))]
 
 
 def average(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -166,9 +166,8 @@ def run_shared(one_pass: Pass) -> int | None:
     launch, instances = one_pass.launch, one_pass.launch.instances
     identity = _identity(one_pass)
     instances.agree("the pass over the events", identity)
-    folders = [
-        _part_folder(launch.folder, index, instances.count) for index in range(instances.count)
-    ]
+    count, parts = instances.count, launch.folder / _FOLDER
+    folders = [parts / f"{index}-of-{count}" for index in range(count)]
     with Stop() as stop:
         if _read_part(folders[instances.index], identity) is None:
             _make_part(one_pass, stop, folders[instances.index], identity)
@@ -180,10 +179,6 @@ def run_shared(one_pass: Pass) -> int | None:
             if instances.is_first:
                 signal = _join(one_pass, folders, identity)
     return instances.from_first("the end of the pass", signal)
-
-
-def _part_folder(output: Path, index: int, count: int) -> Path:
-    return output / _FOLDER / f"{index}-of-{count}"
 
 
 def _identity(one_pass: Pass) -> dict[str, str]:
