@@ -71,22 +71,6 @@ class Regression(torch.nn.Linear):
         return torch.nn.functional.mse_loss(super().forward(x), y)
 
 
-def test_what_the_garbage_collector_ends_in_the_middle_of_a_change_is_gone(folder, monkeypatch):
-    write, going, owner = device_registry._write, Owner(), Owner()
-    of_going = Attachment(going, "reference", CPU)
-
-    def collect_and_write(held):
-        of_going.end()  # as its finalizer would, on this very thread
-        write(held)
-
-    monkeypatch.setattr(device_registry, "_write", collect_and_write)
-    of_owner = Attachment(owner, "cpu", CPU)
-    assert (of_owner.problem, of_going.problem) == (None, None)
-    assert [hold.target for hold in holds()] == ["cpu"]
-    of_owner.end()
-    assert list(folder.iterdir()) == []
-
-
 def test_a_wrapped_model_is_listed_while_it_holds_the_device(folder, monkeypatch):
     monkeypatch.setenv("ABELE_TARGET", "reference")
     model = Regression(2, 1)
@@ -147,16 +131,6 @@ def test_a_folder_that_somebody_else_made_first_is_not_used(folder, monkeypatch)
     user = os.getuid()
     monkeypatch.setattr(device_registry.os, "getuid", lambda: user + 1)
     assert "not a folder of this user's own" in Attachment(Owner(), "cpu", CPU).problem
-
-
-def test_the_folder_is_that_of_the_session(monkeypatch, tmp_path):
-    monkeypatch.delenv(device_registry.ENVIRONMENT, raising=False)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert device_registry.folder() == tmp_path / "abele"
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "not there"))
-    assert device_registry.folder().name == f"abele-{os.getuid()}"
-    monkeypatch.setenv(device_registry.ENVIRONMENT, "/chosen")
-    assert device_registry.folder() == Path("/chosen")
 
 
 CHILD = """

@@ -104,14 +104,6 @@ def test_watching_a_pipe_prints_frame_after_frame(busy, capsys, monkeypatch):
     assert [json.loads(line)["partition"] for line in lines] == ["node7", "node7"]
 
 
-def test_a_frame_that_is_too_long_is_cut_to_the_terminal():
-    frame = "\n".join(map(str, range(50)))
-    lines = monitor._fitting(frame, 10)
-    assert len(lines) == 8
-    assert lines[-1] == "... 44 more lines"
-    assert len(monitor._fitting("1\n2", 10)) == 3
-
-
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9", "soon"])
 def test_intervals_that_are_none(seconds, capsys):
     with pytest.raises(SystemExit, match="2"):

@@ -11,7 +11,6 @@ import pytest
 import popdist
 import poptorch
 from abele import collectives
-from abele.report import read_journal
 from helpers import instances, instances_at_fault
 from helpers.wrapping import scorer
 
@@ -117,29 +116,6 @@ def test_an_instance_that_is_killed_ends_the_others(tmp_path, which, count):
         assert f"process {which}" in one.err.splitlines()[-1] + one.err
         assert "InstanceError" in one.err
     assert took < 60
-
-
-def test_an_instance_that_is_lost_is_on_the_page_of_the_others(tmp_path, monkeypatch):
-    settings = {"autoReport.all": "true", "autoReport.directory": str(tmp_path / "reports")}
-    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", json.dumps(settings))
-    with instances.started(PROGRAM, [str(tmp_path), "die", "1"], 2) as running:
-        ended = instances.results(running, within_s=120)
-    assert [one.status for one in ended] == [1, -9]
-    folder = tmp_path / "reports" / "training"
-    page = (folder / "report.html").read_text()
-    assert "failed" in page
-    assert "Another instance is gone, in" in page
-    assert 'Instance 1 <b class="bad">was killed</b>' in page
-    assert '<a href="instance_1/report.html">1</a>' in page
-    lost = read_journal(folder / "instance_1")
-    assert lost.end is None
-    assert lost.calls > 0
-
-
-@pytest.mark.parametrize("late", [pytest.param(0, marks=pytest.mark.long), 1])
-def test_instances_that_start_far_apart_train_alike_within_the_limit(tmp_path, late):
-    ended = instances.run(PROGRAM, [str(tmp_path), "late", str(late)], 2)
-    assert ended[0].out == ended[1].out != ""
 
 
 @pytest.mark.parametrize(

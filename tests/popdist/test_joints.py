@@ -96,31 +96,3 @@ def test_ctrl_c_in_the_middle_of_training_leaves_nothing(poprun, tmp_path):
     assert [path.name for path in kept.iterdir() if path.suffix != ".ckpt"] == []
     for path in kept.iterdir():
         torch.load(path, weights_only=True)
-
-
-@pytest.mark.compiler
-@pytest.mark.thorough
-def test_one_instance_compiles_and_the_other_loads(poprun, tmp_path):
-    file = tmp_path / "program.py"
-    file.write_text("""
-import popdist, popdist.poptorch, torch
-from helpers import pipelined_instances as program
-torch.set_num_threads(1)
-popdist.init()
-training, _ = program.trainer(popdist.poptorch.Options(), program.Model())
-training(*program.batch(0, 2 * popdist.getInstanceIndex(), 2))
-record = training._executable.record
-print(record.target, record.cache)
-""")
-    command = ["--executable-cache-path", "cache", sys.executable, file]
-    seen = []
-    for expected in (["hit", "miss"], ["hit", "hit"]):
-        run = poprun(*command, ABELE_TARGET="cpu")
-        assert run.wait() == 0, run.err
-        lines = [run.lines(rank)[-1].split() for rank in range(INSTANCES)]
-        assert sorted(cache for _, cache in lines) == expected
-        assert {target for target, _ in lines} == {"cpu"}
-        assert "each for itself" not in run.err
-        seen.append(sorted(path.name for path in (tmp_path / "cache").iterdir()))
-    assert seen[0] == seen[1]
-    assert len(seen[0]) == 1

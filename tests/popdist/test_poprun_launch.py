@@ -295,14 +295,6 @@ if len(sys.argv) > 1:
     assert "Instance 3 on alpha was killed by SIGKILL (signal 9) first" in run.err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_orphans_on_other_hosts(poprun, other_hosts, number):
-    run = poprun(["-H", "alpha", "--num-instances", "2"], STAY, start=True, **other_hosts)
-    run.until(lambda: run.out.count("here") == 2, "both instances")
-    run.signal(number)
-    assert run.wait() == (-number if number == signal.SIGKILL else 128 + number)
-
-
 def test_other_hosts_are_asked_before_anything_is_launched(poprun, other_hosts, server, tmp_path):
     run = poprun(["-H", "alpha,nowhere", "--num-instances", "2"], "print('no')", **other_hosts)
     assert run.status == 2

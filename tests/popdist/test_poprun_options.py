@@ -250,16 +250,6 @@ def test_arguments_of_mpirun():
     assert result.ignored == ["--bind-to core", "--oddity", "-mca pml ob1"]
 
 
-def test_what_has_no_effect_is_said_once(capsys):
-    words = ["--mpi-global-args", "--bind-to core -x UNSET", "--mpi-local-args", "--bind-to core"]
-    status, _, log = poprun(capsys, *words, "no-such-program-anywhere")
-    assert status == 127
-    assert log[:2] == [
-        "[W] Arguments of mpirun without effect here: --bind-to core",
-        "[W] -x names variables that are not set here: UNSET",
-    ]
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -4,7 +4,6 @@ Idioms that have their own test elsewhere (loaders, popart numbers, exported fil
 """
 
 import copy
-import logging
 
 import pytest
 import torch
@@ -92,23 +91,6 @@ def test_half_models_with_a_loss_in_float(kind):
     losses = [wrapped(x.to(kind), target)[0].item() for _ in range(8)]
     assert losses[-1] < losses[0]
     assert all(p.dtype == kind for p in model.state_dict().values())
-
-
-def test_labels_are_cut_to_the_rows_that_came_out():
-    wrapped = trainer(scorer(), deviceIterations=4)
-    x, target = rows(8)
-    _, scores = wrapped(x, target)
-    labels = target.argmax(1)[-scores.size(0) :]
-    assert len(labels) == 2
-    assert 0 <= (scores.argmax(1) == labels).float().mean() <= 1
-
-
-def test_sum_mode_divided_is_the_mean_of_all():
-    x, target = rows(8)
-    settings = {"deviceIterations": 2, "gradientAccumulation": 2}
-    summed, _ = trainer(scorer(), outputMode=OutputMode.Sum, **settings)(x, target)
-    every, _ = trainer(scorer(), outputMode=OutputMode.All, **settings)(x, target)
-    torch.testing.assert_close(summed.div(4).mean(), every.mean(), rtol=0, atol=1e-6)
 
 
 def test_one_batch_compiles_before_the_first_epoch():
@@ -228,18 +210,6 @@ def test_detaching_is_guarded_by_a_question():
         assert wrapped.isAttachedToDevice() is expected
         if wrapped.isAttachedToDevice():
             wrapped.detachFromDevice()
-
-
-@pytest.mark.parametrize("level", ["ERR", 4])
-def test_log_levels_by_name_and_number(level, caplog):
-    logger = logging.getLogger("poptorch::python")
-    before = logger.level
-    try:
-        poptorch.setLogLevel(level)
-        assert logger.level == logging.ERROR
-    finally:
-        logger.setLevel(before)
-    assert poptorch.logger is logger
 
 
 @pytest.mark.parametrize("stages", [AutoStage.SameAsIpu, AutoStage.AutoIncrement])

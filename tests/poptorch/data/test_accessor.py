@@ -204,18 +204,6 @@ def test_a_dataset_that_does_not_pickle(strategy):
         AsynchronousDataAccessor(dataset, sharing_strategy=strategy)
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "words"),
-    [
-        ({"rebatched_size": 1}, "must be None or greater than 1, not 1"),
-        ({"buffer_size": 0}, "buffer_size must be a positive number"),
-    ],
-)
-def test_illegal_arguments(kwargs, words):
-    with pytest.raises(AssertionError, match=words):
-        AsynchronousDataAccessor(data.Range(2), **kwargs)
-
-
 def test_one_accessor_is_enough():
     mode = poptorch.DataLoaderMode.Async
     options = {"sharing_strategy": Strategy.Fork}

@@ -99,16 +99,6 @@ def test_a_new_process_goes_on_without_the_class(path, tmp_path):
     assert_same_state(model, wrapped)
 
 
-def test_a_detached_model_is_saved_with_the_weights_of_the_host(path):
-    wrapped = trained()
-    wrapped.detachFromDevice()
-    with torch.no_grad():
-        wrapped.model.last[0].bias.fill_(3.0)
-    loaded = saved(wrapped, path)
-    assert torch.equal(loaded.model.last.get_parameter("0.bias"), torch.full((3,), 3.0))
-    assert_go_on_alike(wrapped, loaded)
-
-
 # -- inference -------------------------------------------------------------------------------
 
 
