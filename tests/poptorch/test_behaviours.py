@@ -548,3 +548,70 @@ def test_the_executor_copies_the_options(training):
 
 
 # -- data ------------------------------------------------------------------------------------
+
+
+# -- observing -------------------------------------------------------------------------------
+
+
+def test_perf_counters_hold_one_entry_per_step():
+    settings = {"deviceIterations": 3, "gradientAccumulation": 2, "outputMode": OutputMode.All}
+    names = ("input", "input_complete", "output", "output_complete")
+    latencies = ("getHostIpuLatency", "getComputeLatency", "getIpuHostLatency", "getLatency")
+    wrapped = trainer(scorer(), **settings)
+    for _ in range(2):
+        wrapped(*rows(6))
+        counters = wrapped.getPerfCounters()
+        assert all([len(moments) for moments in counters[name]] == [6, 6] for name in names)
+        for tensor in range(2):
+            times = zip(*(counters[name][tensor] for name in names), strict=True)
+            assert all(list(step) == sorted(step) for step in times)
+        assert all(min(getattr(wrapped, name)()) >= 0 for name in latencies)
+        assert wrapped.getLatency()[2] > 0
+
+
+def test_compile_hooks_run_in_order_and_can_be_removed():
+    seen = []
+    registers = {"pre": poptorch.registerPreCompileHook, "post": poptorch.registerPostCompileHook}
+    handles = {
+        (kind, number): register(lambda kind=kind, number=number: seen.append((kind, number)))
+        for number in (1, 2, 3)
+        for kind, register in registers.items()
+    }
+    pre, post = ([(kind, number) for number in (1, 2, 3)] for kind in ("pre", "post"))
+    try:
+        wrapped = inference(lambda x: (seen.append("forward"), x + 1)[1])
+        wrapped(X)
+        wrapped(X)
+        assert seen == [*pre, "forward", *post]
+        seen.clear()
+        with pytest.raises(ZeroDivisionError):
+            inference(lambda x: x / (1 // 0))(X)
+        assert seen == [*pre, *post]
+        seen.clear()
+        handles.pop(("pre", 2)).remove()
+        handles.pop(("post", 1)).remove()
+        trainer(scorer())(*rows(4))  # every compilation of any wrapper
+        assert seen == [("pre", 1), ("pre", 3), ("post", 2), ("post", 3)]
+    finally:
+        for handle in handles.values():
+            handle.remove()
+    inference(lambda x: x + 1)(X)
+    assert len(seen) == 4
+    for register in registers.values():
+        with pytest.raises(RuntimeError, match="must be callable"):
+            register("no function")
+
+
+def test_random_numbers_follow_the_seed_and_differ_between_replicas():
+    x = torch.ones(4, 64)
+
+    def drawn(seed):
+        settings = {"randomSeed": seed, "replicationFactor": 2, "deviceIterations": 2}
+        wrapped = inference(lambda x: F.dropout(x, 0.5), **settings)
+        return [wrapped(x) for _ in range(2)]
+
+    first = drawn(3)
+    assert all(map(torch.equal, first, drawn(3)))
+    assert not torch.equal(first[0], drawn(4)[0])
+    masks = {tuple(row.tolist()) for result in first for row in result}
+    assert len(masks) == 8  # every row of every call is of another replica or iteration
