@@ -378,7 +378,7 @@ def _take_out(
     for each in seeds:
         context.edits(source).need("import torch")
         line = f"torch.manual_seed({source.code(each.args[0].value)})"
-        context.edits(source).before(statement, line)
+        context.edits(source).after(statement, line)
     if not keep:
         remove(context, source, statement)
     if not seeds:
