@@ -33,8 +33,8 @@ from abele.targets.cpu.emitted.memory import (
     until_code_ends,
     used_by,
 )
+from abele.targets.cpu.emitted.pad_leading_dimension import pad_leading_dimension
 from abele.targets.cpu.emitted.recomputed import recomputed
-from abele.targets.cpu.emitted.rows_apart import rows_apart
 from abele.targets.cpu.emitted.run import BoundRunner
 from abele.targets.cpu.emitted.source import Segment
 from abele.targets.index_checks import IndexBounds, checked
@@ -237,7 +237,7 @@ def placed(program: Program) -> Placed:
     translation = translate(program, DIALECT)
     returned = {place.buffer for place in translation.outputs}
     units = by_rows(grouped(recomputed(translation.operations, returned)))
-    rows_apart(units, returned)
+    pad_leading_dimension(units, returned)
     units = ordered(units)
     kept = _kept(units, translation)
     units = by_channels(units, returned)

@@ -68,7 +68,7 @@ def both():
             patch.setattr(products, limit, least)
         plans.append(lowering.planned_code(lowered))
         with patch.context() as together_in_memory:
-            together_in_memory.setattr(lowering, "rows_apart", lambda *_: None)
+            together_in_memory.setattr(lowering, "pad_leading_dimension", lambda *_: None)
             plans.append(lowering.planned_code(lowered))
         programs += [lowered, lowered]
     patch.undo()

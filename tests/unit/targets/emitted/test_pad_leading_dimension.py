@@ -5,7 +5,7 @@ import torch
 
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.calls.products import product
-from abele.targets.cpu.emitted.rows_apart import rows_apart
+from abele.targets.cpu.emitted.pad_leading_dimension import pad_leading_dimension
 from abele.targets.translation.groups import grouped
 from abele.targets.translation.operations import Call, Operation, Pointwise, StridedCall
 from abele.targets.translation.places import Buffer, Kind, Place, contiguous_stride
@@ -53,7 +53,7 @@ class Layer:
         for position, each in enumerate(self.operations):
             each.position = position
         self.units = by_rows(grouped(self.operations))
-        rows_apart(self.units, set(returned))
+        pad_leading_dimension(self.units, set(returned))
         read = self.operations[-1 if self.late else 0].reads[0]
         return read.stride[0]
 

@@ -31,7 +31,7 @@ _LINE, _SAME_SETS, _LEAST_ROWS = 16, 512, 64
 _Users = dict[Operation, Unit]
 
 
-def rows_apart(units: Sequence[Unit], returned: Collection[Buffer]) -> None:
+def pad_leading_dimension(units: Sequence[Unit], returned: Collection[Buffer]) -> None:
     """Let rows of matrices that products read or write lie apart where they would share sets.
 
     Args:
@@ -73,7 +73,7 @@ def _part(buffer: Buffer, length: int, users: _Users) -> None:
             if place.buffer is not buffer:
                 continue
             shape = _shape_of_loop(unit, length) if isinstance(operation, Pointwise) else None
-            there = _with_rows_apart(place, length, shape)
+            there = _with_padded_rows(place, length, shape)
             if there is None or not _may_lie(operation, index, there):
                 return
             moved[place] = there
@@ -90,7 +90,7 @@ def _shape_of_loop(unit: Unit, length: int) -> tuple[int, ...]:
     return (unit.size // length, length) if unit.shape is None else unit.shape
 
 
-def _with_rows_apart(place: Place, length: int, shape: tuple[int, ...] | None) -> Place | None:
+def _with_padded_rows(place: Place, length: int, shape: tuple[int, ...] | None) -> Place | None:
     """Return a view with padded rows; None if strides cannot express it.
 
     Args:
