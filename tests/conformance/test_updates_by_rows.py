@@ -7,8 +7,8 @@ from torch.nn import functional as F  # noqa: N812 - torch's own convention
 
 from abele import StepConfig, passes
 from abele.targets.cpu.emitted import lowering
-from abele.targets.cpu.emitted.by_rows import ByRows
 from abele.targets.cpu.emitted.calls import products
+from abele.targets.cpu.emitted.gemm_epilogues import GemmWithEpilogue
 from abele.targets.translation.places import Kind
 from helpers.emitted_library import together, trained
 from helpers.runs import captured, rule_for
@@ -122,7 +122,7 @@ def test_all_gradients_that_only_the_update_reads_have_no_memory(both, monkeypat
             slots = [
                 p for each in unit.operations for p in each.writes if p.buffer.kind is Kind.INPUT
             ]
-            if isinstance(unit, ByRows) and slots:
+            if isinstance(unit, GemmWithEpilogue) and slots:
                 updated += 1
                 assert unit.product.writes[0].buffer not in placed.lives
     assert updated == CASES[name][4]

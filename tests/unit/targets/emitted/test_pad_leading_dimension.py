@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.calls.products import product
+from abele.targets.cpu.emitted.gemm_epilogues import GemmWithEpilogue, fuse_gemm_epilogues
 from abele.targets.cpu.emitted.pad_leading_dimension import pad_leading_dimension
 from abele.targets.translation.groups import grouped
 from abele.targets.translation.operations import Call, Operation, Pointwise, StridedCall
@@ -52,7 +52,7 @@ class Layer:
         """Elements from row to row of the hidden matrix after all."""
         for position, each in enumerate(self.operations):
             each.position = position
-        self.units = by_rows(grouped(self.operations))
+        self.units = fuse_gemm_epilogues(grouped(self.operations))
         pad_leading_dimension(self.units, set(returned))
         read = self.operations[-1 if self.late else 0].reads[0]
         return read.stride[0]
@@ -154,6 +154,6 @@ def test_rows_that_a_loop_takes_from_a_product_lie_apart():
     ]
     layer.late = True
     assert layer.step() == 528
-    (unit,) = (unit for unit in layer.units if isinstance(unit, ByRows))
+    (unit,) = (unit for unit in layer.units if isinstance(unit, GemmWithEpilogue))
     assert "524288, 528, 0" in unit.product.described()
     assert unit.loop.operations[0].reads[0].stride == (528, 1)

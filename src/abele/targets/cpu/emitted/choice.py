@@ -10,9 +10,9 @@ import torch
 from abele.program import Program, has_effect, is_getitem, is_view, subgraphs
 from abele.targets.base import LOOP
 from abele.targets.cpu.emitted import build, calls
-from abele.targets.cpu.emitted.by_rows import ByRows
 from abele.targets.cpu.emitted.calls import HANDLERS, attention, convolutions
 from abele.targets.cpu.emitted.clocked import who
+from abele.targets.cpu.emitted.gemm_epilogues import GemmWithEpilogue
 from abele.targets.kernel_choice import KernelChoice
 from abele.targets.translation import reasons as shared
 from abele.targets.translation.groups import Unit
@@ -169,7 +169,7 @@ def _of_unit(unit: Unit) -> KernelChoice:
         return KernelChoice(by, why_torch(first.part_of))
     if by == LOOP:
         return shared.loop_choice(unit)
-    return KernelChoice(by, _ROWS if isinstance(unit, ByRows) else _CALLS.get(by, _TEMPLATE))
+    return KernelChoice(by, _ROWS if isinstance(unit, GemmWithEpilogue) else _CALLS.get(by, _TEMPLATE))
 
 
 def why_torch(node: torch.fx.Node) -> str:

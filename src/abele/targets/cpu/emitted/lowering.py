@@ -21,11 +21,11 @@ from abele.targets.base import Clocked, Compiled, Lowering, OfBatch, Repeated, W
 from abele.targets.cpu.compiler import kernel_problem, with_planned_places
 from abele.targets.cpu.emitted import build, choice, source
 from abele.targets.cpu.emitted.by_channels import by_channels
-from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
 from abele.targets.cpu.emitted.calls import HANDLERS
 from abele.targets.cpu.emitted.calls.convolutions import few_channel_convolutions
 from abele.targets.cpu.emitted.clocked import with_clocks
+from abele.targets.cpu.emitted.gemm_epilogues import GemmWithEpilogue, fuse_gemm_epilogues
 from abele.targets.cpu.emitted.memory import (
     arranged,
     memory_use,
@@ -236,7 +236,7 @@ def placed(program: Program) -> Placed:
     """Translate, group and order a program, and place it in memory."""
     translation = translate(program, DIALECT)
     returned = {place.buffer for place in translation.outputs}
-    units = by_rows(grouped(recomputed(translation.operations, returned)))
+    units = fuse_gemm_epilogues(grouped(recomputed(translation.operations, returned)))
     pad_leading_dimension(units, returned)
     units = ordered(units)
     kept = _kept(units, translation)
@@ -263,7 +263,7 @@ def _kept(units: list[Unit], translation: Translation) -> set[Buffer]:
     written = {
         place.buffer
         for unit in units
-        if not unit.elementwise and not isinstance(unit, ByRows)
+        if not unit.elementwise and not isinstance(unit, GemmWithEpilogue)
         for each in unit.operations
         for place in each.writes
     }

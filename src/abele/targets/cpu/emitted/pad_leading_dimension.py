@@ -18,8 +18,8 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from abele.targets.cpu.emitted.by_rows import ByRows
 from abele.targets.cpu.emitted.calls.products import Product
+from abele.targets.cpu.emitted.gemm_epilogues import GemmWithEpilogue
 from abele.targets.translation.groups import Unit, tensors
 from abele.targets.translation.operations import Operation, Pointwise, StridedCall
 from abele.targets.translation.places import Buffer, Kind, Place, contiguous_stride
@@ -41,7 +41,7 @@ def pad_leading_dimension(units: Sequence[Unit], returned: Collection[Buffer]) -
     users: dict[Buffer, _Users] = {}
     for unit in units:
         for operation in unit.operations:
-            loop = unit.loop if isinstance(unit, ByRows) else unit
+            loop = unit.loop if isinstance(unit, GemmWithEpilogue) else unit
             for place in tensors(operation):
                 users.setdefault(place.buffer, {})[operation] = loop
     for buffer, using in users.items():

@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 from abele.targets.cpu.emitted import headers
 from abele.targets.cpu.emitted.by_channels import ByChannels
-from abele.targets.cpu.emitted.by_rows import ByRows
 from abele.targets.cpu.emitted.calls import products
+from abele.targets.cpu.emitted.gemm_epilogues import GemmWithEpilogue
 from abele.targets.translation import loops
 from abele.targets.translation.groups import Unit
 from abele.targets.translation.operations import Call, ChannelCall, Foreign
@@ -126,7 +126,7 @@ class _Writer:
                 parts.append(operation)
             elif isinstance(unit, ByChannels):
                 lines.append(self._by_channels(unit))
-            elif isinstance(unit, ByRows):
+            elif isinstance(unit, GemmWithEpilogue):
                 lines.append(self._by_rows(unit))
             elif isinstance(operation, Call):
                 lines.append(self._call(operation))
@@ -168,7 +168,7 @@ class _Writer:
         given = ", ".join([str(kernel.workers), name, str(kernel.turns), "threads", *pointers])
         return f"abele::share_loop({given});"
 
-    def _by_rows(self, unit: ByRows) -> str:
+    def _by_rows(self, unit: GemmWithEpilogue) -> str:
         product, rows = unit.product, unit.product.sizes[0]
         kernel = loops.kernel(unit.loop, self._kept)
         call = self._run(kernel, "begin", "end", {product.writes[0].buffer: "c"})

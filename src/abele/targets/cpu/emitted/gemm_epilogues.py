@@ -19,7 +19,7 @@ from abele.targets.translation.places import Buffer, Kind
 
 
 @dataclasses.dataclass(eq=False)
-class ByRows(Unit):
+class GemmWithEpilogue(Unit):
     """A product, and the loop that alone reads it.
 
     Attributes:
@@ -31,7 +31,7 @@ class ByRows(Unit):
     loop: Unit = dataclasses.field(kw_only=True)
 
 
-def by_rows(units: Sequence[Unit]) -> list[Unit]:
+def fuse_gemm_epilogues(units: Sequence[Unit]) -> list[Unit]:
     """Fuse GEMMs with the loops that read them where that is faster.
 
     Args:
@@ -92,7 +92,7 @@ def _joined(units: Sequence[Unit], unit: Unit, product: Product, loop: Unit) -> 
     both = {unit, loop}
     operations = [product, *loop.operations]
     before = (unit.before | loop.before) - both
-    joined = ByRows(operations, loop.shape, loop.size, before, product=product, loop=loop)
+    joined = GemmWithEpilogue(operations, loop.shape, loop.size, before, product=product, loop=loop)
     others = [each for each in units if each not in both]
     for each in others:
         if each.before & both:

@@ -2,8 +2,8 @@
 
 import torch
 
-from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.calls.products import product
+from abele.targets.cpu.emitted.gemm_epilogues import GemmWithEpilogue, fuse_gemm_epilogues
 from abele.targets.cpu.emitted.memory import ordered
 from abele.targets.translation.groups import grouped
 from abele.targets.translation.operations import Call, Operation, Pointwise
@@ -46,18 +46,18 @@ class Gradient:
     def units(self):
         for position, each in enumerate(self.operations):
             each.position = position
-        return ordered(by_rows(grouped(self.operations)))
+        return ordered(fuse_gemm_epilogues(grouped(self.operations)))
 
     def joined(self):
         """How many operations run on rows of the product."""
-        return sum(len(u.operations) - 1 for u in self.units() if isinstance(u, ByRows))
+        return sum(len(u.operations) - 1 for u in self.units() if isinstance(u, GemmWithEpilogue))
 
 
 def test_a_loop_that_alone_reads_a_product_runs_on_its_rows():
     step = Gradient()
     step.update()
     (unit,) = step.units()
-    assert isinstance(unit, ByRows)
+    assert isinstance(unit, GemmWithEpilogue)
     assert unit.operations == step.operations
     assert (unit.product, unit.loop.operations) == (step.operations[0], step.operations[1:])
     assert not unit.elementwise
@@ -68,7 +68,7 @@ def test_who_waits_for_one_of_them_waits_for_both():
     step.call([step.a], [])  # overwrites what the product reads, and so comes after it
     step.update()
     step.call([memory(8)], [step.weight])
-    assert next(map(type, step.units())) is ByRows
+    assert next(map(type, step.units())) is GemmWithEpilogue
     assert step.joined() == 1
 
 
@@ -78,7 +78,7 @@ def test_what_the_loop_reads_comes_before_both():
     step.call([clipped], [step.weight])
     step.loop(step.weight, step.weight, step.gradient, clipped)
     first, second = step.units()
-    assert isinstance(second, ByRows)
+    assert isinstance(second, GemmWithEpilogue)
     assert first.operations == [step.operations[1]]
 
 
@@ -180,5 +180,5 @@ def test_two_products_of_one_loop_do_not_both_follow():
     step.operations.append(multiplied(memory(ROWS, INNER), memory(INNER, COLUMNS), other))
     step.loop(step.weight, step.gradient, other)
     first, second = step.units()
-    assert not isinstance(first, ByRows)
-    assert isinstance(second, ByRows)
+    assert not isinstance(first, GemmWithEpilogue)
+    assert isinstance(second, GemmWithEpilogue)
