@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from abele.targets.cpu.emitted import by_channels
+from abele.targets.cpu.emitted import channel_blocking
 from helpers import emitted_programs, random_networks, runs
 from helpers.emitted_programs import Case
 
@@ -88,7 +88,7 @@ def of_network(seed: int) -> list[Case]:
 def _small_images_are_worth_it(monkeypatch):
     monkeypatch.setenv("ABELE_TARGET", "reference")
     for limit, least in (("BYTES", 0), ("CHANNELS", 2), ("PIXELS", 4)):
-        monkeypatch.setattr(by_channels, f"_LEAST_{limit}", least)
+        monkeypatch.setattr(channel_blocking, f"_LEAST_{limit}", least)
 
 
 @pytest.mark.usefixtures("_small_images_are_worth_it")

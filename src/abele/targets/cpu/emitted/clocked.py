@@ -12,8 +12,8 @@ import torch
 
 from abele.program import Program
 from abele.targets.base import LOOP, Clocked, Compiled
-from abele.targets.cpu.emitted.by_channels import ByChannels
 from abele.targets.cpu.emitted.calling import Calling
+from abele.targets.cpu.emitted.channel_blocking import ChannelBlocks
 from abele.targets.cpu.emitted.run import Runner
 from abele.targets.cpu.emitted.source import COST, MOMENTS, Segment
 from abele.targets.index_checks import checked
@@ -104,7 +104,7 @@ def kernel_of(unit: Unit, kept: Collection[Buffer]) -> Kernel:
 def who(unit: Unit) -> str:
     """Return the backend of a unit: ``torch``, ``loop``, or the name of a function."""
     operation = unit.operations[0]
-    if isinstance(unit, ByChannels) or isinstance(operation, ChannelCall):
+    if isinstance(unit, ChannelBlocks) or isinstance(operation, ChannelCall):
         return "channels"
     if isinstance(operation, Foreign):
         return "torch"

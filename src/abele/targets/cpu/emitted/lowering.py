@@ -20,10 +20,10 @@ from abele.program.memory import MemoryUse
 from abele.targets.base import Clocked, Compiled, Lowering, OfBatch, Repeated, Written, require_code
 from abele.targets.cpu.compiler import kernel_problem, with_planned_places
 from abele.targets.cpu.emitted import build, choice, source
-from abele.targets.cpu.emitted.by_channels import by_channels
 from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
 from abele.targets.cpu.emitted.calls import HANDLERS
 from abele.targets.cpu.emitted.calls.convolutions import few_channel_convolutions
+from abele.targets.cpu.emitted.channel_blocking import block_channels
 from abele.targets.cpu.emitted.clocked import with_clocks
 from abele.targets.cpu.emitted.gemm_epilogues import GemmWithEpilogue, fuse_gemm_epilogues
 from abele.targets.cpu.emitted.memory import (
@@ -240,7 +240,7 @@ def placed(program: Program) -> Placed:
     pad_leading_dimension(units, returned)
     units = ordered(units)
     kept = _kept(units, translation)
-    units = by_channels(units, returned)
+    units = block_channels(units, returned)
     lives = lifetimes([each for each in used_by(unit) if each in kept] for unit in units)
     lives = until_code_ends(units, lives)
     offsets, size = arranged(lives)

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from abele.targets.cpu.emitted import headers
-from abele.targets.cpu.emitted.by_channels import ByChannels
 from abele.targets.cpu.emitted.calls import products
+from abele.targets.cpu.emitted.channel_blocking import ChannelBlocks
 from abele.targets.cpu.emitted.gemm_epilogues import GemmWithEpilogue
 from abele.targets.translation import loops
 from abele.targets.translation.groups import Unit
@@ -124,7 +124,7 @@ class _Writer:
             if isinstance(operation, Foreign):
                 end_segment()
                 parts.append(operation)
-            elif isinstance(unit, ByChannels):
+            elif isinstance(unit, ChannelBlocks):
                 lines.append(self._by_channels(unit))
             elif isinstance(unit, GemmWithEpilogue):
                 lines.append(self._by_rows(unit))
@@ -177,7 +177,7 @@ class _Writer:
         factors = [self._place(place) for place in product.reads]
         return text.format(*factors).replace("LOOP", loop) + ";"
 
-    def _by_channels(self, unit: ByChannels) -> str:
+    def _by_channels(self, unit: ChannelBlocks) -> str:
         lines: list[str] = []
         # Each thread has the first block of its part of such memory, and writes over it again.
         inside = {

@@ -38,7 +38,7 @@ _Uses = dict[Buffer, tuple[set[_Steps], bool]]
 
 
 @dataclasses.dataclass(eq=False)
-class ByChannels(Unit):
+class ChannelBlocks(Unit):
     """Units that run one after the other on some channels at a time.
 
     Attributes:
@@ -79,7 +79,7 @@ class ByChannels(Unit):
         return False
 
 
-def by_channels(units: Sequence[Unit], returned: Collection[Buffer]) -> list[Unit]:
+def block_channels(units: Sequence[Unit], returned: Collection[Buffer]) -> list[Unit]:
     """Fuse sums over channels with the loops around them.
 
     Args:
@@ -156,7 +156,7 @@ class _Group:
         mine = set(self.units)
         operations = [each for unit in self.units for each in unit.operations]
         before = {each for unit in self.units for each in unit.before} - mine
-        joined = ByChannels(
+        joined = ChannelBlocks(
             operations,
             None,
             -1,

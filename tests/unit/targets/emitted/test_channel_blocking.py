@@ -6,7 +6,7 @@ import torch
 from abele import StepConfig, passes
 from abele.program import Program
 from abele.targets.cpu.emitted import lowering
-from abele.targets.cpu.emitted.by_channels import ByChannels, by_channels
+from abele.targets.cpu.emitted.channel_blocking import ChannelBlocks, block_channels
 from abele.targets.cpu.emitted.memory import ordered
 from abele.targets.translation.groups import grouped
 from abele.targets.translation.operations import Call, ChannelCall, Operation, Pointwise
@@ -62,10 +62,10 @@ class Step:
         for position, each in enumerate(self.operations):
             each.position = position
         units = ordered(grouped(self.operations))
-        return by_channels(units, {place.buffer for place in returned})
+        return block_channels(units, {place.buffer for place in returned})
 
     def groups(self, *returned):
-        return [each for each in self.units(*returned) if isinstance(each, ByChannels)]
+        return [each for each in self.units(*returned) if isinstance(each, ChannelBlocks)]
 
 
 def forward(shape=SHAPE):
@@ -137,7 +137,7 @@ def test_a_unit_between_that_nobody_waits_for_runs_behind():
     step.call([memory(3)], [step.mean])
     step.normalised()
     group, other = step.units()
-    assert isinstance(group, ByChannels)
+    assert isinstance(group, ChannelBlocks)
     assert other.before == {group}
 
 
@@ -207,7 +207,7 @@ def placed(activation) -> tuple[Program, lowering.Placed]:
 @pytest.mark.parametrize("activation", [torch.nn.ReLU(), torch.nn.ReLU6(), torch.nn.SiLU()])
 def test_backward_computes_again_what_forward_would_have_to_write(activation):
     _, plan = placed(activation)
-    groups = [each for each in plan.units if isinstance(each, ByChannels)]
+    groups = [each for each in plan.units if isinstance(each, ChannelBlocks)]
     assert [[each.elementwise for each in group.units] for group in groups] == [
         [False, True],
         [True, False, True],
