@@ -169,7 +169,9 @@ def _of_unit(unit: Unit) -> KernelChoice:
         return KernelChoice(by, why_torch(first.part_of))
     if by == LOOP:
         return shared.loop_choice(unit)
-    return KernelChoice(by, _ROWS if isinstance(unit, GemmWithEpilogue) else _CALLS.get(by, _TEMPLATE))
+    if isinstance(unit, GemmWithEpilogue):
+        return KernelChoice(by, _ROWS)
+    return KernelChoice(by, _CALLS.get(by, _TEMPLATE))
 
 
 def why_torch(node: torch.fx.Node) -> str:

@@ -34,7 +34,7 @@ from abele.targets.cpu.emitted.memory import (
     used_by,
 )
 from abele.targets.cpu.emitted.pad_leading_dimension import pad_leading_dimension
-from abele.targets.cpu.emitted.recomputed import recomputed
+from abele.targets.cpu.emitted.rematerialized_norms import rematerialize_norms
 from abele.targets.cpu.emitted.run import BoundRunner
 from abele.targets.cpu.emitted.source import Segment
 from abele.targets.index_checks import IndexBounds, checked
@@ -236,7 +236,7 @@ def placed(program: Program) -> Placed:
     """Translate, group and order a program, and place it in memory."""
     translation = translate(program, DIALECT)
     returned = {place.buffer for place in translation.outputs}
-    units = fuse_gemm_epilogues(grouped(recomputed(translation.operations, returned)))
+    units = fuse_gemm_epilogues(grouped(rematerialize_norms(translation.operations, returned)))
     pad_leading_dimension(units, returned)
     units = ordered(units)
     kept = _kept(units, translation)

@@ -19,7 +19,9 @@ from abele.targets.translation.operations import ChannelCall, Operation, Pointwi
 from abele.targets.translation.places import Buffer, Kind, Place
 
 
-def recomputed(operations: Sequence[Operation], returned: Collection[Buffer]) -> list[Operation]:
+def rematerialize_norms(
+    operations: Sequence[Operation], returned: Collection[Buffer]
+) -> list[Operation]:
     """Rematerialize normalised images in the loops of backward.
 
     Args:
