@@ -268,11 +268,11 @@ def needed_once(
         for program in programs:
             for name in executable.lowerings_of(parts, program.name):
                 lowering = target.lowering(name)
-                at_most = lowering.may_need(program)
+                at_most = lowering.possible_kernels(program)
                 if at_most is None:
                     return None
                 if target.unprepared_s(at_most):
-                    needed.update(lowering.needs(lowered_by(target, program, name)))
+                    needed.update(lowering.required_kernels(lowered_by(target, program, name)))
     return needed
 
 

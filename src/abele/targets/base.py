@@ -289,7 +289,7 @@ class Lowering(abc.ABC):
         del program
         return None
 
-    def may_need(self, program: Program) -> Collection[str] | None:
+    def possible_kernels(self, program: Program) -> Collection[str] | None:
         """Names of what is made once per machine that ``program`` may need; None: all of it.
 
         Args:
@@ -298,8 +298,8 @@ class Lowering(abc.ABC):
         del program
         return ()
 
-    def needs(self, program: Program) -> Collection[str]:
-        """Return the kernels of ``may_need`` that it requires; called if one of them is missing.
+    def required_kernels(self, program: Program) -> Collection[str]:
+        """Return the kernels of ``possible_kernels`` that it requires; called if one of them is missing.
 
         Args:
             program: after ``passes``.
@@ -405,7 +405,7 @@ class Target(abc.ABC):
         """Processor time of what is made once per machine and is not there yet, in seconds.
 
         Args:
-            needed: what of it counts, see ``Lowering.needs``; None: all.
+            needed: what of it counts, see ``Lowering.required_kernels``; None: all.
         """
         del needed
         return 0.0

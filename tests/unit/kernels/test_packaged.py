@@ -154,7 +154,7 @@ def test_what_is_not_as_it_was_made_is_compiled_again_with_one_warning(brought, 
 def test_programs_do_not_wait_for_kernels_that_the_package_brings(monkeypatch):
     monkeypatch.setattr("abele.targets.cpu.compiler", lambda: "c++")
     target: Target = Cpu()
-    assert build.LIBRARY in set(target.lowering("op_by_op").may_need(None))
+    assert build.LIBRARY in set(target.lowering("op_by_op").possible_kernels(None))
     assert target.unprepared_s({build.LIBRARY}) == target.unprepared_s(sources.KERNELS) == 0
 
 

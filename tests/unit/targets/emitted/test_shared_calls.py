@@ -86,8 +86,8 @@ def test_what_a_program_may_need_is_no_less_than_what_it_needs(name):
     lowering, model = Emitted(), make()
     rule = rule_for(model) if list(model.parameters()) else None
     (program,) = captured(model, rows(), rule=rule).programs
-    at_most = lowering.may_need(program)
-    needs = lowering.needs(passes.run_only(program, lowering.passes))
+    at_most = lowering.possible_kernels(program)
+    needs = lowering.required_kernels(passes.run_only(program, lowering.passes))
     assert set(needs) <= set(at_most)
     assert arena.NAME in at_most
     if name == "attention":

@@ -83,12 +83,12 @@ class Emitted(Lowering):
         """Write the same code and compile it without vectorizers."""
         return _compiled(program, conservative=True)
 
-    def may_need(self, program: Program) -> Collection[str]:
+    def possible_kernels(self, program: Program) -> Collection[str]:
         """Kernels by the kinds of operators that there are, and planned places."""
         operators = {str(each) for each in called_targets(program.graph.graph)}
         return {*build.kernels_for(operators), arena.NAME}
 
-    def needs(self, program: Program) -> Collection[str]:
+    def required_kernels(self, program: Program) -> Collection[str]:
         """Return the kernels that its code calls, and the allocator if it has ATen calls."""
         plan = planned_code(program)
         return {*build.kernels_of(plan.source.text), *([] if plan.torchs is None else [arena.NAME])}

@@ -59,14 +59,14 @@ class OpByOp(Lowering):
         """Be measured where its kernels have work: the rest is torch's or code either way."""
         return choice.has_work(program)
 
-    def may_need(self, program: Program) -> Collection[str]:
+    def possible_kernels(self, program: Program) -> Collection[str]:
         """All kernels, in one library, and planned places."""
         del program
         return {build.LIBRARY, arena.NAME}
 
-    def needs(self, program: Program) -> Collection[str]:
+    def required_kernels(self, program: Program) -> Collection[str]:
         """Return the library of all kernels, and the allocator."""
-        return self.may_need(program)
+        return self.possible_kernels(program)
 
     def compile(self, program: Program) -> Compiled:
         """Compile the kernels, once per machine; seconds, later none."""
