@@ -253,7 +253,7 @@ class Lowering(abc.ABC):
         """Why ``program`` is not lowered this way if nobody asks for it; ``None`` if it is."""
         return self.why_not(program)
 
-    def beside(self, program: Program) -> bool:
+    def also_measure(self, program: Program) -> bool:
         """Return whether this lowering is also measured when another one takes ``program``.
 
         For ways that cost nothing to try: ``compile`` takes no time to speak of.

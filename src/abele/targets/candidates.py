@@ -72,7 +72,9 @@ def candidates(
     lowering, reason = target.choose(program)
     if lowering.certain or unmeasured is not None:
         return [(lowering, reason)]
-    others = (each for each in target.lowerings if each is not lowering and each.beside(program))
+    others = (
+        each for each in target.lowerings if each is not lowering and each.also_measure(program)
+    )
     ways = [(lowering, reason), *((each, "it is measured beside") for each in others)]
     return _possible(target, ways)
 

@@ -35,7 +35,7 @@ class Interpreter(Lowering):
         del program
         return "every program can be interpreted"
 
-    def beside(self, program: Program) -> bool:
+    def also_measure(self, program: Program) -> bool:
         """Be measured always: nothing is chosen that is slower than plain PyTorch."""
         del program
         return True

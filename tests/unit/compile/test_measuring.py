@@ -36,7 +36,7 @@ class Named(KeptCode):
     def why(self, program):
         return None if self._beside else "it takes all"
 
-    def beside(self, program):
+    def also_measure(self, program):
         return self._beside
 
     def payload(self, program):
@@ -324,10 +324,10 @@ def _resident_bytes():
 )
 def test_operator_by_operator_is_measured_where_its_kernels_have_work(layer, edge, beside):
     (program,) = captured(layer, [torch.rand(2, 3, edge, edge)], CONFIG).programs
-    assert OpByOp().beside(program) is beside
+    assert OpByOp().also_measure(program) is beside
 
 
 def test_it_is_measured_where_it_has_another_kernel_for_a_convolution(monkeypatch):
     monkeypatch.setattr(choice, "kernel_of", lambda node: "conv" in str(node.target) or None)
     (program,) = captured(torch.nn.Conv2d(3, 3, 5), [torch.rand(2, 3, 8, 8)], CONFIG).programs
-    assert OpByOp().beside(program)
+    assert OpByOp().also_measure(program)

@@ -45,7 +45,7 @@ class Planned(KeptCode):
         self.asked += 1
         return None if self._beside else "it takes all"
 
-    def beside(self, program):
+    def also_measure(self, program):
         return self._beside
 
     def payload(self, program):

@@ -55,7 +55,7 @@ class OpByOp(Lowering):
         """Return why it was not chosen: the share of its work in convolutions."""
         return choice.why_not(program)
 
-    def beside(self, program: Program) -> bool:
+    def also_measure(self, program: Program) -> bool:
         """Be measured where its kernels have work: the rest is torch's or code either way."""
         return choice.has_work(program)
 
