@@ -147,4 +147,4 @@ def test_what_cannot_gain_from_code_is_interpreted(function, why):
     target = get_target("cpu")
     lowering, reason = target.choose(program)
     assert (lowering.name, reason) == ("interpreter", "every program can be interpreted")
-    assert target.declined(program, before=lowering)["emitted"] == why
+    assert target.why_not_chosen(program, before=lowering)["emitted"] == why

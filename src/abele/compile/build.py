@@ -282,7 +282,7 @@ class _Choice(NamedTuple):
 def _choice_of(target: Target, program: Program, config: StepConfig) -> _Choice:
     with passes.one_after_the_other():
         ways = candidates(target, program, measured=config.processes == 1)
-        declined = target.declined(considered(target, program), before=ways[0][0])
+        declined = target.why_not_chosen(considered(target, program), before=ways[0][0])
     chosen = [ChosenLowering(name=each.name, reason=reason) for each, reason in ways]
     return _Choice(chosen, declined)
 

@@ -249,7 +249,7 @@ class Lowering(abc.ABC):
         del program
         return None
 
-    def declined(self, program: Program) -> str | None:
+    def why_not_chosen(self, program: Program) -> str | None:
         """Why ``program`` is not lowered this way if nobody asks for it; ``None`` if it is."""
         return self.why_not(program)
 
@@ -455,7 +455,7 @@ class Target(abc.ABC):
                 return lowering, reason
         raise AssertionError(f"no lowering of target {self.name!r} takes {program.name!r}")
 
-    def declined(self, program: Program, before: Lowering) -> dict[str, str]:
+    def why_not_chosen(self, program: Program, before: Lowering) -> dict[str, str]:
         """Why lowerings do not take ``program``, by name.
 
         Args:
@@ -463,7 +463,7 @@ class Target(abc.ABC):
             before: only those that come before this one.
         """
         earlier = self.lowerings[: self.lowerings.index(before)]
-        reasons = {each.name: each.declined(program) for each in earlier}
+        reasons = {each.name: each.why_not_chosen(program) for each in earlier}
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def lowering(self, name: str) -> Lowering:

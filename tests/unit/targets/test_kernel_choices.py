@@ -65,7 +65,7 @@ def test_a_program_says_who_declined_it_and_why(monkeypatch):
     session, record = started(module, model.batch(), rule_for(module))
     (program,) = session.executable.programs
     lowering, _ = CPU.choose(program)
-    declined = CPU.declined(program, lowering)
+    declined = CPU.why_not_chosen(program, lowering)
     assert (
         declined["op_by_op"] == "it has no convolutions of float32 images, and is no large update"
     )

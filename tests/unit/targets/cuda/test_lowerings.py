@@ -29,7 +29,7 @@ def test_straight_code_is_written_and_torchs_kernels_run_the_rest(monkeypatch):
     straight = program_of(lambda x: x + 1, (torch.ones(2),), gradients=False)
     branching = captured(Branching(), (torch.ones(4),)).programs[0]
     assert (names(straight), names(branching)) == (["emitted"], ["op_by_op"])
-    declined = get_target("cuda").declined(branching, get_target("cuda").lowering("op_by_op"))
+    declined = get_target("cuda").why_not_chosen(branching, get_target("cuda").lowering("op_by_op"))
     assert declined == {"emitted": "it has loops or branches"}
 
 

@@ -125,7 +125,7 @@ class Emitted(Lowering):
         )
         return arena.placed(use) if is_planned else use
 
-    def declined(self, program: Program) -> str | None:
+    def why_not_chosen(self, program: Program) -> str | None:
         """Return why it was not chosen: loops, effects, or too many ATen calls."""
         return choice.why_not(program)
 

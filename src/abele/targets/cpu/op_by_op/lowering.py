@@ -51,7 +51,7 @@ class OpByOp(Lowering):
         """Take networks of large convolutions, and large updates."""
         return choice.why(program)
 
-    def declined(self, program: Program) -> str | None:
+    def why_not_chosen(self, program: Program) -> str | None:
         """Return why it was not chosen: the share of its work in convolutions."""
         return choice.why_not(program)
 
