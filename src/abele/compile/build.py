@@ -329,7 +329,7 @@ def _compile(lowered: Lowered, record: BuildRecord, progress: Progress) -> Execu
     target, programs, parts = lowered.target, lowered.programs, lowered.parts
     started = time.perf_counter()
     needed = needed_once(target, programs, parts)
-    if target.unprepared_s(needed) and target.cannot_compile() is None:
+    if target.setup_seconds_left(needed) and target.cannot_compile() is None:
         progress("compile abele's kernels, once on this machine", 0.12)
         with contextlib.suppress(CompilerError, OSError):
             target.prepare(needed)

@@ -261,7 +261,7 @@ def needed_once(
     Returns:
         names that the target knows; None: all.
     """
-    if not target.unprepared_s():
+    if not target.setup_seconds_left():
         return frozenset()
     needed = set[str]()
     with passes.one_after_the_other():
@@ -271,7 +271,7 @@ def needed_once(
                 at_most = lowering.possible_kernels(program)
                 if at_most is None:
                     return None
-                if target.unprepared_s(at_most):
+                if target.setup_seconds_left(at_most):
                     needed.update(lowering.required_kernels(lowered_by(target, program, name)))
     return needed
 

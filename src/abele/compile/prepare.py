@@ -36,7 +36,7 @@ def command(parsed: argparse.Namespace) -> int:
     reason = target.cannot_compile()
     if reason is not None:
         raise TargetError(f"Target {target.name!r} cannot be prepared: {reason}")
-    if not target.unprepared_s():
+    if not target.setup_seconds_left():
         target.prepare()  # says so where the compiler is none
         print(f"Target {target.name!r} is prepared; nothing had to be compiled.")
         return 0

@@ -119,9 +119,9 @@ class Lowered:
         return sorted({name for names in each for name in names})
 
     @functools.cached_property
-    def unprepared_s(self) -> float:
+    def setup_seconds_left(self) -> float:
         """Processor time of what the programs need that is made once per machine, in seconds."""
-        return self.target.unprepared_s(needed_once(self.target, self.programs, self.parts))
+        return self.target.setup_seconds_left(needed_once(self.target, self.programs, self.parts))
 
     @functools.cached_property
     def expected_s(self) -> float | None:
@@ -136,7 +136,7 @@ class Lowered:
         }
         programs = [considered(self.target, program) for program in self.programs]
         seconds = estimates.expected_s(programs, lowerings, self.parts["target"])
-        return None if seconds is None else seconds + self.unprepared_s
+        return None if seconds is None else seconds + self.setup_seconds_left
 
 
 def decided(wanted: Wanted, lowered: Lowered) -> Running:
@@ -152,7 +152,7 @@ def decided(wanted: Wanted, lowered: Lowered) -> Running:
     running = Running(start=Start.TIERED, why=why, manner=manner, interpreted=True)
     if lowered.stored is not None:
         return running
-    running.once, seconds = lowered.unprepared_s > 0, lowered.expected_s
+    running.once, seconds = lowered.setup_seconds_left > 0, lowered.expected_s
     if seconds:
         running.processor_s = seconds
         running.expected_s = wall_s(seconds, once=running.once)
@@ -195,7 +195,7 @@ def _why_wait(wanted: Wanted, lowered: Lowered) -> str | None:
 def _is_ready(lowered: Lowered) -> bool:
     """Return whether programs run without a compiler, by kernels that are there."""
     compiles = any(lowered.target.lowering(name).compiles for name in lowered.names)
-    return not compiles and not lowered.unprepared_s
+    return not compiles and not lowered.setup_seconds_left
 
 
 def _change_is_asked_for(target: Target) -> bool:

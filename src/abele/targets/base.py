@@ -401,7 +401,7 @@ class Target(abc.ABC):
         """Why programs cannot run here, or ``None`` if they can."""
         return None
 
-    def unprepared_s(self, needed: Collection[str] | None = None) -> float:
+    def setup_seconds_left(self, needed: Collection[str] | None = None) -> float:
         """Processor time of what is made once per machine and is not there yet, in seconds.
 
         Args:
@@ -414,7 +414,7 @@ class Target(abc.ABC):
         """Return what ``prepare`` does, for another process to do.
 
         Args:
-            needed: as of ``unprepared_s``.
+            needed: as of ``setup_seconds_left``.
 
         Returns:
             Stages, one after the other.
@@ -426,7 +426,7 @@ class Target(abc.ABC):
         """Make what is made once per machine, if it is not there yet.
 
         Args:
-            needed: as of ``unprepared_s``.
+            needed: as of ``setup_seconds_left``.
 
         Raises:
             CompilerError: it cannot be compiled. Who compiles a program that needs it gets the

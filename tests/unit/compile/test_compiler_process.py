@@ -121,7 +121,7 @@ class Unprepared(Target):
         super().__init__(COPIES)
         self._path, self._command = path, command
 
-    def unprepared_s(self, needed=None):
+    def setup_seconds_left(self, needed=None):
         return 0.0 if self._path.exists() else 4.0
 
     def preparing(self, needed=None):

@@ -136,7 +136,7 @@ class Prepared(Keeping):
         self.first_s = first_s
         self.lowerings[0].compiles = True
 
-    def unprepared_s(self, needed=None):
+    def setup_seconds_left(self, needed=None):
         return self.first_s
 
 

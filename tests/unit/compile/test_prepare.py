@@ -13,7 +13,7 @@ class Unprepared(Keeping):
 
     name, left_s, problem = "unprepared", 4.0, None
 
-    def unprepared_s(self, needed=None):
+    def setup_seconds_left(self, needed=None):
         return self.left_s
 
     def prepare(self, needed=None):

@@ -156,7 +156,7 @@ class Unprepared(Keeping):
 
     prepared = False
 
-    def unprepared_s(self, needed=None):
+    def setup_seconds_left(self, needed=None):
         return 0.0 if self.prepared else 20.0
 
     def prepare(self, needed=None):

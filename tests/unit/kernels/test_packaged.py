@@ -155,7 +155,11 @@ def test_programs_do_not_wait_for_kernels_that_the_package_brings(monkeypatch):
     monkeypatch.setattr("abele.targets.cpu.compiler", lambda: "c++")
     target: Target = Cpu()
     assert build.LIBRARY in set(target.lowering("op_by_op").possible_kernels(None))
-    assert target.unprepared_s({build.LIBRARY}) == target.unprepared_s(sources.KERNELS) == 0
+    assert (
+        target.setup_seconds_left({build.LIBRARY})
+        == target.setup_seconds_left(sources.KERNELS)
+        == 0
+    )
 
 
 def test_without_a_compiler_the_package_runs_what_needs_none_of_its_own(brought, monkeypatch):

@@ -57,7 +57,7 @@ class Cpu(Target):
             "Install one (Debian: apt-get install g++) or set CXX to its path."
         )
 
-    def unprepared_s(self, needed: Collection[str] | None = None) -> float:
+    def setup_seconds_left(self, needed: Collection[str] | None = None) -> float:
         """Abele's own kernels are compiled once per machine, and what reserves memory."""
         path = compiler()
         if path is None:
