@@ -31,7 +31,7 @@ from abele.compile import tiers
 from abele.compile.compiler_process import FromCompiler
 from abele.program import Program
 from abele.targets import Compiled, get_target
-from abele.targets.base import Written
+from abele.targets.base import Source
 from abele.targets.reference import Interpreter
 from helpers.wrapping import rows, scorer, sgd
 
@@ -42,7 +42,7 @@ def _pretend_to_compile() -> None:
     reference.cacheable = True
     for lowering in reference.lowerings:
         lowering.compiles, lowering.load = True, _load
-        lowering.written = lambda program: Written(
+        lowering.source = lambda program: Source(
             text="the text",
             command=lambda source, result: ["cp", source, result],
             loaded=functools.partial(_load, program),

@@ -37,7 +37,7 @@ from abele.kernels.build import ADVICE
 from abele.program import Program
 from abele.storage import temporary
 from abele.targets import Target
-from abele.targets.base import Written
+from abele.targets.base import Source
 
 _LOOK_EVERY_S = 0.05
 # The shortest pause for the other process, and the longest, in seconds.
@@ -203,7 +203,7 @@ class FromCompiler(Later):
                 names = lowerings_of(job.parts, program.name)
                 for name in (each for each in names if job.target.lowering(each).compiles):
                     lowered = lowered_by(job.target, program, name)
-                    written = job.target.lowering(name).written(lowered)
+                    written = job.target.lowering(name).source(lowered)
                     files.append(_File(folder, len(files), name, lowered, written))
         needed, cpu_s = needed_once(job.target, job.programs, job.parts), running.processor_s
         commands = {
@@ -309,9 +309,7 @@ def _end(process: subprocess.Popen[bytes], folder: Path, owner: int) -> None:
 class _File:
     """A program that one lowering has written."""
 
-    def __init__(
-        self, folder: Path, number: int, lowering: str, program: Program, written: Written
-    ):
+    def __init__(self, folder: Path, number: int, lowering: str, program: Program, written: Source):
         self.key = program.name, lowering
         self.program, self.lowering, self._written = program, lowering, written
         self._source, self._code = folder / f"{number}.cpp", folder / f"{number}.so"

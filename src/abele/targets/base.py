@@ -191,7 +191,7 @@ class Compiled:
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
+class Source:
     """A program as text, of which a native compiler that knows nothing else makes code.
 
     Attributes:
@@ -299,7 +299,7 @@ class Lowering(abc.ABC):
         return ()
 
     def required_kernels(self, program: Program) -> Collection[str]:
-        """Return the kernels of ``possible_kernels`` that it requires; called if one of them is missing.
+        """Return the kernels that it requires; called if one of ``possible_kernels`` is missing.
 
         Args:
             program: after ``passes``.
@@ -307,7 +307,7 @@ class Lowering(abc.ABC):
         del program
         return ()
 
-    def written(self, program: Program) -> Written:
+    def source(self, program: Program) -> Source:
         """Return ``program`` as C++ text and the command that compiles it.
 
         Only lowerings of the host's processor that compile have this; ``compile`` gives the same.

@@ -22,7 +22,7 @@ from abele.compile.executable import Executable, Failure, Running
 from abele.kernels.build import RESULT, Making
 from abele.storage import temporary
 from abele.targets import Compiled
-from abele.targets.base import Written
+from abele.targets.base import Source
 from abele.targets.reference import Interpreter, Reference
 from helpers.models import MODELS
 from helpers.processes import alive, eventually
@@ -46,7 +46,7 @@ class Writing(Interpreter):
         def command(source, result):
             return [*COPIES, source, result] if self._compiler == COPIES else self._compiler
 
-        return Written("the text", command, functools.partial(self.load, program))
+        return Source("the text", command, functools.partial(self.load, program))
 
     def load(self, program, payload):
         assert payload == b"the text"
@@ -384,7 +384,7 @@ def test_processes_that_cannot_lock_compile_each(begin, cache, monkeypatch):
 def test_the_emitter_writes_what_it_compiles():
     lowering = get_target("cpu").lowering("emitted")
     program = job_of(COPIES).programs[0]
-    written = lowering.written(program)
+    written = lowering.source(program)
     command = written.command("a.cpp", "a.so")
     assert "a.cpp" in command
     assert command[-1] == "a.so"

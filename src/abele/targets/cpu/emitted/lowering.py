@@ -17,7 +17,7 @@ from abele.passes.of_lowerings.recurrent import recurrent_loops
 from abele.program import Program
 from abele.program.aliasing import lifetimes
 from abele.program.memory import MemoryUse
-from abele.targets.base import Clocked, Compiled, Lowering, OfBatch, Repeated, Written, require_code
+from abele.targets.base import Clocked, Compiled, Lowering, OfBatch, Repeated, Source, require_code
 from abele.targets.cpu.compiler import kernel_problem, with_planned_places
 from abele.targets.cpu.emitted import build, choice, source
 from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
@@ -93,11 +93,11 @@ class Emitted(Lowering):
         plan = planned_code(program)
         return {*build.kernels_of(plan.source.text), *([] if plan.torchs is None else [arena.NAME])}
 
-    def written(self, program: Program) -> Written:
+    def source(self, program: Program) -> Source:
         """Return the code, and what compiles it."""
         plan = planned_code(program)
         text = plan.source.text
-        return Written(
+        return Source(
             text=text,
             command=functools.partial(build.command, text),
             loaded=functools.partial(_runnable, program, plan.calling()),
