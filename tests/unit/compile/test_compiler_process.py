@@ -42,7 +42,7 @@ class Writing(Interpreter):
     def __init__(self, command):
         self._compiler = command
 
-    def written(self, program):
+    def source(self, program):
         def command(source, result):
             return [*COPIES, source, result] if self._compiler == COPIES else self._compiler
 
@@ -206,7 +206,7 @@ def test_a_program_that_cannot_be_written_is_a_failure(begin, monkeypatch):
     def refuse(self, program):
         raise ZeroDivisionError("it divides")
 
-    monkeypatch.setattr(Writing, "written", refuse)
+    monkeypatch.setattr(Writing, "source", refuse)
     later = begin(job_of(COPIES))
     assert later.wait() == later.look() == Failure("it divides (ZeroDivisionError)")
 
