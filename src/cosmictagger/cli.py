@@ -97,7 +97,7 @@ def _not_installed(missing: ModuleNotFoundError) -> int:
 
 
 def _show(text: str) -> None:
-    """Print text."""
+    """Print text of a command to standard output."""
     if sys.stdout is None:
         raise CosmicTaggerError("Standard output is closed.")
     try:

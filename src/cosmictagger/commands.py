@@ -46,7 +46,7 @@ Choose
 
 
 def help_text() -> str:
-    """Return the whole help."""
+    """Return the help text of all commands."""
     groups = _GROUPS.format(
         modes=", ".join(MODES),
         data=", ".join(DATA),

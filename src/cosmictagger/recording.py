@@ -192,7 +192,7 @@ class RunRecord:
         self.update({"ended": how, "finished": _now()})
 
     def write(self) -> None:
-        """Write the file."""
+        """Write the record of the run to its file."""
         if self._path is None:
             return
         atomic.write_text(self._path, json.dumps(self.values, indent=1, default=str) + "\n")

@@ -44,7 +44,7 @@ def elapsed(seconds: float | None) -> str:
 
 
 def count(value: int, one: str) -> str:
-    """``1 socket``, ``2 sockets``."""
+    """Format a number with its noun: ``1 socket``, ``2 sockets``."""
     return f"{value} {one}" if value == 1 else f"{value} {one}s"
 
 

@@ -19,15 +19,15 @@ class _PopdistDistributedOptions(_DistributedOptions):
         self._place(_environment.getInstanceIndex(), _environment.getNumInstances())
 
     def disable(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not here: poprun decides."""
+        """Refuse the setting, because poprun decides it."""
         _block("Distributed.disable")
 
     def setEnvVarNames(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not here: poprun decides."""
+        """Refuse the setting, because poprun decides it."""
         _block("Distributed.setEnvVarNames")
 
     def configureProcessId(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not here: poprun decides."""
+        """Refuse the setting, because poprun decides it."""
         _block("Distributed.configureProcessId")
 
 
@@ -61,11 +61,11 @@ class Options(poptorch.Options):
         self.createOrSet(ipus_per_replica=ipus_per_replica)
 
     def useIpuId(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not here: poprun decides."""
+        """Refuse the setting, because poprun decides it."""
         _block("useIpuId")
 
     def replicationFactor(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not here: poprun decides."""
+        """Refuse the setting, because poprun decides it."""
         _block("replicationFactor")
 
     def _apply_environment(self) -> None:

@@ -252,7 +252,7 @@ class OfMemory:
         self._estimated = estimated
 
     def stays(self, now: Answer, ways: Sequence[Ways]) -> Stays | None:
-        """Return the process and the model's state, if they exceed the limit."""
+        """Return the memory of process and state if that alone exceeds the limit."""
         share = HALF if halved in ways else 1.0
         state = [part.size.high for part in now.estimate.peak.parts if part.role in STATE]
         process = sum(part.size.high for part in now.beside)

@@ -143,7 +143,7 @@ class Recording:
                     self._recorder.built(run, made.captured.loss, executable)
 
     def end(self, how: str) -> None:
-        """End the run."""
+        """Record the end of a profiled run."""
         recorder, self._recorder = self._recorder, None
         uncalled, self._uncalled = self._uncalled, None
         if recorder is not None:

@@ -446,7 +446,7 @@ class PlacedReport(Report):
 
     @property
     def plan(self) -> Plan:
-        """The stages."""
+        """The plan of stages with devices and boundaries."""
         return self.answer
 
     def text(self) -> str:

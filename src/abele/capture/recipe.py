@@ -78,7 +78,7 @@ class Recipe:
 
     @property
     def hyper_slots(self) -> list[Named]:
-        """The variable hyper-parameters."""
+        """The slots of hyper-parameters that may change between calls."""
         return [
             Named(name, Role.HYPER, torch.tensor(value, dtype=torch.float64))
             for name, value in self.rule.hyper().items()

@@ -255,7 +255,7 @@ class SignedStore:
         self._store, self._secret, self._scope = store, secret, scope
 
     def set(self, key: str, value: str) -> None:
-        """Write a value."""
+        """Store a value under a key for all processes."""
         self._store.set(key, f"{self._code(key, value)} {value}")
 
     def get(self, key: str) -> bytes:

@@ -256,7 +256,7 @@ class Later(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Stop compiling them."""
+        """Stop the compilation of the programs."""
 
 
 class Ready(Later):
@@ -288,7 +288,7 @@ class Ready(Later):
         return None if waits else self._executable
 
     def wait(self) -> Executable:
-        """Return the programs."""
+        """Return the compiled programs, which are there already."""
         return self._executable
 
     def close(self) -> None:

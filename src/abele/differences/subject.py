@@ -180,7 +180,7 @@ class _First(Observer):
         self._taker, self._session, self._captured = taker, session, captured
 
     def on_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Take the first micro-batch with the state before it."""
+        """Keep the first micro-batch and the state before it, to run both again."""
         session = self._session
         if not session.config.training and self._taker.subject is not None:
             return

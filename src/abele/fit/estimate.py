@@ -100,7 +100,7 @@ class Moment:
 
     @property
     def size(self) -> Interval:
-        """Bytes of all parts."""
+        """Bytes of all parts of an estimate together."""
         return Interval.sum(part.size for part in self.parts)
 
     def by_line(self) -> dict[str, int]:

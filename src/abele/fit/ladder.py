@@ -64,12 +64,12 @@ class Outcome(Protocol):
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict of the estimate."""
+        """Whether the changed program fits, by its estimate."""
         ...
 
     @property
     def size(self) -> Interval:
-        """Peak bytes."""
+        """Estimated peak memory in bytes."""
         ...
 
 

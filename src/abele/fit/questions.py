@@ -32,7 +32,7 @@ Say = Callable[[str], None]
 
 
 def silent(text: str) -> None:
-    """Ignore a description."""
+    """Ignore a description of progress."""
 
 
 class Report(Protocol):

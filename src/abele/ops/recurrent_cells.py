@@ -73,7 +73,7 @@ class Lstm(Cell):
     def forward(
         self, of_input: Tensor, of_state: Tensor, state: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """Keep the four gates."""
+        """Return the new state, and the four gates of an LSTM for backward."""
         entry, forget, cell, output = (of_state + of_input).unsafe_chunk(4, 1)
         entry, forget = entry.sigmoid(), forget.sigmoid()
         cell, output = cell.tanh(), output.sigmoid()
@@ -148,7 +148,7 @@ class Rnn(Cell):
     def forward(
         self, of_input: Tensor, of_state: Tensor, state: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """Keep nothing."""
+        """Return the new state; backward of a plain RNN needs nothing else."""
         return (self._activate(of_state + of_input),), ()
 
     def backward(

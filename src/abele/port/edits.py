@@ -20,7 +20,7 @@ _Statement: TypeAlias = cst.SimpleStatementLine | cst.BaseCompoundStatement
 
 
 class Edits:
-    """Changes of one file."""
+    """Changes to the source text of one file."""
 
     def __init__(self, source: Source):
         """Begin without any.
@@ -72,7 +72,7 @@ class Edits:
         self._around.setdefault(statement, []).extend(parsed(text))
 
     def need(self, line: str) -> None:
-        """Have an import."""
+        """Add an import unless the file has it."""
         self._imports[line] = None
 
     def define(self, text: str) -> None:

@@ -30,7 +30,7 @@ class Port:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of all."""
+        """The worst verdict of all findings."""
         return worst(list(self.findings))
 
     @property

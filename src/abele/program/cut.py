@@ -196,7 +196,7 @@ class _Cutter:
 
 
 class _PartCutter:
-    """Makes one part's program."""
+    """Cuts the program of one pipeline stage out of a whole program."""
 
     def __init__(self, whole: _Cutter, index: int):
         self.whole, self.index = whole, index

@@ -68,7 +68,7 @@ class Ending(Protocol):
     """Receiver of the end of the process."""
 
     def failed(self, where: str, error: BaseException) -> None:
-        """Record an uncaught error."""
+        """Record an error that no code of the program caught."""
         ...
 
     def ended(self, how: str) -> None:
@@ -111,7 +111,7 @@ def watch(run: Ending) -> None:
 
 
 def leave(run: Ending) -> None:
-    """Tell ``run`` nothing more."""
+    """Stop recording uncaught errors and the end of the process for a run."""
     if run in _watched:
         _watched.remove(run)
 

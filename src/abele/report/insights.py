@@ -52,7 +52,7 @@ class Insight:
 
     @property
     def saving(self) -> str:
-        """Saving, formatted."""
+        """The estimated saving of time, formatted."""
         amount = words.seconds(self.seconds) if self.seconds else words.size(self.bytes)
         return f"up to {amount}"
 

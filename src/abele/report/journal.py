@@ -89,7 +89,7 @@ class Window:
 
     @property
     def in_calls(self) -> float:
-        """Seconds in calls."""
+        """Seconds spent in calls of the model."""
         return self.inputs + self.computed + self.outputs
 
     @property
@@ -137,7 +137,7 @@ class Journal:
 
     @property
     def calls(self) -> int:
-        """Number of calls."""
+        """Number of calls of the model."""
         return sum(each.count for each in self.windows)
 
     @property

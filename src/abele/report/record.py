@@ -212,7 +212,7 @@ class Timing:
 
     @property
     def attributed(self) -> float:
-        """Seconds in kernels."""
+        """Seconds of a call spent in kernels."""
         return sum(each.seconds for each in self.kernels)
 
     @property

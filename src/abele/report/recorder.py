@@ -110,12 +110,12 @@ class Uncalled:
         endings.leave(self)
 
     def failed(self, where: str, error: BaseException) -> None:
-        """Record an uncaught error."""
+        """Record an error that no code of the program caught."""
         text = endings.text_of(error)
         self._lines.append(self._line("error", text, type=type(error).__name__, where=where))
 
     def ended(self, how: str) -> None:
-        """Write the page."""
+        """Write the report page at the end of a run."""
         endings.leave(self)
         with Trouble():
             if not self._has_run():
@@ -378,7 +378,7 @@ class Recorder(Observer):
         self._trying(lambda: files.write_first(self.folder))
 
     def ended(self, how: str) -> None:
-        """Record the end."""
+        """Record how the process ended."""
         if self._over:
             return
         self._over = True

@@ -92,7 +92,7 @@ def aligned(rows: Sequence[tuple[str, ...]], left: Collection[int] | None = None
 
 
 def large(value: float) -> str:
-    """Operations, with a prefix."""
+    """Format a number of operations with an SI prefix."""
     for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= scale:
             return f"{value / scale:.1f} {prefix}"

@@ -264,7 +264,7 @@ class RolledBack:
         return None
 
     def close(self) -> None:
-        """Close the other runner."""
+        """Stop the threads of the wrapped runner."""
         self._runner.close()
 
 

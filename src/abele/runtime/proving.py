@@ -250,7 +250,7 @@ def proven(made: Executable, comparison: Comparison, remedy: str = "") -> Execut
 
 
 def kept(chosen: Executable, proving: Proving) -> Executable:
-    """Record the verdict on programs that agree, and keep them with it for later processes."""
+    """Cache programs that agree with the interpreter, with that verdict, for later processes."""
     assert chosen.verdict is not None
     proving.running.check = chosen.verdict.sentence()
     proving.running.lowerings.update(chosen.chosen)

@@ -116,7 +116,7 @@ class Load:
 
     @property
     def size(self) -> Interval:
-        """Bytes."""
+        """Estimated memory of a stage in bytes."""
         return Interval.sum(part.size for part in self.parts)
 
 
@@ -220,7 +220,7 @@ class Plan:
 
     @functools.cached_property
     def pace(self) -> Pace:
-        """Timing of the pipeline."""
+        """Simulated timing of the pipeline."""
         homes = [sorted(set(self.homes)).index(home) for home in self.homes]
         return pace(self.times, homes, self._filled, training=self.chain.training)
 

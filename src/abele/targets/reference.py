@@ -50,7 +50,7 @@ class Interpreter(Lowering):
         return Compiled(run)
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
-        """Torch, but for views."""
+        """Return torch as the backend of every operator; views have none."""
         torchs = KernelChoice("torch", "interpreted programs call torch for every operator")
         return {each: VIEW if is_view(each) else torchs for each in operators_of(program)}
 

@@ -72,7 +72,7 @@ class CudaGraphs:
         return graph.replay
 
     def on_host(self, like: torch.Tensor) -> torch.Tensor:
-        """Page-locked memory."""
+        """Allocate page-locked host memory for a tensor of the GPU."""
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
     def wait(self) -> None:

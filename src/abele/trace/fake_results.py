@@ -354,7 +354,7 @@ def _key_of_results(
 
 
 def _state() -> tuple[torch.dtype, bool, bool, bool]:
-    """Return what else an operator may look at."""
+    """Return the global state of torch that an operator's result depends on."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     grad, onednn = torch.is_grad_enabled(), bool(torch.backends.mkldnn.enabled)
     return torch.get_default_dtype(), grad, deterministic, onednn

@@ -399,7 +399,7 @@ def _with_originals(value: Any, originals: dict[int, torch.Tensor]) -> Any:
 
 
 def _state() -> tuple[torch.dtype, bool, bool]:
-    """Return what else an operator may look at."""
+    """Return the global state of torch that an operator's result depends on."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     return torch.get_default_dtype(), torch.is_grad_enabled(), deterministic
 

@@ -46,7 +46,7 @@ class _Recorder:
         self._last = newest
 
     def forget_erased(self) -> None:
-        """Go on behind the newest node that is still there."""
+        """Continue after the newest remaining node once nodes were erased."""
         self._last = next(reversed(_torch.traced_nodes()), None)
 
 

@@ -131,7 +131,7 @@ class Settings:
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches of one update."""
+        """Number of micro-batches whose gradients make one update."""
         return 1 if self.optimizer is None else self.optimizer.gradient_accumulation
 
 
@@ -299,7 +299,7 @@ class Backend(abc.ABC):
         """Go on with the factor on the loss that was saved, where there is one."""
 
     def close(self) -> None:  # noqa: B027  not every device has to be given back
-        """Give back the device."""
+        """Release the device that the backend holds."""
 
 
 def _by_name(state: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:

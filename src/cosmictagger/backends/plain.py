@@ -38,7 +38,7 @@ class Shared(nn.Module):
             self._parallel.register_comm_hook(instances, _mean)
 
     def forward(self, image: torch.Tensor) -> Any:
-        """See the network."""
+        """Compute the logits of the wrapped network."""
         return self._parallel(image)
 
     @contextlib.contextmanager

@@ -119,7 +119,7 @@ class Flying(NamedTuple):
     origin: npt.NDArray[np.int64]
 
     def chosen(self, which: npt.NDArray) -> "Flying":
-        """Return some of them."""
+        """Return the particles that a mask selects."""
         return Flying(
             self.position[which], self.direction[which], self.energy[which], self.origin[which]
         )

@@ -568,7 +568,7 @@ class SyntheticLoader(BatchStream):
         super().__init__(order, size, downsample, prefetch)
 
     def load(self, entries: Sequence[int]) -> Batch:
-        """Draw the given events."""
+        """Generate the events with these numbers."""
         shape = (len(entries), PLANES, *self.image_size)
         image, label = np.empty(shape, np.float32), np.empty(shape, np.int64)
         for row, entry in enumerate(entries):

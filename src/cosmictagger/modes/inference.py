@@ -405,7 +405,7 @@ class Pass:
         return Passed(self.steps, proof, self.timings.iterations, self.timings.split(), signal)
 
     def settings(self) -> dict[str, object]:
-        """Return what the report names besides the proof."""
+        """Return the run's settings that the report lists."""
         config, network = self.launch.config, self.backend.network
         count = sum(value.numel() for value in network.parameters())
         return {

@@ -85,7 +85,7 @@ _MOST_ROWS = 20
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a report.
+    """The numbers, tables and pictures that an inference report shows.
 
     Attributes:
         title: of the page.

@@ -105,7 +105,7 @@ class _NobodyReadsError(Exception):
 
 
 def _show(text: str) -> None:
-    """Write to standard output."""
+    """Write text of poprun to standard output."""
     if sys.stdout is None:
         raise Problem("Standard output is closed.", 1)
     try:

@@ -106,7 +106,7 @@ class Instance:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All instances."""
+    """The placement of all instances on hosts and devices."""
 
     instances: tuple[Instance, ...]
     replicas: int

@@ -80,10 +80,9 @@ class FromFile:
         return here
 
     def built(
-        self, programs: Sequence[Program], config: StepConfig, *, in_stages: bool, **settings: Any
+        self, programs: Sequence[Program], config: StepConfig, **settings: Any
     ) -> tuple[Executable, BuildRecord]:
         """Return a session with the file's code, or compiled again where that does not fit."""
-        del in_stages
         with meaning(self._file.path):
             return portable_executable.restore(
                 self._file, self._content, programs, config, **settings

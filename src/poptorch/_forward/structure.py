@@ -149,7 +149,7 @@ class Constant:
 
     @property
     def kind(self) -> type:
-        """The value's type."""
+        """The type of a value in a structure."""
         return type(self.value)
 
 
@@ -162,7 +162,7 @@ class Items:
 
     @property
     def keys(self) -> Sequence[Any]:
-        """Indices of the parts."""
+        """Indices or keys of the parts of a container."""
         return range(len(self.parts))
 
 

@@ -101,7 +101,7 @@ class PoplarExecutor(Inspection, Estimates):
 
     @property
     def model(self) -> torch.nn.Module:
-        """The user's module."""
+        """The user's module that is wrapped."""
         return self._wrapped.user_module
 
     @property

@@ -178,7 +178,7 @@ class HostTraining:
         _active.add(self)
 
     def end(self) -> None:
-        """Stop watching."""
+        """Stop watching parameters for training on the host."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

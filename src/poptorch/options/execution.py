@@ -42,7 +42,7 @@ class Stage:
 
     @property
     def blocks(self) -> list[str]:
-        """Names of the blocks."""
+        """Names of the blocks that run in this stage or phase."""
         return self._blocks
 
     def ipu(self, ipu: int) -> Self:

@@ -23,7 +23,7 @@ def _pretended(monkeypatch):
 
     monkeypatch.setattr(gpu_products, "microseconds", microseconds)
     monkeypatch.setattr(gpu_products, "together", together)
-    monkeypatch.setattr(gpu_products.blas, "using", lambda name: contextlib.nullcontext())
+    monkeypatch.setattr(gpu_products.gemms, "using", lambda name: contextlib.nullcontext())
     monkeypatch.setattr(gpu_products, "_by", lambda library, work: work())
     return sizes
 

@@ -213,7 +213,7 @@ def _note(node: cst.CSTNode, bound: set[str], needed: dict[str, None]) -> None:
 
 
 def writes(node: cst.CSTNode) -> list[str]:
-    """Names that it binds."""
+    """Names that a statement binds."""
     return list(_names(node).written)
 
 

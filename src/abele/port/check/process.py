@@ -165,7 +165,7 @@ def recorded(run: Run, progress: Callable[[int], None] = lambda updates: None) -
         finally:
             process.kill()
             process.wait()
-        printed = output.read_text(errors="replace").splitlines()
+        printed = output.read_text("utf-8", errors="replace").splitlines()
     _require_end(run, process.returncode if not running else None, end, printed)
     warned = (found[1].rstrip(".") for each in printed if (found := _WARNING.search(each)))
     result.warned = [*dict.fromkeys(warned)]

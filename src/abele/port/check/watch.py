@@ -71,7 +71,7 @@ class Record:
         self.models = self.updates = 0
 
     def add(self, kind: str, **content: Any) -> None:
-        """Write a record."""
+        """Write a record of the watched script as a JSON line."""
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"kind": kind, **content}) + "\n")
 
@@ -468,7 +468,7 @@ class _Calls(Observer):
         self._digests.append(self._record.digests(tensors))
 
     def on_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Note the loss."""
+        """Note the loss among the outputs of a call."""
         loss = self._session.loss
         self._losses = [] if loss is None else numbers(outputs[loss])
 

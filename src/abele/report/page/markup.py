@@ -298,7 +298,7 @@ class _Reader(HTMLParser):
             self._line.append(data.replace("\u200b", ""))
 
     def text(self) -> str:
-        """Return all lines."""
+        """Return all lines of the page as plain text."""
         self._end_line()
         return "\n".join(self._lines).strip() + "\n"
 

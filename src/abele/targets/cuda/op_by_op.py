@@ -54,6 +54,6 @@ class OpByOp(Lowering):
         return replayed(program, Compiled(straight_run(program)), CudaGraphs())
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
-        """Torch, but for views."""
+        """Return torch as the backend of every operator; views have none."""
         torchs = KernelChoice("torch", "programs that are lowered this way call torch's kernels")
         return {each: VIEW if is_view(each) else torchs for each in operators_of(program)}

@@ -45,7 +45,7 @@ def selected(place: Place, dim: int, index: int) -> Place:
 
 
 def turned(matrix: Place) -> Place:
-    """Columns as rows."""
+    """Return the transposed view of a matrix."""
     return Place(matrix.buffer, matrix.shape[::-1], matrix.stride[::-1], matrix.offset)
 
 
@@ -56,7 +56,7 @@ def store(translator: Any, value: Place, target: Place) -> None:
 
 
 def fill(translator: Any, target: Place) -> None:
-    """Write zeros."""
+    """Fill a view with zeros."""
     translator.pointwise([0], "{0}".format, target)
 
 

@@ -11,7 +11,7 @@ import torch
 
 
 class Kind(enum.Enum):
-    """Owner of a buffer."""
+    """The kinds of owners of a buffer's memory."""
 
     INPUT = "input"  # whoever calls the program
     CONSTANT = "constant"  # the program's graph

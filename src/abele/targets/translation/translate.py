@@ -92,7 +92,7 @@ class Translator:
         self._node: torch.fx.Node | None = None  # that is being translated
 
     def translation(self) -> Translation:
-        """Translate node by node."""
+        """Translate a program into operations on buffers, one node at a time."""
         constants: list[str] = []
         for slot, node in enumerate(self._program.placeholders()):
             value = node.meta["val"]

@@ -23,7 +23,7 @@ from abele.targets.translation.places import Buffer, Kind, Place, laid_out
 
 
 class Kernels(Protocol):
-    """Loaded kernels."""
+    """A module of CUDA kernels that was loaded on a GPU."""
 
     def use(self) -> None:
         """Let launches of this thread run where they are loaded."""
@@ -153,7 +153,7 @@ class _Memory:
         return tensor
 
     def free(self, buffers: Sequence[Buffer]) -> None:
-        """Let go of memory."""
+        """Free the device memory of buffers."""
         for buffer in buffers:
             self._of.pop(buffer, None)
             self._cast.pop(buffer, None)
