@@ -64,7 +64,7 @@ class Outcome(Protocol):
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the changed program fits, by its estimate."""
+        """Verdict on the changed program, by its estimate."""
         ...
 
     @property

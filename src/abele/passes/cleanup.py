@@ -20,7 +20,7 @@ from abele.program import (
     returned_nodes,
     writes,
 )
-from abele.program.aliasing import base, erase_dead_nodes, stays_in_program
+from abele.program.aliasing import aliases_of_calls, base, erase_dead_nodes, stays_in_program
 from abele.storage.values import bits
 
 
@@ -37,11 +37,12 @@ aten = torch.ops.aten
 
 
 def identities(program: Program) -> Program:
-    """Replace each identity by its argument."""
+    """Replace each identity by its argument, except copies that are results of the program."""
     graph = editable(program)
+    results = _own_results(graph)
     for node in graph.graph.nodes:
         same = _same_as(node)
-        if same is not None:
+        if same is not None and not (node in results and node.target is aten.copy.default):
             node.replace_all_uses_with(same)
             graph.graph.erase_node(node)
     return finished(program, graph)
@@ -61,15 +62,22 @@ def _same_as(node: torch.fx.Node) -> torch.fx.Node | None:
     return None
 
 
+def _own_results(graph: torch.fx.GraphModule) -> set[torch.fx.Node]:
+    """Return the nodes that allocate results of a program; no two results may share memory."""
+    memory = aliases_of_calls(graph.graph).base
+    owners = {memory(each) for each in returned_nodes(graph)}
+    return owners | {node_argument(each, 0) for each in owners if is_getitem(each)}
+
+
 def _layout(node: torch.fx.Node) -> tuple[Any, ...]:
     value = node.meta["val"]
     return value.dtype, value.device, tuple(value.shape), value.stride()
 
 
 def common_subexpressions(program: Program) -> Program:
-    """Merge nodes with the same target and arguments."""
+    """Merge nodes with the same target and arguments, except those that allocate results."""
     graph = editable(program)
-    returned = set(returned_nodes(graph))
+    results = _own_results(graph)
     seen: dict[Any, torch.fx.Node] = {}
     mergeable: dict[int, bool] = {}  # by what is called, whose hash torch computes in Python
     for node in graph.graph.nodes:
@@ -78,8 +86,7 @@ def common_subexpressions(program: Program) -> Program:
         called = id(node.target)
         if called not in mergeable:
             mergeable[called] = _mergeable(node)
-        # Results keep their own storage: two outputs of a program must not alias.
-        if not mergeable[called] or node in returned:
+        if not mergeable[called] or node in results:
             continue
         key = (called, _key(node.args), _key(node.kwargs) if node.kwargs else ())
         first = seen.setdefault(key, node)

@@ -168,6 +168,31 @@ def test_equal_operations_are_done_once():
     same_results(before, after)
 
 
+def _copied(m, x):
+    source = x.exp()
+    return torch.empty_like(source).copy_(source), source
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x: (x.exp(), x.exp()),
+        lambda m, x: (x.exp().view(-1), x.exp().view(-1)),
+        lambda m, x: (x.t().reshape(-1), x.t().reshape(-1)),
+        lambda m, x: (x.max(1)[0], x.max(1)[0]),
+        lambda m, x: (x.exp().split(2)[0], x.exp().split(2)[0]),
+        _copied,
+    ],
+    ids=["equal", "views", "silent views", "picked", "parts", "copied"],
+)
+def test_results_that_are_equal_do_not_share_memory(forward):
+    session, _ = started(Of(forward), [X])
+    first, second = session.step([X])
+    expected = second.clone()
+    first.zero_()
+    assert torch.equal(second, expected)
+
+
 def test_equal_results_are_merged_through_several_levels():
     def branch(op, x):
         return op(aten.sin.default, op(aten.exp.default, x))
