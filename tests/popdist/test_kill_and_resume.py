@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import re
+import shutil
 import signal
 import sys
 import time
@@ -126,3 +127,19 @@ def test_weights_after_kills_are_those_of_an_undisturbed_run(
     # Statistics of batches are each instance's own; they have to differ, or nothing was shared.
     assert all(torch.equal(actual[0][name], actual[1][name]) for name in names)
     assert not torch.equal(actual[0]["norm.running_mean"], actual[1]["norm.running_mean"])
+
+
+def test_no_restart_begins_anew_where_all_checkpoints_are_damaged(server, tmp_path):
+    folder = tmp_path / "run"
+    Running(server, folder, 2, 0).end()
+    before = {}
+    for path in (folder / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:500])
+        before[path.name] = path.read_bytes()
+    shutil.rmtree(folder / "notes")
+    again = Running(server, folder, 4, 2)
+    assert again.run.wait() != 0
+    assert "are damaged" in again.run.err
+    assert {path.name: path.read_bytes() for path in (folder / "checkpoints").iterdir()} == before
+    events = {path.name.rpartition("-")[0] for path in (folder / "notes").iterdir()}
+    assert events == {"alive-0", "alive-1", "alive-2"}

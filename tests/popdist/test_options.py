@@ -121,3 +121,29 @@ def test_replicas_of_one_instance_train_as_replication_factor_does(poprun):
     poprun(instances=1, local=2)
     plain = poptorch.Options().showCompilationProgressBar(False).replicationFactor(2)
     assert torch.equal(trained(quiet()), trained(plain))
+
+
+def test_a_contradictory_environment_is_refused(poprun):
+    poprun(instances=2, local=2, POPDIST_NUM_TOTAL_REPLICAS=3)
+    with pytest.raises(popdist.Error, match="REPLICAS=3, but 2 instances"):
+        Options()
+
+
+def test_training_in_several_instances_needs_a_place_to_meet(poprun):
+    poprun(index=1, instances=3, local=2)
+    with pytest.raises(poptorch.Error, match="Process 1 of 3 does not know where to meet"):
+        trained(quiet())
+
+
+def test_instances_validate_disjoint_parts_of_the_data(poprun):
+    data = torch.utils.data.TensorDataset(*rows(24))
+    seen = []
+    for index in range(3):
+        poprun(index=index, instances=3, local=2)
+        options = quiet()
+        wrapped = poptorch.inferenceModel(scorer(), options)
+        loader = poptorch.DataLoader(options, data, batch_size=2)
+        seen += [wrapped(x, y)[1] for x, y in loader]
+        assert len(loader) == 2
+    with torch.no_grad():
+        assert torch.allclose(torch.cat(seen), scorer()(*rows(24))[1])

@@ -5,6 +5,8 @@ import signal
 import socket
 import stat
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -344,3 +346,71 @@ def test_a_rank_of_slurm_is_adopted(poprun):
     )  # fmt: skip
     assert [data[name] for name in names] == ["3", "4", "1", "2", "n07", "6", "3", "1"]
     assert 20000 <= int(data["MASTER_PORT"]) < 30000
+
+
+SHARE = """
+from multiprocessing import Process, shared_memory
+if __name__ == "__main__":
+    name = f"{os.environ['NAME']}-{os.environ['RANK']}"
+    kept = shared_memory.SharedMemory(create=True, size=1000, name=name)
+    Process(target=time.sleep, args=[1000]).start()
+    print("pid", os.getpid())
+    time.sleep(1000)
+"""
+
+
+def test_restarts_come_to_an_end(poprun):
+    run = poprun(["--max-restarts", "1"], "print('again'); sys.exit(4)")
+    assert run.status == 4
+    assert run.lines(0) == ["again", "again"]
+
+
+@pytest.mark.parametrize("victim", ["instance", "shim", "poprun"])
+def test_no_shared_memory_is_left_whoever_is_killed(poprun, victim, tmp_path):
+    name = f"poprun-{tmp_path.name}-{os.getpid()}"
+    run = poprun(["--num-instances", "2"], SHARE, start=True, NAME=name)
+    run.until(lambda: run.out.count("pid") == 2, "both instances")
+    assert len(list(Path("/dev/shm").glob(f"{name}*"))) == 2
+    candidates = {
+        "instance": [int(run.lines(1)[0].split()[1])],
+        "shim": [pid for pid, line in run.processes().items() if "shim.py" in line],
+        "poprun": [run.pid],
+    }
+    os.kill(candidates[victim][0], signal.SIGKILL)
+    assert run.wait() == (-9 if victim == "poprun" else 137)
+    assert not list(Path("/dev/shm").glob(f"{name}*"))
+
+
+@pytest.mark.parametrize("seconds", [0, 1])
+def test_who_ignores_signals_is_killed_after_the_time_of_grace(poprun, seconds):
+    program = """
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print("here", flush=True)
+time.sleep(1000)
+"""
+    run = poprun(["--grace-seconds", seconds], program, start=True)
+    run.until(lambda: "here" in run.out, "the instance")
+    began = time.monotonic()
+    run.signal(signal.SIGINT)
+    assert run.wait() == 130
+    assert time.monotonic() - began < 20
+
+
+def test_lines_of_many_instances_stay_whole(poprun):
+    program = """
+rank = os.environ["RANK"]
+for n in range(200):
+    for part in ("instance ", rank, " line ", str(n), " " + "x" * 100, "\\n"):
+        os.write(1, part.encode())
+    os.write(2, f"\\r{n}/200".encode())
+os.write(2, b"\\rdone\\n")
+os.write(1, b"no end of line")
+"""
+    run = poprun(["--num-instances", "4"], program)
+    assert run.status == 0
+    for rank in range(4):
+        expected = [f"instance {rank} line {n} {'x' * 100}" for n in range(200)]
+        assert run.lines(rank) == [*expected, "no end of line"]
+    assert all(line.startswith("[1,") for line in run.out.splitlines())
+    assert run.lines(0, "stderr")[-1] == "done"
+    assert run.lines(1, "stderr") == []

@@ -282,3 +282,12 @@ def test_the_guide_lists_every_option():
 def test_the_guide_shows_the_topology_as_it_is():
     guide = (ROOT / "docs/poprun.md").read_text()
     assert f"```text\n{topology_table(make_plan(('a', 'b'), 4, 8))}\n```" in guide
+
+
+@pytest.mark.parametrize(("to", "status"), [(">/dev/full", 141), (">&-", 0)])
+def test_instances_whose_output_cannot_be_written_leave_no_traceback(to, status):
+    command = f"{sys.executable} -m popdist.run --num-instances 1 echo hi {to}"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    assert ("stdout cannot be written: No space left" in done.stderr) is (status == 141)

@@ -409,3 +409,27 @@ def test_nothing_outlives_the_program(tmp_path, strategy, action, code):
     done, lines, problems = run_script(tmp_path, strategy, action)
     assert (done, len(lines)) == (code, 1), problems
     assert problems == ""
+
+
+def test_a_script_without_a_guard_is_told_of_it(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, poptorch\n"
+        "rows = torch.utils.data.TensorDataset(torch.ones(4, 1))\n"
+        "poptorch.DataLoader(poptorch.Options(), rows, mode=poptorch.DataLoaderMode.Async,\n"
+        "    async_options={'sharing_strategy': poptorch.SharingStrategy.SharedMemory})\n"
+    )
+    done = subprocess.run([python(), script], capture_output=True, text=True)
+    assert "process died without a report, exit code 1" in done.stderr
+    assert 'needs a guard: if __name__ == "__main__": main()' in done.stderr
+
+
+def test_elements_before_a_failure_arrive():
+    with accessor(data.Failing()) as opened:
+        assert numbers([next(opened), next(opened)]) == [0, 1]
+
+
+def test_rows_must_agree_for_rebatching():
+    uneven = data.Sequence((torch.ones(2), torch.ones(3)))
+    with pytest.raises(poptorch.Error, match="same number of rows"):
+        AsynchronousDataAccessor(uneven, sharing_strategy=Strategy.Fork, rebatched_size=2)

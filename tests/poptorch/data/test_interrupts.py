@@ -1,11 +1,14 @@
 """An interrupt at any moment of reading costs at most the batch that was being handed over."""
 
 import contextlib
+import gc
+import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -250,3 +253,54 @@ def test_two_threads_share_an_asynchronous_loader(own):
             assert set(together) == set(range(SIZE))
             taken, shared = [[], []], iter(loader)
         assert numbers(loader) == list(range(SIZE))
+
+
+def test_an_interrupt_before_any_line_of_giving_a_slot_back():
+    with opened_accessor(buffer_size=2) as opened:
+        elements, at, broken = {}, 0, True
+        while broken:
+            for elements["one"] in opened:
+                break
+            _, broken = interrupted(elements.clear, at)
+            assert numbers(opened) == list(range(SIZE))
+            at += 1
+        assert len(SWALLOWED) == at - 1
+        assert set(SWALLOWED) == {KeyboardInterrupt}
+        assert at > 5
+        gc.collect()
+
+
+@pytest.mark.parametrize("buffer_size", [1, 3])
+def test_interrupts_at_random_moments(buffer_size):
+    """As real signals come: between any two calls, also inside Python's own libraries."""
+
+    armed, stop, caught = [], threading.Event(), 0
+
+    def ring(*_):
+        if armed:  # else the loop is not in its ``try``
+            armed.clear()
+            raise KeyboardInterrupt
+
+    def ringing():
+        while not stop.wait(0.0007):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    with opened_accessor(buffer_size=buffer_size) as opened:
+        before = signal.signal(signal.SIGUSR1, ring)
+        thread, until = threading.Thread(target=ringing), time.monotonic() + 2
+        thread.start()
+        while time.monotonic() < until:
+            try:
+                armed.append(True)
+                read = numbers(opened)
+                armed.clear()
+            except KeyboardInterrupt:
+                caught += 1
+            else:
+                assert read == list(range(SIZE))
+        stop.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+        assert caught > 100
+        for _ in range(3):
+            assert numbers(opened) == list(range(SIZE))
