@@ -262,3 +262,17 @@ def test_the_bar_tells_how_far_it_is_where_somebody_looks(tmp_path, capsys, monk
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     generator.generate(tmp_path / "f.h5", 2, 1, (32, 32))
     assert "2/2" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):
+    real = generator._simulated
+
+    def interrupted(number, seed, detector):
+        if number == 2:
+            raise KeyboardInterrupt
+        return real(number, seed, detector)
+
+    monkeypatch.setattr(generator, "_simulated", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        generator.generate(tmp_path / "f.h5", 4, 1, SMALL, progress=False)
+    assert not list(tmp_path.iterdir())

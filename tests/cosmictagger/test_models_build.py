@@ -193,3 +193,14 @@ def test_a_checkpoint_runs_no_code(tmp_path):
     assert not marker.exists()
     torch.load(path, weights_only=False)
     assert marker.exists()  # it would have run
+
+
+def test_weights_of_another_network_change_nothing(tmp_path):
+    network = tiny("a21")
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    for other in (tiny("uresnet"), tiny("a21", n_initial_filters=3), tiny("a21", depth=1)):
+        path = checkpoint(tmp_path / "other.ckpt", other)
+        with pytest.raises(CheckpointError, match=r"another network.*network\.\* settings"):
+            load_weights(network, path)
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, before[name]), name

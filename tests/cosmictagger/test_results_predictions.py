@@ -110,3 +110,16 @@ def test_real_events_keep_their_voxels(tmp_path):
             ):
                 np.testing.assert_array_equal(result.ids, wanted.ids)
                 assert result.values == pytest.approx(float(np.exp(2) / np.exp([0, 1, 2]).sum()))
+
+
+def test_an_interrupted_pass_leaves_no_file(tmp_path, event):
+    image, logits = event
+
+    def interrupted():
+        with PredictionWriter(tmp_path / "p.h5", SIZE) as writer:
+            writer.add(image, [scores_of(plane) for plane in logits], (1, 1, 1))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not list(tmp_path.iterdir())

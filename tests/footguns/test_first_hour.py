@@ -68,3 +68,9 @@ def test_reading_a_value_names_the_line(forward, code):
     line = forward.__code__.co_firstlineno + 1
     with pytest.raises(poptorch.Error, match=rf"test_first_hour\.py:{line}: .*{code}"):
         inference(forward)(X)
+
+
+def test_backward_on_a_result_is_refused():
+    loss, _ = trainer(scorer())(*rows(4))
+    with pytest.raises(poptorch.Error, match=r"Remove backward\(\) and optimizer\.step\(\)"):
+        loss.backward()

@@ -414,3 +414,21 @@ os.write(1, b"no end of line")
     assert all(line.startswith("[1,") for line in run.out.splitlines())
     assert run.lines(0, "stderr")[-1] == "done"
     assert run.lines(1, "stderr") == []
+
+
+def test_a_program_sees_a_signal_once_and_may_end_by_itself(poprun):
+    program = """
+def stop(number, frame):
+    print("stopping")
+    time.sleep(0.3)
+    print("saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("here", flush=True)
+time.sleep(1000)
+"""
+    run = poprun([], program, start=True)
+    run.until(lambda: "here" in run.out, "the instance")
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 143
+    assert run.lines(0) == ["here", "stopping", "saved"]

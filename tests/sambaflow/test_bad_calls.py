@@ -283,3 +283,25 @@ def test_names_and_norms_that_are_something_else(dense):
         ANY.from_torch_tensor(3)
     with pytest.raises(ValueError, match=r"max_grad_norm has to be above 0, found a"):
         ANY.optim.AdamW(Dense().parameters(), max_grad_norm="a")
+
+
+def test_a_fused_program_has_no_sections(load):
+    model = samba.from_torch_model_(Dense())
+    load(model, named(rows(0)), SGD(model.parameters(), lr=0.1), fused_only=True)
+    with pytest.raises(UsageError, match=r"compiled with fused_only and cannot run \['fwd'\]"):
+        samba.session.run(named(rows(0)), section_types=["fwd"])
+
+
+def test_an_optimizer_for_inference():
+    model = Dense()
+    with pytest.raises(UsageError, match=r"An optimizer was given for inference. Pass None"):
+        compiled(model, named(rows(0)), SGD(model.parameters()), inference=True)
+
+
+def test_names_that_do_not_exist():
+    with pytest.raises(AttributeError, match=r"samba has no 'from_torhc', and torch has none"):
+        _ = samba.from_torhc
+    with pytest.raises(AttributeError, match=r"session has no 'runs'. See docs/sambaflow.md"):
+        _ = samba.session.runs
+    with pytest.raises(UsageError, match=r"a PEF of this package holds one model"):
+        samba.utils.trace_multigraph()

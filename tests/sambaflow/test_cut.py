@@ -112,3 +112,45 @@ def test_gradients_are_handed_over_and_not_copied(load):
     ]
     # The input itself is all that this layer's backward needs.
     assert [slot.name for slot in programs["forward"].outputs] == ["output0"]
+
+
+def test_weights_that_forward_widens_are_widened_once_and_updated(load):
+    class Half(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(4, 4, dtype=torch.bfloat16))
+
+        def forward(self, x):
+            return x @ self.weight.float()
+
+    model = samba.from_torch_model_(Half())
+    load(model, torch.randn(6, 4), torch.optim.SGD(model.parameters(), lr=0.1))
+    before, x = model.weight.detach().clone(), torch.randn(6, 4)
+    (result,) = samba.session.run(x, section_types=["fwd"])
+    samba.session.run(grad_of_outputs=torch.ones(6, 4), section_types=["bckwd"])
+    samba.session.run(section_types=["opt"])
+    assert torch.equal(result, x @ before.float())
+    gradient = (x.t() @ torch.ones(6, 4)).bfloat16()
+    updated = (before.float() - 0.1 * gradient.float()).bfloat16()
+    assert torch.equal(model.weight.sn_data, updated)
+
+
+def test_hooks_that_return_a_gradient_are_part_of_backward(load):
+    model = samba.from_torch_model_(torch.nn.Linear(4, 4))
+    model.weight.register_hook(lambda gradient: gradient * 3)
+    load(model, torch.randn(6, 4), samba.optim.SGD(model.parameters(), lr=0.1))
+    x = torch.randn(6, 4)
+    samba.session.run(x, section_types=["fwd"])
+    samba.session.run(grad_of_outputs=torch.ones(6, 4), section_types=["bckwd"])
+    assert torch.equal(model.weight.sn_grad, torch.ones(4, 6) @ x * 3)
+
+
+def test_forward_leaves_nothing_of_the_capture_in_the_model(load):
+    class Keeping(torch.nn.Linear):
+        def forward(self, x):
+            self.seen = super().forward(x)
+            return self.seen
+
+    model = samba.from_torch_model_(Keeping(4, 4))
+    load(model, torch.randn(6, 4), samba.optim.SGD(model.parameters(), lr=0.1))
+    assert not hasattr(model, "seen")

@@ -257,3 +257,8 @@ def test_hints_of_compile_are_said(load, capsys):
     assert "session.compile(metadata=...) is accepted and has no effect" in said
     assert "session.compile(squeeze_bs_dim=...) is accepted" in said
     assert "session.compile(madeup=...) is accepted and has no effect: this package knows" in said
+
+
+def test_the_loader_misses_names():
+    with pytest.raises(UsageError, match="names image, but a batch has 2 items"):
+        next(iter(SambaLoader(digits(), ["image"])))

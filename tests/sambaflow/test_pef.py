@@ -6,6 +6,8 @@ import zipfile
 import pytest
 import torch
 
+from abele import get_target
+from abele.compile.portable_executable import RecompiledWarning
 from helpers.samba_models import Dense, Net, named, rows
 from sambaflow import samba
 from sambaflow.errors import GraphError, PefDamagedError, PefMismatchError, UsageError
@@ -253,3 +255,12 @@ def test_the_name_is_no_path(name):
     model = samba.from_torch_model_(Dense())
     with pytest.raises(UsageError, match=r"is not the name of a file"):
         samba.session.compile(model, named(rows(0)), sgd(model), config_dict={"pef_name": name})
+
+
+def test_another_target_is_said(pef, monkeypatch):
+    # The file's code is of another target than the one that is asked for.
+    monkeypatch.setenv("ABELE_TARGET", "null")
+    assert get_target("null").unavailable() is None
+    with pytest.warns(RecompiledWarning, match=r"dense.pef does not fit here"):
+        trace(pef)
+    assert samba.session.report.target == "null"

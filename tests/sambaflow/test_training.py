@@ -344,3 +344,29 @@ def test_each_forward_serves_one_backward(load):
     samba.session.run(section_types=["bckwd"])
     with pytest.raises(UsageError, match="each fwd serves one bckwd"):
         samba.session.run(section_types=["bckwd"])
+
+
+def test_a_missing_name_has_the_optimizers_value(load):
+    (model, optimizer), (reference, other) = pair(Dense)
+    load(model, named(rows(0)), optimizer, fused_only=True)
+    samba.session.run(named(rows(0)), hyperparam_dict={"lr": 0.5})
+    other.param_groups[0]["lr"] = 0.5
+    plain_step(reference, other, rows(0))
+    samba.session.run(named(rows(1)))
+    other.param_groups[0]["lr"] = 0.1
+    plain_step(reference, other, rows(1))
+    samba.session.to_cpu(model)
+    equal_states(model, reference)
+
+
+def test_weights_changed_on_the_host_are_pushed(load):
+    (model, optimizer), (reference, other) = pair(Dense)
+    load(model, named(rows(0)), optimizer, fused_only=True)
+    with torch.no_grad():
+        for module in (model, reference):
+            module.layer.weight.zero_()
+    samba.session.to_device()
+    samba.session.run(named(rows(0)))
+    plain_step(reference, other, rows(0))
+    samba.session.to_cpu(model)
+    equal_states(model, reference)

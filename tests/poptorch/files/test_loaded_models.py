@@ -485,3 +485,17 @@ def test_a_graph_that_is_missing_or_altered_makes_the_file_invalid(change, path)
     rewritten(path, change)
     with pytest.raises(AssertionError, match=r"Invalid file .*model\.poptorch"):
         poptorch.load(path)
+
+
+def test_code_of_the_host_is_named_when_it_is_missing(path):
+    class WithHost(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.host = poptorch.CPU(torch.nn.Identity(), "mine")
+
+        def forward(self, x):
+            return self.host(x) * 2
+
+    loaded = saved(inferred(WithHost(), torch.ones(2)), path).model
+    with pytest.raises(Exception, match="'mine' on the host"):
+        inferred(loaded, torch.ones(2))

@@ -1,5 +1,6 @@
 """``poptorch.load``: the loaded wrapper goes on exactly where the saved one stood."""
 
+import copy
 import json
 
 import pytest
@@ -252,3 +253,23 @@ def test_a_manifest_with_right_checksums_that_means_nothing_is_an_invalid_file(p
     for kind in (AssertionError, poptorch.Error):
         with pytest.raises(kind, match=r"Invalid file .*model\.poptorch"):
             poptorch.load(path)
+
+
+def test_a_detached_model_is_saved_with_the_weights_of_the_host(path):
+    wrapped = trained()
+    wrapped.detachFromDevice()
+    with torch.no_grad():
+        wrapped.model.last[0].bias.fill_(3.0)
+    loaded = saved(wrapped, path)
+    assert torch.equal(loaded.model.last.get_parameter("0.bias"), torch.full((3,), 3.0))
+    assert_go_on_alike(wrapped, loaded)
+
+
+@pytest.mark.parametrize("model", [scorer(), torch.nn.Linear(4, 3)])
+def test_an_instance_of_another_class_is_refused_by_name(model, path):
+    trained().save(path)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(poptorch.Error, match=r"has other parameters than the file: fc\.weight"):
+        poptorch.load(path, model=model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert type(model).__name__ in ("Scorer", "Linear")

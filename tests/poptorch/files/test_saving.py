@@ -297,3 +297,11 @@ def test_torch_save_of_a_wrapped_module_gives_plain_objects(wrap, tmp_path):
     plain = scorer(8)
     plain.load_state_dict(state)
     assert torch.equal(weights(plain), weights(model))
+
+
+def test_loading_into_a_compiled_wrapper_is_refused(tmp_path):
+    path = exported(tmp_path)
+    wrapped = trainer(scorer())
+    wrapped(*rows(4))
+    with pytest.raises(poptorch.Error, match=r"is compiled already. Call destroy\(\)"):
+        wrapped.loadExecutable(path)

@@ -1,5 +1,11 @@
 """poptorch.CPU: code on the host in the middle of a program."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -204,3 +210,72 @@ def test_call_that_host_code_stops_keeps_its_updates_and_leaves_no_sums(trapped)
     plain.load_state_dict(model.state_dict())
     assert torch.equal(stopped(*second)[0], plain(*second)[0])
     assert torch.equal(weights(stopped.model), weights(plain.model))
+
+
+PROGRAM = """
+import json, sys, torch, poptorch
+sys.path[:0] = sys.argv[2:]
+from helpers.wrapping import Calls, options
+torch.set_num_threads(1)
+
+def host(x):
+    if x.max() > 5:
+        raise LookupError("too large")
+    return x.flip(0), x.sum()
+
+op = poptorch.CPU(host, "flip")
+
+def forward(self, x):
+    flipped, total = op(poptorch.ipu_print_tensor(x * self.weight, "scaled"))
+    return flipped + total
+
+made = options(enableExecutableCaching=sys.argv[1])
+wrapped = poptorch.inferenceModel(Calls(forward), made)
+result = wrapped(torch.tensor([1.0, 2.0])).tolist()
+try:
+    wrapped(torch.tensor([10.0, 2.0]))
+except LookupError as failure:
+    print(json.dumps([wrapped.build_record.cache, wrapped.target, result, str(failure)]))
+"""
+
+
+def test_no_result_at_all_is_refused():
+    with pytest.raises(poptorch.Error, match="'none' returned no tensor"):
+        inference(lambda x: poptorch.CPU(lambda y: [], "none")(x))(torch.ones(1))
+
+
+@pytest.mark.parametrize("identity", [1, None, ""])
+def test_an_id_has_to_be_text(identity):
+    with pytest.raises(poptorch.Error, match="must be a text that is not empty"):
+        poptorch.CPU(doubled, identity)
+
+
+@pytest.mark.thorough
+@pytest.mark.compiler
+def test_a_new_process_finds_the_callable_of_a_cached_executable(tmp_path):
+    said = []
+    for _ in range(2):
+        environment = os.environ | {
+            "ABELE_TARGET": "cpu",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-c",
+                PROGRAM,
+                str(tmp_path),
+                str(Path(__file__).parents[2]),
+            ],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "scaled: (2.0000, 4.0000)" in done.stderr
+        said.append(json.loads(done.stdout.splitlines()[-1]))
+    assert said[0] == ["miss", "cpu", [10.0, 8.0], "too large"]
+    assert said[1] == ["hit", *said[0][1:]]

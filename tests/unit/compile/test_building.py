@@ -222,3 +222,17 @@ def test_a_log_that_cannot_be_written_hides_no_failure(programs, monkeypatch, tm
     with pytest.warns(FallbackWarning, match="could not be compiled"):
         _, record = build(programs, CONFIG, log_folder=tmp_path / "missing")
     assert record.log is None
+
+
+def test_no_compiler_for_a_forced_target_is_an_error(programs):
+    with pytest.raises(TargetError, match="Target 'refusing' cannot compile: there is no compiler"):
+        build(programs, CONFIG, target=Refusing())
+
+
+def test_a_failing_compiler_of_a_forced_target_is_an_error(programs, tmp_path):
+    with pytest.raises(CompilerError, match=r"could not be compiled\. The compiler's") as caught:
+        build(programs, CONFIG, target=Failing(), log_folder=tmp_path)
+    (log,) = tmp_path.iterdir()
+    assert str(log) in str(caught.value)
+    assert "stdio.h" not in str(caught.value)
+    assert caught.value.log == log.read_text() == Failing.noise

@@ -203,3 +203,28 @@ def test_a_full_disk_leaves_nothing_behind(made, tmp_path, monkeypatch, place):
     with pytest.raises(OSError, match="No space left"):
         executable_file.save(made, tmp_path / "x.abele")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_flipped_bit_of_any_byte_is_noticed_or_harmless(file, made):
+    data = bytearray(file.read_bytes())
+    noticed = 0
+    for position in range(len(data)):
+        bit = 1 << position % 8
+        data[position] ^= bit
+        file.write_bytes(data)
+        data[position] ^= bit
+        try:
+            loaded = reload(file, made)
+        except (CorruptExecutable, ForeignExecutable):
+            noticed += 1
+        else:
+            assert loaded.key == made.key
+            assert loaded.compiled["forward"].payload == made.compiled["forward"].payload
+    # What may go unnoticed: the program's text for people, times and attributes of members.
+    assert noticed > 0.4 * len(data)
+
+
+def test_an_altered_payload_is_corrupt_though_the_zip_is_sound(file, made):
+    rewrite(file, **{"programs/forward.bin": b"other code"})
+    with pytest.raises(CorruptExecutable, match=r"checksum of programs/forward\.bin"):
+        reload(file, made)

@@ -15,7 +15,7 @@ from abele.compile.portable_executable import (
     rule_data,
     rule_from,
 )
-from abele.errors import CompilerError, SerializationError
+from abele.errors import CompilerError, CorruptExecutable, SerializationError
 from abele.runtime import state
 from abele.step.update_rules import RULES
 from abele.storage.container import Container, write
@@ -158,3 +158,14 @@ def test_the_state_of_another_model_is_refused_by_name():
     values["params/fc.bias"] = torch.ones(3)
     with pytest.raises(SerializationError, match=r"params/conv\.weight, params/fc\.bias are"):
         state.put(session, values)
+
+
+def test_a_program_that_was_exchanged_is_corrupt(tmp_path):
+    path = tmp_path / "x"
+    program = captured(AFFINE.fresh(), AFFINE.batch())
+    made, _ = build(program.programs, CONFIG, target=Keeping())
+    content, members = pack(program, made)
+    text = members["programs/forward.json"].replace(b"aten::mul.Tensor", b"aten::div.Tensor")
+    write(path, "test", content, {**members, "programs/forward.json": text})
+    with pytest.raises(CorruptExecutable, match="program forward is not the one that was stored"):
+        restored(path, Keeping())

@@ -1,5 +1,8 @@
 """Observers of a session: what they are told, in which order, and that they come and go freely."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -229,3 +232,37 @@ def test_a_session_of_a_training_model_knows_its_loss(monkeypatch):
         poptorch.trainingModel(WithLoss(), options, optimizer)(torch.ones(1, 2))
         poptorch.inferenceModel(model, options)(torch.ones(1, 2))
     assert [session.loss for session in made] == [1, None]
+
+
+SOURCE = Path(__file__).parents[3] / "src"
+
+
+def methods_in(path):
+    """Names of the methods that the classes of a file define; properties are not methods."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        for each in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(each, ast.FunctionDef):
+                decorators = {ast.unparse(decorator) for decorator in each.decorator_list}
+                if not any(d == "property" or d.endswith(".setter") for d in decorators):
+                    yield each.name
+
+
+def replaced_in(path, methods):
+    """Assignments that put something in the place of a method of another object."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if stored and node.attr in methods and ast.unparse(node.value) != "self":
+            yield f"{path.name}:{node.lineno} {ast.unparse(node)}"
+
+
+def test_nobody_replaces_a_method_of_a_session_or_a_compiled_model():
+    classes = ("abele/runtime/session.py", "abele/runtime/micro_steps.py")
+    classes += ("poptorch/_wrapper/compiled.py", "poptorch/_wrapper/executor.py")
+    methods = {name for path in classes for name in methods_in(SOURCE / path)}
+    results = [
+        place
+        for path in (*SOURCE.glob("abele/**/*.py"), *SOURCE.glob("poptorch/**/*.py"))
+        if path.parent.name != "_torch"  # knows torch, which has methods of the same names
+        for place in replaced_in(path, methods)
+    ]
+    assert results == []
