@@ -237,3 +237,17 @@ def test_sgd_keeps_what_is_no_number(own, number):
 def test_a_library_that_is_none_is_refused():
     with pytest.raises(CorruptExecutable, match="kernels cannot be loaded"):
         binding.load(b"no library")
+
+
+def test_threads_do_not_change_a_bit_of_a_sum(own, monkeypatch):
+    shape = (2, 24, 200, 200)
+    values = inputs(shape)
+    added, *grads = (
+        torch.randn(shape).contiguous(memory_format=torch.channels_last) for _ in range(3)
+    )
+    results = []
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
+        results.append(ours_of_sum(own, *values, added, 0.01, grads, True))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))

@@ -147,3 +147,14 @@ def test_instances_validate_disjoint_parts_of_the_data(poprun):
         assert len(loader) == 2
     with torch.no_grad():
         assert torch.allclose(torch.cat(seen), scorer()(*rows(24))[1])
+
+
+def test_a_saved_model_runs_in_a_program_without_poprun(poprun, monkeypatch, tmp_path):
+    poprun(local=2)
+    model = scorer()
+    wrapped = poptorch.trainingModel(model, quiet(2), optimizer=sgd(model))
+    wrapped(*rows(4))
+    wrapped.save(str(tmp_path / "model.poptorch"))
+    monkeypatch.delenv("POPDIST_NUM_LOCAL_REPLICAS")
+    loaded = poptorch.load(str(tmp_path / "model.poptorch"))
+    assert torch.equal(loaded(*rows(4))[0], wrapped(*rows(4))[0])

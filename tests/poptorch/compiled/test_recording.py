@@ -499,3 +499,29 @@ def test_a_full_disk_is_on_the_page_and_the_run_goes_on(tmp_path):
     assert journal.end is not None
     assert "Training on reference finished" in text
     assert "the journal ends here: No space left on device" in text
+
+
+def test_a_loss_that_becomes_nan_is_in_the_first_sentence(tmp_path):
+    wrapped = trainer(scorer(), enableProfiling=str(tmp_path), modelName="net")
+    for call in range(4):
+        x, y = rows(4)
+        wrapped(x * float("nan") if call > 1 else x, y)
+    wrapped.destroy()
+    text = words(tmp_path / "net" / "report.html")
+    assert "The loss was not finite in 2 calls, first in call 3." in text
+
+
+def test_an_infinity_that_stops_a_call_is_on_the_page(tmp_path):
+    opts = poptorch.Options().showCompilationProgressBar(False)
+    opts.Precision.enableFloatingPointExceptions(True)
+    opts.enableProfiling(str(tmp_path)).modelName("net")
+    model = scorer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = poptorch.trainingModel(model, opts, optimizer)
+    x, y = rows(4)
+    wrapped(x, y)
+    with pytest.raises(poptorch.RecoverableError, match="Floating-point exception"):
+        wrapped(x * float("inf"), y)
+    text = words(tmp_path / "net" / "report.html")
+    assert "in call 2" in text
+    assert "Floating-point exception" in text
