@@ -3,6 +3,10 @@
 A pass is a function from ``Program`` to ``Program`` that keeps what the program computes, bit for
 bit. ``run`` verifies each result and stamps it with the pass's name and time. The lowering that a
 target chooses of the result then applies passes of its own, which may change rounding.
+
+A pass that replaces a value by another must not make a result of the program share memory with an
+input, a constant or another result (``program.aliasing.aliases_of_calls`` says what shares), nor
+let a write read a slot that an earlier write has changed. The payload of a NaN may change.
 """
 
 from __future__ import annotations

@@ -112,8 +112,8 @@ class Aliases:
 def aliases_of_calls(graph: torch.fx.Graph) -> Aliases:
     """Return the aliases of a graph that torch runs, whose results share more than schemas say.
 
-    Whoever writes must not ask this: nothing says there that a write into such a result is one
-    into the argument.
+    Memory plans and passes ask this. Only code that follows writes asks ``base``: nothing says
+    here that a write into such a result is one into the argument.
     """
     aliases = Aliases()
     for node in graph.nodes:

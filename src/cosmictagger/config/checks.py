@@ -139,6 +139,11 @@ def settle(config: Config) -> list[str]:
         A sentence for each key that is set and has no effect.
     """
     _check_names(config)
+    if config.framework.name != "torch":
+        raise ConfigError(
+            f"framework={config.framework.name} was asked for; this application is PyTorch. "
+            "Use framework=torch."
+        )
     _settle_mode(config)
     _check_numbers(config)
     if config.run.iterations is None and config.mode.name in (ModeKind.train, ModeKind.iotest):

@@ -32,7 +32,8 @@ class OwnKernel:
         why: the reason for its use.
         function: returns the function of tensors for a node, from the node, the library and
             whether the first result is written over an argument.
-        suits: returns whether it computes a node with this operator.
+        suits: returns whether it computes a node with this operator. Layouts are decided later: a
+            function may call torch's operator for images that are not channels last.
         over: index of the argument over which the first result may be written, if any.
     """
 
