@@ -30,7 +30,6 @@ both programs side by side to show that they compute the same.
 abele port train.py --scan                              # only say what would happen
 abele port train.py -o ported                           # write the port, its diff and its record
 abele port train.py -o ported --check 20 -- --epochs 1  # and compare 20 updates of both, bit for bit
-abele port train.py -o ported --ladder --limit mk2      # or step by step: it runs, trains the same, fits
 python ported/train.py --epochs 1                       # run the port
 abele port ported/train.py -o back --to torch           # the way back: plain PyTorch
 abele port train.py -o many --to popdist                # several instances, started by poprun
@@ -42,7 +41,6 @@ program, and porting a port changes nothing. On this page:
 - [One port from start to end](#one-port-from-start-to-end)
 - [What happens to which line](#what-happens-to-which-line): verdicts, exit status, all codes
 - [The way back](#the-way-back)
-- [The ladder](#the-ladder): what to do when a port trains differently or does not fit
 - [Programs with a switch of compute modes](#programs-with-a-switch-of-compute-modes)
 - [What it relies on](#what-it-relies-on)
 
@@ -100,7 +98,7 @@ are left out are always printed:
 | exit status | meaning |
 |---|---|
 | 0 | no line is left to do |
-| 1 | `--check` found a difference, a step of `--ladder` failed, or a file cannot be read |
+| 1 | `--check` found a difference, or a file cannot be read |
 | 2 | `--check` cannot compare |
 | 3 | there are manual lines, or nothing would run on abele |
 | 4 | there are blocked lines |
@@ -128,36 +126,6 @@ one has them earlier: `--check` shows that.
 """
 _TABLE = "| code | stands for |\n|---|---|\n"
 _TAIL = """
-## The ladder
-
-`--ladder` checks a port in stages, each in a run of its own, and stops at the first that fails:
-
-1. the original program trains on this processor;
-2. its lines are ported;
-3. a batch of one row trains;
-4. the training model computes the same, five updates bit for bit;
-5. the inference model returns what the plain model returns;
-6. the model fits into `--limit` ([fit.md](fit.md)).
-
-**A batch of one row** is the least that a device has to hold, and not every program can take it: a batch norm has no statistics of one row,
-`squeeze()` removes the dimension of rows, and `std(0)` of one row is not a number. The ladder names the line and what to write:
-
-```text
-FAILED  a batch of one row trains: ValueError: Target size (torch.Size([1])) must be the same as input size (torch.Size([]))
-        ported/train.py:13: `loss = criterion(net(x).squeeze(), y)`
-        squeeze() removes every dimension of size 1, also that of the rows: name the one that is meant.
-```
-
-**A training model that computes something else.** The comparison names the first step and tensor that differ, and what PopTorch warned of,
-such as a rate or weights that the host has changed without telling the program.
-
-**An inference model that returns something else** has mostly been compiled in the other mode: a program keeps the mode of its first call, and a
-model whose own `forward` reads `self.training` keeps the one that it had when it was wrapped. The ladder names the line of the call and
-the missing `eval()`. It compares up to twenty calls.
-
-**A model that does not fit** gets the cheapest changes of the [fit check](fit.md): smaller micro-batches, recomputation, half precision, stages
-of a pipeline.
-
 ## Programs with a switch of compute modes
 
 Some trainers run on several kinds of machines: an enumeration such as `ComputeMode` has `CPU` and `GPU`, and conditions test it. A port

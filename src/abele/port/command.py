@@ -20,19 +20,24 @@ def add_parser(commands: Any, summary: str) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "port",
         help=summary,
-        usage="abele port [-h] (-o OUT [--check STEPS | --ladder] | --scan) [--to TARGET] "
+        usage="abele port [-h] (-o OUT [--check STEPS] | --scan) [--to TARGET] "
         "[--verbose] SCRIPT [-- ARG ...]",
         description="Ports SCRIPT, with what it imports from its folder, or all files of a folder, "
         "to PopTorch, or to what --to names. New files are written to OUT; the program itself is "
-        "not touched. Exits with 0 if no line is left to do, 1 if --check finds a difference or a "
-        "step of --ladder fails, or a file is not there, 2 if --check cannot compare, "
+        "not touched. Exits with 0 if no line is left to do, 1 if --check finds a difference, or "
+        "a file is not there, 2 if --check cannot compare, "
         "3 if lines are left to do by hand or nothing would run on abele, 4 if it is blocked.",
     )
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python program, or a folder")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("-o", "--output", type=Path, metavar="OUT", help="folder for the port")
     where.add_argument("--scan", action="store_true", help="only say what would happen")
-    _add_runs(parser)
+    parser.add_argument(
+        "--check",
+        type=_steps,
+        metavar="STEPS",
+        help="then run SCRIPT and its port with ARG ... and compare so many updates, bit for bit",
+    )
     parser.add_argument(
         "--to",
         choices=("poptorch", "popdist", "torch"),
@@ -44,28 +49,6 @@ def add_parser(commands: Any, summary: str) -> None:
         "--verbose", action="store_true", help="name every line, also unchanged ones"
     )
     parser.set_defaults(command=command, name="port")
-
-
-def _add_runs(parser: argparse.ArgumentParser) -> None:
-    """Add what runs the program and its port."""
-    then = parser.add_mutually_exclusive_group()
-    then.add_argument(
-        "--check",
-        type=_steps,
-        metavar="STEPS",
-        help="then run SCRIPT and its port with ARG ... and compare so many updates, bit for bit",
-    )
-    then.add_argument(
-        "--ladder",
-        action="store_true",
-        help="then take the steps of a port one after the other: SCRIPT runs, its lines are "
-        "ported, it trains the same, it fits; stop at the first that fails",
-    )
-    parser.add_argument(
-        "--limit",
-        metavar="LIMIT",
-        help="memory that --ladder asks for: cpu, mk2 or a size such as 8GiB (default: cpu)",
-    )
 
 
 def command(parsed: argparse.Namespace) -> int:
@@ -88,8 +71,6 @@ def command(parsed: argparse.Namespace) -> int:
         print(f"written: {parsed.output}; what changed and why: {parsed.output / files.SUMMARY}")
     if parsed.check and not blocked:
         return _check(parsed) or _status(result)
-    if parsed.ladder:
-        return _climb(parsed, result)
     return _status(result)
 
 
@@ -105,20 +86,13 @@ def _steps(text: str) -> int:
 
 
 def _require_sense(parsed: argparse.Namespace) -> None:
-    runs = "--check" if parsed.check else "--ladder" if parsed.ladder else ""
-    if parsed.rest and not runs:
+    if parsed.rest and not parsed.check:
         arguments = " ".join(parsed.rest)
-        raise PortError(
-            f"arguments after -- are for --check or --ladder, and neither is: {arguments}"
-        )
-    if parsed.limit and not parsed.ladder:
-        raise PortError("--limit is for --ladder, which is not asked for")
-    if parsed.ladder and parsed.to == "torch":
-        raise PortError("--ladder takes the steps of a port to PopTorch, not to torch")
-    if runs and parsed.scan:
-        raise PortError(f"--scan writes no port that {runs} could run; give -o OUT")
-    if runs and parsed.script.is_dir():
-        raise PortError(f"{runs} runs a script; {parsed.script} is a folder")
+        raise PortError(f"arguments after -- are for --check, which is not asked for: {arguments}")
+    if parsed.check and parsed.scan:
+        raise PortError("--scan writes no port that --check could run; give -o OUT")
+    if parsed.check and parsed.script.is_dir():
+        raise PortError(f"--check runs a script; {parsed.script} is a folder")
 
 
 def _check(parsed: argparse.Namespace) -> int:
@@ -134,15 +108,3 @@ def _check(parsed: argparse.Namespace) -> int:
         parsed.rest,
         back=back,
     )
-
-
-def _climb(parsed: argparse.Namespace, result: Port) -> int:
-    """Take the steps of a port; 0 if none fails."""
-    from abele.port.ladder import climb  # which imports torch
-
-    port_of = parsed.output / parsed.script.name
-    passed = True
-    for rung in climb(result, parsed.script, port_of, parsed.rest, parsed.limit or "cpu"):
-        print(rung, flush=True)
-        passed = rung.passed
-    return 0 if passed else 1

@@ -183,7 +183,6 @@ def test_ends_of_lines_and_encodings_stay(way, tmp_path, capsys):
         (["run.py", "-o", "run.py"], "run.py is a file; give a folder that is empty"),
         (["run.py", "--scan", "--check", "3"], "--scan writes no port that --check could run"),
         (["run.py", "-o", "new", "--", "-x"], "arguments after -- are for --check"),
-        (["run.py", "-o", "new", "--limit", "8GiB"], "--limit is for --ladder, which is not"),
     ],
 )
 def test_wrong_input_teaches(arguments, sentence, tmp_path, capsys, monkeypatch):

@@ -103,7 +103,6 @@ class Recorded:
         models: in the order of their first updates.
         updates: in the order in which they were made.
         notes: sentences, each once.
-        answer: of a watcher that looks for one thing only.
         ended: the script ended by itself, before all updates were made.
         warned: warnings of poptorch, such as of values that the host has changed.
     """
@@ -111,7 +110,6 @@ class Recorded:
     models: list[Model] = dataclasses.field(default_factory=list[Model])
     updates: list[Update] = dataclasses.field(default_factory=list[Update])
     notes: list[str] = dataclasses.field(default_factory=list[str])
-    answer: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     ended: bool = False
     warned: list[str] = dataclasses.field(default_factory=list[str])
 
@@ -127,8 +125,6 @@ class Recorded:
             self.updates.append(Update(**record))
         elif kind == "note" and record["text"] not in self.notes:
             self.notes.append(record["text"])
-        elif kind == "answer":
-            self.answer = record
         elif kind == "end":
             self.ended = record["ended"]
 

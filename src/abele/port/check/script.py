@@ -25,14 +25,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
-from abele.port.check.stages import Inference, OneRow
 from abele.port.check.watch import Enough, Original, Port, Record
 
-WATCHERS: dict[str, Callable[[Record], Original | Port | OneRow | Inference]] = {
+WATCHERS: dict[str, Callable[[Record], Original | Port]] = {
     "original": Original,
     "port": Port,
-    "one_row": OneRow,
-    "inference": Inference,
 }
 _HOST = torch.device("cpu")
 _Tensor: Any = torch.Tensor  # its methods have no types

@@ -8,7 +8,6 @@ Records by ``kind``:
 - ``update``: ``model``; ``digests`` by name; ``losses``, ``inputs``, the user's ``line``, and
   ``alone``, unless its call made several updates;
 - ``note``: ``text``, something that was changed so that both scripts can be compared;
-- ``answer``: of a watcher in ``stages``;
 - ``end``: ``error``, the traceback of a script that failed, or null; and ``ended``, unless the
   script was stopped.
 """
@@ -22,7 +21,7 @@ import hashlib
 import json
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.modules.module import (
@@ -80,15 +79,6 @@ class Record:
         if text not in self._notes:
             self._notes.add(text)
             self.add("note", text=text)
-
-    def answer(self, **facts: Any) -> NoReturn:
-        """Write the answer of a watcher, and end the script.
-
-        Raises:
-            Enough: always.
-        """
-        self.add("answer", **facts)
-        raise Enough
 
     def model(
         self,
