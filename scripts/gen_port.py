@@ -115,11 +115,11 @@ _BACK = """
 - Where the options have device iterations or gradient accumulation, a call cuts its rows into as many batches, and loaders give batches of
   as many rows.
 - The loss is what `poptorch.identity_loss` marks, or what a loss function of torch returns, as read from `forward`.
-- Limits of gradients become `clip_grad_norm_`; blocks, stages and calls about the device go.
+- Limits of gradients become `clip_grad_norm_`; a wrapper's calls about the device go.
 - The result runs on the host; `.to(device)` is not added.
 
-Left by hand, by line, are options that change what is computed or that a condition sets, replicas, popdist, operators that torch does not have
-(`ctc_beam_search_decoder`, `custom_op`, `for_loop`, ...), LAMB, and every other name of PopTorch. So are new
+Left by hand, by line, are options that change what is computed or that a condition sets, replicas, popdist, blocks, stages and operators of PopTorch,
+arguments that torch's optimizers do not have, LAMB, and every other name of PopTorch. So are new
 rates in a program that never calls `setOptimizer`. Where a program tells its model of new rates or weights later than it changes them, the plain
 one has them earlier: `--check` shows that.
 

@@ -162,18 +162,16 @@ HAND = {
     "a model from elsewhere": ("model = Fit()", "from elsewhere import Fit as F\nmodel = F()", "training =", "the forward of elsewhere.Fit"),
     "options from elsewhere": ("opts = poptorch.Options()", "from elsewhere import opts", "training =", "which options"),
     "LAMB": ("optim.SGD(model", "optim.LAMB(model", "optimizer =", "has no LAMB"),
-    "no correction of bias": ("optim.SGD(model.parameters(),", "optim.AdamW(model.parameters(), bias_correction=False,", "optimizer =", "otherwise than this"),
-    "a variant": ("optim.SGD(model.parameters(),", "optim.RMSprop(model.parameters(), use_tf_variant=True,", "optimizer =", "otherwise than this"),
+    "no correction of bias": ("optim.SGD(model.parameters(),", "optim.AdamW(model.parameters(), bias_correction=False,", "optimizer =", "has no bias_correction"),
+    "a variant": ("optim.SGD(model.parameters(),", "optim.RMSprop(model.parameters(), use_tf_variant=True,", "optimizer =", "has no use_tf_variant"),
     "a constant rate": ("lr=0.1)", "lr=(0.1, False))", "optimizer =", "the rate alone"),
     "several batches of an evaluation": ("training =", "opts.deviceIterations(2)\ntest = poptorch.inferenceModel(model, opts)\ntraining =", "test =", "2 batches at once"),
-} | {
-    name: ("data =", f"poptorch.{name}()\ndata =", f"poptorch.{name}", f"no poptorch.{name}; {reason}")
-    for name, reason in {
-        "ctc_beam_search_decoder": "decode", "custom_op": "it is compiled", "CPU": "call its function",
-        "for_loop": "write a loop", "cond": "write a condition", "dynamic_slice": "use torch.narrow",
-        "dynamic_update": "use torch.index_copy", "autocast": "torch.autocast casts",
-        "load": "the file has", "identity_loss": "its reduction", "unheard_of": "nothing replaces it",
-    }.items()
+    "a wrong mark": ("data =", "poptorch.identity_loss()\ndata =", "poptorch.identity_loss", "no poptorch.identity_loss; nothing"),
+    "a block": ("data =", 'with poptorch.Block("a"):\n    pass\ndata =', "with poptorch.Block", "no poptorch.Block; nothing"),
+    "an operator": ("data =", "poptorch.nop(torch.ones(1))\ndata =", "poptorch.nop", "no poptorch.nop; nothing"),
+    "a question about the device": ("data =", "if poptorch.isRunningOnIpu():\n    pass\ndata =", "if poptorch", "no poptorch.isRunningOnIpu; nothing"),
+    "an argument for half": ("lr=0.1)", "lr=0.1, loss_scaling=2.0)", "optimizer =", "has no loss_scaling"),
+    "a constant value": ("data =", 'optimizer = poptorch.optim.SGD([], lr=1)\noptimizer.variable_attrs.markAsConstant("lr")\ndata =', "optimizer.variable_attrs", "variable_attrs is a name of PopTorch"),
 }  # fmt: skip
 
 
@@ -216,7 +214,6 @@ MISTAKES = {
     "another limit": ("optimizers", "), 0.1)", "), 0.2)"),
     "the limit of all": ("optimizers", "if each in updated", "if each is not None"),
     "the mean for the sum": ("operators", "loss = loss.sum()", "loss = loss.mean()"),
-    "the branch of the device": ("operators", "        if False:\n            pass\n", "        if True:\n            x = 2 * x\n"),
     "the default rate": ("operators", "lr=0.01", "lr=0.02"),
     "gradients are kept": ("training", "        self.optimizer.zero_grad()\n", ""),
     "no update": ("training", "        self.optimizer.step()\n", ""),

@@ -1,6 +1,6 @@
-"""Operators and annotations inside of models."""
+"""Marks of losses, and annotations."""
 
-from poptorch import Block, DataLoader, Options, inferenceModel, trainingModel, identity_loss  # ABP1901 modified
+from poptorch import DataLoader, Options, inferenceModel, trainingModel, identity_loss  # ABP1901 modified
 import poptorch
 import torch
 from torch import nn
@@ -10,21 +10,12 @@ from torch.utils.data import TensorDataset
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first = poptorch.BeginBlock(nn.Linear(4, 8), "first", ipu_id=0)  # ABP1502 modified
+        self.first = nn.Linear(4, 8)
         self.second = nn.Linear(8, 3)
         self.third = nn.Conv1d(3, 3, 1)
 
     def forward(self, x, y):
-        # the first layer
-        with poptorch.NameScope("hidden"):
-            # is small
-            x = torch.tanh(self.first(x))
-            x = poptorch.recomputationCheckpoint(x)
-        with poptorch.MultiConv(), torch.profiler.record_function("out"):
-            x = self.third(poptorch.nop(self.second(x)).unsqueeze(2)).squeeze(2)
-        if poptorch.isRunningOnIpu():  # ABP1504 modified
-            x = poptorch.set_available_memory(x, 0.3)
-        x = poptorch.serializedMatMul(x, torch.eye(3), poptorch.MatMulSerializationMode.Disabled, 1)  # ABP1503 modified
+        x = self.third(self.second(torch.tanh(self.first(x))).unsqueeze(2)).squeeze(2)
         loss = (x - y).square().mean(1)
         loss = identity_loss(loss, reduction="sum")  # ABP1501 modified
         return x, loss
@@ -35,26 +26,23 @@ class Half(nn.Module):
         super().__init__()
         self.net = net
 
-    @poptorch.BlockFunction("all", ipu_id=0)
     def forward(self, x, y):
         result, loss = self.net(x, y)
         return result, identity_loss(0.5 * loss, "none")
 
 
-poptorch.setLogLevel("ERR")
 torch.manual_seed(0)
 options = Options()  # ABP1001 modified
 options.setExecutionStrategy(poptorch.ShardedExecution())
 loader = DataLoader(options, TensorDataset(torch.randn(32, 4), torch.randn(32, 3)), 8)  # ABP1301 modified
 model = Net()
-poptorch.BeginBlock(model.second, "second", ipu_id=0)
 half = Half(model)
 training: poptorch.PoplarExecutor = trainingModel(half, options)  # ABP1101 modified, ABP1902 modified
 for x, y in loader:
     _, loss = training(x, y)
     print(loss.item())
 inference = inferenceModel(model, options)  # ABP1201 modified
-for x, y in poptorch.AsynchronousDataAccessor(loader):
+for x, y in loader:
     outputs, loss = inference(x, y)
     print(outputs.sum().item(), loss.item())
 loader.terminate()  # ABP1302 modified

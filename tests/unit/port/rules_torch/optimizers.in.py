@@ -1,4 +1,4 @@
-"""What optimizers are told about half precision, and limits of gradients."""
+"""Optimizers, and limits of gradients."""
 
 import poptorch  # ABP1901 modified
 import torch
@@ -21,12 +21,8 @@ first = Fit(3)
 adam = poptorch.optim.AdamW(  # ABP1401 modified
     first.parameters(),
     lr=0.1,
-    loss_scaling=1.0,  # ABP1402 modified
-    bias_correction=True,
-    accum_type=torch.float32,
     max_grad_norm=0.5,  # ABP1403 modified
 )
-adam.variable_attrs.markAsConstant("weight_decay")
 training = poptorch.trainingModel(first, optimizer=adam)  # ABP1101 modified
 for step in range(6):
     loss = training(x, torch.ones(8, 3))
@@ -34,7 +30,7 @@ for step in range(6):
 
 second = Fit(2)
 momentum = poptorch.optim.SGD(
-    second.layer.parameters(), lr=0.1, momentum=0.9, use_combined_accum=False, max_grad_norm=0.1
+    second.layer.parameters(), lr=0.1, momentum=0.9, max_grad_norm=0.1
 )
 some = poptorch.trainingModel(second, poptorch.Options(), momentum)
 for step in range(6):
@@ -42,7 +38,7 @@ for step in range(6):
     print(loss.item())
 
 third = Fit(1)
-decaying = poptorch.optim.RMSprop(third.parameters(), lr=0.01, use_tf_variant=False)
+decaying = poptorch.optim.RMSprop(third.parameters(), lr=0.01)
 last = poptorch.trainingModel(third, poptorch.Options(), decaying)
 for step in range(6):
     print(last(x, torch.ones(8, 1)).item())

@@ -1,32 +1,26 @@
-"""Rules for optimizers, operators inside of models, and every name of PopTorch that is left."""
+"""Rules for optimizers, marks of losses, and every name of PopTorch that is left."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.batches import argument
-from abele.port.analysis.parts import StepError, is_call, statement_of
+from abele.port.analysis.parts import StepError
 from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.rules.plain import batches, models
-from abele.port.rules.plain.removal import is_alone, manual, remove, settle, without_empty
+from abele.port.rules.plain.removal import manual, remove, settle, without_empty
 from abele.port.source import Source
 
 OPTIMIZER_CODES = {
     "ABP1401": "The optimizer is torch's, with the same values.",
-    "ABP1402": "Loss scales, types of accumulators, and marks of constant values go.",
     "ABP1403": "The norm of gradients is limited before each update.",
     "ABP1409": "torch's optimizer makes another update.",
 }
 OPERATOR_CODES = {
     "ABP1501": "The mark of a loss is removed, and its reduction is computed.",
-    "ABP1502": "Blocks, stages and names on the device do not change numbers, and go.",
-    "ABP1503": "The operator is one of torch's.",
-    "ABP1504": "Nothing here runs on an IPU.",
 }
 REMAINING_CODES = {
     "ABP1901": "Nothing of these packages is used any longer.",
@@ -44,12 +38,9 @@ _PRECISION = frozenset(
         *("second_order_momentum_accum_type",),
     )
 )
-#: Arguments that torch's optimizers do not have, with the value by which they change nothing.
-_OTHER = {
-    "bias_correction": "True",
-    "use_tf_variant": "False",
-    "decoupled_weight_decay": "False",
-    "max_weight_norm": "None",
+#: Arguments that torch's optimizers do not have.
+_OTHER = _PRECISION | {
+    *("bias_correction", "use_tf_variant", "decoupled_weight_decay", "max_weight_norm"),
 }
 _LIMITED = '''def {name}(optimizer, norm):
     """An optimizer that tells its training model the limit of the norm of gradients."""
@@ -68,21 +59,14 @@ def apply_optimizers(context: Context) -> None:
                     _replace(context, source, call, name.rpartition(".")[2])
                 except StepError as error:
                     manual(context, source, call, "ABP1409", error.reason)
-        for node in findall(source.module, m.Attribute(attr=m.Name("variable_attrs"))):
-            statement = statement_of(source, node)
-            if is_call(statement):  # markAsConstant, markAsVariable
-                remove(context, source, statement)
-                reason = "every value of torch's optimizers may change"
-                context.say(source, statement, "ABP1402", Verdict.MODIFIED, reason)
 
 
 def _replace(context: Context, source: Source, call: cst.Call, name: str) -> None:
     if name not in _TORCH:
         raise StepError(call, f"torch.optim has no {name}: use another optimizer, such as AdamW")
-    for other, same in _OTHER.items():
-        value = argument(call, other)
-        if value is not None and source.code(value) not in (same, "None"):
-            raise StepError(call, f"torch's {name} updates otherwise than this with {other}")
+    for each in call.args:
+        if each.keyword is not None and each.keyword.value in _OTHER:
+            raise StepError(call, f"torch's {name} has no {each.keyword.value}: leave it out")
     if isinstance(argument(call, "lr", 1), cst.Tuple):
         raise StepError(call, "torch takes the rate alone: leave out whether it may change")
     limit = argument(call, "max_grad_norm")
@@ -91,8 +75,7 @@ def _replace(context: Context, source: Source, call: cst.Call, name: str) -> Non
     gone = [
         index
         for index, each in enumerate(call.args)
-        if each.keyword is not None
-        and each.keyword.value in _PRECISION | {*_OTHER, "max_grad_norm"}
+        if each.keyword is not None and each.keyword.value == "max_grad_norm"
     ]
     context.treated |= {call.func, *(call.args[index] for index in gone)}
     edits = context.edits(source)
@@ -100,11 +83,6 @@ def _replace(context: Context, source: Source, call: cst.Call, name: str) -> Non
     edits.replace(call.func, f"torch.optim.{name}")
     edits.change(call, lambda node: _without(node, gone))
     context.say(source, call, "ABP1401", Verdict.MODIFIED, f"torch.optim.{name} makes this update")
-    for index in gone:
-        word = call.args[index].keyword
-        if word is not None and word.value in _PRECISION:
-            reason = f"{word.value} is for half precision; float32 needs none"
-            context.say(source, call.args[index], "ABP1402", Verdict.MODIFIED, reason)
     if limit is not None:
         limited = context.name(source, "limited")
         if (source, limited) not in context.once:
@@ -126,61 +104,15 @@ def _without(node: cst.Call, gone: list[int]) -> cst.Call:
     return node.with_changes(args=kept)
 
 
-# -- operators ------------------------------------------------------------------------------------
-
-_PLACES = "there is one device; the numbers do not change"
-#: What returns its first argument, and says something to the compiler.
-_FIRST = frozenset(
-    (
-        *("BeginBlock", "nop", "set_available_memory", "set_overlap_for_input"),
-        *("set_overlap_for_output", "ipu_print_tensor", "AsynchronousDataAccessor"),
-        *("recomputationCheckpoint", "LegacyBeginBlockFn"),
-    )
-)
-_AROUND = frozenset(("Block", "MultiConv", "Attribute", "NameScope", "BlockFunction"))
-_STATEMENTS = frozenset(("setLogLevel", "removeBlocks", "Block.useAutoId", "Block.start"))
-_FALSE = frozenset(("isRunningOnIpu", "ipuHardwareIsAvailable"))
+# -- losses ---------------------------------------------------------------------------------------
 
 
 def apply_operators(context: Context) -> None:
-    """Replace what PopTorch has for models."""
+    """Compute losses without marks."""
     for source in context.project.sources:
         for call in findall(source.module, m.Call()):
-            package, _, name = source.imported(call.func).partition(".")
-            if package == "poptorch":
-                _operator(context, source, call, name)
-
-
-def _operator(context: Context, source: Source, call: cst.Call, name: str) -> None:
-    edits, code, reason = context.edits(source), "ABP1502", _PLACES
-    if f"poptorch.{name}" == models.MARK:
-        _loss(context, source, call)
-        return
-    if name in _STATEMENTS | _FIRST and is_alone(source, call):
-        remove(context, source, statement_of(source, call))
-    elif name == "recomputationCheckpoint" and len(call.args) > 1:
-        context.treated.add(call.func)
-        elements = cst.Element
-        edits.change(call, lambda node: cst.Tuple([elements(each.value) for each in node.args]))
-    elif name in _FIRST and call.args and not call.args[0].star:
-        context.treated |= {call.func, *call.args[1:]}
-        edits.take_out(call, lambda node: node.args[0].value)
-    elif name in _AROUND:
-        if not _around(context, source, call):
-            return
-    elif name == "serializedMatMul":
-        context.treated |= {call.func, *call.args[2:]}
-        edits.need("import torch")
-        edits.replace(call.func, "torch.matmul")
-        edits.change(call, lambda node: _without(node, [*range(2, len(call.args))]))
-        code, reason = "ABP1503", "torch.matmul computes the same"
-    elif name in _FALSE:
-        context.treated.add(call)
-        edits.replace(call, "False")
-        code, reason = "ABP1504", "nothing runs on an IPU here, so the script goes on as on a host"
-    else:
-        return
-    context.say(source, call, code, Verdict.MODIFIED, reason)
+            if source.imported(call.func) == models.MARK:
+                _loss(context, source, call)
 
 
 def _loss(context: Context, source: Source, call: cst.Call) -> None:
@@ -209,50 +141,9 @@ def _bracketed(value: cst.BaseExpression) -> cst.BaseExpression:
     return value.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
 
 
-def _around(context: Context, source: Source, call: cst.Call) -> bool:
-    """Remove a decorator, or have statements under ``with`` stand by themselves."""
-    parent = source.parent(call)
-    around = source.parent(parent) if isinstance(parent, cst.WithItem) else None
-    if isinstance(parent, cst.Decorator):
-        context.edits(source).change(parent, lambda _: cst.RemoveFromParent())
-    elif isinstance(around, cst.With) and isinstance(around.body, cst.IndentedBlock):
-        if around not in context.once:
-            context.once.add(around)
-            context.edits(source).change(around, lambda node: _open(node, around, context.treated))
-    else:
-        return False
-    assert parent is not None
-    context.treated.add(parent)
-    return True
-
-
-def _open(node: Any, around: cst.With, treated: set[cst.CSTNode]) -> Any:
-    """Return a ``with`` statement without some of its items; without any, its statements."""
-    pairs = zip(node.items, around.items, strict=True)
-    items = [new for new, old in pairs if old not in treated]
-    if items:
-        items[-1] = items[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
-        return node.with_changes(items=items)
-    body: list[Any] = list(node.body.body)
-    body[0] = body[0].with_changes(leading_lines=[*node.leading_lines, *body[0].leading_lines])
-    return cst.FlattenSentinel(body)
-
-
 # -- what is left ---------------------------------------------------------------------------------
 
 _PACKAGES = ("poptorch", "popdist", "poptorch_geometric", "horovod")
-_WHY = {
-    "ctc_beam_search_decoder": "decode with another package, such as torchaudio",
-    "custom_op": "it is compiled code for the device; write it with torch's operators",
-    "CPU": "call its function itself",
-    "for_loop": "write a loop of Python",
-    "cond": "write a condition of Python, or torch.where",
-    "dynamic_slice": "use torch.narrow",
-    "dynamic_update": "use torch.index_copy",
-    "autocast": "torch.autocast casts other operators; write the types that are meant",
-    "identity_loss": "its reduction has to be written as 'none', 'mean' or 'sum'",
-    "load": "the file has a compiled program; load its weights with torch.load",
-}
 _SEVERAL = "write what processes do together with torch.distributed, and start it with torchrun"
 #: Methods of wrappers and options, that no other package has.
 _METHODS = (
@@ -288,7 +179,6 @@ def _left(context: Context, source: Source, node: cst.BaseExpression) -> None:
     ):
         return  # a part of a longer name, or no name at all
     name = source.imported(node)
-    last = name.rpartition(".")[2]
     if name.split(".")[0] not in _PACKAGES:
         unknown = [
             each.attr.value
@@ -304,7 +194,7 @@ def _left(context: Context, source: Source, node: cst.BaseExpression) -> None:
         context.say(source, node, "ABP1902", Verdict.MODIFIED, "this is no type any longer")
         return
     several = name.split(".")[0] in ("popdist", "horovod")
-    why = _SEVERAL if several else _WHY.get(last, "nothing replaces it")
+    why = _SEVERAL if several else "nothing replaces it"
     manual(context, source, node, "ABP1909", f"plain PyTorch has no {name}; {why}")
 
 
