@@ -60,17 +60,11 @@ _NEUTRAL = frozenset(
         *("defaultOutputMode", *_FACTORS, *_MODES, *_REDUCTIONS),
     )
 )
-_WHY = {
-    "replicationFactor": "replicas share a batch; give each its part by hand",
-    "enableStochasticRounding": "half-precision weights were rounded by chance",
-    "setAutomaticLossScaling": "half-precision gradients were scaled; torch has a GradScaler",
-    "anchorTensor": "a tensor inside the program was returned; use a hook of torch",
-    "enableSyntheticData": "the program trained on made-up data, whatever it was given",
-    "loadFromFile": "write the lines of the file here, as calls of these options",
-    "from_json": "call each option by its name",
-}
 #: Names of methods of options, and of what they return.
-METHODS = _NEUTRAL - {"ipu", "stage", "blocks"} | {*_WHY}
+METHODS = _NEUTRAL - {"ipu", "stage", "blocks"} | {
+    *("replicationFactor", "enableStochasticRounding", "setAutomaticLossScaling", "anchorTensor"),
+    *("enableSyntheticData", "loadFromFile", "from_json"),
+}
 _SEVERAL = "its options divide rows and gradients among instances: do that with torch.distributed"
 #: Parts of models that draw random numbers.
 _DRAWS = re.compile(r"(?i)dropout|bernoulli|rrelu|rand\w*_like|multinomial|gumbel")
@@ -281,7 +275,7 @@ def apply_options(context: Context) -> None:
             manual(context, thing.source, thing.made, "ABP1009", _SEVERAL)
         for source, call, name in _settings(context, thing):
             if name not in _NEUTRAL and not _is_one_replica(name, call):
-                reason = f"{name}: {_WHY.get(name, 'its effect is not known here')}"
+                reason = f"plain PyTorch has no {name}: write by hand what it changes"
                 manual(context, source, call, "ABP1008", reason)
     for source in context.project.sources:
         if ("wrapped", source) in context.once:
