@@ -2,13 +2,11 @@
 
 import inspect
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from helpers.warm_python import python
 from poptorch import enums
 from poptorch.options import Options, OptionsDict, TensorLocationSettings, _table
 
@@ -70,12 +68,6 @@ def test_rows_are_unique_and_explained():
     assert len(keys) == len(set(keys))
     assert all(row.note and row.when in ("compile", "run") for row in _table.TABLE)
     assert {row.namespace for row in _table.TABLE} == set(_table.NAMESPACES)
-
-
-def test_the_compatibility_page_is_up_to_date():
-    script = ROOT / "scripts" / "gen_compatibility.py"
-    done = subprocess.run([python(), script, "--check"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 # --- what is and what is not honoured
