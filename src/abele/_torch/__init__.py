@@ -84,7 +84,6 @@ __all__ = [
     "get_proxy_mode",
     "graph_of",
     "is_operator",
-    "is_profiling",
     "is_transformed",
     "laid_out",
     "laid_out_like",
@@ -269,11 +268,6 @@ def operator_name(operator: OpOverload | HigherOrderOperator) -> str:
 def is_operator(value: object) -> TypeGuard[OpOverload | HigherOrderOperator]:
     """Return whether ``value`` is an operator of torch.ops, with which nodes of a graph compute."""
     return isinstance(value, OpOverload | HigherOrderOperator)
-
-
-def is_profiling() -> bool:
-    """Return whether one of torch's profilers runs; asking costs less than telling it something."""
-    return torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
 
 
 def overloads(packet: object) -> list[OpOverload]:

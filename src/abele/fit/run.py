@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -43,26 +43,15 @@ class Results:
     before: Interval
 
 
-def of_calls(
-    model: Program,
-    config: StepConfig,
-    *,
-    on_host: bool,
-    returned: Collection[str] | None = None,
-) -> Results:
+def of_calls(model: Program, config: StepConfig, *, on_host: bool) -> Results:
     """Return the memory of the results of calls.
 
     Args:
         model: program of a micro-batch.
         config: partition of a call's batch.
         on_host: the device is the host; otherwise the caller's results are in other memory.
-        returned: outputs that the caller gets; None for all.
     """
-    outputs = [
-        slot
-        for slot in model.outputs
-        if slot.role is not Role.MAGNITUDES and (returned is None or slot.name in returned)
-    ]
+    outputs = [slot for slot in model.outputs if slot.role is not Role.MAGNITUDES]
     sizes = [torch.empty(s.shape, dtype=s.dtype, device="meta").nbytes for s in outputs]
     one, steps = _taken(sizes, on_host), list(batching.schedule(config))
     kept, earlier, at_update = 0, _ZERO, _ZERO
@@ -225,15 +214,11 @@ class Calls:
         module: bytes of the user's weights and buffers on the host.
         batch: bytes of the inputs of one call.
         tiered: first steps are interpreted, before the switch to compiled code.
-        handed: bytes of earlier programs' results that a program finds, by its name.
-        returned: outputs that callers get; None for all.
     """
 
     module: int
     batch: int
     tiered: bool = False
-    handed: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
-    returned: Collection[str] | None = None
 
 
 def estimate(
@@ -279,19 +264,13 @@ def _moments(
 ) -> list[Moment]:
     always = _always(programs, config, target, calls)
     on_host = target.device().type == "cpu"
-    results = of_calls(programs[0], config, on_host=on_host, returned=calls.returned)
+    results = of_calls(programs[0], config, on_host=on_host)
     needs = _needs(ways)
     most = together(needs)
     alone = sum(each.reserved - each.shared for each in needs)
     made = [start(always, Interval(alone, alone, most))]
     made += [
-        of_program(
-            name,
-            way.need,
-            (*always, *_handed(calls, name)),
-            _beside(way.need, name, ways),
-            results,
-        )
+        of_program(name, way.need, always, _beside(way.need, name, ways), results)
         for name, each in ways.items()
         for way in each
     ]
@@ -354,12 +333,6 @@ def _ways(programs: Sequence[Program], config: StepConfig, target: Target) -> _W
             )
             result.setdefault(name, []).append(way)
     return result
-
-
-def _handed(calls: Calls, name: str) -> list[Part]:
-    """Return the bytes of earlier programs' results that a program finds."""
-    size = calls.handed.get(name, 0)
-    return [Part(role="left by earlier sections", size=Interval.exact(size))] if size else []
 
 
 def _needs(ways: _Ways, which: Callable[..., Need] = max) -> list[Need]:

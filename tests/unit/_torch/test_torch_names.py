@@ -403,13 +403,6 @@ def test_operators_are_of_the_class_we_ask_for():
     assert isinstance(torch.ops.aten.relu.default, _torch.OpOverload)
 
 
-def test_it_is_known_whether_somebody_profiles():
-    assert not _torch.is_profiling()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        assert _torch.is_profiling()
-    assert not _torch.is_profiling()
-
-
 def test_onednn_is_left_alone_afterwards():
     before = torch.backends.mkldnn.enabled
     with _torch.without_onednn():

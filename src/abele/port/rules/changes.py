@@ -302,10 +302,9 @@ def _conflicts(
             break
         root = root.value
     variable = context.things.variable(source, root)
-    if variable is None or (source.enclosing(node, cst.FunctionDef) in (None,) and False):
-        return False
     function = source.enclosing(node, cst.FunctionDef)
-    if function is not None and function.name.value in ("__init__", "forward", "__call__"):
+    own_call = function is not None and function.name.value in ("__init__", "forward", "__call__")
+    if variable is None or own_call:
         return False
     part = source.code(target).removeprefix(source.code(root))
     own = f"self.{part[1:]}" if part.startswith(".") else ""
