@@ -93,6 +93,7 @@ class Trial:
         self._generators = torch.cuda if state.device.type == "cuda" else torch
         streams = state.random_state
         self._numbers = self._generators.get_rng_state() if streams is None else streams[0]
+        self._nearly_right: list[_Values] = []
 
     def compare(self, interpreted: Executable, compiled: Executable) -> Comparison:
         """Run both kinds of programs and compare all results and all state that they write.
@@ -143,6 +144,9 @@ class Trial:
             problem = first_problem(expected, moved, computed, exact, errors=errors)
         if problem is None:
             return _agreement(errors, "float64")
+        # Alive, or code that leaves a result unwritten could find nearly right values in their
+        # memory at the next attempt.
+        self._nearly_right = moved
         return Comparison(problem=problem)
 
     def _expectation(self, interpreted: Executable) -> tuple[_Values, float]:
