@@ -161,7 +161,7 @@ def decided(wanted: Wanted, lowered: Lowered) -> Running:
 
 
 def _manner(lowered: Lowered) -> str:
-    """Return the manner in which lowered programs run; see ``Lowering.manner``."""
+    """Say in words how lowered programs run, such as ``are compiled``; see ``Lowering.manner``."""
     lowerings = [lowered.target.lowering(name) for name in lowered.names]
     if any(lowering.compiles or lowering.manner == COMPILED for lowering in lowerings):
         return COMPILED

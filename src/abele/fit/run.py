@@ -208,7 +208,7 @@ STATE = ("parameters", "buffers", "optimizer state", _ON_HOST)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calls:
-    """Memory of calls in addition to the programs'.
+    """Memory that calls of a model take besides its programs.
 
     Attributes:
         module: bytes of the user's weights and buffers on the host.

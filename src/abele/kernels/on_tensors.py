@@ -173,7 +173,7 @@ def _image(*shape: int) -> Tensor:
 
 
 def _patches(library: ctypes.CDLL, small: Tensor, weight: Tensor) -> tuple[ctypes.Structure, int]:
-    """Return the sizes of a convolution, and the threads that it keeps busy."""
+    """Return the C structure of a convolution of windows side by side, and its threads."""
     images, _, height, width = small.shape
     threads = threads_for(library, 0, small.numel() * weight[0].numel())
     return Patches(images, height, width, *weight.shape), threads

@@ -22,7 +22,7 @@ from abele.targets.base import Run
 
 
 class Lane:
-    """The lane of a stage on the host."""
+    """The place where a pipeline stage runs in order: on the host, the calling thread."""
 
     def begin(self) -> None:
         """Order the caller's work before that of the lane."""
@@ -52,7 +52,7 @@ class Lane:
 
 
 class _StreamLane(Lane):
-    """The lane of a stage on a GPU."""
+    """The CUDA stream in which a pipeline stage runs on a GPU."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -337,7 +337,7 @@ class _RunState:
         return task.stage == self.pipeline.cut.stages - 1
 
     def _count_stash(self, task: Task, values: Mapping[str, Any]) -> None:
-        """Between its forward and its backward, a stage keeps what backward takes."""
+        """Count the bytes that a stage keeps between a micro-batch's forward and its backward."""
         stage, lane = task.stage, self.pipeline.lanes[task.stage]
         stashed = self.stashed_bytes[stage]
         if task.backward:

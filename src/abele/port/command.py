@@ -75,7 +75,7 @@ def command(parsed: argparse.Namespace) -> int:
 
 
 def _status(result: Port) -> int:
-    """Return the exit status of a port; one that would run nothing is left to do by hand."""
+    """Return the exit status of a port; at least 3 if nothing of the port would run on abele."""
     return STATUS[result.verdict] if result.runs else max(STATUS[result.verdict], 3)
 
 

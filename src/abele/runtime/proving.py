@@ -58,7 +58,7 @@ class Change:
     over = False
 
     def due(self, inputs: Inputs) -> Executable | None:
-        """Return the programs from the next call on; None if they stay as they are.
+        """Return the programs to use from the next call on; None to go on with the present ones.
 
         Args:
             inputs: gives the call's first micro-batch by the name of slots.

@@ -196,7 +196,7 @@ class Memory:
         return self._with_code(sum(parts.values(), self._nothing), end)
 
     def pair(self, end: End, stages: int, micro_batches: int) -> Table:
-        """Bytes of a device with the first and the last stage, by the ends of what is between.
+        """Return the bytes of a device that runs the first and the last stage, for all boundaries.
 
         The row is where the first stage ends, the column where the last one begins.
         """

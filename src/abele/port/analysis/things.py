@@ -330,7 +330,7 @@ class Things:
         return None
 
     def _class(self, thing: Thing) -> cst.ClassDef | None:
-        """Return the program's class of an object."""
+        """Return the class of an object if the ported program defines it."""
         made = thing.made
         return (
             self._project.class_of(thing.source, made.func) if isinstance(made, cst.Call) else None

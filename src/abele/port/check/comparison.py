@@ -40,7 +40,7 @@ class StepPair:
 
     @property
     def same_batch(self) -> bool:
-        """The model's inputs are known to be the same tensors."""
+        """True if original and port are known to have given their model the same inputs."""
         mine, other = self.original, self.port
         known = bool(mine.inputs) and other.alone and len(mine.losses) == 1
         return known and {*mine.inputs} <= {*other.inputs}

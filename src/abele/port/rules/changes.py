@@ -167,7 +167,7 @@ def _used(context: Context, step: Step) -> set[Thing]:
 def _root(
     context: Context, source: Source, node: cst.BaseExpression
 ) -> tuple[set[Thing], cst.For | None]:
-    """Return the models and losses that an expression is a part of, and the loop that binds it."""
+    """Return the models and losses that an attribute belongs to, and the loop that binds it."""
     base, things = node, set[Thing]()
     while True:
         things |= context.things.of(source, base)

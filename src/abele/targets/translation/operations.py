@@ -40,7 +40,7 @@ class Operation:
         return [] if self.part_of is None else [self.part_of, *self.also]
 
     def resolve(self) -> None:
-        """Say where everything lies in the end, after tensors have become pieces of others."""
+        """Replace each view by its final buffer and offset, once tensors are parts of others."""
         self.move(Place.resolved)
 
     def move(self, change: Callable[[Place], Place]) -> None:

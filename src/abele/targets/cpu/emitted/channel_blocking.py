@@ -56,7 +56,7 @@ class ChannelBlocks(Unit):
 
     @property
     def pixels(self) -> int:
-        """Pixels of a channel of a sample."""
+        """Number of pixels of one channel of one sample."""
         return math.prod(self.images[2:])
 
     @property
