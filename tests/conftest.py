@@ -21,7 +21,7 @@ import poptorch  # noqa: F401  changes the environment when it is imported, so b
 from abele import ExecutableCache, get_target
 from abele.compile import estimates, start, verdict
 from abele.runtime.proving import TakeOver
-from abele.targets import ENVIRONMENT, Target, candidates
+from abele.targets import ENVIRONMENT, NAMES, Target, candidates
 from helpers import compiler_cache, properties
 
 
@@ -156,7 +156,11 @@ def usable(name: str) -> Target:
     return target
 
 
-TARGETS = ["reference", pytest.param("cpu", marks=pytest.mark.compiler), "cuda"]
+TARGETS = [
+    pytest.param(name, marks=pytest.mark.compiler if name == "cpu" else ())
+    for name in NAMES
+    if name != "null"
+]
 
 
 @pytest.fixture(params=TARGETS)

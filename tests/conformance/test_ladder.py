@@ -43,7 +43,7 @@ def shared_cache(tmp_path_factory):
     return ExecutableCache(tmp_path_factory.mktemp("ladder"))
 
 
-@pytest.fixture(scope="module", params=[t for t in TARGETS if t != "reference"])
+@pytest.fixture(scope="module", params=[each for each in TARGETS if each.values != ("reference",)])
 def compiler(request):
     return usable(request.param)
 
@@ -52,7 +52,7 @@ def compiler(request):
 def compiled(request, compiler, shared_cache):
     """Model, optimizer and what a freshly compiled executable makes of them."""
     trained, origin = step_once_more(*request.param, compiler, shared_cache)
-    assert origin == "miss"
+    assert origin == ("miss" if compiler.cacheable else "off")
     return *request.param, trained
 
 
@@ -72,6 +72,8 @@ def test_compiled_is_close_to_eager(compiled, compiler):
 
 
 def test_loaded_from_the_cache_is_compiled_bit_by_bit(compiled, compiler, shared_cache):
+    if not compiler.cacheable:
+        pytest.skip(f"target {compiler.name} stores no executables")
     name, kind, trained = compiled
     loaded, origin = step_once_more(name, kind, compiler, shared_cache)
     assert origin == "hit"

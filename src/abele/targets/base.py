@@ -485,13 +485,13 @@ class Target(abc.ABC):
     def device(self) -> torch.device:
         """Return the device of a program's tensors."""
 
+    @abc.abstractmethod
     def interpreted(self, program: Program) -> tuple[Program, Run]:
         """Return a program as torch's own kernels run it on this device, and what runs it.
 
         Args:
             program: after the common pipeline and before any lowering pass.
         """
-        raise NotImplementedError(f"target {self.name!r} computes nothing to compare")
 
     def toolchain(self) -> str:
         """Return what tells the compiler of this target from another; empty if there is none."""

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from abele.program import Program
-from abele.targets.base import Compiled, Lowering, Target
+from abele.targets.base import Compiled, Lowering
+from abele.targets.reference import HostTarget
 
 
 class Zeros(Lowering):
@@ -34,15 +35,11 @@ class Zeros(Lowering):
         return Compiled(run)
 
 
-class Null(Target):
+class Null(HostTarget):
     """A target that computes nothing, to measure the overhead of calls."""
 
     name = "null"
     lowerings = (Zeros(),)
-
-    def device(self) -> torch.device:
-        """Return the host."""
-        return torch.device("cpu")
 
     def describe(self) -> Mapping[str, Any]:
         """Return the name alone: results do not depend on the machine."""

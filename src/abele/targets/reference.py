@@ -79,11 +79,8 @@ def _run(program: Program, function: Callable[[list[torch.Tensor]], Any]) -> Run
     return run
 
 
-class Reference(Target):
-    """Interprets programs on the host."""
-
-    name = "reference"
-    lowerings = (Interpreter(),)
+class HostTarget(Target):
+    """A target whose tensors are the host's, so that torch can interpret its programs there."""
 
     def device(self) -> torch.device:
         """Return the host."""
@@ -92,6 +89,13 @@ class Reference(Target):
     def interpreted(self, program: Program) -> tuple[Program, Run]:
         """Return the program as it is, and what calls torch's kernels for its operators."""
         return program, Interpreter().compile(program).run
+
+
+class Reference(HostTarget):
+    """The target that interprets programs on the host."""
+
+    name = "reference"
+    lowerings = (Interpreter(),)
 
     def describe(self) -> Mapping[str, Any]:
         """Only torch decides what an interpreted program computes."""

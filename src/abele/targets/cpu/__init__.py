@@ -16,14 +16,13 @@ from abele.errors import CompilerError
 from abele.kernels import build, packaged, sources
 from abele.kernels.build import Making
 from abele.passes.of_lowerings.recurrent import recurrent_loops
-from abele.program import Program
-from abele.targets.base import Lowering, Run, Target
+from abele.targets.base import Lowering
 from abele.targets.cpu.compiler import compiler, identity, instruction_set
 from abele.targets.cpu.emitted import headers
 from abele.targets.cpu.emitted.build import fingerprint as emitter_fingerprint
 from abele.targets.cpu.emitted.lowering import Emitted
 from abele.targets.cpu.op_by_op.lowering import OpByOp
-from abele.targets.reference import Interpreter
+from abele.targets.reference import HostTarget, Interpreter
 
 _ARENA_S = 1.3  # that compiling what reserves memory takes, by g++ 12
 # The first that gives a reason takes a program; the last takes what is left, and is measured beside
@@ -31,17 +30,13 @@ _ARENA_S = 1.3  # that compiling what reserves memory takes, by g++ 12
 LOWERINGS: tuple[Lowering, ...] = (OpByOp(), Emitted(), Interpreter())
 
 
-class Cpu(Target):
+class Cpu(HostTarget):
     """The host's processor, with every instruction it has."""
 
     name = "cpu"
     lowerings = LOWERINGS
     cacheable = True
     apart = (recurrent_loops,)
-
-    def device(self) -> torch.device:
-        """Return the host."""
-        return torch.device("cpu")
 
     def cannot_compile(self, lowerings: Collection[str] | None = None) -> str | None:
         """Require a C++ compiler, except for loading and for kernels that the package contains."""
@@ -90,10 +85,6 @@ class Cpu(Target):
             if memory is not None:
                 memory.result()
             read.result()
-
-    def interpreted(self, program: Program) -> tuple[Program, Run]:
-        """Return the program as it is, and what calls torch's kernels for its operators."""
-        return program, Interpreter().compile(program).run
 
     def toolchain(self) -> str:
         """Return what tells the C++ compiler from another; empty without one."""

@@ -16,7 +16,7 @@ from abele.targets.cuda.op_by_op import OpByOp, current_gpu, straight_run, to_gp
 
 
 class Cuda(Target):
-    """Return the current GPU."""
+    """The target that runs programs on the current NVIDIA GPU."""
 
     name = "cuda"
     lowerings = (Emitted(), OpByOp())
@@ -24,7 +24,7 @@ class Cuda(Target):
     measures = False  # the clock of the host does not see how long a GPU takes
 
     def unavailable(self) -> str | None:
-        """Needs a CUDA build of torch and a GPU."""
+        """Require a CUDA build of torch and a GPU."""
         if torch.version.cuda is None:
             return "this torch is built without CUDA. Install a CUDA build of torch 2.13."
         with warnings.catch_warnings():  # of a missing driver, which the reason says anyway
@@ -48,7 +48,7 @@ class Cuda(Target):
         return nvrtc.version()
 
     def describe(self) -> Mapping[str, Any]:
-        """Kernels are built for one compute capability."""
+        """Describe the GPU by its compute capability, for which kernels are compiled."""
         major, minor = torch.cuda.get_device_capability()
         return {
             "target": self.name,
