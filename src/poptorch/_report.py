@@ -13,12 +13,10 @@ from abele import passes
 from abele.collectives import Counts
 from abele.program import memory
 from abele.report import facts, timing
-from abele.report import files as written
-from abele.report.instances import name_of
 from abele.report.journal import FILE as JOURNAL
 from abele.report.journal import Journal, window_of
 from abele.report.optimizer import Optimizer, optimizer_of
-from abele.report.page import page
+from abele.report.page import page, write_page
 from abele.report.record import Option, Run
 from abele.report.recorder import Changes, Latest, Recorder, Trouble, Uncalled, parts_of
 from abele.runtime.observers import Observer
@@ -33,22 +31,6 @@ from poptorch.options._engine import report_wanted
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-#: Advice for each kind of insight, in terms of this interface.
-_ADVICE = {
-    "waiting": "Load ahead: poptorch.DataLoader(..., num_workers=2, "
-    "mode=poptorch.DataLoaderMode.Async).",
-    "between": "Do less between calls, such as reading results, writing files or drawing bars; or "
-    "let one call take several batches: options.deviceIterations(16).",
-    "handling": "Let one call run several micro-batches: options.deviceIterations(16).",
-    "compiling": "Keep executables: options.enableExecutableCaching(FOLDER), or "
-    "POPTORCH_CACHE_DIR.",
-    "exchanging": "Exchange less often: options.Training.gradientAccumulation(n).",
-    "operators": "Larger micro-batches (batch_size of the loader): its kernels are so small that "
-    "most of each is the call.",
-    "activations": "Compute some again: poptorch.recomputationCheckpoint(x) in forward, between "
-    "its blocks.",
-}
 
 
 def weakly(
@@ -136,11 +118,11 @@ class Recording:
         made = self._model.get_compiled()
         if self._recorder is not None:
             with self._trouble:
-                run, executable = self._run(self._recorder.run, made), made.session.executable
+                run = self._run(self._recorder.run, made)
                 if change:
-                    self._recorder.changed(run, change, executable)
+                    self._recorder.changed(run, change)
                 else:
-                    self._recorder.built(run, made.captured.loss, executable)
+                    self._recorder.built(run, made.captured.loss)
 
     def end(self, how: str) -> None:
         """Record the end of a profiled run."""
@@ -165,7 +147,7 @@ class Recording:
             return
         path.mkdir(parents=True, exist_ok=True)
         run.write(path)
-        written.write(path, run, journal, alive=True)
+        write_page(path, run, journal, alive=True)
         if self._recorder is not None and self._recorder.folder.resolve() != path.resolve():
             shutil.copyfile(self._recorder.folder / JOURNAL, path / JOURNAL)
 
@@ -201,7 +183,7 @@ class Recording:
         if wanted is None:
             return None
         process = options.Distributed.processId
-        return wanted.folder / name_of(process) if process else wanted.folder
+        return wanted.folder / f"instance_{process}" if process else wanted.folder
 
     def _before(self) -> Run:
         """Return the record before anything was compiled."""
@@ -221,7 +203,6 @@ class Recording:
                 "processes": config.processes,
             },
             options=tuple(_options(options)),
-            advice=_ADVICE,
             optimizer=_values(self._optimizer),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import platform
 import time
@@ -21,6 +22,7 @@ from abele.program.core import node_phase, type_text, user_line
 from abele.program.memory import MemoryUse, Piece, given_bytes
 from abele.report import operators, record
 from abele.storage import temporary
+from abele.storage.values import raw_bytes
 from abele.targets.base import COMPILED
 
 LARGEST = 20
@@ -124,6 +126,11 @@ def _program(
         changes=tuple(changes[stamp] for stamp in program.history if stamp in changes),
         declined=dict(made.declined.get(program.name, {})),
         choices=operators.choices(lowering.kernel_choices(program)),
+        fingerprint=program.fingerprint(),
+        constants={
+            name: hashlib.sha256(raw_bytes(value)).hexdigest()
+            for name, value in program.graph.state_dict().items()
+        },
     )
 
 

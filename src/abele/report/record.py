@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from abele.errors import ReportError
 from abele.report.optimizer import Optimizer
+from abele.storage import temporary
 from abele.storage.atomic import write_text
 
 SCHEMA = 1
@@ -38,6 +39,12 @@ class Process:
     machine: str
     began: float
     clock_ns: int
+
+    def is_alive(self) -> bool | None:
+        """Return whether the process runs; None if this machine cannot know."""
+        if self.machine != temporary.this_machine():
+            return None
+        return temporary.runs(self.pid, self.since)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -200,7 +207,6 @@ class Timing:
         clocked: of a run with clocks.
         clocks: what of that the clocks took, from measuring them alone.
         kernels: in the order in which they run.
-        made_up: the state was made up, because the run was over.
     """
 
     runs: int
@@ -208,7 +214,6 @@ class Timing:
     clocked: float
     clocks: float
     kernels: tuple[Kernel, ...]
-    made_up: bool = False
 
     @property
     def attributed(self) -> float:
@@ -417,6 +422,8 @@ class Program:
         untimed: reason why they were not timed, if timing was wanted.
         declined: for each preferred lowering that declined it, the reason.
         choices: backends of its operators with reasons; the most frequent first.
+        fingerprint: hash of everything that decides what it computes.
+        constants: hash of each constant by name.
     """
 
     name: str
@@ -432,6 +439,8 @@ class Program:
     untimed: str = ""
     declined: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     choices: tuple[Choice, ...] = ()
+    fingerprint: str = ""
+    constants: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -469,7 +478,6 @@ class Run:
         programs: its programs; empty before the build.
         exchanged: ``calls``, ``bytes`` and ``seconds`` of exchanges with other processes.
         notes: further sentences, such as why there is no pipeline.
-        advice: changes to a program by topic; see ``insights``.
         limits: peak rates of the machine, if kernels were timed.
         pipeline: latest passage through the pipeline; None without stages.
         host_steps: training steps made on the host, outside of the programs; None if not counted.
@@ -491,7 +499,6 @@ class Run:
     programs: tuple[Program, ...] = ()
     exchanged: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     notes: tuple[str, ...] = ()
-    advice: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     limits: Limits | None = None
     pipeline: Pipeline | None = None
     host_steps: int | None = None

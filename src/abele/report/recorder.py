@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 
-from abele.compile.executable import Executable
-from abele.errors import ReportError, SerializationError
+from abele.errors import ReportError
 from abele.program import Program, Stamp
 from abele.program.core import node_lines
-from abele.report import endings, executable_file, files
+from abele.report import endings
 from abele.report.journal import (
     FILE,
     SINGLE,
@@ -30,6 +29,7 @@ from abele.report.journal import (
     window_of,
 )
 from abele.report.optimizer import Optimizer, changed
+from abele.report.page import write_page
 from abele.report.record import Change, Run, Waits, read_run
 from abele.runtime.observers import CallRecord, Observer, nanoseconds
 from abele.storage.atomic import write_text
@@ -127,7 +127,7 @@ class Uncalled:
         self._folder.mkdir(parents=True, exist_ok=True)
         write_text(self._folder / FILE, "".join(f"{json.dumps(line)}\n" for line in lines))
         run.write(self._folder)
-        files.write(self._folder, run, read_journal(self._folder))
+        write_page(self._folder, run, read_journal(self._folder))
 
     def _line(self, kind: str, what: str, **more: str) -> dict[str, str | float]:
         at = (time.perf_counter_ns() - self._began_ns) / 1e9
@@ -227,26 +227,23 @@ class Recorder(Observer):
         """Record the begin of a part of building."""
         self._add("stage", self._now(), stage)
 
-    def built(self, run: Run, loss: int | None, made: Executable) -> None:
+    def built(self, run: Run, loss: int | None) -> None:
         """Record the programs after building.
 
         Args:
             run: the new record.
             loss: number of the output that is the loss; None if none is.
-            made: the executable, a copy of which stays in the folder.
         """
         self.run, self._loss, self._number = run, loss, self._first_number
         self._add("stage", self._now(), "calls")
-        self._keep(made)
         self._waits = self._loading()
         self._ended_ns, self._loaded_ns = time.perf_counter_ns(), self._waits.ns
         self._write()
 
-    def changed(self, run: Run, what: str, made: Executable) -> None:
+    def changed(self, run: Run, what: str) -> None:
         """Record a change, such as that of the running programs."""
         self.run = run
         self._add("note", self._now(), what)
-        self._keep(made)
         self._write()
 
     def optimizer(self, now: Optimizer) -> None:
@@ -270,17 +267,6 @@ class Recorder(Observer):
             self._ended_ns = time.perf_counter_ns()  # no call waited for that
             took = self._ended_ns - began
             self._changed_ns = began + took + max(int(CHANGED_S * 1e9), TIMES * took)
-
-    def _keep(self, made: Executable) -> None:
-        """Save the programs, so that they can be timed when the run is over."""
-
-        def write() -> None:
-            try:
-                executable_file.write(self.folder, made)
-            except SerializationError as error:
-                self._add("note", self._now(), f"Its programs cannot be kept to be timed: {error}")
-
-        self._trying(write)
 
     def on_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         """Read the loss: one number, or the mean of several."""
@@ -375,7 +361,6 @@ class Recorder(Observer):
         self._add("error", self._now(), text[:LONGEST], type=type(error).__name__, where=where)
         self._look(over=False)
         self._write()
-        self._trying(lambda: files.write_first(self.folder))
 
     def ended(self, how: str) -> None:
         """Record how the process ended."""
@@ -387,7 +372,6 @@ class Recorder(Observer):
         self._journal.close()
         self._look(over=how in WELL)
         self._write()
-        self._trying(lambda: files.write_first(self.folder))
 
     def looked(self, run: Run) -> None:
         """Record facts found between two calls, without counting the time for either.
@@ -419,7 +403,7 @@ class Recorder(Observer):
     def _write(self) -> None:
         began = time.perf_counter_ns()
         self._trying(lambda: self.run.write(self.folder))
-        self._trying(lambda: files.write(self.folder, self.run, self.read(), alive=True))
+        self._trying(lambda: write_page(self.folder, self.run, self.read(), alive=True))
         took = time.perf_counter_ns() - began
         self._again_ns = began + took + max(int(AGAIN_S * 1e9), TIMES * took)
 

@@ -1,11 +1,13 @@
-"""Differences between the records of two runs: optimizer, options, machine, time, memory, programs.
+"""Differences between the records of two runs: settings, machine, time, memory, programs, losses.
 
 Times differ if their quartiles do not overlap and their medians differ by more than ``LEAST``.
 Two runs of one program therefore show no difference, unless something slowed one of them down.
 
-Programs are compared by executables and by the texts in records. A text numbers its values, so the
-first operation that differs is on the first line that differs. Comments give the line of the user's
-source and do not count.
+A program's text numbers its values, so the first operation that differs is on the first line that
+differs. Comments give the line of the user's source and do not count.
+
+A journal has the loss of each of the first calls, later one every quarter of a second. Only losses
+of the same update are compared, bit for bit.
 """
 
 from __future__ import annotations
@@ -17,15 +19,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from pathlib import Path
 
-from abele.errors import CorruptExecutable
-from abele.report import executable_file, record, words
+from abele.report import words
 from abele.report.journal import Journal
 from abele.report.optimizer import Optimizer
 from abele.report.record import Change, Program, Run
 from abele.report.status import Steady, steady
-from abele.storage.container import Container
 
 LEAST = 0.03
 
@@ -43,7 +42,6 @@ class Difference:
         first: value in the first run, formatted.
         second: value in the second run, formatted.
         change: relative increase in the second run; None if the value is no quantity.
-        weight: sort key; the difference relative to the whole, or to the value itself.
     """
 
     kind: str
@@ -51,23 +49,19 @@ class Difference:
     first: str
     second: str
     change: float | None = None
-    weight: float = 0.0
 
 
 def _numbers(
-    kind: str, what: str, values: tuple[float, float], say: Callable[[float], str], whole: float = 0
+    kind: str, what: str, values: tuple[float, float], say: Callable[[float], str]
 ) -> Difference:
-    """Return the difference of two numbers, with a weight relative to ``whole`` if given."""
+    """Return the difference of two numbers."""
     first, second = values
     change = (second - first) / first if first else None
-    weight = abs(second - first) / (whole or abs(first) or abs(second) or 1.0)
-    return Difference(
-        kind=kind, what=what, first=say(first), second=say(second), change=change, weight=weight
-    )
+    return Difference(kind=kind, what=what, first=say(first), second=say(second), change=change)
 
 
 def differences(first: Files, second: Files) -> list[Difference]:
-    """Return all differences: the optimizer's, then others by descending weight."""
+    """Return all differences: the optimizer's, then others by descending change."""
     (a, calls_a), (b, calls_b) = first, second
     differing = [
         *_time(steady(calls_a), steady(calls_b)),
@@ -76,7 +70,10 @@ def differences(first: Files, second: Files) -> list[Difference]:
         *_machine(a, b),
         *_options(a, b),
     ]
-    return [*of_optimizers(first, second), *sorted(differing, key=lambda each: -each.weight)]
+    return [
+        *of_optimizers(first, second),
+        *sorted(differing, key=lambda each: -abs(each.change or 0)),
+    ]
 
 
 def _disjoint(first: Sequence[float], second: Sequence[float]) -> bool:
@@ -98,7 +95,7 @@ def _time(a: Steady | None, b: Steady | None) -> Iterator[Difference]:
     whole = max(a.whole, b.whole)
     for what, one, other in waits:
         if _disjoint(one, other) and abs(other[1] - one[1]) > LEAST * whole:
-            yield _numbers("time", what, (one[1], other[1]), words.seconds, whole)
+            yield _numbers("time", what, (one[1], other[1]), words.seconds)
 
 
 def _memory(a: Run, b: Run) -> Iterator[Difference]:
@@ -239,7 +236,7 @@ def _of_value(what: str, one: _Updates, other: _Updates, name: str) -> Iterator[
 # -- kernels ----------------------------------------------------------------------------------
 
 
-def programs_of_both(first: Run, second: Run) -> dict[str, tuple[record.Program, record.Program]]:
+def programs_of_both(first: Run, second: Run) -> dict[str, tuple[Program, Program]]:
     """Return the programs that both runs have, by name."""
     others = {each.name: each for each in second.programs}
     return {each.name: (each, others[each.name]) for each in first.programs if each.name in others}
@@ -260,7 +257,7 @@ def _kernels(first: Run, second: Run) -> Iterator[Difference]:
                 yield _numbers("operators", f"{operator} in {name}", counts, str)
 
 
-def _backends(name: str, one: record.Program, other: record.Program) -> Iterator[Difference]:
+def _backends(name: str, one: Program, other: Program) -> Iterator[Difference]:
     """Yield operators that another kernel or library computes in the second run."""
     backends: list[defaultdict[tuple[str, str], set[str]]] = []
     for program in (one, other):
@@ -274,7 +271,7 @@ def _backends(name: str, one: record.Program, other: record.Program) -> Iterator
             yield Difference(kind="kernels", what=what, first=first, second=second)
 
 
-def _counts(program: record.Program) -> Counter[str]:
+def _counts(program: Program) -> Counter[str]:
     counts: Counter[str] = Counter()
     for each in program.operators:
         counts[each.name] += each.count
@@ -328,8 +325,6 @@ def _compare_texts(first: Program, second: Program) -> ProgramDifference:
     """Compare the texts of two programs as far as the records keep them."""
     before, after = slots(first), slots(second)
     names = dict.fromkeys([*before, *after])
-    if not all(_BODY in _lines(each) for each in (first, second)):  # cut off among its inputs
-        names = {name: None for name in names if name in before and name in after}
     return ProgramDifference(
         name=first.name,
         slots=tuple(
@@ -403,36 +398,103 @@ def _texts(changes: Sequence[Change]) -> Mapping[str, str]:
     return texts if "capture" in texts else {}
 
 
-def of_runs(runs: tuple[Run, Run], folders: tuple[Path, Path]) -> Iterator[ProgramDifference]:
-    """Yield the differing programs, by fingerprint if both runs have executables, else by text."""
-    known = fingerprints(folders[0]), fingerprints(folders[1])
-    for name, (one, other) in programs_of_both(*runs).items():
-        prints = known[0].get(name, ""), known[1].get(name, "")
+def of_programs(first: Run, second: Run) -> Iterator[ProgramDifference]:
+    """Yield the differing programs, by fingerprint if both records have them, else by text."""
+    for one, other in programs_of_both(first, second).values():
+        prints = one.fingerprint, other.fingerprint
         each = _compare_texts(one, other)
-        by_text = bool(each.slots or any(each.operations))
-        if prints[0] != prints[1] if all(prints) else by_text:
-            constants = tuple(_constants(folders, name)) if all(prints) else ()
+        if prints[0] != prints[1] if all(prints) else each.slots or any(each.operations):
+            constants = tuple(
+                name
+                for name, value in one.constants.items()
+                if other.constants.get(name, value) != value
+            )
             yield dataclasses.replace(each, fingerprints=prints, constants=constants)
 
 
-def fingerprints(folder: Path) -> dict[str, str]:
-    """Return the fingerprints of programs by name; empty if the executable is unreadable."""
-    try:
-        with Container(folder / executable_file.FILE, executable_file.KIND) as file:
-            return dict(file.content["programs"])
-    except (OSError, CorruptExecutable, KeyError):
-        return {}
+# -- losses -----------------------------------------------------------------------------------
 
 
-def _constants(folders: tuple[Path, Path], program: str) -> Iterator[str]:
-    """Yield the names of constants whose values differ."""
-    prefix = f"constants/{program}/"
-    kind = executable_file.KIND
-    with (
-        Container(folders[0] / executable_file.FILE, kind) as first,
-        Container(folders[1] / executable_file.FILE, kind) as second,
-    ):
-        for name in first.names:
-            shared = name.startswith(prefix) and name in second.names
-            if shared and first.read(name) != second.read(name):
-                yield name.removeprefix(prefix)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The losses of one update.
+
+    Attributes:
+        update: number of the update, from 1; the last one of a call with several.
+        first: loss of the first run, or ``nan``, ``inf`` or ``-inf`` as text.
+        second: loss of the second run, in the same way.
+    """
+
+    update: int
+    first: float | str
+    second: float | str
+
+    @property
+    def distance(self) -> float | None:
+        """Distance relative to the larger loss; None unless both are finite."""
+        if isinstance(self.first, str) or isinstance(self.second, str):
+            return None
+        largest = max(abs(self.first), abs(self.second))
+        return abs(self.first - self.second) / largest if largest else 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Losses:
+    """The losses of two runs.
+
+    Attributes:
+        updates: number of updates of each run.
+        compared: number of updates whose losses both records have.
+        parted: number of these that differ.
+        before: last update with equal losses before the first difference; 0 if there is none.
+        first: first update whose losses differ; None if none does.
+        largest: pair with the largest distance; None if no pair that differs is finite.
+        not_finite: first update at which both losses are equal and not finite, or None.
+        training: a run trains; otherwise batches are counted instead of updates.
+    """
+
+    updates: tuple[int, int]
+    compared: int
+    parted: int
+    before: int
+    first: Pair | None
+    largest: Pair | None
+    not_finite: Pair | None
+    training: bool
+
+
+def of_losses(first: Files, second: Files) -> Losses:
+    """Compare the losses of two runs, update by update."""
+    one, other = _losses(*first), _losses(*second)
+    pairs = [
+        Pair(update=update, first=one[update], second=other[update])
+        for update in sorted(one.keys() & other.keys())
+    ]
+    differ = [each for each in pairs if each.first != each.second]
+    same = [each for each in pairs if each.first == each.second]
+    begin = differ[0].update if differ else math.inf
+    finite = [each for each in differ if each.distance is not None]
+    return Losses(
+        updates=(_updates(*first), _updates(*second)),
+        compared=len(pairs),
+        parted=len(differ),
+        before=max((each.update for each in same if each.update < begin), default=0),
+        first=differ[0] if differ else None,
+        largest=max(finite, key=lambda each: each.distance or 0.0, default=None),
+        not_finite=next((each for each in same if isinstance(each.first, str)), None),
+        training=first[0].training or second[0].training,
+    )
+
+
+def _updates(run: Run, journal: Journal) -> int:
+    return journal.calls * run.configuration.get("device_iterations", 1)
+
+
+def _losses(run: Run, journal: Journal) -> dict[int, float | str]:
+    """Return losses by the number of updates made at the end of their call."""
+    a_call = run.configuration.get("device_iterations", 1)
+    return {
+        (each.first + each.count) * a_call: each.instead if each.loss is None else each.loss
+        for each in journal.windows
+        if each.loss is not None or each.instead
+    }

@@ -32,15 +32,13 @@ _MOST_RUNS = 30
 _MEMORY_SHARE = 0.25
 
 
-def timed(
-    run: Run, executable: Executable, state: DeviceState | None, budget_s: float = BUDGET_S
-) -> Run:
+def timed(run: Run, executable: Executable, state: DeviceState, budget_s: float = BUDGET_S) -> Run:
     """Return a run's record with the times of its kernels, or why there are none.
 
     Args:
         run: the record; its programs are those of the executable.
         executable: the executable.
-        state: state of the session, which is copied; None to make up a state like the inputs.
+        state: state of the session, which is copied.
         budget_s: time for each program, which runs at least twice.
     """
     device = executable.target.device().type
@@ -76,14 +74,14 @@ def _limits() -> Limits:
 def _timed(
     program: Program,
     executable: Executable,
-    state: DeviceState | None,
+    state: DeviceState,
     known: Limits,
     budget_s: float,
 ) -> Timing | str:
     """Return the times of a program, or why there are none."""
     if any(has_effect(node) for node in all_nodes(program.graph)):
         return "it prints or calls the host, which it would do once more"
-    arguments = compiling.made_up(program) if state is None else _arguments(program, state)
+    arguments = _arguments(program, state)
     if 2 * sum(each.nbytes for each in arguments) > _MEMORY_SHARE * facts.machine().memory_bytes:
         return "there is no room for copies of its state"
     lowering = executable.lowering(program.name)
@@ -92,8 +90,7 @@ def _timed(
         if with_clocks is None:
             return "its code has no place for clocks"
         plain = executable.compiled[program.name].run
-        made = _both(program, plain, with_clocks, arguments, known, budget_s)
-        return dataclasses.replace(made, made_up=state is None)
+        return _both(program, plain, with_clocks, arguments, known, budget_s)
     except (AbeleError, RuntimeError, MemoryError) as error:  # the run itself goes on
         return f"it failed ({type(error).__name__}: {error})"
 

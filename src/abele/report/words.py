@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Sequence
-
-_DIGITS, _ALL_DIGITS = 6, 16  # of what somebody has set
 
 
 def size(count: float) -> str:
@@ -56,22 +53,7 @@ def number(value: float) -> str:
 
 def setting(value: float) -> str:
     """Format a number that the user set with six digits."""
-    return _written(value, _DIGITS)
-
-
-def settings(values: Sequence[float]) -> list[str]:
-    """Numbers that were set one after the other, with more digits where a change needs them."""
-    digits = [_DIGITS] * len(values)
-    for index, (a, b) in enumerate(itertools.pairwise(values)):
-        if a != b and not (math.isnan(a) and math.isnan(b)):
-            several = range(_DIGITS, _ALL_DIGITS + 1)
-            needed = next(n for n in several if _written(a, n) != _written(b, n))
-            digits[index : index + 2] = (max(needed, each) for each in digits[index : index + 2])
-    return [_written(value, count) for value, count in zip(values, digits, strict=True)]
-
-
-def _written(value: float, digits: int) -> str:
-    return f"{value:.{digits}g}" if digits < _ALL_DIGITS else repr(value)
+    return f"{value:.6g}"
 
 
 def aligned(rows: Sequence[tuple[str, ...]], left: Collection[int] | None = None) -> list[str]:

@@ -433,7 +433,7 @@ class PoplarExecutor(Inspection, Estimates):
 
         Args:
             path: a file whose name ends with ``.html`` gets the page; else a folder gets the page,
-                ``run.json``, ``journal.jsonl``, and ``trace.json`` for Perfetto.
+                ``run.json`` and ``journal.jsonl``.
             measure: time each kernel first: the programs run for a few seconds, on copies of the
                 state and made-up inputs. Generated code is compiled once more for that.
 

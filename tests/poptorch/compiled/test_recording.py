@@ -36,21 +36,6 @@ def test_a_run_is_recorded_with_its_calls_and_losses(tmp_path):
     assert read_journal(tmp_path / "net").end.what == "ended: the wrapper was destroyed"
 
 
-def test_operators_of_a_run_that_is_over_can_still_be_timed(tmp_path, monkeypatch):
-    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.outputExecutionProfile": "false"}')
-    wrapped = trainer(scorer(), enableProfiling=str(tmp_path), modelName="net")
-    losses = [float(wrapped(*rows(4))[0]) for _ in range(5)]
-    folder = tmp_path / "net"
-    assert main(["report", str(folder), "--measure"]) == 1  # it still goes on
-    wrapped.destroy()
-    assert all(each.timing is None for each in read_run(folder).programs)
-    assert main(["report", str(folder), "--measure"]) == 0
-    run, journal = recorded(tmp_path, "net")
-    assert all(each.timing is not None for each in run.programs)
-    assert [each.loss for each in journal.windows] == losses  # none of these runs is a call
-    assert "between them, " in words(folder / "report.html")
-
-
 def test_backward_and_update_have_modules_and_lines_too(tmp_path):
     wrapped = trainer(scorer(), enableProfiling=str(tmp_path))
     wrapped.compile(*rows(4))
@@ -460,7 +445,6 @@ def test_a_pipeline_has_its_stages_on_the_page(tmp_path, monkeypatch):
     assert all(0 <= each.begin <= each.end for each in shown.tasks)
     text = words(tmp_path / "net" / "report.html")
     assert "In the latest call 4 micro-batches went through 2 stages in" in text
-    assert "stage 1: second" in (tmp_path / "net" / "trace.json").read_text()
 
 
 FULL = (

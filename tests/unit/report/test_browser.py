@@ -4,17 +4,14 @@ Needs Chromium: any of ``BROWSERS`` on the PATH, or ``ABELE_BROWSER``, the path 
 ``scripts/test --thorough`` installs Debian's where it can.
 """
 
-import dataclasses
 import os
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from abele.report import comparison
-from abele.report.instances import Instance
 from abele.report.page import page
 from helpers.reported import journal_of, run_before, run_of
 
@@ -94,25 +91,10 @@ def failed():
     return page(run_before(), journal_of(("stage", "capture"), *errors))
 
 
-def several():
-    """Instances, one of which was killed."""
-    run = run_before()
-    run = dataclasses.replace(
-        run,
-        configuration={**run.configuration, "processes": 3},
-        exchanged={"calls": 20.0, "bytes": 1e6, "seconds": 0.3},
-    )
-    others = [
-        Instance(number=n, run=run, journal=journal_of(*how), alive=False, folder=f"instance_{n}")
-        for n, how in ((1, ENDED), (2, (("stage", "calls"),)))
-    ]
-    return page(run, journal_of(*ENDED), others=others)
-
-
 def compared():
     one, other = run_of("dense"), run_of("introduction")
     first, second = (one, journal_of(*ENDED)), (other, journal_of(*ENDED, computed=0.1))
-    return comparison.page(first, second, (Path("first"), Path("second")))
+    return comparison.page(first, second, ("first", "second"))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +103,6 @@ def compared():
         (introduction, 500),
         (introduction, 1200),
         (failed, 500),
-        (several, 500),
         (compared, 500),
     ],
 )
@@ -135,4 +116,4 @@ def test_everything_that_can_be_clicked_opens_and_nothing_is_too_wide_then(
     done = subprocess.run(command, check=True, capture_output=True, timeout=120, text=True)
     (clicked,) = re.findall(r"clicked (\d+): all well", done.stdout)
     assert int(clicked) == text.count("<summary>")
-    assert int(clicked) > 5 or make is not introduction
+    assert int(clicked) > 1 or make is not introduction

@@ -45,10 +45,27 @@ def test_of_another_machine_nobody_knows(folder):
     assert "Nobody here can see" in (folder / "report.html").read_text()
 
 
-def test_two_runs_are_compared(folder, capsys):
-    assert main(["report", str(folder), "--compare", str(folder)]) == 0
+@pytest.fixture
+def other(folder):
+    copy = folder / "other"
+    copy.mkdir()
+    for name in ("run.json", "journal.jsonl"):
+        (copy / name).write_bytes((folder / name).read_bytes())
+    return copy
+
+
+def test_two_runs_are_compared(folder, other, capsys):
+    assert main(["report", str(folder), "--compare", str(other)]) == 0
     assert capsys.readouterr().out == f"{folder / 'comparison.html'}\n"
-    assert "No difference was found." in (folder / "comparison.html").read_text()
+    assert "are the same." in (folder / "comparison.html").read_text()
+
+
+def test_two_runs_are_compared_as_text(folder, other, capsys):
+    assert main(["report", str(folder), "--compare", str(other), "--text"]) == 0
+    assert "are the same." in capsys.readouterr().out
+    assert not (folder / "comparison.html").exists()
+    assert main(["report", str(folder), "--compare", str(folder)]) == 1
+    assert "are the same run. Give two runs" in capsys.readouterr().err
 
 
 def test_what_cannot_be_read_is_said(tmp_path, capsys):
@@ -122,9 +139,3 @@ def test_a_page_is_printed_as_text(folder, capsys):
     assert "What ran where" in lines
     assert "<" not in "".join(lines[:10])
     assert not (folder / "report.html").exists()
-
-
-def test_two_runs_are_compared_as_text(folder, capsys):
-    assert main(["report", str(folder), "--compare", str(folder), "--text"]) == 0
-    assert "No difference was found." in capsys.readouterr().out
-    assert not (folder / "comparison.html").exists()

@@ -1,16 +1,17 @@
-"""Comparing runs: equal ones show nothing, others what differs, the largest change first."""
+"""Two runs: equal ones show nothing, others what differs, and losses part where they do."""
 
 import dataclasses
 import random
 import re
-from pathlib import Path
 
 import pytest
 
 from abele.report import comparison
-from abele.report.journal import Journal, window_of
-from abele.report.run_differences import differences
-from helpers.reported import journal_of, run_of
+from abele.report.journal import Journal, JournalWriter, joined, read_journal, window_of
+from abele.report.run_differences import Pair, differences, of_losses
+from helpers.reported import journal_of, run_before, run_of
+
+NAN, INF = float("nan"), float("inf")
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def run():
 
 
 def page(first, second):
-    return comparison.page(first, second, (Path("first"), Path("second")))
+    return comparison.page(first, second, ("first", "second"))
 
 
 def timed(seed, middle=0.02, spread=0.1, waited=0.001):
@@ -37,7 +38,7 @@ def timed(seed, middle=0.02, spread=0.1, waited=0.001):
 @pytest.mark.parametrize("seed", range(10))
 def test_two_equal_runs_show_no_change(seed, run):
     assert differences((run, timed(seed)), (run, timed(seed + 100))) == []
-    assert "No difference was found." in page((run, timed(seed)), (run, timed(seed + 100)))
+    assert "are the same." in page((run, timed(seed)), (run, timed(seed + 100)))
 
 
 @pytest.mark.parametrize(("factor", "change"), [(1.3, 0.3), (0.75, -0.25)])
@@ -45,24 +46,6 @@ def test_a_run_that_takes_longer_or_shorter_is_seen(factor, change, run):
     (only,) = differences((run, timed(1)), (run, timed(2, middle=0.02 * factor)))
     assert only.kind == "time"
     assert only.change == pytest.approx(change, abs=0.05)
-
-
-@pytest.mark.parametrize(
-    ("factor", "said"),
-    [(0.1, "9.7 times as fast"), (0.8, "20% shorter"), (1.3, "30% longer"), (4, "4.0 times as")],
-)
-def test_the_first_sentence_says_how_much_longer_or_shorter(factor, said, run):
-    calls = journal_of(computed=1.0, calls=40), journal_of(computed=factor, calls=40)
-    assert said in page((run, calls[0]), (run, calls[1]))
-
-
-def test_times_of_the_same_executable_are_laid_on_the_machine(run):
-    first, slower = (run, timed(1)), (run, timed(2, middle=0.03))
-    assert "the same executable ran. Its times differ, so the machine was" in page(first, slower)
-    build = dataclasses.replace(run.build, executable="another")
-    other = dataclasses.replace(run, build=build), slower[1]
-    assert "the same executable ran" not in page(first, other)
-    assert '<b class="worse">' in page(first, other)
 
 
 def test_waiting_for_data_is_seen(run):
@@ -105,7 +88,9 @@ def test_options_programs_kernels_and_memory_are_named_largest_change_first(run)
     assert (changes[1].what, changes[1].change) == ("aten.relu.default in step", -1)
     assert (changes[2].first, changes[2].second) == ("interpreter", "emitted")
     assert (changes[3].first, changes[3].second) == ("1", "2")
-    assert "+200.0%" in page((run, Journal()), (other, Journal()))
+    text = page((run, Journal()), (other, Journal()))
+    places = [text.index(f"\n{title}: ") for title in ("Options", "Kernels", "Memory")]
+    assert places == sorted(places)
 
 
 def test_runs_that_were_never_built_can_be_compared(run):
@@ -118,46 +103,105 @@ def test_runs_that_were_never_built_can_be_compared(run):
     }
 
 
-def test_both_runs_stand_beside_each_other_also_where_they_do_not_differ(run):
-    text = page((run, timed(1)), (run, timed(101)))
-    assert "No difference was found." in text
+def test_both_runs_stand_beside_each_other_with_what_differs_in_bold(run):
+    accumulating = {**run.configuration, "gradient_accumulation": 4}
+    other = dataclasses.replace(run, name="other", configuration=accumulating)
+    text = page((run, timed(1)), (other, timed(101)))
+    assert "<h1>first and second</h1>" in text
     assert text.count(">300<") == 2  # calls
     assert text.count(run.build.executable[:16]) == 2
-    assert "half of all take" in text
-
-
-def test_calls_that_do_different_work_are_said_to(run):
-    accumulating = {**run.configuration, "gradient_accumulation": 4}
-    other = dataclasses.replace(run, configuration=accumulating)
-    text = page((run, timed(1)), (other, timed(101)))
-    assert "A call of the first does one micro-batch, of the second 4 accumulated" in text
-    assert "Times of calls are the same" not in text  # that would be chance
-    assert "A call of the first does" not in page((run, timed(1)), (run, timed(101)))
+    assert '<b class="value">other</b>' in text
+    assert '<b class="value">reference</b>' not in text
     micro_batches = re.search(r"a micro-batch takes \(median\)(.*?)</tr>", text).group(1)
     one, four = (float(each) for each in re.findall(r">([0-9.]+) ms<", micro_batches))
     assert one == pytest.approx(4 * four, rel=0.05)
+    assert page((run, journal_of()), (run, journal_of())).count(">2, 1.05<") == 2
 
 
-def test_what_differs_is_bold_and_the_losses_are_there(run):
-    named = dataclasses.replace(run, name="other")
-    text = page((run, timed(1)), (named, timed(101)))
-    assert "<h1>net and other</h1>" in text
-    assert '<b class="value">other</b>' in text
-    assert '<b class="value">reference</b>' not in text
-    losses = page((run, journal_of()), (run, journal_of()))
-    assert ">loss, first and last<" in losses
-    assert losses.count(">2, 1.05<") == 2
-    assert "<h1>Two runs of net</h1>" in page((run, timed(1)), (run, timed(101)))
+# -- losses --------------------------------------------------------------------------------
 
 
-def test_options_come_before_what_came_of_them(run):
-    (program,) = run.programs
-    memory = dataclasses.replace(program.memory, peak=30 * program.memory.peak)
-    changed = dataclasses.replace(program, lowering="emitted", memory=memory)
-    other = dataclasses.replace(
-        run, programs=(changed,), configuration={**run.configuration, "replicas": 2}
-    )
-    text = page((run, Journal()), (other, Journal()))
-    places = [text.index(f"<h3>{title}</h3>") for title in ("Options", "Memory", "Kernels")]
-    assert places == sorted(places)
-    assert "30 times" in text  # as percents, hard to read
+def journal(*values, first=0):
+    windows = [
+        window_of(float(index), (0, 0, 1.0, 0), loss, first=index)
+        for index, loss in enumerate(values, first)
+    ]
+    return Journal(windows=tuple(windows))
+
+
+def together(count, loss, first):
+    """One line of a journal for several calls."""
+    one = window_of(0.0, (0, 0, 1.0, 0), loss, first=first)
+    return dataclasses.replace(one, count=count)
+
+
+def compared(one, other, iterations=(1, 1)):
+    before = run_before()
+    runs = [
+        dataclasses.replace(before, configuration=before.configuration | {"device_iterations": n})
+        for n in iterations
+    ]
+    return of_losses((runs[0], one), (runs[1], other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "parted", "first", "before", "largest", "not_finite"),
+    [
+        ((3.0, 2.0, NAN), (3.0, 2.0, NAN), 0, None, 3, None, (3, "nan", "nan")),
+        ((3.0, NAN, 1.0), (3.0, INF, 1.0), 1, (2, "nan", "inf"), 1, None, None),
+        ((3.0, INF, 1.0), (3.0, -INF, 1.0), 1, (2, "inf", "-inf"), 1, None, None),
+        ((3.0, NAN), (3.0, 2.0), 1, (2, "nan", 2.0), 1, None, None),
+        ((3.0, 2.0), (3.0, 2.0000000000000004), 1, (2, 2.0, 2.0000000000000004), 1, 2, None),
+        # The largest distance is relative, and the first of equals.
+        ((1.0, 100.0, 1.0, 1.0), (1.0, 110.0, 0.5, 2.0), 3, (2, 100.0, 110.0), 1, 3, None),
+    ],
+)
+def test_losses_part_where_a_bit_differs(one, other, parted, first, before, largest, not_finite):
+    def pair(values):
+        return values and Pair(update=values[0], first=values[1], second=values[2])
+
+    made = compared(journal(*one), journal(*other))
+    assert (made.compared, made.parted, made.before) == (len(one), parted, before)
+    assert (made.first, made.not_finite) == (pair(first), pair(not_finite))
+    assert (made.largest and made.largest.update) == largest
+
+
+def test_journals_on_disk_say_what_losses_are_instead(tmp_path):
+    writer = JournalWriter(tmp_path)
+    for index, value in enumerate([NAN, 1.0, INF, INF, 2.0, -INF]):
+        writer.calls(window_of(float(index), (0, 0, 1.0, 0), value, first=index))
+    writer.close()
+    lines = read_journal(tmp_path).windows
+    assert [each.instead for each in lines] == ["nan", "", "inf", "inf", "", "-inf"]
+    whole = joined(lines)
+    assert (whole.loss, whole.instead, whole.not_finite) == (None, "-inf", 4)
+    assert (joined(lines[:2]).loss, joined(lines[:2]).instead) == (1.0, "")
+
+
+def test_zero_losses_have_no_distance():
+    assert Pair(update=1, first=0.0, second=-0.0).distance == 0
+
+
+def test_lines_of_several_calls_are_compared_where_both_end_at_the_same_update():
+    one = Journal(windows=(*journal(3.0).windows, together(9, 2.0, 1), together(5, 1.0, 10)))
+    other = Journal(windows=(*journal(3.0).windows, together(4, 2.5, 1), together(10, 1.5, 5)))
+    made = compared(one, other)
+    assert (made.compared, made.before, made.first.update) == (2, 1, 15)
+
+
+def test_calls_with_several_updates_are_compared_by_updates():
+    made = compared(journal(4.0, 3.0, 2.0, 1.0), journal(3.0, 1.5), iterations=(1, 2))
+    assert made.updates == (4, 4)
+    assert (made.compared, made.before, made.first.update) == (2, 2, 4)
+
+
+def test_journals_that_were_thinned_keep_their_bits(tmp_path):
+    values = [1 / (3 + i) for i in range(300)]
+    writer = JournalWriter(tmp_path)
+    for index, value in enumerate(values):
+        writer.calls(window_of(float(index), (0, 0, 1.0, 0), value, first=index))
+    writer._thin()
+    writer.close()
+    made = compared(read_journal(tmp_path), journal(*values))
+    assert made.compared == 150
+    assert made.first is None

@@ -14,7 +14,6 @@ import poptorch
 from abele.compile.executable import Running
 from abele.compile.start import Start
 from abele.report import read_journal, read_run
-from abele.report.instances import Instance
 from abele.report.journal import Journal, JournalWriter, window_of
 from abele.report.optimizer import Optimizer
 from abele.report.page import page
@@ -167,8 +166,8 @@ def test_a_page_is_a_function_of_its_files(introduction, tmp_path):
 def test_sections_come_from_the_verdict_to_the_programs():
     """What somebody wants to know first comes first."""
     assert sections_of_a_full_page() == [
-        *("proof", "insights", "memory", "modules", "operators", "lowerings", "time"),
-        *("pipeline", "instances", "optimizer", "options", "loss", "programs"),
+        *("proof", "memory", "modules", "operators", "lowerings", "time"),
+        *("pipeline", "optimizer", "options", "loss", "programs"),
     ]
 
 
@@ -183,10 +182,9 @@ def sections_of_a_full_page():
         exchanged={"calls": 20.0, "bytes": 1e6, "seconds": 0.3},
         options=(Option(name="Options.replicationFactor", value="2", status="honoured", note=""),),
     )
-    other = Instance(number=1, run=run, journal=journal_of(END), alive=False, folder="instance_1")
-    journal = journal_of(END)
-    text = page(run, journal, others=[other])
+    text = page(run, journal_of(END))
     assert text.index('class="lead"') < text.index("<section")
+    assert "20, each of 48.8 KiB in 15.0 ms, waiting included" in text
     names = re.findall(r'<section id="(\w+)"', text)
     assert re.findall(r'href="#(\w+)"', text.split("</nav>")[0]) == names
     return names
@@ -304,7 +302,7 @@ def test_the_loader_is_a_part_of_the_time_where_one_was_seen(introduction):
 
 
 def test_where_operators_were_not_timed_the_page_says_how_they_can_be(introduction):
-    said = "How long each takes was not measured: abele report RUN --measure does so"
+    said = "How long each takes was not measured; report(path, measure=True) does so."
     assert said in read(introduction, journal_of(END))
     assert said not in read(introduction, journal_of())  # it goes on, and may be timed at its end
     (program,) = introduction.programs

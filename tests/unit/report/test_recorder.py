@@ -7,32 +7,21 @@ import time
 
 import pytest
 
-from abele.errors import SerializationError
 from abele.report.endings import with_causes
-from abele.report.executable_file import FILE
+from abele.report.page import FILE
 from abele.report.journal import SINGLE
 from abele.report.optimizer import Optimizer, ParameterGroup
 from abele.report.record import Waits, read_run
 from abele.report.recorder import FIRST_CALLS, Recorder, ReportWarning, parts_of
 from abele.runtime.observers import CallRecord
 from abele.storage import atomic
-from helpers.models import MODELS
 from helpers.reported import run_before
-from helpers.runs import rule_for, started
-
-
-@pytest.fixture(scope="module")
-def executable():
-    model = MODELS["dense"]
-    module = model.fresh()
-    session, _ = started(module, model.batch(), rule_for(module))
-    return session.executable
 
 
 @pytest.fixture
-def recorder(tmp_path, executable):
+def recorder(tmp_path):
     made = Recorder(tmp_path, run_before())
-    made.built(made.run, None, executable)
+    made.built(made.run, None)
     yield made
     made.ended("finished")
 
@@ -56,10 +45,10 @@ def test_no_call_is_lost_however_many_there_are(recorder):
     )
 
 
-def test_what_passes_before_a_call_is_loading_or_something_else(tmp_path, executable):
+def test_what_passes_before_a_call_is_loading_or_something_else(tmp_path):
     loaded = Waits(7_000_000)
     recorder = Recorder(tmp_path, run_before(), loading=lambda: loaded)
-    recorder.built(recorder.run, None, executable)  # what was loaded before is of no call
+    recorder.built(recorder.run, None)  # what was loaded before is of no call
     recorder.on_call_end(call())  # after which the page is written
     begin = time.perf_counter_ns()
     recorder.on_call_end(call(begin))
@@ -105,7 +94,7 @@ def test_the_page_is_written_again_after_a_while_and_no_call_has_waited_for_it(
     assert max(each.waited for each in recorder.read().windows[1:]) < 0.01
 
 
-def test_where_the_disk_is_full_the_page_is_worth_more_than_other_files(recorder, tmp_path):
+def test_where_the_disk_is_full_a_page_takes_the_room_of_the_older_one(recorder, tmp_path):
     written = atomic.write_text
 
     def full(path, text):
@@ -114,10 +103,9 @@ def test_where_the_disk_is_full_the_page_is_worth_more_than_other_files(recorder
         written(path, text)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("abele.report.files.write_text", full)
+        patch.setattr("abele.report.page.write_text", full)
         recorder.failed("call 7", OSError(errno.ENOSPC, "No space left on device"))
-    assert "No space left on device" in (tmp_path / "report.html").read_text()
-    assert not (tmp_path / FILE).exists()
+    assert "No space left on device" in (tmp_path / FILE).read_text()
 
 
 @pytest.mark.parametrize(
@@ -159,39 +147,25 @@ def test_a_forked_child_writes_nothing(recorder, tmp_path):
     assert (tmp_path / "journal.jsonl").read_bytes() == before
 
 
-def test_programs_that_cannot_be_kept_are_said_and_no_end(recorder, executable, monkeypatch):
-    def refuse(program):
-        raise SerializationError("operator mine.own")
-
-    monkeypatch.setattr("abele.report.executable_file.to_members", refuse)
-    recorder.changed(recorder.run, "other programs run", executable)
-    notes = [each.what for each in recorder.read().of_kind("note")]
-    assert notes == [
-        "other programs run",
-        "Its programs cannot be kept to be timed: operator mine.own",
-    ]
-    assert not (recorder.folder / FILE).exists()
-
-
-def test_a_folder_that_cannot_be_written_is_warned_of(recorder, executable, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_warned_of(recorder, monkeypatch):
     def full(path, text):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("abele.report.files.write_text", full)
+    monkeypatch.setattr("abele.report.page.write_text", full)
     with pytest.warns(ReportWarning, match="cannot be written.*No space left.*The run goes on"):
-        recorder.changed(recorder.run, "other programs run", executable)
+        recorder.changed(recorder.run, "other programs run")
 
 
 @pytest.mark.parametrize(
     "error", [ValueError("no page"), UnicodeEncodeError("ascii", "\u00e9", 0, 1, "")]
 )
-def test_whatever_stops_a_page_is_one_warning(recorder, executable, monkeypatch, error):
+def test_whatever_stops_a_page_is_one_warning(recorder, monkeypatch, error):
     def page(*args, **named):
         raise error
 
-    monkeypatch.setattr("abele.report.files.page", page)
+    monkeypatch.setattr("abele.report.page.page", page)
     with pytest.warns(ReportWarning, match=f"cannot be written: {type(error).__name__}"):
-        recorder.changed(recorder.run, "other programs run", executable)
+        recorder.changed(recorder.run, "other programs run")
     recorder.on_call_end(call())  # a second warning would be an error
     recorder.ended("finished")
 
@@ -209,10 +183,10 @@ def of_rate(rate):
     return Optimizer(name="torch.optim.SGD", groups=groups)
 
 
-def test_values_that_change_are_written_when_they_change_but_not_each_time(tmp_path, executable):
+def test_values_that_change_are_written_when_they_change_but_not_each_time(tmp_path):
     run = dataclasses.replace(run_before(), optimizer=of_rate(0.5))
     recorder = Recorder(tmp_path, run)
-    recorder.built(recorder.run, None, executable)
+    recorder.built(recorder.run, None)
     begin = time.perf_counter_ns()
     for index in range(5):
         recorder.on_call_end(call(begin + 2000 * index))

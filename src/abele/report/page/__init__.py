@@ -7,27 +7,27 @@ it looks like; ``markup`` sees to that.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from pathlib import Path
 
-from abele.report.instances import Instance
 from abele.report.journal import Journal
 from abele.report.page import overview, programs, timeline
 from abele.report.page.markup import STYLE, Html, html, tag
 from abele.report.page.programs import memory, modules, operators
-from abele.report.page.timeline import instances, optimizer, pipeline, troubled
+from abele.report.page.timeline import optimizer, pipeline
 from abele.report.record import Run
 from abele.report.status import status_of
+from abele.storage.atomic import is_full, write_text
+
+FILE = "report.html"
 
 _LINKS = {
     "proof": "what ran where",
-    "insights": "savings",
     "memory": "memory",
     "modules": "modules",
     "operators": "operators",
     "lowerings": "who computes",
     "time": "host",
     "pipeline": "pipeline",
-    "instances": "instances",
     "optimizer": "optimizer",
     "options": "options",
     "loss": "loss",
@@ -35,36 +35,24 @@ _LINKS = {
 }
 
 
-def page(
-    run: Run,
-    journal: Journal,
-    *,
-    alive: bool | None = None,
-    others: Sequence[Instance] = (),
-    number: int = 0,
-) -> str:
+def page(run: Run, journal: Journal, *, alive: bool | None = None) -> str:
     """Return the page of a run as HTML.
 
     Args:
         run: record of the run.
         journal: journal of the run.
         alive: its process is alive; None if unknown.
-        others: instances that it trained with, if it is the first of them.
-        number: which instance it is.
     """
     status = status_of(journal, alive)
-    itself = Instance(number=number, run=run, journal=journal, alive=alive)
     has = bool(run.programs)
     sections = {
         "proof": overview.proof(run, journal),
-        "insights": overview.insights(run, journal),
         "memory": memory(run) if has else None,
         "modules": modules(run) if has else None,
         "operators": operators(run, journal) if has else None,
         "lowerings": programs.lowerings(run) if has else None,
         "time": timeline.timeline(run, journal),
         "pipeline": pipeline(run),
-        "instances": instances((itself, *others)),
         "optimizer": optimizer(run),
         "options": programs.options(run),
         "loss": timeline.loss(journal),
@@ -76,11 +64,26 @@ def page(
         tag("h1", run.name),
         tag("p", _when(run), class_="soft"),
         overview.verdict(run, journal, status),
-        troubled(others),
         tag("nav", links, aria_label="Sections"),
         overview.trouble(journal, status),
     )
     return document(f"{run.name}: report", html(head, list(shown.values())))
+
+
+def write_page(folder: Path, run: Run, journal: Journal, *, alive: bool | None = None) -> None:
+    """Write the page of a run into its folder, completely or not at all.
+
+    Raises:
+        OSError: the folder cannot be written, or the disk is full.
+    """
+    text = page(run, journal, alive=alive)
+    try:
+        write_text(folder / FILE, text)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        (folder / FILE).unlink(missing_ok=True)  # makes room for the newer one
+        write_text(folder / FILE, text)
 
 
 def document(title: str, content: Html) -> str:

@@ -230,18 +230,14 @@ details { margin: .3rem 0; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
 summary h3 { display: inline; }
 details details { margin-left: 1.1rem; }
-.tree summary, .leaf { font-size: .92rem; padding: .1rem 0; }
-.leaf { margin-left: 2.1rem; } .tree b { font-weight: 600; }
-ol.insights { padding-left: 1.3rem; max-width: 52rem; } ol.insights li { margin: .5rem 0;
-  overflow-wrap: anywhere; }
-.better { color: var(--good); } .worse { color: var(--bad); }
+.worse { color: var(--bad); }
 @media print { main { max-width: none; } section { break-inside: avoid; }
   .hover { display: none; } }
 @media (max-width: 40rem) {
   main { padding: 1rem .8rem 3rem; } h1 { font-size: 1.4rem; }
   .at, #memory td { white-space: nowrap; } .why { min-width: 10rem; } .list { min-width: 14rem; }
   .bar:not(.placed) { display: none; } td:has(> .bar:not(.placed)) { width: 0; min-width: 0; }
-  #runs td:has(> .value), #differences td:has(> .value) { min-width: 4.2rem; } }
+  #runs td:has(> .value) { min-width: 4.2rem; } }
 """
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from abele.report import words
-from abele.report.insights import insights as insights_of
 from abele.report.journal import Journal, Moment
 from abele.report.page.markup import Html, facts, html, section, tag
 from abele.report.record import Build, Run
@@ -149,19 +148,12 @@ def proof(run: Run, journal: Journal) -> Html:
         ("versions", f"abele {run.abele}, torch {run.machine.torch}, Python {run.machine.python}"),
         ("one call", per_call(run.configuration)),
     ]
+    if calls := run.exchanged.get("calls"):
+        moved, took = run.exchanged["bytes"] / calls, run.exchanged["seconds"] / calls
+        said = f"{calls:,.0f}, each of {words.size(moved)} in {words.seconds(took)}"
+        rows.append(("exchanges with other instances", f"{said}, waiting included"))
     said = [tag("p", note) for note in (*run.notes, *(m.what for m in journal.of_kind("note")))]
     return section("What ran where", facts(rows), said, name="proof")
-
-
-def insights(run: Run, journal: Journal) -> Html | None:
-    """Return a section of advice."""
-    items = [
-        tag("li", tag("b", each.saving), ": ", each.what, " ", tag("span", each.advice))
-        for each in insights_of(run, journal)
-    ]
-    if not items:
-        return None
-    return section("What would save most", tag("ol", items, class_="insights"), name="insights")
 
 
 def per_call(configuration: dict[str, int]) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 
-from abele.report import record, words
+from abele.report import words
 from abele.report.journal import Journal
 from abele.report.page import markup
 from abele.report.page.markup import (
@@ -13,7 +14,6 @@ from abele.report.page.markup import (
     Html,
     by_program,
     folded,
-    html,
     long_table,
     path_of,
     section,
@@ -179,17 +179,13 @@ def _notes(run: Run, journal: Journal) -> list[Html]:
     if any(each.timing for each in run.programs):
         text += _note_of_times(run.limits)
     elif journal.end is not None and not untimed:
-        text += (
-            " How long each takes was not measured: abele report RUN --measure does so, on the "
-            "same kind of machine."
-        )
+        text += " How long each takes was not measured; report(path, measure=True) does so."
     notes = [tag("p", text, class_="soft"), *(tag("p", each) for each in untimed)]
     times = slower(run, journal)
     if times >= DISTURBED:
         said = (
             f"These runs took {times:,.0f} times as long as the program's calls did, so the "
-            "machine was busy with something else, and the times say little. abele report RUN "
-            "--measure takes them again."
+            "machine was busy with something else, and the times say little."
         )
         notes.append(tag("p", tag("b", said, class_="worse")))
     return notes
@@ -220,8 +216,6 @@ def _timed(timing: Timing) -> Html:
         f"between them, {words.seconds(timing.clocks)} for the clocks. "
         f"Means of {words.count(timing.runs, 'run')}, the fastest quarter."
     )
-    if timing.made_up:
-        said += " The run was over: its state was made up, as inputs are."
     return tag("p", said)
 
 
@@ -432,86 +426,40 @@ def _largest(use: Memory) -> Html:
     return tag("div", title, table(heads, rows, numbers=(0, 6))) if rows else tag("div")
 
 
-# What belongs to no module, with a name that no module can have.
 _OUTSIDE = "outside of all modules"
 
 
-@dataclasses.dataclass
-class Part:
-    """A module with what is inside it.
-
-    Attributes:
-        count: operations in it and below.
-        operations: floating-point operations.
-        bytes: that they move.
-        seconds: of kernels, if they were timed.
-        parts: modules inside.
-        by_operator: uses of each operator in the module itself.
-    """
-
-    count: int = 0
-    operations: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-    parts: dict[str, Part] = dataclasses.field(default_factory=dict[str, "Part"])
-    by_operator: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
-
-
-def tree_of(programs: tuple[record.Program, ...]) -> Part:
-    """Return the tree of the modules of all programs."""
-    root = Part()
-    for each in (operator for program in programs for operator in program.operators):
-        path = _path(each.module)
-        part = root
-        for name in [*path, None]:
-            part.count += each.count
-            part.operations += each.operations
-            part.bytes += each.bytes
-            if name is None:
-                label = f"{each.phase} {each.name}"
-                part.by_operator[label] = part.by_operator.get(label, 0) + each.count
-            else:
-                part = part.parts.setdefault(name, Part())
-    for program in programs:
+def modules(run: Run) -> Html | None:
+    """Return a section with what each module costs; None if all is outside of modules."""
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
+    for program in run.programs:
+        for each in program.operators:
+            _add(sums, each.module, (0.0, each.bytes, each.operations, each.count))
         for kernel in program.timing.kernels if program.timing is not None else ():
-            part = root
-            for name in [*_path(kernel.module), None]:
-                part.seconds += kernel.seconds
-                if name is not None:
-                    part = part.parts.setdefault(name, Part())
-    return root
-
-
-def _path(module: str) -> list[str]:
-    return [name for name in module.split("/") if name] or [_OUTSIDE]
-
-
-def modules(run: record.Run) -> Html | None:
-    """Return a section with the tree of modules; None if all operations are outside of modules."""
-    root = tree_of(run.programs)
-    if not root.parts.keys() - {_OUTSIDE}:
+            _add(sums, kernel.module, (kernel.seconds, 0, 0, 0))
+    whole = sums.pop("")
+    if not sums.keys() - {_OUTSIDE}:
         return None
-    names = sorted(root.parts, key=lambda name: name == _OUTSIDE)  # it comes last
-    of_time = "the time in kernels, and of " if root.seconds else ""
-    note = tag("p", f"Each has its share of {of_time}all bytes that operators move.", class_="soft")
-    tree = tag("div", [_node(name, root.parts[name], root) for name in names], class_="tree")
-    return section("Modules", note, tree, name="modules")
+    rows: list[list[Content]] = [
+        [
+            path_of(module),
+            *((words.seconds(took), words.share(took, whole[0])) if whole[0] else ()),
+            words.size(moved),
+            words.share(moved, whole[1]),
+            f"{words.large(work)}FLOP" if work else "",
+            f"{count:,.0f}",
+        ]
+        for module, (took, moved, work, count) in sorted(sums.items())
+    ]
+    of_time = ("time", "share") if whole[0] else ()
+    heads = ("module", *of_time, "bytes", "share", "work", "operations")
+    note = tag("p", "A module counts with all modules inside it.", class_="soft")
+    shown = long_table(heads, rows, numbers=range(1, len(heads)), most=_MOST)
+    return section("Modules", note, shown, name="modules")
 
 
-def _node(name: str, part: Part, root: Part) -> Html:
-    work = f", {words.large(part.operations)}FLOP" if part.operations else ""
-    took = ""
-    if root.seconds:
-        took = f" {words.share(part.seconds, root.seconds)}, {words.seconds(part.seconds)};"
-    said = html(
-        tag("b", name),
-        f"{took} {words.share(part.bytes, root.bytes)}, {words.size(part.bytes)}{work}, "
-        f"{words.count(part.count, 'operation')}",
-    )
-    inside = [_node(each, below, root) for each, below in part.parts.items()]
-    leaves = [_leaf(label, count) for label, count in part.by_operator.items()]
-    return folded(said, inside, leaves)
-
-
-def _leaf(label: str, count: int) -> Html:
-    return tag("div", tag("code", label), f" x {count}" if count > 1 else "", class_="leaf")
+def _add(sums: dict[str, list[float]], module: str, values: Sequence[float]) -> None:
+    """Add the costs of an operator to its module, to all that contain it, and to the sum of all."""
+    names = [name for name in module.split("/") if name] or [_OUTSIDE]
+    for path in ("", *itertools.accumulate(names, "{}/{}".format)):
+        sums[path] = [a + b for a, b in zip(sums[path], values, strict=True)]
