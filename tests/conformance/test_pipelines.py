@@ -351,11 +351,12 @@ def test_an_error_in_a_stage_ends_the_call_and_the_session_goes_on():
 
     with calling(look=look), pytest.raises(ZeroDivisionError, match="in the third micro-batch"):
         piped.step(batches()[0])
-    assert set(seen) == {"abele-stage-1"}
+    (name,) = set(seen)  # one worker has all of a stage
+    assert name.startswith("abele-stage")
     assert not any(total.any() for total in piped.accumulators.values())
     with calling(look=lambda x: x):
         assert_same_bits(run(piped, batches()), run(plain, batches()))
-    members = list(piped.runner._crew._threads)
+    members = list(piped.runner._crew._pool._threads)
     piped.close()
     assert not any(member.is_alive() for member in members)
 

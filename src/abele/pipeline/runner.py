@@ -18,7 +18,6 @@ from abele.pipeline.running import (
     Timed,
     WorkerPool,
     ideal_bubble,
-    make_lanes,
     share_of_cores,
 )
 from abele.program import Program, Role, memory
@@ -213,7 +212,7 @@ class PipelineRunner:
             {part.name: executable.compiled[part.name].of_stage() for part in cut.programs},
             lambda part: [state.arguments(part, r) for r in range(state.config.replicas)],
             state.stream,
-            make_lanes(state.device, cut.stages),
+            state.device,
             self._crew,
             self._mark,
         )

@@ -6,11 +6,10 @@ import contextlib
 import contextvars
 import dataclasses
 import os
-import queue
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -19,87 +18,6 @@ from abele import processor
 from abele.pipeline.cut import Cut, Part, result_name
 from abele.program import Role
 from abele.targets.base import Run
-
-
-class Lane:
-    """The place where a pipeline stage runs in order: on the host, the calling thread."""
-
-    def begin(self) -> None:
-        """Order the caller's work before that of the lane."""
-
-    def end(self) -> None:
-        """Order the lane's work before what the caller does next."""
-
-    def open(self) -> contextlib.AbstractContextManager[Any]:
-        """Run this thread's work in the lane while the block is open."""
-        return contextlib.nullcontext()
-
-    def give(self, values: Sequence[torch.Tensor]) -> Sequence[Any]:
-        """Return values as other lanes take them."""
-        return values
-
-    def take(self, value: Any) -> torch.Tensor:
-        """Return a value that a lane has given, for use in this lane."""
-        return value
-
-    def leave(self, value: Any) -> torch.Tensor:
-        """Return a finished value to the pipeline's caller."""
-        return value
-
-    def bytes_of(self, value: Any) -> int:
-        """Return the size of a value that has been given."""
-        return value.nbytes
-
-
-class _StreamLane(Lane):
-    """The CUDA stream in which a pipeline stage runs on a GPU."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.stream = torch.cuda.Stream(device)
-        self.caller = torch.cuda.current_stream(device)
-
-    def begin(self) -> None:
-        self.caller = torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(self.caller)
-
-    def end(self) -> None:
-        self.caller.wait_stream(self.stream)
-
-    @contextlib.contextmanager
-    def open(self):
-        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
-            yield
-
-    def give(self, values: Sequence[torch.Tensor]) -> Sequence[Any]:
-        if not values:
-            return values
-        event = torch.cuda.Event()
-        event.record(self.stream)
-        return [(value, event) for value in values]
-
-    def take(self, value: Any) -> torch.Tensor:
-        tensor, event = value
-        self.stream.wait_event(event)
-        # Its memory belongs to the giver's stream, which must not use it again too early.
-        tensor.record_stream(self.stream)
-        return tensor
-
-    def leave(self, value: Any) -> torch.Tensor:
-        tensor, _ = value
-        tensor.record_stream(self.caller)
-        return tensor
-
-    def bytes_of(self, value: Any) -> int:
-        return value[0].nbytes
-
-
-def make_lanes(device: torch.device, count: int) -> list[Lane]:
-    """Return one lane for each of ``count`` stages."""
-    if device.type == "cuda":
-        return [_StreamLane(device) for _ in range(count)]
-    return [Lane() for _ in range(count)]
-
 
 Tensors = list[torch.Tensor]
 
@@ -169,7 +87,7 @@ class Pipeline:
         runs: the call of each program, by name.
         arguments: makes the argument list of a program for a replica, but for the batch.
         stream: opens a replica's stream of random numbers.
-        lanes: one per stage; in which order its work meets that of others on the device.
+        device: where the parts run; on a GPU, all in the caller's stream.
         crew: one worker per stage.
         mark: marks a moment.
     """
@@ -180,11 +98,11 @@ class Pipeline:
         runs: Mapping[str, Run],
         arguments: Callable[[Any], Sequence[Tensors]],
         stream: Callable[[int], contextlib.AbstractContextManager[None]],
-        lanes: Sequence[Lane],
+        device: torch.device,
         pool: WorkerPool,
         mark: Callable[[], Any],
     ):
-        self.cut, self.pool, self.mark, self.lanes = cut, pool, mark, lanes
+        self.cut, self.pool, self.mark, self.device = cut, pool, mark, device
         batch = [s.name for s in cut.whole.inputs if s.role is Role.INPUT]
         self.ready: dict[tuple[int, bool], _Ready] = {}
         self.takers: Counter[str] = Counter()
@@ -220,13 +138,9 @@ class Pipeline:
         make = one_forward_one_backward if self.cut.training else forward_only
         order = make(self.cut.stages, len(micro_batches))
         state = _RunState(self, micro_batches)
-        for lane in self.lanes:
-            lane.begin()
-        self.pool.run([state.job(stage, order[stage]) for stage in range(len(order))], state.stop)
+        self.pool.run([state.job(tasks) for tasks in order], state.stop)
         if state.failure is not None:
             raise state.failure
-        for lane in self.lanes:
-            lane.end()
         return state.passage
 
 
@@ -242,8 +156,10 @@ class _RunState:
         self.pipeline, self.micro_batches = pipeline, micro_batches
         self.training = pipeline.cut.training
         self.changed = threading.Condition()
+        gpu = pipeline.device.type == "cuda"
+        self.stream = torch.cuda.current_stream(pipeline.device) if gpu else None
         self.ended: set[Task] = set()
-        self.values: list[dict[str, Any]] = [{} for _ in micro_batches]
+        self.values: list[dict[str, torch.Tensor]] = [{} for _ in micro_batches]
         self.left = [Counter(pipeline.takers) for _ in micro_batches]
         self.failure: BaseException | None = None
         self.stopped = False
@@ -251,12 +167,12 @@ class _RunState:
         self.stashed_bytes: list[dict[int, int]] = [{} for _ in range(stages)]
         self.passage = Passage([None] * len(micro_batches), [], [0] * stages, [0] * stages)
 
-    def job(self, stage: int, tasks: Sequence[Task]) -> Callable[[], None]:
+    def job(self, tasks: Sequence[Task]) -> Callable[[], None]:
         """Return the job of the worker of a stage."""
 
         def work() -> None:
             try:
-                with self.pipeline.lanes[stage].open():
+                with torch.cuda.stream(self.stream):  # does nothing on the host
                     for task in tasks:
                         self._do(task)
             except _Stopped:
@@ -281,7 +197,6 @@ class _RunState:
         self._await(task)
         ready = self.pipeline.ready.get((task.stage, task.backward))
         outputs: Tensors = []
-        lane = self.pipeline.lanes[task.stage]
         begin = end = None
         if ready is not None:
             micro_batch = self.micro_batches[task.micro_batch]
@@ -290,14 +205,14 @@ class _RunState:
                 arguments[position] = micro_batch.rows[index]
             values = self.values[task.micro_batch]
             for position, name in ready.values:
-                arguments[position] = lane.take(values[name])
+                arguments[position] = values[name]
             begin = self.pipeline.mark()
             with ready.stream(micro_batch.replica):
                 outputs = ready.run(arguments)
             end = self.pipeline.mark()
             del arguments, values
         with self.changed:
-            self._leave(task, ready, lane.give(outputs))
+            self._leave(task, ready, outputs)
             if ready is not None:
                 self.passage.times.append(Timed(task, begin, end))
             self.ended.add(task)
@@ -310,7 +225,7 @@ class _RunState:
             if self.stopped:
                 raise _Stopped
 
-    def _leave(self, task: Task, ready: _Ready | None, outputs: Sequence[Any]) -> None:
+    def _leave(self, task: Task, ready: _Ready | None, outputs: Tensors) -> None:
         """Store the outputs of a task and drop values without further readers."""
         values, readers = self.values[task.micro_batch], self.left[task.micro_batch]
         results = result_name if self.micro_batches[task.micro_batch].wanted else None
@@ -326,9 +241,8 @@ class _RunState:
             self._count_stash(task, values)
         if self._is_last(task) and results:
             count = len(self.pipeline.cut.whole.outputs)
-            lane = self.pipeline.lanes[task.stage]
             self.passage.outputs[task.micro_batch] = [
-                lane.leave(values.pop(results(index))) for index in range(count)
+                values.pop(results(index)) for index in range(count)
             ]
 
     def _is_last(self, task: Task) -> bool:
@@ -336,15 +250,15 @@ class _RunState:
             return task.backward and task.stage == 0
         return task.stage == self.pipeline.cut.stages - 1
 
-    def _count_stash(self, task: Task, values: Mapping[str, Any]) -> None:
+    def _count_stash(self, task: Task, values: Mapping[str, torch.Tensor]) -> None:
         """Count the bytes that a stage keeps between a micro-batch's forward and its backward."""
-        stage, lane = task.stage, self.pipeline.lanes[task.stage]
+        stage = task.stage
         stashed = self.stashed_bytes[stage]
         if task.backward:
             stashed.pop(task.micro_batch, None)
             return
         names = [name for name in self.pipeline.stash[stage] if name in values]
-        stashed[task.micro_batch] = sum(lane.bytes_of(values[name]) for name in names)
+        stashed[task.micro_batch] = sum(values[name].nbytes for name in names)
         passage = self.passage
         passage.most_bytes[stage] = max(passage.most_bytes[stage], sum(stashed.values()))
         passage.most_waiting[stage] = max(passage.most_waiting[stage], len(stashed))
@@ -439,10 +353,6 @@ def finished(
 
 
 Job = Callable[[], None]
-
-# What a worker is handed: a job, what it sees, whom to tell and the worker's number; None ends it.
-_Order = tuple[contextvars.Context, Job, "_Done", int]
-_Inbox = queue.SimpleQueue[_Order | None]
 #: torch's number of threads for new threads exists once per process.
 _thread_count_lock = threading.Lock()
 
@@ -456,17 +366,15 @@ class WorkerPool:
     """Workers that end with this object, or at ``close``.
 
     Args:
-        size: how many.
-        threads: of torch, for each.
+        size: number of workers.
+        threads: torch's number of threads in each worker.
     """
 
     def __init__(self, size: int, threads: int):
         self.size, self.threads = size, threads
         self._running = threading.Lock()
         self._started_by = 0
-        self._threads: list[threading.Thread] = []
-        self._inboxes: list[_Inbox] = []
-        self._finalizer: weakref.finalize[[Sequence[_Inbox]], WorkerPool] | None = None
+        self._pool: ThreadPoolExecutor | None = None
 
     def run(self, jobs: Sequence[Job], stop: Callable[[], None]) -> None:
         """Run one job per worker and wait until all are done.
@@ -476,117 +384,50 @@ class WorkerPool:
             stop: has jobs under way end soon; called if the caller is interrupted.
 
         Raises:
-            BaseException: the first that a job ended with.
+            BaseException: the caller's interruption, or the first that a job ended with.
         """
         with self._running:
-            if self._started_by != os.getpid():  # a forked child has none of them
-                self._start()
-            done = _Done(len(jobs))
-            contexts = [contextvars.copy_context() for _ in jobs]
-            errors = done.wait(lambda: self._hand_out(jobs, contexts, done), stop)
-        if errors:
-            raise errors[0]
-
-    def _hand_out(
-        self, jobs: Sequence[Job], contexts: list[contextvars.Context], done: _Done
-    ) -> None:
-        # An interruption may come at any place; what is handed out twice has been stopped by then.
-        while contexts:
-            index = len(contexts) - 1
-            self._inboxes[index].put((contexts[index], jobs[index], done, index))
-            contexts.pop()
+            pool = self._started()
+            futures: list[Future[None]] = []
+            errors: list[BaseException | None] = []
+            while len(futures) < len(jobs) or wait(futures, 0).not_done:
+                try:
+                    for job in jobs[len(futures) :]:
+                        futures.append(pool.submit(contextvars.copy_context().run, job))
+                    # Now and then: a signal that another thread received is handled in this one.
+                    wait(futures, 0.2)
+                except BaseException as problem:  # noqa: BLE001 - raised below
+                    # Nothing may run on behind the caller's back, so this waits for the jobs.
+                    errors.append(problem)
+                    stop()
+            errors += [each.exception() for each in futures]
+        for error in filter(None, errors):
+            raise error
 
     def close(self) -> None:
         """End the workers; the next ``run`` starts others."""
         with self._running:
-            threads, self._threads, self._started_by = self._threads, [], 0
-            if self._finalizer is not None:
-                self._finalizer()
-            for thread in threads:
-                thread.join()
+            pool, self._pool = self._pool, None
+            if pool is not None and self._started_by == os.getpid():
+                pool.shutdown()
 
-    def _start(self) -> None:
-        self._inboxes = [queue.SimpleQueue() for _ in range(self.size)]
-        self._threads = [
-            _started(f"abele-stage-{index}", inbox, self.threads)
-            for index, inbox in enumerate(self._inboxes)
-        ]
-        self._finalizer = weakref.finalize(self, _stop, self._inboxes)
-        self._started_by = os.getpid()
+    def _started(self) -> ThreadPoolExecutor:
+        """Return the workers, each with its own number of torch's threads.
 
-
-class _Done:
-    """The ends of all jobs, and their errors."""
-
-    def __init__(self, jobs: int):
-        self._left = set(range(jobs))
-        self._errors: list[BaseException] = []
-        self._all = threading.Event()
-
-    def one(self, index: int, error: BaseException | None) -> None:
-        """Record the end of one job."""
-        if error is not None:
-            self._errors.append(error)
-        self._left.discard(index)
-        if not self._left:
-            self._all.set()
-
-    def wait(self, begin: Callable[[], None], stop: Callable[[], None]) -> list[BaseException]:
-        """Wait for all jobs and return their errors, the caller's interruption first.
-
-        Args:
-            begin: hands out the jobs; does what is left to do if it is called again.
-            stop: has jobs end soon.
+        torch keeps one number per thread, which a thread takes over when it first asks for it, and
+        setting it sets the one that new threads take. The caller's number stays.
         """
-        interrupted: list[BaseException] = []
-        while not self._all.is_set():
+        if self._pool is not None and self._started_by == os.getpid():
+            return self._pool
+        # A forked child has none of its parent's workers.
+        pool = self._pool = ThreadPoolExecutor(self.size, "abele-stage", torch.get_num_threads)
+        self._started_by = os.getpid()
+        together = threading.Barrier(self.size)  # so that each job has a worker of its own
+        with _thread_count_lock:
+            before = torch.get_num_threads()
+            torch.set_num_threads(self.threads)
             try:
-                begin()
-                # Now and then: a signal that another thread received is handled in this one.
-                self._all.wait(0.2)
-            except BaseException as problem:  # noqa: BLE001 - returned to be raised
-                # Nothing may run on behind the caller's back, so this waits for the jobs.
-                interrupted.append(problem)
-                stop()
-        return interrupted + self._errors
-
-
-def _started(name: str, inbox: _Inbox, threads: int) -> threading.Thread:
-    """Start a worker with its own number of torch's threads; the caller's number stays.
-
-    torch keeps one number per thread, which a thread takes over when it first asks for it, and
-    setting it sets the one that new threads take.
-    """
-    ready = threading.Event()
-    # A daemon: an interpreter that ends does not wait for threads that wait.
-    worker = threading.Thread(target=_work, args=(inbox, ready), name=name, daemon=True)
-    with _thread_count_lock:
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            worker.start()
-            ready.wait()
-        finally:
-            torch.set_num_threads(before)
-    return worker
-
-
-def _stop(inboxes: Sequence[_Inbox]) -> None:
-    for inbox in inboxes:
-        inbox.put(None)
-
-
-def _work(inbox: _Inbox, ready: threading.Event) -> None:
-    torch.get_num_threads()
-    ready.set()
-    while (order := inbox.get()) is not None:
-        context, job, done, index = order
-        error = None
-        try:
-            context.run(job)
-        except BaseException as problem:  # noqa: BLE001 - raised again by the caller
-            error = problem
-        # Nothing of a job may be kept alive by a worker that waits.
-        del order, context, job
-        done.one(index, error)
-        del error, done, index
+                wait([pool.submit(together.wait) for _ in range(self.size)])
+            finally:
+                torch.set_num_threads(before)
+        return pool
