@@ -75,10 +75,6 @@ class MeetingPointError(PlaceError):
         self.size = size
 
 
-class ForeignNoteError(PlaceError):
-    """A message between processes was written by a process outside of the run."""
-
-
 class RankLostError(CollectiveError):
     """A process that others wait for has ended, died, or never came."""
 

@@ -14,7 +14,7 @@ from abele import collectives
 from abele.capture import Captured
 from abele.collectives import Collective
 from abele.compile import start
-from abele.errors import CollectiveError, ForeignNoteError, MeetingPointError
+from abele.errors import CollectiveError, MeetingPointError
 from abele.runtime.exchange import Exchange
 from abele.runtime.observers import Observer
 from abele.step.config import StepConfig
@@ -52,8 +52,6 @@ def problem_between(problem: CollectiveError, shorten: Callable[[str], str] = st
     advice = ""
     if isinstance(problem, MeetingPointError):
         advice = f" The launcher is poprun --num-instances {problem.size}."
-    elif isinstance(problem, ForeignNoteError):
-        advice = " poprun --host-subnet chooses one."
     return _error_kind(shorten(f"{problem}{advice}"))
 
 

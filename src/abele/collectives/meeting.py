@@ -1,4 +1,4 @@
-"""The meeting of processes: the place of each, and the store in which they meet and sign notes.
+"""The meeting of processes: the place of each, and the store in which they meet and leave notes.
 
 Notes are all coordination except the exchange of tensors: arrivals, agreed values, and why a
 process ended. They work before the first exchange of tensors and while one hangs. A thread of every
@@ -12,7 +12,6 @@ import dataclasses
 import datetime
 import errno
 import hashlib
-import hmac
 import ipaddress
 import json
 import os
@@ -26,7 +25,6 @@ from torch import distributed
 
 from abele.errors import (
     DisagreementError,
-    ForeignNoteError,
     MeetingPointError,
     PlaceError,
     RankLostError,
@@ -189,7 +187,6 @@ def meet(place: Place) -> distributed.Store:
         _wait_for_port(place, endpoint)
     try:
         if place.hosts_store:
-            _warn_of_unknown_host(place)
             store = keep_store(place.address, place.port, timeout)
         else:
             store = _connected_store(place, endpoint)
@@ -201,7 +198,8 @@ def meet(place: Place) -> distributed.Store:
         ) from problem
     prefix = f"abele/{place.attempt}"
     if place.secret:
-        prefix += f"/{_code(place.secret, prefix)}"  # nobody else writes there by accident
+        # Nobody else writes there by accident, and the secret itself is in no store.
+        prefix += f"/{hashlib.sha256(place.secret.encode()).hexdigest()}"
     return distributed.PrefixStore(prefix, store)
 
 
@@ -240,62 +238,6 @@ def _connected_store(place: Place, endpoint: str) -> distributed.Store:
     if isinstance(opened[0], Exception):
         raise opened[0]
     return opened[0]
-
-
-class SignedStore:
-    """A store whose values carry a code that only processes of this run can make.
-
-    Args:
-        store: shared by all processes.
-        secret: which they have in common.
-        scope: of one attempt, so that notes of an earlier one do not count.
-    """
-
-    def __init__(self, store: distributed.Store, secret: str, scope: str):
-        self._store, self._secret, self._scope = store, secret, scope
-
-    def set(self, key: str, value: str) -> None:
-        """Store a value under a key for all processes."""
-        self._store.set(key, f"{self._code(key, value)} {value}")
-
-    def get(self, key: str) -> bytes:
-        """Read a value.
-
-        Raises:
-            PlaceError: no process of this run has written it.
-        """
-        return self._checked(key, self._store.get(key))
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Read several values; see ``get``."""
-        values = self._store.multi_get(list(keys))
-        return [self._checked(key, value) for key, value in zip(keys, values, strict=True)]
-
-    def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all of these have been written."""
-        return self._store.check(list(keys))
-
-    def clone(self) -> SignedStore:
-        """Return a store with a separate connection."""
-        untyped: Any = self._store  # the stub lacks clone
-        return SignedStore(untyped.clone(), self._secret, self._scope)
-
-    def _code(self, key: str, value: str) -> str:
-        return _code(self._secret, f"{self._scope}\0{key}\0{value}")
-
-    def _checked(self, key: str, value: bytes) -> bytes:
-        code, _, text = value.partition(b" ")
-        expected = self._code(key, text.decode(errors="replace"))
-        if not hmac.compare_digest(code, expected.encode()):
-            raise ForeignNoteError(
-                f"The note {key} in the store of this run was written by somebody else. Start the "
-                "run again, on a network that others cannot reach."
-            )
-        return text
-
-
-def _code(secret: str, text: str) -> str:
-    return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
 def _listen(address: str, port: int) -> socket.socket:
@@ -337,14 +279,6 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False  # a name
-
-
-def _warn_of_unknown_host(place: Place) -> None:
-    """Warn where process 0 does not find the address at which the others look for it."""
-    try:
-        socket.getaddrinfo(_number(place.address), place.port, type=socket.SOCK_STREAM)
-    except socket.gaierror as problem:
-        warn_user(_unknown_host(place, problem), UserWarning)
 
 
 def _unknown_host(place: Place, problem: socket.gaierror) -> str:
@@ -396,7 +330,7 @@ class Board:
 
     def __init__(
         self,
-        store: distributed.Store | SignedStore,
+        store: distributed.Store,
         rank: int,
         size: int,
         timeout_s: float,
@@ -614,7 +548,7 @@ class Board:
                 f"has ended or died ({str(problem).splitlines()[0]}). Look at its output."
             ) from problem
 
-    def _keep_beating(self, store: distributed.Store | SignedStore) -> None:
+    def _keep_beating(self, store: distributed.Store) -> None:
         pause = min(1.0, self.timeout_s / 20)
         count = 0
         while not self._closing.wait(pause):
@@ -624,7 +558,7 @@ class Board:
             except RuntimeError:
                 return  # the store is gone; the main thread notices when it needs it
 
-    def _beat(self, store: distributed.Store | SignedStore, count: str) -> None:
+    def _beat(self, store: distributed.Store, count: str) -> None:
         store.set(f"alive/{self.rank}", f"{count} {self._position()}")
 
 

@@ -80,11 +80,8 @@ class Collective:
         self._shared: SharedSums | None = None
         store = meeting.meet(place)
         keeper = "the launcher" if not place.hosts_store and place.rank == 0 else "process 0"
-        notes = store
-        if place.secret:
-            notes = meeting.SignedStore(store, place.secret, place.attempt)
         self.board = Board(
-            notes, place.rank, place.size, place.timeout_s, lambda: self._position, keeper
+            store, place.rank, place.size, place.timeout_s, lambda: self._position, keeper
         )
         try:
             self.board.agree("versions", _facts(place), arriving=True)

@@ -235,7 +235,7 @@ def test_recomputation_keeps_less_for_backward():
 
 def test_destroying_ends_the_workers():
     trainer, _ = trained(Classifier(), 1)
-    workers_of = list(trainer._executable.session.runner._crew._threads)
+    workers_of = list(trainer._executable.session.runner._crew._pool._threads)
     assert [member.is_alive() for member in workers_of] == [True] * STAGES
     trainer.destroy()
     assert not any(member.is_alive() for member in workers_of)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import poptorch
-from abele.errors import CaptureError, ForeignNoteError, MeetingPointError, RankLostError
+from abele.errors import CaptureError, MeetingPointError, RankLostError
 from helpers.wrapping import Calls, inference, options, rows, scorer
 from poptorch import processes
 from poptorch._logging import HIDDEN_FRAMES
@@ -77,7 +77,6 @@ def test_errors_raised_from_python_name_their_type_and_no_place():
     ("problem", "text"),
     [
         (MeetingPointError("No place.", 4), "No place. The launcher is poprun --num-instances 4."),
-        (ForeignNoteError("A note."), "A note. poprun --host-subnet chooses one."),
         (RankLostError("One is gone."), "One is gone."),
     ],
 )

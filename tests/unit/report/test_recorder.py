@@ -8,9 +8,9 @@ import time
 import pytest
 
 from abele.report.endings import with_causes
-from abele.report.page import FILE
 from abele.report.journal import SINGLE
 from abele.report.optimizer import Optimizer, ParameterGroup
+from abele.report.page import FILE
 from abele.report.record import Waits, read_run
 from abele.report.recorder import FIRST_CALLS, Recorder, ReportWarning, parts_of
 from abele.runtime.observers import CallRecord
