@@ -30,7 +30,7 @@ POINTS = 600
 TEXT_BYTES = 400_000
 TASKS = 2_000
 #: What memory is for that is not always there.
-KINDS = (record.ACTIVATIONS, "gradients", "new values", "while operators run")
+KINDS = ("activations for backward", "gradients", "new values", "while operators run")
 
 
 def process(began_ns: int) -> record.Process:
@@ -171,7 +171,7 @@ def memory(use: MemoryUse) -> record.Memory:
         reserved=use.reserved,
         peak=peak,
         peak_step=step,
-        curve=tuple((at, alive[at], _described(use.nodes[at])) for at in points),
+        live=tuple((at, alive[at]) for at in points),
         kinds=_kinds(use, points),
         phases=_phases(use.nodes),
         largest=tuple(_tensor(each) for each in pieces[:LARGEST]),
@@ -204,16 +204,6 @@ def fullest(alive: Sequence[int]) -> list[int]:
     group = -(-len(alive) // POINTS)
     steps = range(0, len(alive), group)
     return [max(range(i, min(i + group, len(alive))), key=alive.__getitem__) for i in steps]
-
-
-def _described(node: torch.fx.Node | None) -> str:
-    """Describe a step: operator and result, module, and the user's line."""
-    if node is None or node.op != "call_function":
-        return ""
-    value = node.meta.get("val")
-    made = type_text(value) if isinstance(value, torch.Tensor) else ""
-    parts = (operator_of(node), made, operators.module_of(node), line_of(node))
-    return " · ".join(part for part in parts if part)
 
 
 def line_of(node: torch.fx.Node) -> str:

@@ -308,10 +308,6 @@ class Loop:
         return text
 
 
-#: The kind of what forward makes and backward reads, in ``Memory.kinds``.
-ACTIVATIONS = "activations for backward"
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
     """Memory of a program in addition to its state and inputs.
@@ -322,8 +318,8 @@ class Memory:
         reserved: bytes that it keeps between calls.
         peak: peak bytes.
         peak_step: first step at the peak.
-        curve: step, live bytes and description, by step; of many steps the fullest of each group.
-        kinds: for each entry of ``curve``, its bytes by kind.
+        live: pairs of step and live bytes; of many steps the fullest of each group.
+        kinds: for each entry of ``live``, its bytes by kind.
         phases: first step of each phase.
         largest: buffers at the peak, the largest first.
         others: bytes of the other buffers at the peak.
@@ -334,19 +330,13 @@ class Memory:
     reserved: int
     peak: int
     peak_step: int
-    curve: tuple[tuple[int, int, str], ...]
     phases: dict[str, int]
     largest: tuple[Tensor, ...]
     others: int
+    live: tuple[tuple[int, int], ...] = ()
     kinds: dict[str, tuple[int, ...]] = dataclasses.field(
         default_factory=dict[str, tuple[int, ...]]
     )
-
-    @property
-    def waiting(self) -> int:
-        """Bytes at the peak that forward has made for backward."""
-        index = max(range(len(self.curve)), key=lambda at: self.curve[at][1])
-        return self.kinds[ACTIVATIONS][index]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

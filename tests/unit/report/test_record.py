@@ -69,9 +69,9 @@ def test_facts_of_a_program_are_those_of_its_graph():
     # 4 images, 972 inputs, 100 outputs; a multiplication and an addition each.
     assert counted["aten.addmm.default"].operations == 2 * 4 * 972 * 100
     memory = program.memory
-    fullest = max(size for _, size, _ in memory.curve)
+    fullest = max(size for _, size in memory.live)
     assert sum(each.bytes for each in memory.largest) + memory.others == fullest
-    assert [size for _, size, _ in memory.curve] == [
+    assert [size for _, size in memory.live] == [
         sum(sizes) for sizes in zip(*memory.kinds.values(), strict=True)
     ]
     assert all(any(sizes) for sizes in memory.kinds.values())

@@ -216,8 +216,7 @@ svg { display: block; width: 100%; background: var(--card); border-radius: 4px; 
 .m1 { fill: var(--m1); background: var(--m1); } .m2 { fill: var(--m2); background: var(--m2); }
 .m3 { fill: var(--m3); background: var(--m3); } .m4 { fill: var(--m4); background: var(--m4); }
 .wait { fill: var(--wait); background: var(--wait); }
-.hover { fill: transparent; } .hover:hover { fill: var(--ink); fill-opacity: .12; }
-rect:not(.hover):hover { opacity: .8; }
+rect:hover { opacity: .8; }
 path.line { fill: none; stroke: var(--c1); stroke-width: 2; vector-effect: non-scaling-stroke; }
 path.range { fill: var(--c1); fill-opacity: .22; }
 .bar { display: block; height: .7rem; min-width: 1px; width: var(--length); background: var(--c1);
@@ -231,8 +230,7 @@ summary { cursor: pointer; overflow-wrap: anywhere; }
 summary h3 { display: inline; }
 details details { margin-left: 1.1rem; }
 .worse { color: var(--bad); }
-@media print { main { max-width: none; } section { break-inside: avoid; }
-  .hover { display: none; } }
+@media print { main { max-width: none; } section { break-inside: avoid; } }
 @media (max-width: 40rem) {
   main { padding: 1rem .8rem 3rem; } h1 { font-size: 1.4rem; }
   .at, #memory td { white-space: nowrap; } .why { min-width: 10rem; } .list { min-width: 14rem; }
@@ -306,9 +304,6 @@ class _Reader(HTMLParser):
 
 WIDTH, HEIGHT = 1000.0, 240.0
 
-#: A point: where it is, how much, and what is said of it at the pointer.
-Point = tuple[float, float, str]
-
 
 def frame(
     shapes: Content, *, top: str, left: str, right: str, title: str, height: int = 14
@@ -344,7 +339,7 @@ def legend(entries: Sequence[tuple[str, str]]) -> Html:
 
 def stacked(
     bands: Sequence[tuple[str, str, float]],
-    points: Sequence[Point],
+    begins: Sequence[float],
     kinds: Sequence[tuple[str, Sequence[float]]],
     top: float,
 ) -> Html:
@@ -352,8 +347,8 @@ def stacked(
 
     Args:
         bands: class, words and height of each level, from the bottom.
-        points: x from 0 to ``WIDTH``, the height of all curves there, and words.
-        kinds: class of each curve, from the bottom, and its own height at each point.
+        begins: x of each step from 0 to ``WIDTH``.
+        kinds: class of each curve, from the bottom, and its own height at each step.
         top: what ``HEIGHT`` stands for.
     """
     scale = HEIGHT / top if top else 0.0
@@ -364,48 +359,24 @@ def stacked(
         box = {"x": "0", "y": _n(y), "width": _n(WIDTH), "height": _n(height * scale)}
         shapes.append(tag("rect", tag("title", words), class_=name, **box))
         level += height
-    if not points:
-        return tag("g", shapes)
-    ends = [*(x for x, _, _ in points[1:]), WIDTH]
-    below = [level] * len(points)
-    for name, heights in kinds:
+    below = [level] * len(begins)
+    for name, heights in kinds if begins else ():
         above = [a + b for a, b in zip(below, heights, strict=True)]
-        path = _band(points, ends, below, above, scale)
-        shapes.append(tag("path", d=path, class_=name))
+        shapes.append(tag("path", d=_band(begins, below, above, scale), class_=name))
         below = above
-    return tag("g", shapes, _hover(points, ends))
+    return tag("g", shapes)
 
 
 def _band(
-    points: Sequence[Point],
-    ends: Sequence[float],
-    below: Sequence[float],
-    above: Sequence[float],
-    scale: float,
+    begins: Sequence[float], below: Sequence[float], above: Sequence[float], scale: float
 ) -> str:
     """Return the outline of the area between two curves."""
-    path = [f"M{_n(points[0][0])},{_n(HEIGHT - below[0] * scale)}"]
-    for end, height in zip(ends, above, strict=True):
+    path = [f"M{_n(begins[0])},{_n(HEIGHT - below[0] * scale)}"]
+    for end, height in zip([*begins[1:], WIDTH], above, strict=True):
         path.append(f"V{_n(HEIGHT - height * scale)}H{_n(end)}")
-    for (begin, _, _), height in zip(reversed(points), reversed(below), strict=True):
+    for begin, height in zip(reversed(begins), reversed(below), strict=True):
         path.append(f"V{_n(HEIGHT - height * scale)}H{_n(begin)}")
     return "".join([*path, "Z"])
-
-
-def _hover(points: Sequence[Point], ends: Sequence[float]) -> list[Html]:
-    """Boxes that say what is there, at the pointer."""
-    return [
-        tag(
-            "rect",
-            tag("title", words),
-            class_="hover",
-            x=_n(x),
-            y="0",
-            width=_n(end - x),
-            height=_n(HEIGHT),
-        )
-        for (x, _, words), end in zip(points, ends, strict=True)
-    ]
 
 
 def line(points: Sequence[tuple[float, float]], name: str = "line") -> Html:

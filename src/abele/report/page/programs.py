@@ -25,8 +25,6 @@ from abele.report.status import DISTURBED, Entry, by_operator, slower
 
 #: The page shows so much of each program's text; ``run.json`` has more.
 TEXT = 120_000
-#: And so much of what was there after passes, of all programs together.
-TEXTS = 2_500_000
 _MOST, _MOST_KERNELS = 30, 60
 
 
@@ -86,14 +84,10 @@ def _listed(group: list[Choice]) -> str:
 
 
 def passes(run: Run) -> Html:
-    """Return a section of passes, and of program texts after each pass."""
+    """Return a section of passes, what each changed, and the text after all of them."""
     parts: list[tuple[str, str, float, Content]] = []
-    left = TEXTS
     for program in run.programs:
-        content: list[Content] = [_stamps(program)]
-        for each in program.changes:
-            content.append(_change(each, shows=len(each.after) <= left))
-            left -= len(each.after)
+        content: list[Content] = [_stamps(program), *map(_change, program.changes)]
         content.append(folded("The program after all passes", tag("pre", _cut(program.text))))
         nodes = program.history[-1].nodes if program.history else 0
         parts.append((program.name, words.count(nodes, "node"), nodes, content))
@@ -117,22 +111,13 @@ def _stamps(program: Program) -> Html | None:
     return folded(said, table(("pass", "took", "nodes after it"), rows, numbers=(1, 2)))
 
 
-def _change(change: Change, *, shows: bool) -> Html | None:
-    """Return the lines that a pass removed and added, and the text after it; None without any."""
-    if not change.removed + change.added:
+def _change(change: Change) -> Html | None:
+    """Return the lines that a pass removed and added; None without any."""
+    if not change.text:
         return None
-    said = f"{change.by}: {words.count(change.added, 'line')}"
-    changed = None
-    if change.text:
-        removed = words.count(change.removed, "line")
-        said = f"{change.by}: {removed} removed, {change.added} added"
-        changed = tag("pre", change.text)
-    after: Content = tag("p", "The program after it is in run.json.", class_="soft")
-    if shows:
-        after = tag("pre", change.after)
-        if changed is not None:
-            after = folded(f"The program after {change.by}", after)
-    return folded(said, changed, after)
+    removed = words.count(change.removed, "line")
+    said = f"{change.by}: {removed} removed, {change.added} added"
+    return folded(said, tag("pre", change.text))
 
 
 def _cut(text: str) -> str:
@@ -328,7 +313,7 @@ def memory(run: Run) -> Html:
     parts = [(each.name, _short(each), each.memory.peak, _memory_of(each)) for each in run.programs]
     note = (
         "Bytes of tensors. Below, what is there all the time; above, what the program makes and "
-        "frees, at each of its steps: the pointer shows which operation, tensor, module and line."
+        "frees, at each of its steps."
     )
     return section(
         "Memory over the program", tag("p", note, class_="soft"), by_program(parts), name="memory"
@@ -345,7 +330,7 @@ def _memory_of(program: Program) -> list[Content]:
     bands = _bands(program)
     level = sum(height for _, _, height in bands)
     reserved = f", {words.size(use.reserved)} of it kept between calls" if use.reserved else ""
-    alive = max((size for _, size, _ in use.curve), default=0)
+    alive = max((size for _, size in use.live), default=0)
     if use.reserved and alive < use.peak:  # what is kept also has room for other steps
         reserved += f"; tensors fill {words.size(alive)} of it at most"
     said = tag(
@@ -374,18 +359,15 @@ def _name(role: str) -> str:
 def _picture(use: Memory, bands: list[tuple[str, str, float]], level: float) -> Html:
     steps = max(1, use.steps)
     kinds = {name: sizes for name, sizes in use.kinds.items() if any(sizes)}
-    points = [
-        (at / steps * markup.WIDTH, float(size), _at(at, size, what, kinds, index))
-        for index, (at, size, what) in enumerate(use.curve)
-    ]
-    highest = max((size for _, size, _ in use.curve), default=0)
+    begins = [at / steps * markup.WIDTH for at, _ in use.live]
+    highest = max((size for _, size in use.live), default=0)
     top = level + max(highest, 1)
-    begins = ", ".join(f"{phase} from step {at + 1}" for phase, at in use.phases.items())
+    phases = ", ".join(f"{phase} from step {at + 1}" for phase, at in use.phases.items())
     stacks = [(_KINDS[name], sizes) for name, sizes in kinds.items()]
     picture = markup.frame(
-        markup.stacked(bands, points, stacks, top),
+        markup.stacked(bands, begins, stacks, top),
         top=words.size(top),
-        left=begins or "first step",
+        left=phases or "first step",
         right=f"step {use.steps}",
         title=f"Bytes in use at each step; at most {words.size(top)}",
     )
@@ -394,13 +376,6 @@ def _picture(use: Memory, bands: list[tuple[str, str, float]], level: float) -> 
         (_KINDS[name], f"{name}: up to {words.size(max(sizes))}") for name, sizes in kinds.items()
     ]
     return tag("div", picture, markup.legend(entries))
-
-
-def _at(at: int, size: int, what: str, kinds: dict[str, tuple[int, ...]], index: int) -> str:
-    """Describe a step: bytes by kind, and the operator."""
-    parts = [f"{words.size(sizes[index])} {name}" for name, sizes in kinds.items() if sizes[index]]
-    several = f" ({', '.join(parts)})" if len(parts) > 1 else ""
-    return f"step {at + 1}: {words.size(size)}{several}" + (f" · {what}" if what else "")
 
 
 def _largest(use: Memory) -> Html:
