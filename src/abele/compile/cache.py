@@ -74,7 +74,7 @@ class ExecutableCache:
             return self.path(key)
         for each in self._listed(SUFFIX):
             with contextlib.suppress(CorruptExecutable, OSError):
-                if not keys.why_other(executable_file.read_manifest(each)["key_parts"], parts):
+                if not keys.why_other(executable_file.key_parts_in(each), parts):
                     return each
         return self.path(key)
 
@@ -139,8 +139,7 @@ class ExecutableCache:
         nearest: list[str] | None = None
         for path in self._listed(SUFFIX):
             with contextlib.suppress(Exception):  # its key parts may be anything
-                stored = executable_file.read_manifest(path)["key_parts"]
-                different = keys.why_parts_differ(stored, parts)
+                different = keys.why_parts_differ(executable_file.key_parts_in(path), parts)
                 if nearest is None or len(different) < len(nearest):
                     nearest = different
         if nearest is None:

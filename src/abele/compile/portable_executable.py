@@ -16,7 +16,6 @@ from abele.capture import Captured
 from abele.compile import executable_file, keys, verdict
 from abele.compile.build import BuildRecord, Progress, build
 from abele.compile.executable import Executable, ExecutableSource
-from abele.compile.executable_file import Code
 from abele.compile.serialization import from_members, to_members
 from abele.compile.tiers import Gather
 from abele.errors import ForeignExecutable, SerializationError
@@ -46,23 +45,16 @@ def pack(captured: Captured, made: Executable) -> tuple[dict[str, Any], dict[str
     Raises:
         SerializationError: a program that cannot be stored; names the operation.
     """
-    members = to_members(captured.programs)
-    for program in made.programs:  # of a pipeline, these are parts of the captured ones
-        compiled = made.compiled[program.name]
-        members[f"code/{program.name}"] = compiled.payload
-        if compiled.plan is not None:
-            members[f"plans/{program.name}"] = compiled.plan.encode()
-    for index, value in captured.constants.items():
-        members[f"outputs/{index}"] = value
+    # The compiled programs of a pipeline are parts of the captured ones.
+    of_code, code = executable_file.to_container(made)
+    outputs = {f"outputs/{index}": value for index, value in captured.constants.items()}
     content = {
         "programs": [program.name for program in captured.programs],
         "digests": {program.name: program.fingerprint() for program in captured.programs},
         "captured": {name: encode(getattr(captured, name)) for name in _plain_fields()},
-        "key_parts": dict(made.key_parts),
-        "chosen": executable_file.chosen_data(made.chosen),
-        "verdict": verdict.to_data(made.verdict),
+        **of_code,
     }
-    return content, members
+    return content, {**to_members(captured.programs), **code, **outputs}
 
 
 def captured_in(file: Container, content: Mapping[str, Any]) -> Captured:
@@ -184,10 +176,9 @@ class ContainerFirst:
         """Return the container's executable if it has these key parts, else that of the cache."""
         if not self.problem and not self.why_other(parts):
             try:
-                chosen = executable_file.chosen_from(self._content.get("chosen", {}))
-                known = {**parts, **keys.following(self._content["key_parts"])}
-                there = verdict.from_data(self._content.get("verdict"))
-                made = executable_file.restored(programs, known, target, self._code, chosen, there)
+                made = executable_file.from_container(
+                    self._file, self._content, programs, parts, target
+                )
                 return made if made.is_proven() else self._proven_behind(programs, parts, made)
             except (ForeignExecutable, RuntimeError) as error:
                 self.problem = str(error)
@@ -202,9 +193,6 @@ class ContainerFirst:
             return made if known is None else dataclasses.replace(made, verdict=known)
         kept = self._behind.load(programs, parts, made.target)
         return kept if kept is not None and kept.is_proven() else made
-
-    def _code(self, name: str) -> Code:
-        return Code.of(self._file, f"code/{name}", f"plans/{name}")
 
     def why_missing(self, parts: Mapping[str, Any]) -> str:
         """Return why the container's code was not used."""

@@ -307,8 +307,8 @@ def test_a_plan_that_means_nothing_costs_one_warning(programs, isolated_cache, t
     path = isolated_cache.path(made.key)
     content = altered.members(path)
     manifest = json.loads(content["manifest.json"])
-    manifest["members"]["programs/forward.plan.json"] = {}
-    content |= {"programs/forward.plan.json": text, "manifest.json": json.dumps(manifest).encode()}
+    manifest["members"]["plans/forward"] = {}
+    content |= {"plans/forward": text, "manifest.json": json.dumps(manifest).encode()}
     altered.write(path, content)
     with pytest.warns(CacheWarning, match="could not be used and is rebuilt") as caught:
         _, record = built(programs, isolated_cache, target)

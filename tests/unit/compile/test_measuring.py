@@ -1,5 +1,6 @@
 """Which of several lowerings is kept: by times that the tests bring, so that no clock decides."""
 
+import dataclasses
 import os
 import platform
 import sys
@@ -117,13 +118,13 @@ def test_what_is_measured_beside_may_fail_to_compile(programs, clocked, monkeypa
     assert record.lowerings["forward"].name == "usual"
 
 
-def test_an_executable_that_does_not_say_which_is_made_again(programs, clocked):
+def test_an_executable_that_does_not_say_which_is_made_again(programs, clocked, tmp_path):
     clocked(usual=0.008, other=0.005)
     made, _ = build(programs, CONFIG, target=Several())
+    path = tmp_path / "x.abele"
+    executable_file.save(dataclasses.replace(made, chosen={}), path)
     with pytest.raises(CorruptExecutable, match="which lowering program 'forward' has is not said"):
-        executable_file.restored(
-            programs, made.key_parts, made.target, lambda name: executable_file.Code(b"", None), {}
-        )
+        executable_file.load(path, programs, made.key_parts, made.target)
 
 
 def test_the_environment_decides_without_a_clock(programs, clocked, monkeypatch):

@@ -182,7 +182,7 @@ def test_what_was_loaded_is_stored_whole(built, tmp_path):
     made, _, _ = built()
     executable_file.save(made, tmp_path / "x.abele")
     names = zipfile.ZipFile(tmp_path / "x.abele").namelist()
-    assert {"programs/forward.plan.json", "programs/forward.py.txt"} <= set(names)
+    assert {"code/forward", "plans/forward"} <= set(names)
 
 
 def test_a_container_has_plans(programs, built, tmp_path):
