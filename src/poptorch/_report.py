@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from abele import passes
 from abele.collectives import Counts
 from abele.program import memory
 from abele.report import facts, timing
@@ -18,7 +17,7 @@ from abele.report.journal import Journal, window_of
 from abele.report.optimizer import Optimizer, optimizer_of
 from abele.report.page import page, write_page
 from abele.report.record import Option, Run
-from abele.report.recorder import Changes, Latest, Recorder, Trouble, Uncalled, parts_of
+from abele.report.recorder import Latest, Recorder, Trouble, Uncalled, parts_of
 from abele.runtime.observers import Observer
 from abele.storage.atomic import write_text
 from abele.version import __version__
@@ -62,7 +61,6 @@ class Recording:
         self._model, self._optimizer = model, optimizer
         self._recorder: Recorder | None = None
         self._trouble = Trouble()
-        self._changes = Changes()
         self._loop = LoopAround()
         self._began_ns = time.perf_counter_ns()
         folder = self._folder()
@@ -97,11 +95,8 @@ class Recording:
             with self._trouble:
                 latest: Latest = weakly(self._now_known, lambda run, over: run)
                 self._recorder = Recorder(folder, self._before(), latest, self._loop, self._trouble)
-        self._changes = Changes()
-        watching = contextlib.nullcontext() if folder is None else passes.watched(self._changes)
         try:
-            with watching:
-                yield
+            yield
         except BaseException as error:
             if self._recorder is not None:
                 self._recorder.failed("compiling", error)
@@ -212,7 +207,7 @@ class Recording:
             before,
             build=facts.build(made.record),
             state=memory.state_bytes(executable.programs),
-            programs=facts.programs(executable, made.record, self._changes.of_stamps),
+            programs=facts.programs(executable, made.record),
             **self._changing(made),
         )
 

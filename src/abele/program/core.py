@@ -498,13 +498,6 @@ def _header(program: Program) -> list[str]:
     return lines
 
 
-def node_lines(program: Program) -> list[str]:
-    """Return a line for each operation, with the names of the graph, which outlive passes."""
-    names = {node: node.name for node in program.graph.graph.nodes}
-    calls = (node for node in names if node.op not in ("placeholder", "output"))
-    return [_statement(node, names) for node in calls if not _names_a_graph(node, program.graph)]
-
-
 def _node_names(program: Program) -> dict[torch.fx.Node, str]:
     """Return a unique name per node; ``a.b`` and ``a_b`` must differ, or hashes would agree."""
     names: dict[torch.fx.Node, str] = {}

@@ -243,7 +243,7 @@ def _program(program: ProgramDifference) -> Iterator[str]:
 def _made_by(by: str) -> str:
     if by == "capture":
         return " They differ as captured: by the model, its loss, optimizer, inputs or options."
-    return f" Both were captured alike; {by} made them differ." if by else ""
+    return " Both were captured alike; passes of their lowerings made them differ." if by else ""
 
 
 def _operation(made: Operation | None) -> str:

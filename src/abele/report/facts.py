@@ -17,7 +17,7 @@ from abele.compile.build import BuildRecord
 from abele.compile.executable import Executable
 from abele.containers import is_sequence
 from abele.pipeline.runner import Measured
-from abele.program import Program, Stamp, is_getitem, marks_of
+from abele.program import Program, is_getitem, marks_of
 from abele.program.core import node_phase, type_text, user_line
 from abele.program.memory import MemoryUse, Piece, given_bytes
 from abele.report import operators, record
@@ -83,29 +83,13 @@ def build(made: BuildRecord) -> record.Build:
     )
 
 
-def programs(
-    executable: Executable,
-    made: BuildRecord,
-    changes: Mapping[Stamp, record.Change] | None = None,
-) -> tuple[record.Program, ...]:
-    """Return the programs of an executable as recorded.
-
-    Args:
-        executable: the executable.
-        made: its build.
-        changes: changes by each pass, if observed.
-    """
-    known = changes or {}
+def programs(executable: Executable, made: BuildRecord) -> tuple[record.Program, ...]:
+    """Return the programs of an executable as recorded."""
     lowered = (executable.lowered(each.name) for each in executable.programs)
-    return tuple(_program(each, executable, made, known) for each in lowered)
+    return tuple(_program(each, executable, made) for each in lowered)
 
 
-def _program(
-    program: Program,
-    executable: Executable,
-    made: BuildRecord,
-    changes: Mapping[Stamp, record.Change],
-) -> record.Program:
+def _program(program: Program, executable: Executable, made: BuildRecord) -> record.Program:
     lowering = executable.lowering(program.name)
     chosen = made.lowerings.get(program.name)
     reason = (
@@ -123,9 +107,9 @@ def _program(
         operators=operators.of_program(program),
         memory=memory(lowering.memory(program)),
         text=f"{text[:TEXT_BYTES]}\n# cut off here" if cut else text,
-        changes=tuple(changes[stamp] for stamp in program.history if stamp in changes),
         declined=dict(made.declined.get(program.name, {})),
         choices=operators.choices(lowering.kernel_choices(program)),
+        captured=executable.key_parts["programs"][program.name],
         fingerprint=program.fingerprint(),
         constants={
             name: hashlib.sha256(raw_bytes(value)).hexdigest()

@@ -340,25 +340,6 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Change:
-    """The change of a program's text by a pass.
-
-    Attributes:
-        by: name of the pass.
-        removed: number of lines it removed.
-        added: number of lines it added.
-        text: these lines, each after ``-`` or ``+``; long ones are cut off.
-        after: lines of all operations after it; empty if it changed none.
-    """
-
-    by: str
-    removed: int
-    added: int
-    text: str
-    after: str = ""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
     """Work of a pipeline stage on a micro-batch.
 
@@ -407,12 +388,12 @@ class Program:
         operators: its operators.
         memory: its memory.
         text: its operations as Python; cut off if very long.
-        changes: changes by passes, if observed.
         timing: times of its kernels; None if they were not timed.
         untimed: reason why they were not timed, if timing was wanted.
         declined: for each preferred lowering that declined it, the reason.
         choices: backends of its operators with reasons; the most frequent first.
-        fingerprint: hash of everything that decides what it computes.
+        captured: hash of the program before the passes of its lowering.
+        fingerprint: hash of the program after all passes.
         constants: hash of each constant by name.
     """
 
@@ -424,11 +405,11 @@ class Program:
     operators: tuple[Operators, ...]
     memory: Memory
     text: str
-    changes: tuple[Change, ...] = ()
     timing: Timing | None = None
     untimed: str = ""
     declined: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     choices: tuple[Choice, ...] = ()
+    captured: str = ""
     fingerprint: str = ""
     constants: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
 

@@ -17,13 +17,13 @@ import itertools
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 
 from abele.report import words
 from abele.report.journal import Journal
 from abele.report.optimizer import Optimizer
-from abele.report.record import Change, Program, Run
+from abele.report.record import Program, Run
 from abele.report.status import Steady, steady
 
 LEAST = 0.03
@@ -308,9 +308,9 @@ class ProgramDifference:
             empty string means that a program has none of that name.
         operations: the first operation of each that differs; None if a program ends before it.
             Both are None if the texts are equal.
-        by: ``capture`` or the first pass that made them differ; empty if unknown.
+        by: ``capture`` or ``passes``, which made them differ; empty if unknown.
         constants: names of constants whose values differ.
-        fingerprints: fingerprints of both; empty if an executable is missing.
+        fingerprints: fingerprints of both; empty in older records.
     """
 
     name: str
@@ -333,7 +333,7 @@ def _compare_texts(first: Program, second: Program) -> ProgramDifference:
             if before.get(name) != after.get(name)
         ),
         operations=_first_other(first, second),
-        by=_maker(first.changes, second.changes),
+        by=_maker(first, second),
     )
 
 
@@ -376,26 +376,11 @@ def _is_cut(program: Program) -> bool:
     return program.text.endswith(_CUT)
 
 
-def _maker(first: Sequence[Change], second: Sequence[Change]) -> str:
-    """Return ``capture`` or the first pass that made the programs differ; empty if unknown."""
-    before, after = _texts(first), _texts(second)
-    if not before or not after or any(_CUT in each for each in (*before.values(), *after.values())):
+def _maker(first: Program, second: Program) -> str:
+    """Return ``capture`` or ``passes``, which made the programs differ; empty if unknown."""
+    if not (first.captured and second.captured):
         return ""
-    if before["capture"] != after["capture"]:
-        return "capture"
-    names = list(dict.fromkeys([*before, *after]))
-    latest = before["capture"], after["capture"]
-    for name in names:
-        latest = before.get(name, latest[0]), after.get(name, latest[1])
-        if latest[0] != latest[1]:
-            return f"pass {name}"
-    return ""
-
-
-def _texts(changes: Sequence[Change]) -> Mapping[str, str]:
-    """Return the text after capture and after each pass that changed the program."""
-    texts = {each.by: each.after for each in changes if each.after}
-    return texts if "capture" in texts else {}
+    return "capture" if first.captured != second.captured else "passes"
 
 
 def of_programs(first: Run, second: Run) -> Iterator[ProgramDifference]:

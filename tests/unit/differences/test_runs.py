@@ -218,20 +218,14 @@ def test_what_is_behind_the_cut_of_a_text_is_not_compared(first, tmp_path):
     assert why_runs_differ(first, other).programs == ()
 
 
-def test_a_pass_that_made_programs_differ_is_named(first, tmp_path):
-    def changes(program):
-        index = next(i for i, e in enumerate(program.changes) if e.by == "dead_code" and e.after)
-        other = dataclasses.replace(program.changes[index], after="another program")
-        return (*program.changes[:index], other, *program.changes[index + 1 :])
-
+def test_programs_that_passes_made_differ_are_said_to(first, tmp_path):
     def text(program):
         return program.text.replace("aten.relu", "aten.gelu")
 
-    given = of_program(changes=changes, text=text, fingerprint=lambda program: "another")
-    other = changed(first, tmp_path / "pass", given)
-    answer = why_runs_differ(first, other)
-    assert answer.programs[0].by == "pass dead_code"
-    assert "Both were captured alike; pass dead_code made them differ." in str(answer)
+    given = of_program(text=text, fingerprint=lambda program: "another")
+    answer = why_runs_differ(first, changed(first, tmp_path / "pass", given))
+    assert answer.programs[0].by == "passes"
+    assert "Both were captured alike; passes of their lowerings made them differ." in str(answer)
 
 
 def test_who_computes_an_operator_is_compared(first, tmp_path):

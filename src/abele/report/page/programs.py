@@ -20,7 +20,7 @@ from abele.report.page.markup import (
     table,
     tag,
 )
-from abele.report.record import Change, Choice, Limits, Memory, Program, Run, Timing
+from abele.report.record import Choice, Limits, Memory, Program, Run, Timing
 from abele.report.status import DISTURBED, Entry, by_operator, slower
 
 #: The page shows so much of each program's text; ``run.json`` has more.
@@ -84,11 +84,11 @@ def _listed(group: list[Choice]) -> str:
 
 
 def passes(run: Run) -> Html:
-    """Return a section of passes, what each changed, and the text after all of them."""
+    """Return a section of passes and of the texts after all of them."""
     parts: list[tuple[str, str, float, Content]] = []
     for program in run.programs:
-        content: list[Content] = [_stamps(program), *map(_change, program.changes)]
-        content.append(folded("The program after all passes", tag("pre", _cut(program.text))))
+        text = folded("The program after all passes", tag("pre", _cut(program.text)))
+        content: list[Content] = [_stamps(program), text]
         nodes = program.history[-1].nodes if program.history else 0
         parts.append((program.name, words.count(nodes, "node"), nodes, content))
     return section("Programs", by_program(parts), name="programs")
@@ -109,15 +109,6 @@ def _stamps(program: Program) -> Html | None:
         f"{words.count(first.nodes, 'node')} after {first.by}, {last.nodes:,} at the end"
     )
     return folded(said, table(("pass", "took", "nodes after it"), rows, numbers=(1, 2)))
-
-
-def _change(change: Change) -> Html | None:
-    """Return the lines that a pass removed and added; None without any."""
-    if not change.text:
-        return None
-    removed = words.count(change.removed, "line")
-    said = f"{change.by}: {removed} removed, {change.added} added"
-    return folded(said, tag("pre", change.text))
 
 
 def _cut(text: str) -> str:
