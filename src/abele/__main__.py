@@ -47,12 +47,12 @@ _COMMANDS = {
     "fit": _Command(
         "abele.fit.command",
         "say whether a program fits into a memory",
-        ("train.py", "--limit 8GiB train.py -- --batch-size 64", "--limit mk2x4 train.py"),
+        ("train.py", "--limit 8GiB train.py -- --batch-size 64", "--limit mk2 train.py"),
     ),
     "stage": _Command(
         "abele.stage.command",
         "divide a model into stages of a pipeline",
-        ("--ipus 4 train.py", "--ipus 4 --limit 8GiB --run train.py -- --epochs 1"),
+        ("--ipus 4 train.py", "--ipus 4 --limit 8GiB train.py -- --epochs 1"),
     ),
     "port": _Command(
         "abele.port.command",

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,10 +19,10 @@ from abele import fit
 from abele.capture import Captured
 from abele.compile import build
 from abele.compile.start import Start, requested
-from abele.fit import Answer, Calls, Estimate, Verdict, ladder
-from abele.fit.estimate import compare, default_limit, table
-from abele.fit.ladder import Change, Ladder, NotOffered, Search, Stays, Ways
-from abele.fit.limits import of_machine
+from abele.errors import AbeleError
+from abele.fit import Answer, Calls, Estimate, Verdict
+from abele.fit.estimate import compare, table
+from abele.fit.limits import bytes_text, of_machine
 from abele.fit.questions import Say, silent
 from abele.fit.run import STATE
 from abele.step import batching
@@ -44,6 +45,11 @@ NOT_OFFERED = (
     "TensorLocations.setOptimizerLocation: there is one memory here, so it has no effect",
     "poptorch.BeginBlock: stages of a pipeline share the memory of one device here",
 )
+#: Least share of the programs' memory that a change saves: in any case, and if a step has
+#: ``_MUCH`` times the work and the model does not fit all the same.
+_LEAST, _LITTLE, _MUCH = 0.01, 0.1, 2.0
+#: Errors of capturing a forward that was not written for a change.
+_FAILURES = (AbeleError, RuntimeError, TypeError, ValueError)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,6 +116,33 @@ class Trial:
 
 
 # -- changes --------------------------------------------------------------------------------------
+
+
+class NotOffered(Exception):
+    """A change does not apply to a program; the text says why."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Change:
+    """A change to a program.
+
+    Attributes:
+        name: description.
+        lines: Python to add to the program.
+        trial: the program with the change.
+        around: context for the trial's module while it is captured.
+        warning: other effects of the change, or empty.
+        least: least remaining shares of memory that is always live, and of all other memory.
+    """
+
+    name: str
+    lines: tuple[str, ...]
+    trial: Trial
+    around: Callable[[torch.nn.Module], contextlib.AbstractContextManager[Any]] = (
+        contextlib.nullcontext
+    )
+    warning: str = ""
+    least: tuple[float, float] = (1.0, 0.0)
 
 
 def micro_batch_option(*, training: bool) -> tuple[str, str]:
@@ -226,7 +259,6 @@ def halved(trial: Trial) -> Iterator[Change]:
                 keywords={name: _half(each) for name, each in bound.keywords.items()},
             ),
         ),
-        timed=False,
         least=(HALF, HALF),
         warning="numbers have 11 bits then instead of 24; see options.Precision and loss_scaling",
     )
@@ -237,122 +269,263 @@ def _half(value: Any) -> Any:
     return value.half() if wide else value
 
 
-class OfMemory:
-    """A memory that holds the full program.
+#: Kinds of changes by ascending cost: smaller kernels, a second forward, precision.
+WAYS: Sequence[Callable[[Trial], Iterator[Change]]] = (smaller_micro_batches, recomputed, halved)
 
-    Args:
-        estimated: returns the estimate of a changed model.
+
+# -- search ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rung:
+    """A change on top of the preceding ones.
+
+    Attributes:
+        name: description.
+        lines: Python to add to the program.
+        warning: other effects of the change, or empty.
+        saved: expected reduction of peak bytes.
+        ratios: work of a step with the change relative to that without, by name.
+        answer: estimate with this change and the preceding ones.
     """
 
-    #: By ascending cost: smaller kernels, a second forward, precision.
-    ways: Sequence[Ways] = (smaller_micro_batches, recomputed, halved)
-    left_out: Sequence[str] = NOT_OFFERED
+    name: str
+    lines: tuple[str, ...]
+    warning: str
+    saved: float
+    ratios: Mapping[str, float]
+    answer: Answer
 
-    def __init__(self, estimated: Callable[[Trial], Estimate]):
-        self._estimated = estimated
+    def data(self) -> dict[str, Any]:
+        """Return all fields as JSON values."""
+        answer = self.answer
+        return {
+            **{each.name: getattr(self, each.name) for each in dataclasses.fields(self)},
+            "lines": list(self.lines),
+            "ratios": dict(self.ratios),
+            "answer": {"verdict": answer.verdict.value, "bytes": dataclasses.asdict(answer.size)},
+        }
 
-    def stays(self, now: Answer, ways: Sequence[Ways]) -> Stays | None:
-        """Return the memory of process and state if that alone exceeds the limit."""
-        share = HALF if halved in ways else 1.0
-        state = [part.size.high for part in now.estimate.peak.parts if part.role in STATE]
-        process = sum(part.size.high for part in now.beside)
-        stays = Stays(process=process, state=share * sum(state))
-        return stays if stays.size > now.limit.size else None
 
-    def needed(self, now: Answer) -> float:
-        """Return the bytes of the programs, without the process."""
-        return now.estimate.size.expected
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """Changes that together make a model fit, or need less memory if none suffices.
 
-    def may_fit(self, change: Change, now: Answer) -> bool:
-        """Return whether a change may suffice if memory shrank in proportion to the batch."""
-        always, rest = change.least
-        beside = sum(part.size.high for part in now.beside)
-        least = max(
-            sum((always if part.always else rest) * part.size.high for part in moment.parts)
-            for moment in now.estimate.moments
+    Attributes:
+        rungs: the changes.
+        left_out: changes that are not offered, with reasons.
+        stays: bytes of process and of state that exceed the limit whatever is changed, which ended
+            the search; None if they do not.
+    """
+
+    rungs: tuple[Rung, ...]
+    left_out: tuple[str, ...]
+    stays: Mapping[str, float] | None = None
+
+    @property
+    def fits(self) -> bool:
+        """True if the model fits with all changes."""
+        return bool(self.rungs) and self.rungs[-1].answer.verdict is Verdict.FITS
+
+    def data(self) -> dict[str, Any]:
+        """Return all fields as JSON values."""
+        return {
+            "fits": self.fits,
+            "rungs": [rung.data() for rung in self.rungs],
+            "left_out": list(self.left_out),
+            "stays": self.stays,
+        }
+
+    def __str__(self) -> str:
+        if self.fits:
+            outcome = "It fits with these changes, which were estimated one after the other:"
+        elif self.rungs:
+            outcome = "It needs less with these changes, but none of them is sure to make it fit:"
+        else:
+            outcome = self._staying() or "No change that is offered here makes it need less."
+        lines = ["", outcome]
+        for rung in self.rungs:
+            ratios = [f"{ratio:.2f} times the {name}" for name, ratio in rung.ratios.items()]
+            per_step = f", a step has {' and '.join(ratios)}" if ratios else ""
+            low, _, high = rung.answer.size.texts()
+            less = f"{bytes_text(rung.saved)} less ({low} to {high})"
+            lines.append(f"  {rung.name}: {less}{per_step}")
+            lines += [f"      {line}" for line in rung.lines]
+            lines += [f"    Warning: {rung.warning}."] if rung.warning else []
+        if self.stays is None:
+            lines += ["Not offered:", *(f"  {reason}." for reason in self.left_out)]
+        elif self.rungs:
+            lines.append(self._staying())
+        return "\n".join(lines)
+
+    def _staying(self) -> str:
+        if self.stays is None:
+            return ""
+        return (
+            "No change that is offered here is sure to make it fit: weights and the optimizer's "
+            f"state take {bytes_text(self.stays['state'])} whatever is changed, and the process "
+            f"without the model may take {bytes_text(self.stays['process'])}."
         )
-        return beside + least <= now.limit.size
 
-    def after(self, change: Change, now: Answer) -> Answer:
-        """Return the answer for the changed program."""
-        estimate = self._estimated(change.trial)
-        return fit.decide(estimate, now.limit, now.beside)
 
-    def lines(self, change: Change, after: Answer) -> tuple[str, ...]:
-        """Return the lines of the change."""
-        del after
-        return change.lines
+class Search:
+    """Changes a program until it fits, one kind of change after the other.
 
-    def ratios(self, change: Change, now: Answer, after: Answer) -> Mapping[str, float]:
-        """Return the ratios of FLOPs and of bytes moved."""
-        del change
-        return after.estimate.work.ratios(now.estimate.work)
+    Args:
+        trial: the program.
+        answer: its estimate.
+        target: what would run it.
+        say: called with each change that is tried.
+    """
+
+    def __init__(self, trial: Trial, answer: Answer, target: Target, say: Say):
+        self._trial, self._answer, self._target, self._say = trial, answer, target, say
+        self._rungs: list[Rung] = []
+        self._left_out: list[str] = list(NOT_OFFERED)
+        self._opened: list[Change] = []
+
+    def ladder(self) -> Ladder:
+        """Return the changes."""
+        stays = None
+        for number, ways in enumerate(WAYS):
+            if self._answer.verdict is Verdict.FITS:
+                break
+            stays = _staying(self._answer, halves=halved in WAYS[number:])
+            if stays is not None:
+                break
+            try:
+                self._try(list(ways(self._trial)))
+            except NotOffered as reason:
+                self._left_out.append(str(reason))
+            except _FAILURES as error:
+                why = str(error).partition("\n")[0] or type(error).__name__
+                self._left_out.append(f"{ways.__name__.replace('_', ' ')}: {why}")
+        return Ladder(rungs=tuple(self._rungs), left_out=tuple(self._left_out), stays=stays)
+
+    def _try(self, several: list[Change]) -> None:
+        """Take the least of several changes that suffices, or else the last that saves memory.
+
+        Raises:
+            NotOffered: none of them saves memory.
+        """
+        now, why = self._answer, ""
+        best: tuple[Change, Rung] | None = None
+        for change in [each for each in several if _may_fit(each, now)] or several[-1:]:
+            self._say(f"trying {change.name}")
+            try:
+                after = self._after(change)
+            except _FAILURES:
+                if best is None:
+                    raise
+                break  # what is left goes further than what failed
+            rung = Rung(
+                name=change.name,
+                lines=change.lines,
+                warning=change.warning,
+                saved=now.size.expected - after.size.expected,
+                ratios=after.estimate.work.ratios(now.estimate.work),
+                answer=after,
+            )
+            why = not_worth_it(rung, now.estimate.size.expected)
+            if not why:
+                best = change, rung
+            if after.verdict is Verdict.FITS:
+                break
+        if best is not None:
+            change, rung = best
+            self._opened.append(change)
+            self._rungs.append(rung)
+            self._trial, self._answer = change.trial, rung.answer
+        elif why:
+            raise NotOffered(why)
+
+    def _after(self, change: Change) -> Answer:
+        """Capture and estimate the changed program."""
+        with contextlib.ExitStack() as stack:
+            for each in (*self._opened, change):
+                stack.enter_context(each.around(change.trial.module))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")  # the user has had those of the model as it is
+            changed = estimate(change.trial, self._target)
+        return fit.decide(changed, self._answer.limit, self._answer.beside)
+
+
+def not_worth_it(rung: Rung, needed: float) -> str:
+    """Return why a change is not offered, given the bytes without it; empty if it is."""
+    if rung.saved <= _LEAST * needed:
+        return f"{rung.name}: saves less than {100 * _LEAST:.0f} %"
+    ratio, name = max(((each, name) for name, each in rung.ratios.items()), default=(0.0, ""))
+    little = rung.saved < _LITTLE * needed and rung.answer.verdict is not Verdict.FITS
+    if ratio >= _MUCH and little:
+        saved = 100 * rung.saved / needed
+        return f"{rung.name}: saves {saved:.0f} %, and a step has {ratio:.2f} times the {name}"
+    return ""
+
+
+def _staying(now: Answer, *, halves: bool) -> dict[str, float] | None:
+    """Return the memory of process and state if that alone exceeds the limit."""
+    state = sum(part.size.high for part in now.estimate.peak.parts if part.role in STATE)
+    process = sum(part.size.high for part in now.beside)
+    stays = {"process": process, "state": state * HALF if halves else state}
+    return stays if sum(stays.values()) > now.limit.size else None
+
+
+def _may_fit(change: Change, now: Answer) -> bool:
+    """Return whether a change may suffice if memory shrank in proportion to the batch."""
+    always, rest = change.least
+    beside = sum(part.size.high for part in now.beside)
+    least = max(
+        sum((always if part.always else rest) * part.size.high for part in moment.parts)
+        for moment in now.estimate.moments
+    )
+    return beside + least <= now.limit.size
 
 
 # -- report ----------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
-    """An answer about memory, with the changes that make a model fit; ``print`` it.
-
-    Attributes:
-        answer: the verdict and what it follows from.
-    """
-
-    answer: Any
-    _search: Search | None = dataclasses.field(default=None, repr=False, compare=False)
-
-    @property
-    def verdict(self) -> Verdict:
-        """``fits``, ``does not fit`` or ``uncertain``; of several devices that of the worst."""
-        return self.answer.verdict
-
-    @property
-    def ladder(self) -> Ladder | None:
-        """Cheapest changes that make it fit, searched when first read.
-
-        None if it fits, and for ``planStages``.
-        """
-        return self._ladder(silent)
-
-    def _ladder(self, say: Say) -> Ladder | None:
-        if self._search is None or self.verdict is Verdict.FITS:
-            return None
-        return self._search.ladder(say)
-
-    def data(self) -> dict[str, Any]:
-        """Return all fields as JSON values: bytes, shares from 0 to 1, and seconds."""
-        if self._search is None:
-            return self.answer.data()
-        changes = None if self.ladder is None else self.ladder.data()
-        return {**self.answer.data(), "changes": changes}
-
-    def pieces(self, say: Say = silent) -> Iterator[str]:
-        """Yield the text of the answer, then that of the changes, which take longer to find."""
-        yield self.text()
-        found = self._ladder(say)
-        if found is not None:
-            yield "\n".join(ladder.changes(found))
-
-    def text(self) -> str:
-        """Format the answer without changes."""
-        return table(self.answer)
-
-    def __str__(self) -> str:
-        return "\n".join(self.pieces())
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FitReport(Report):
-    """The answer whether a model fits; ``print`` it.
+class FitReport:
+    """The answer whether a model fits, with the changes that make it fit; ``print`` it.
 
     Attributes:
         answer: verdict and estimate.
         placement: blocks of the model's operators.
     """
 
-    placement: PlacementTable
+    def __init__(self, answer: Answer, trial: Trial, target: Target):
+        self.answer, self.placement = answer, trial.placement
+        self._trial, self._target = trial, target
+        self._ladder: Ladder | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict on the model: ``fits``, ``does not fit`` or ``uncertain``."""
+        return self.answer.verdict
+
+    @property
+    def ladder(self) -> Ladder | None:
+        """Cheapest changes that make it fit, searched when first read; None if it fits."""
+        return self._found(silent)
+
+    def _found(self, say: Say) -> Ladder | None:
+        if self._ladder is None and self.verdict is not Verdict.FITS:
+            self._ladder = Search(self._trial, self.answer, self._target, say).ladder()
+        return self._ladder
+
+    def data(self) -> dict[str, Any]:
+        """Return all fields as JSON values; sizes in bytes."""
+        changes = None if self.ladder is None else self.ladder.data()
+        return {**self.answer.data(), "changes": changes}
+
+    def pieces(self, say: Say = silent) -> Iterator[str]:
+        """Yield the text of the answer, then that of the changes, which take longer to find."""
+        yield table(self.answer)
+        found = self._found(say)
+        if found is not None:
+            yield str(found)
+
+    def __str__(self) -> str:
+        return "\n".join(self.pieces())
 
 
 def check(trial: Trial, limit: str | None) -> FitReport:
@@ -367,12 +540,12 @@ def check(trial: Trial, limit: str | None) -> FitReport:
         CaptureError: forward cannot be captured.
     """
     target, _ = build.choose_target()
-    known = of_machine(limit or default_limit(target))  # before capture, which takes longer
+    device = "cuda:0" if target.device().type == "cuda" else "cpu"
+    known = of_machine(limit or device)  # before capture, which takes longer
     estimated = estimate(trial, target)
     programs, counted = trial.captured.programs, trial.module_bytes + trial.batch_bytes
     answer = compare(estimated, known, programs, target, counted=counted)
-    search = Search(trial, answer, OfMemory(functools.partial(estimate, target=target)))
-    return FitReport(answer=answer, placement=trial.placement, _search=search)
+    return FitReport(answer, trial, target)
 
 
 def estimate(trial: Trial, target: Target) -> Estimate:

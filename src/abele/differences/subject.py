@@ -137,7 +137,7 @@ def of_script(script: Path, arguments: Sequence[str] = ()) -> Subject:
     os.environ[ENVIRONMENT] = "reference"  # takes no compiler, and the engine's own random numbers
     try:
         with origins.wanted(), passes.watched(taker.note), of_new_sessions(taker.observer):
-            running(script, list(arguments), quiet=True)
+            running(script, list(arguments))
     except _Taken:
         pass
     finally:

@@ -4,7 +4,7 @@
 plans it; ``decide`` compares that with a limit.
 """
 
-from abele.fit.estimate import Answer, Estimate, Interval, Moment, Part, Tensor, Verdict, decide
+from abele.fit.estimate import Answer, Estimate, Interval, Moment, Part, Verdict, decide
 from abele.fit.limits import Limit, bytes_text, parse_bytes
 from abele.fit.run import Calls, estimate
 
@@ -16,7 +16,6 @@ __all__ = [
     "Limit",
     "Moment",
     "Part",
-    "Tensor",
     "Verdict",
     "bytes_text",
     "decide",

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import runpy
 import signal
 import sys
-import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from abele.errors import FitError
 from abele.fit import limits, questions
-from abele.fit.questions import Answered, Question, Refused, Report
+from abele.fit.questions import Question, Report
 
-_ANSWERED_FOR = "Answers are for models that a wrapper compiles."
-_LONG_S = 30.0
 #: Exit status of a program that handles Ctrl-C itself, as shells give it.
 _INTERRUPTED = 128 + signal.SIGINT
 #: Exit status by verdict; 1 and 2 are those of errors.
@@ -40,8 +38,7 @@ def add_parser(commands: Any, summary: str) -> None:
     parser.add_argument(
         "--limit",
         metavar="LIMIT",
-        help="cpu, cuda:0, a size such as 8GiB, mk2 for an IPU or mk2x4 for four of them "
-        "(default: the device)",
+        help="cpu, cuda:0, a size such as 8GiB, or mk2 for IPUs (default: the device)",
     )
     parser.set_defaults(command=command)
 
@@ -81,68 +78,59 @@ def command(parsed: argparse.Namespace) -> int:
     """
     if parsed.limit is not None:
         limits.of_machine(parsed.limit)  # before the script does anything
-    question = Question(command="fit", wanted=parsed.limit)
-    report = ask(question, parsed.script, parsed.rest, f"fit {parsed.script}")
-    assert report is not None
-    show(report, as_json=parsed.json, command="fit")
-    return STATUS[report.data()["verdict"]]
+    return answered(parsed, parsed.limit, f"fit {parsed.script}")
 
 
-def show(report: Report, *, as_json: bool, command: str) -> None:
-    """Print a report, of its text what is known while the rest is found.
+def answered(parsed: argparse.Namespace, wanted: Any, called: str) -> int:
+    """Run a script up to its first compile, print the answer, and return the exit status.
 
     Args:
-        report: an answer.
-        as_json: print JSON instead of text.
-        command: who says on stderr what takes time.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C while more is found; says so.
-    """
-    if as_json:
-        print(json.dumps(report.data(), indent=1))
-        return
-    try:
-        for piece in report.pieces(lambda text: print(f"abele {command}: {text}", file=sys.stderr)):
-            print(piece, flush=True)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("after the answer, while changes were tried") from None
-
-
-def ask(question: Question, script: Path, arguments: list[str], called: str) -> Report | None:
-    """Run a script up to its first compile, and return the answer.
-
-    Args:
-        question: the question; if it ``goes_on``, the script runs to its end.
-        script: path of the script; runs as ``__main__``.
-        arguments: arguments of the script.
+        parsed: arguments of a command that ``of_script`` has added.
+        wanted: details of the question.
         called: the command line without the arguments of the script.
-
-    Returns:
-        The answer; None if the program went on with it.
 
     Raises:
         FitError: there is no such script, or it fails or compiles nothing, or nothing for which
             there is an answer.
+        KeyboardInterrupt: Ctrl-C; says when.
     """
-    how = "without compiling a model"
+    report = _ask(Question(command=parsed.name, wanted=wanted), parsed.script, parsed.rest, called)
+    if parsed.json:
+        print(json.dumps(report.data(), indent=1))
+        return STATUS[report.data()["verdict"]]
+    say = functools.partial(_say, parsed.name)
     try:
-        with questions.asked(question) as asked:
-            try:
-                quiet = not question.goes_on
-                running(script, arguments, quiet=quiet, is_sought=asked.is_taken)
-            except SystemExit as ended:  # its status is no answer: 3 would say that it does not fit
-                if asked.is_taken() and question.goes_on:
-                    raise
-                how = f"with status {ended.code!r} before it compiled a model"
-            if asked.is_taken() and question.goes_on:
-                return None
-    except Answered as answered:
-        return answered.report
-    except Refused as refused:
-        raise FitError(str(refused)) from refused
-    if asked.problem:
-        raise FitError(f"{script} caught an error of its first call. {asked.problem}")
+        for piece in report.pieces(say):
+            print(piece, flush=True)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("after the answer, while changes were tried") from None
+    return STATUS[report.data()["verdict"]]
+
+
+def _say(command: str, text: str) -> None:
+    print(f"abele {command}: {text}", file=sys.stderr, flush=True)
+
+
+def _ask(question: Question, script: Path, arguments: list[str], called: str) -> Report:
+    how = "without compiling a model"
+    questions.asked = question
+    try:
+        running(script, arguments)
+    except questions.Answered:
+        pass
+    except SystemExit as ended:  # its status is no answer: 3 would say that it does not fit
+        how = f"with status {ended.code!r} before it compiled a model"
+    except FitError:
+        if question.answer is None and not question.refused:
+            raise
+    finally:
+        questions.asked = None
+    if question.answer is not None:
+        return question.answer
+    if question.refused:
+        raise FitError(question.refused)
+    if question.problem:
+        raise FitError(f"{script} caught an error of its first call. {question.problem}")
     raise FitError(f"{script} ended {how}, so there is nothing to say. {_hints(script, called)}")
 
 
@@ -150,25 +138,18 @@ def _hints(script: Path, command: str) -> str:
     """Return what to do about a script that compiles nothing."""
     return (
         f"Give it the arguments with which it does, behind --: abele {command} -- ARG ... "
-        f"{_ANSWERED_FOR} A plain PyTorch program has to be ported first: "
+        "Answers are for models that a wrapper compiles in this process. A plain PyTorch program "
+        "has to be ported first: "
         f"abele port {script} -o FOLDER"
     )
 
 
-def running(
-    script: Path,
-    arguments: list[str],
-    *,
-    quiet: bool,
-    is_sought: Callable[[], bool] = lambda: False,
-) -> None:
-    """Run a script as Python would.
+def running(script: Path, arguments: list[str]) -> None:
+    """Run a script as Python would; what it prints goes to stderr.
 
     Args:
         script: runs as ``__main__``.
         arguments: of the script.
-        quiet: what it prints goes to stderr, because it is not the answer.
-        is_sought: whether a model has come, for which the answer is sought.
 
     Raises:
         FitError: there is no such script, or it failed; its traceback has been printed.
@@ -180,10 +161,8 @@ def running(
     before = sys.argv, sys.path[:]
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
-    output = _on_stderr() if quiet else contextlib.nullcontext()
-    waiting = _waiting(script, is_sought) if quiet else contextlib.nullcontext()
     try:
-        with output, waiting:
+        with _on_stderr():
             runpy.run_path(str(script), run_name="__main__")
     except Exception as error:  # noqa: BLE001 - whatever the script raises
         trace = _of_script(error.__traceback__, script)
@@ -195,33 +174,11 @@ def running(
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(_while_running(script, interrupt.__traceback__)) from None
     except SystemExit as ended:
-        if quiet and ended.code == _INTERRUPTED:
+        if ended.code == _INTERRUPTED:
             raise KeyboardInterrupt(_while_running(script, None)) from None
         raise
     finally:
         sys.argv, sys.path[:] = before
-
-
-@contextlib.contextmanager
-def _waiting(script: Path, is_sought: Callable[[], bool]) -> Generator[None]:
-    """Says what may be the matter where the program runs on for long and no model comes."""
-    said = (
-        f"abele: no answer after {_LONG_S:.0f} s. {_ANSWERED_FOR} If {script} has none, it runs to "
-        f"its end; Ctrl-C ends it. A plain PyTorch program has to be ported first: abele port "
-        f"{script} -o FOLDER"
-    )
-
-    def look() -> None:
-        if not is_sought():
-            print(said, file=sys.stderr, flush=True)
-
-    timer = threading.Timer(_LONG_S, look)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ from abele.fit.limits import Limit, bytes_text, shown
 from abele.program import Program
 from abele.report import words
 from abele.targets import Target
+
+
+def as_json(value: Any) -> dict[str, Any]:
+    """Return a dataclass of numbers, texts and further dataclasses as JSON values."""
+    return json.loads(json.dumps(dataclasses.asdict(value)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +49,10 @@ class Interval:
             sum(each.high for each in several),
         )
 
+    def texts(self) -> tuple[str, str, str]:
+        """Format all three as bytes."""
+        return bytes_text(self.low), bytes_text(self.expected), bytes_text(self.high)
+
     def scaled(self, factor: float) -> Interval:
         """Every number times a factor."""
         return Interval(self.low * factor, self.expected * factor, self.high * factor)
@@ -64,25 +74,6 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tensor:
-    """A buffer at the peak.
-
-    Attributes:
-        name: name of the operation that computes it.
-        role: role of its ``Part``.
-        size: bytes.
-        module: path of the module that computes it; empty outside all.
-        line: ``FILE:LINE in FUNCTION`` of the user's source, or empty.
-    """
-
-    name: str
-    role: str
-    size: int
-    module: str
-    line: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Moment:
     """A moment of the run that may be the peak.
 
@@ -90,25 +81,18 @@ class Moment:
         name: ``start``, or the name of a program and what it does.
         operation: what runs then, in words.
         parts: everything that is alive, by role.
-        tensors: what programs have made of it, the largest first.
+        lines: bytes that programs have computed, by line of the user's source, the most first.
     """
 
     name: str
     operation: str
     parts: tuple[Part, ...]
-    tensors: tuple[Tensor, ...] = ()
+    lines: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
 
     @property
     def size(self) -> Interval:
         """Bytes of all parts of an estimate together."""
         return Interval.sum(part.size for part in self.parts)
-
-    def by_line(self) -> dict[str, int]:
-        """Bytes of what programs have made, by line of the user's source, the largest first."""
-        lines: dict[str, int] = {}
-        for each in self.tensors:
-            lines[each.line] = lines.get(each.line, 0) + each.size
-        return dict(sorted(lines.items(), key=lambda item: -item[1]))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,7 +123,6 @@ class Estimate:
     Attributes:
         target: where the programs run.
         lowerings: how each program is lowered and why, by its name.
-        basis: where the numbers of each program come from, in words.
         moments: those that may be the peak; at least one. Of several with one name only one will
             be.
         work: of a call of the model.
@@ -147,7 +130,6 @@ class Estimate:
 
     target: str
     lowerings: Mapping[str, str]
-    basis: Mapping[str, str]
     moments: tuple[Moment, ...]
     work: Work
 
@@ -174,22 +156,12 @@ class Estimate:
 
     def data(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
-        moments = [
-            {
-                "name": moment.name,
-                "operation": moment.operation,
-                "bytes": dataclasses.asdict(moment.size),
-                "parts": [dataclasses.asdict(part) for part in moment.parts],
-                "tensors": [dataclasses.asdict(tensor) for tensor in moment.tensors[:20]],
-            }
-            for moment in self.moments
-        ]
+        moments = [{**as_json(each), "bytes": as_json(each.size)} for each in self.moments]
         return {
             "target": self.target,
             "lowerings": dict(self.lowerings),
-            "basis": dict(self.basis),
-            "bytes": dataclasses.asdict(self.size),
-            "work": dataclasses.asdict(self.work),
+            "bytes": as_json(self.size),
+            "work": as_json(self.work),
             "peak": self.peak.name,
             "moments": moments,
         }
@@ -241,11 +213,18 @@ class Answer:
             "version": 1,
             "verdict": self.verdict.value,
             "sentence": self.sentence(),
-            "limit": dataclasses.asdict(self.limit),
-            "bytes": dataclasses.asdict(self.size),
-            "beside": [dataclasses.asdict(part) for part in self.beside],
+            "limit": as_json(self.limit),
+            "bytes": as_json(self.size),
+            "beside": [as_json(part) for part in self.beside],
             "estimate": self.estimate.data(),
         }
+
+
+def verdict_on(size: Interval, limit: float) -> Verdict:
+    """Compare bytes with a limit: only what is sure to fit fits."""
+    if size.high <= limit:
+        return Verdict.FITS
+    return Verdict.DOES_NOT_FIT if size.low > limit else Verdict.UNCERTAIN
 
 
 def decide(estimate: Estimate, limit: Limit, beside: tuple[Part, ...] = ()) -> Answer:
@@ -257,23 +236,14 @@ def decide(estimate: Estimate, limit: Limit, beside: tuple[Part, ...] = ()) -> A
         beside: what takes memory of ``limit`` beside them.
     """
     size = Interval.sum((estimate.size, *(part.size for part in beside)))
-    verdict = Verdict.UNCERTAIN
-    if size.high <= limit.size:
-        verdict = Verdict.FITS
-    elif size.low > limit.size:
-        verdict = Verdict.DOES_NOT_FIT
+    verdict = verdict_on(size, limit.size)
     return Answer(verdict=verdict, limit=limit, size=size, beside=beside, estimate=estimate)
 
 
-# Python's own memory, threads and libraries may grow by this while programs run.
+# Python's own memory, threads and libraries may grow by this share while programs run, and by bytes
+# for each operation: what Python knows of it, and code that libraries write for it.
 _GROWTH = (0.0, 0.05, 0.15)
-# Likewise for each operation: what Python knows of it, and code that libraries write for it.
 _OF_OPERATION = (0, 6 * 2**10, 24 * 2**10)
-
-
-def default_limit(target: Target) -> str:
-    """Return the name of the memory of a target's device."""
-    return "cuda:0" if target.device().type == "cuda" else "cpu"
 
 
 def compare(
@@ -288,107 +258,67 @@ def compare(
         target: what would run them.
         counted: bytes of tensors that this process has, and the estimate counts.
     """
-    parts = ()
-    if limit.of_process and target.device().type == "cpu":
-        operations = sum(len(each.graph.graph.nodes) for each in programs)
-        parts = (beside(counted, operations),)
-    return decide(estimated, limit, parts)
-
-
-def beside(counted: int, operations: int) -> Part:
-    """Memory of this process that is in use now, but for tensors that an estimate counts.
-
-    Args:
-        counted: bytes of these tensors.
-        operations: of the programs, which are to be prepared yet.
-    """
-    size = max(0, _private() - counted)
-    return Part(
-        role="Python, torch and what else this process holds", size=_grown(size, operations)
+    if not limit.of_process or target.device().type != "cpu":
+        return decide(estimated, limit)
+    operations = sum(len(each.graph.graph.nodes) for each in programs)
+    private = max(0, _private() - counted)
+    size = Interval(
+        *(
+            private * (1 + share) + each * operations
+            for share, each in zip(_GROWTH, _OF_OPERATION, strict=True)
+        )
     )
-
-
-def _grown(size: int, operations: int) -> Interval:
-    low, expected, high = (
-        size * (1 + share) + each * operations
-        for share, each in zip(_GROWTH, _OF_OPERATION, strict=True)
-    )
-    return Interval(low, expected, high)
+    process = Part(role="Python, torch and what else this process holds", size=size)
+    return decide(estimated, limit, (process,))
 
 
 def _private() -> int:
     """Bytes in use that no file backs; the others can be dropped where memory is short."""
-    for line in _status().splitlines():
-        name, _, value = line.partition(":")
-        if name == "RssAnon":
-            return int(value.split()[0]) * 1024
-    return 0
-
-
-def _status() -> str:
     try:
-        return Path("/proc/self/status").read_text(encoding="utf-8")
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:  # another system than Linux
-        return ""
+        return 0
+    lines = (line.partition(":") for line in status.splitlines())
+    return next((int(v.split()[0]) * 1024 for name, _, v in lines if name == "RssAnon"), 0)
 
 
 _LINES = 8
 
 
+def part_rows(parts: Iterable[Part]) -> list[tuple[str, ...]]:
+    """Return a row of a table for each role, what is always live first, then by size."""
+    sizes: dict[tuple[bool, str], list[Interval]] = {}
+    for part in parts:
+        sizes.setdefault((part.always, part.role), []).append(part.size)
+    summed = [(*key, Interval.sum(several)) for key, several in sizes.items()]
+    summed.sort(key=lambda each: (not each[0], -each[2].expected))
+    return [
+        (role, *size.texts(), "always" if always else "")
+        for always, role, size in summed
+        if size.high
+    ]
+
+
 def table(answer: Answer) -> str:
     """Format the verdict, the live memory at the peak, and the user's lines with the most bytes."""
     peak, work = answer.estimate.peak, answer.estimate.work
-    parts = _by_role([*answer.beside, *peak.parts])
-    rows = [_row(part) for part in sorted(parts, key=_order) if part.size.high]
-    rows.append(("at the peak", *_sizes(answer.size), ""))
-    head = ("what", "at least", "expected", "at most", "")
+    rows = [
+        ("what", "at least", "expected", "at most", ""),
+        *part_rows((*answer.beside, *peak.parts)),
+        ("at the peak", *answer.size.texts(), ""),
+    ]
     lines = [
         answer.sentence(),
         f"A call computes {words.large(work.operations)}FLOP and moves {bytes_text(work.bytes)}.",
         "",
         f"Most is in use in {peak.name}: {peak.operation}.",
         "",
-    ]
-    lines += words.aligned([head, *rows], left=(0, 4))
-    lines += _by_line(answer)
-    lines += ["", *(f"{name} runs {why}." for name, why in answer.estimate.lowerings.items())]
-    return "\n".join(lines)
-
-
-def _by_role(parts: list[Part]) -> list[Part]:
-    """Sum the memory of parts (such as weights or activations) by their role."""
-    sizes: dict[tuple[str, bool], list[Interval]] = {}
-    for part in parts:
-        sizes.setdefault((part.role, part.always), []).append(part.size)
-    return [
-        Part(role=role, size=Interval.sum(several), always=always)
-        for (role, always), several in sizes.items()
-    ]
-
-
-def _order(part: Part) -> tuple[bool, float]:
-    return not part.always, -part.size.expected
-
-
-def _row(part: Part) -> tuple[str, ...]:
-    return part.role, *_sizes(part.size), "always" if part.always else ""
-
-
-def _sizes(size: Interval) -> tuple[str, str, str]:
-    return bytes_text(size.low), bytes_text(size.expected), bytes_text(size.high)
-
-
-def _by_line(answer: Answer) -> list[str]:
-    lines = answer.estimate.peak.by_line()
-    if not lines:
-        return []
-    rows = [(bytes_text(size), line or "(no line)") for line, size in list(lines.items())[:_LINES]]
-    width = max(len(size) for size, _ in rows)
-    texts = [f"  {size:>{width}}  {line}" for size, line in rows]
-    more = len(lines) - len(rows)
-    return [
+        *words.aligned(rows, left=(0, 4)),
         "",
-        "Lines that take most of it:",
-        *texts,
-        *([f"  and {more} more"] if more > 0 else []),
     ]
+    if peak.lines:
+        most = list(peak.lines.items())[:_LINES]
+        listed = [("", bytes_text(size), line or "(no line)") for line, size in most]
+        lines += ["Lines that take most of it:", *words.aligned(listed, left=(0, 2)), ""]
+    lines += [f"{name} runs {why}." for name, why in answer.estimate.lowerings.items()]
+    return "\n".join(lines)

@@ -33,7 +33,6 @@ _NO_LIMIT = 2**60
 #: One IPU of the second generation: tiles, and bytes of each.
 MK2 = "mk2"
 _TILES, _TILE_BYTES = 1472, 624 * 1024
-_IPUS = re.compile(MK2 + r"(?:x(\d+))?")
 _GROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -46,15 +45,17 @@ class Limit:
         size: bytes.
         source: origin of the size, in words.
         of_process: the limit is for the full process, not only for what programs need.
-        ipus: number of devices of this size, 0 for as many as the program uses; None if the limit
-            is not that of IPUs.
     """
 
     name: str
     size: int
     source: str
     of_process: bool = True
-    ipus: int | None = None
+
+    @property
+    def is_mk2(self) -> bool:
+        """Whether it is the memory of an IPU."""
+        return self.name == MK2
 
 
 def parse_bytes(text: str) -> int:
@@ -100,7 +101,7 @@ def shown(name: str, size: int) -> str:
 def of_machine(name: str) -> Limit:
     """Return the limit called ``cpu``, ``cuda`` or ``cuda:1``, or a size.
 
-    ``mk2`` is the memory of each IPU that the program uses; ``mk2x4`` that of four.
+    ``mk2`` is the memory of each IPU that the program uses.
 
     Raises:
         LimitError: the name is neither, or the device does not exist.
@@ -110,39 +111,26 @@ def of_machine(name: str) -> Limit:
         return Limit(name=name, size=size, source=source)
     if name == "cuda" or name.startswith("cuda:"):
         return _of_gpu(name)
-    ipus = _IPUS.fullmatch(name)
-    if ipus is not None:
-        return of_ipus(0 if ipus[1] is None else _count(name, int(ipus[1])))
-    try:
-        return of_size(name)
-    except LimitError as error:
-        raise LimitError(f"{error} Or cpu, cuda:0, mk2 or mk2x4.") from None
+    return of_device(name, f"cpu, cuda:0 or {MK2}")
 
 
-def of_size(name: str) -> Limit:
-    """Return the limit of a size such as ``8GiB``.
+def of_device(name: str, named: str = MK2) -> Limit:
+    """Return the memory of one device of a pipeline: ``mk2``, or a size.
 
     Raises:
-        LimitError: the text is not a size.
+        LimitError: the name is neither; the message lists the names in ``named``.
     """
-    return Limit(name=name, size=parse_bytes(name), source="as asked")
-
-
-def of_ipus(count: int) -> Limit:
-    """Return the memory of each of ``count`` IPUs; 0 for as many as the program uses."""
+    if name != MK2:
+        try:
+            return Limit(name=name, size=parse_bytes(name), source="as asked")
+        except LimitError as error:
+            raise LimitError(f"{error} Or {named}.") from None
     return Limit(
         name=MK2,
         size=_TILES * _TILE_BYTES,
         source=f"an IPU has {_TILES} tiles of {_TILE_BYTES // 1024} KiB",
         of_process=False,
-        ipus=count,
     )
-
-
-def _count(name: str, count: int) -> int:
-    if count < 1:
-        raise LimitError(f"{name!r} is no IPU at all. Write mk2x1 or more.")
-    return count
 
 
 def host_memory() -> tuple[int, str]:

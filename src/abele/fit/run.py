@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +12,9 @@ import torch
 from abele import arena, cpython
 from abele.compile.build import lowered_for
 from abele.containers import is_sequence
-from abele.fit.estimate import Estimate, Interval, Moment, Part, Tensor, Work
+from abele.fit.estimate import Estimate, Interval, Moment, Part, Work
 from abele.ops import adam, norm_activation, recurrent, sgd
-from abele.program import Program, Role, is_getitem, is_view, marks_of
+from abele.program import Program, Role, is_getitem, is_view
 from abele.program.core import node_phase
 from abele.program.memory import MemoryUse, Piece, state_bytes
 from abele.report.facts import line_of
@@ -94,68 +95,23 @@ _COPIES = Interval(2, 2, 12)
 _COPIED = ("parameters", "buffers", "optimizer state", "gradient sums", "inputs of a call")
 
 
-def start(always: Sequence[Part], kept: Interval) -> Moment:
-    """Before the first call.
-
-    Args:
-        always: what lives for the whole run.
-        kept: by programs. What they share is in use then only where they were measured.
-    """
-    parts = (*always, *_part("kept by programs", kept, always=True))
-    return Moment(name="start", operation="the session takes its state", parts=parts)
-
-
-def of_program(
+def _running(
     name: str, need: Need, always: Sequence[Part], beside: Interval, results: Results
 ) -> Moment:
-    """While a program runs.
-
-    Args:
-        name: of the moment.
-        need: of the program.
-        always: what lives for the whole run.
-        beside: what programs keep beside that.
-        results: of calls.
-    """
+    """Return the moment when a program runs, while programs keep ``beside`` bytes."""
     applies = name.partition(",")[0] == "apply"
     earlier = results.at_update if applies else results.earlier
     parts = (
         *always,
-        *_before(results),
         *need.parts,
         *_part("results of earlier micro-batches", earlier),
-        *_part("kept by programs", beside, always=True),
+        *_kept(beside),
     )
-    return Moment(name=name, operation=need.operation, parts=parts, tensors=need.tensors)
+    return Moment(name=name, operation=need.operation, parts=parts, lines=need.lines)
 
 
-def joining(always: Sequence[Part], kept: Interval, results: Results) -> list[Moment]:
-    """Return the moments at which results of micro-batches are concatenated; none for one of them.
-
-    Args:
-        always: parts that are always live.
-        kept: parts that programs keep.
-        results: results of calls.
-    """
-    if results.joining is None:
-        return []
-    parts = (
-        *always,
-        *_before(results),
-        *_part("results of micro-batches, and joined", results.joining),
-        *_part("kept by programs", kept, always=True),
-    )
-    operation = "results of micro-batches are joined"
-    return [Moment(name="the end of a call", operation=operation, parts=parts)]
-
-
-def comparison(
-    name: str,
-    first: Need,
-    then: Need,
-    always: Sequence[Part],
-    others: Iterable[Need],
-    results: Results,
+def _comparison(
+    name: str, first: Need, then: Need, always: Sequence[Part], others: Iterable[Need]
 ) -> Moment:
     """Return the moment when one micro-batch runs through both kinds of programs, on copies.
 
@@ -165,23 +121,16 @@ def comparison(
         then: need of the program, compiled.
         always: what lives for the whole run.
         others: needs of all other programs that are compiled.
-        results: of calls.
     """
     state = sum(part.size.high for part in always if part.role in _COPIED)
     larger = max(first, then, key=lambda each: Interval.sum(p.size for p in each.parts).expected)
     beside = together([first, then, *others]) - larger.reserved
-    parts = (
-        *always,
-        *_before(results),
-        *larger.parts,
-        *_part("kept by programs", Interval.exact(beside), always=True),
-        Part(role="copies to compare", size=_COPIES.scaled(state)),
-    )
+    copies = Part(role="copies to compare", size=_COPIES.scaled(state))
     return Moment(
         name=f"{name}, compared before use",
         operation="compiled programs are compared with interpreted ones",
-        parts=parts,
-        tensors=larger.tensors,
+        parts=(*always, *larger.parts, *_kept(Interval.exact(beside)), copies),
+        lines=larger.lines,
     )
 
 
@@ -192,12 +141,12 @@ def together(needs: Iterable[Need]) -> int:
     return alone + max((each.shared for each in several), default=0)
 
 
-def _before(results: Results) -> list[Part]:
-    return _part("results of the call before", results.before, always=True)
-
-
 def _part(role: str, size: Interval, *, always: bool = False) -> list[Part]:
     return [Part(role=role, size=size, always=always)] if size.high else []
+
+
+def _kept(size: Interval) -> list[Part]:
+    return _part("kept by programs", size, always=True)
 
 
 _INTERPRETING = "reference"
@@ -239,8 +188,10 @@ def estimate(
         ways = _ways(programs, config, target)
         return Estimate(
             target=target.name,
-            lowerings={name: _listed(way.lowering for way in each) for name, each in ways.items()},
-            basis={name: _listed(way.basis for way in each) for name, each in ways.items()},
+            lowerings={
+                name: " or ".join(dict.fromkeys(way.lowering for way in each))
+                for name, each in ways.items()
+            },
             moments=tuple(_moments(programs, config, target, calls, ways)),
             work=_work([way.program for way, *_ in ways.values()], config),
         )
@@ -266,28 +217,33 @@ def _moments(
     on_host = target.device().type == "cpu"
     results = of_calls(programs[0], config, on_host=on_host)
     needs = _needs(ways)
-    most = together(needs)
+    least, most = together(_needs(ways, min)), together(needs)
+    # What programs share is in use at the start only where they were measured.
     alone = sum(each.reserved - each.shared for each in needs)
-    made = [start(always, Interval(alone, alone, most))]
+    begin = (*always, *_kept(Interval(alone, alone, most)))
+    made = [Moment(name="start", operation="the session takes its state", parts=begin)]
+    always = (*always, *_part("results of the call before", results.before, always=True))
     made += [
-        of_program(name, way.need, always, _beside(way.need, name, ways), results)
+        _running(name, way.need, always, _beside(way.need, name, ways), results)
         for name, each in ways.items()
         for way in each
     ]
-    least = together(_needs(ways, min))
-    made += joining(always, Interval(least, most, most), results)
+    if results.joining is not None:
+        joined = _part("results of micro-batches, and joined", results.joining)
+        parts = (*always, *joined, *_kept(Interval(least, most, most)))
+        operation = "results of micro-batches are joined"
+        made.append(Moment(name="the end of a call", operation=operation, parts=parts))
     if all(way.trusted for each in ways.values() for way in each):
         return made
     tiered = calls.tiered and any(way.compiles for each in ways.values() for way in each)
     interpreted = _ways(programs, config, get_target(_INTERPRETING))
     for name, (way,) in interpreted.items():
-        first, alone = way.need, Interval.exact(0)
         if tiered:
-            running = of_program(f"{name}, interpreted", first, always, alone, results)
-            made.append(running)
+            nothing = Interval.exact(0)
+            made.append(_running(f"{name}, interpreted", way.need, always, nothing, results))
         for then in ways[name]:
             others = [each for each in needs if each is not then.need]
-            made.append(comparison(name, first, then.need, always, others, results))
+            made.append(_comparison(name, way.need, then.need, always, others))
     return made
 
 
@@ -298,7 +254,6 @@ class _Way:
     Attributes:
         program: the program after all passes.
         need: its memory at the peak.
-        basis: source of the numbers.
         lowering: name of the lowering, and why it was chosen.
         compiles: code is compiled for the program.
         trusted: results are never compared with the interpreter's.
@@ -306,7 +261,6 @@ class _Way:
 
     program: Program
     need: Need
-    basis: str
     lowering: str
     compiles: bool
     trusted: bool
@@ -326,7 +280,6 @@ def _ways(programs: Sequence[Program], config: StepConfig, target: Target) -> _W
             way = _Way(
                 program=program,
                 need=need(program, use, allocation),
-                basis=use.basis,
                 lowering=f"{chosen.name} ({chosen.reason})",
                 compiles=lowering.compiles,
                 trusted=lowering.trusted,
@@ -357,10 +310,6 @@ def _beside(need: Need, name: str, ways: _Ways) -> Interval:
         most.append(max(beside, key=_reserved))
     kept = (together([need, *least]), together([need, *_needs(others)]), together([need, *most]))
     return Interval(*(size - need.reserved for size in kept))
-
-
-def _listed(texts: Iterable[str]) -> str:
-    return " or ".join(dict.fromkeys(texts))
 
 
 # -- what lives all the time ---------------------------------------------------------------
@@ -566,14 +515,14 @@ class Need:
     Attributes:
         operation: the operation at the peak.
         parts: bytes by role.
-        tensors: buffers, the largest first.
+        lines: bytes of buffers, by line of the user's source, the most first.
         reserved: bytes of ``parts`` that the program keeps between calls.
         shared: bytes of ``parts`` that other programs use, too.
     """
 
     operation: str
     parts: tuple[Part, ...]
-    tensors: tuple[Tensor, ...]
+    lines: Mapping[str, int]
     reserved: int
     shared: int = 0
 
@@ -596,8 +545,8 @@ def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
     busy = [alive + spaces.expected for alive, spaces in zip(use.alive(), inside, strict=True)]
     step = max(range(len(busy)), key=busy.__getitem__)
     needed = use.needed()
-    parts, tensors = _alive(use, step, allocation, known=known)
-    unused = needed[step] - sum(tensor.size for tensor in tensors)
+    parts = _alive(use, step, allocation, known=known)
+    unused = needed[step] - sum(piece.size for piece in use.at(step))
     if unused:
         parts.append(Part(role=UNUSED, size=Interval.exact(unused)))
     spaces = _above(needed, inside, needed[step])
@@ -614,22 +563,19 @@ def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
     return Need(
         operation=_operation(use.nodes[step], program.name),
         parts=tuple(parts),
-        tensors=tuple(tensors),
+        lines=_lines(use.at(step)),
         reserved=use.reserved,
         shared=use.shared or 0,
     )
 
 
-def _alive(
-    use: MemoryUse, step: int, allocation: Allocation, *, known: bool
-) -> tuple[list[Part], list[Tensor]]:
-    """Return the live bytes at a step by role, and the buffers; the largest first."""
+def _alive(use: MemoryUse, step: int, allocation: Allocation, *, known: bool) -> list[Part]:
+    """Return the live bytes at a step by role, the largest first."""
     planned = use.shared is not None
     if known:
         allocation = SETTLED if planned else RESULTS
     kept = set(map(id, use.inside))
     sizes: dict[str, list[Interval]] = {}
-    tensors: list[Tensor] = []
     for piece in use.at(step):
         role = _role(use, piece)
         if id(piece) in kept or (planned and piece.inner):
@@ -639,9 +585,15 @@ def _alive(
         else:
             size = allocation.of(piece.size)
         sizes.setdefault(role, []).append(size)
-        tensors.append(_tensor(piece, role))
     parts = [Part(role=role, size=Interval.sum(each)) for role, each in sizes.items()]
-    return sorted(parts, key=lambda part: -part.size.expected), tensors
+    return sorted(parts, key=lambda part: -part.size.expected)
+
+
+def _lines(pieces: Iterable[Piece]) -> dict[str, int]:
+    lines: Counter[str] = Counter()
+    for piece in pieces:
+        lines["" if piece.node is None else line_of(piece.node)] += piece.size
+    return dict(lines.most_common())
 
 
 def _gaps(use: MemoryUse) -> Interval:
@@ -678,20 +630,6 @@ def _role(use: MemoryUse, piece: Piece) -> str:
     if made == "forward" and read in ("backward", "update"):
         return _KEPT
     return _OF_PHASE.get(made or "", "inside the program")
-
-
-def _tensor(piece: Piece, role: str) -> Tensor:
-    node = piece.node
-    if node is None:
-        return Tensor(name="", role=role, size=piece.size, module="", line="")
-    return Tensor(
-        name=node.name, role=role, size=piece.size, module=_module(node), line=line_of(node)
-    )
-
-
-def _module(node: torch.fx.Node) -> str:
-    marks = marks_of(node)
-    return str(marks.get("of_scope") or marks.get("scope") or "")
 
 
 def _operation(node: torch.fx.Node | None, program: str) -> str:

@@ -5,8 +5,8 @@ what that means for time and memory.
 """
 
 from abele.stage.memory import Device, Span
-from abele.stage.partition import Partition, partition
+from abele.stage.partition import partition
 from abele.stage.plan import Plan
 from abele.stage.reading import divided, read
 
-__all__ = ["Device", "Partition", "Plan", "Span", "divided", "partition", "read"]
+__all__ = ["Device", "Plan", "Span", "divided", "partition", "read"]

@@ -17,7 +17,6 @@ from abele.program import Program, Role
 from abele.runtime.device_registry import Attachment
 from abele.runtime.observers import Observer
 from abele.runtime.session import Session
-from abele.stage import Plan
 from abele.step import batching
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
@@ -436,7 +435,6 @@ class WrappedModel:
         per_replica_params: what the user asked for of parameters that differ between replicas.
         compiled: None before compiling and after destroying.
         attachment: the hold of the device; None while it is not taken.
-        stages: compiled instead of the blocks that its modules begin; None for these.
     """
 
     def __init__(
@@ -453,7 +451,6 @@ class WrappedModel:
         self.per_replica_params: dict[str, tuple] = {}
         self.compiled: CompiledModel | None = None
         self.attachment: Attachment | None = None
-        self.stages: Plan | None = None
         self.read_options()
 
     def read_options(self) -> None:

@@ -15,7 +15,7 @@ from abele.compile.executable import Executable
 from abele.compile.start import Start
 from abele.step.config import StepConfig
 from abele.storage.atomic import write_text
-from poptorch import _stage, profiling
+from poptorch import profiling
 from poptorch._data import waiting
 from poptorch._files.resuming import Resuming
 from poptorch._fit import Trial
@@ -176,18 +176,17 @@ class Compiling:
         start = Start(options._start_mode)
         if start is Start.TIERED and not for_a_call:
             start = Start.WAIT
-        with _stage.applied(model.stages, model.module):
-            model.compiled = CompiledModel(
-                model.module,
-                bound,
-                self.config(),
-                self._optimizer.rule,
-                options,
-                origin=origin,
-                start=start,
-                announce=weakly(self._announce),
-                observers=self.recording.observers,
-            )
+        model.compiled = CompiledModel(
+            model.module,
+            bound,
+            self.config(),
+            self._optimizer.rule,
+            options,
+            origin=origin,
+            start=start,
+            announce=weakly(self._announce),
+            observers=self.recording.observers,
+        )
         offline = options.connection_type == ConnectionType.Never
         self._optimizer.state.start(None if offline else model.compiled.session)
         return model.compiled

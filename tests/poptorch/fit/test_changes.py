@@ -11,8 +11,8 @@ from torch import nn
 import poptorch
 from abele import arena
 from abele.fit import Verdict
-from abele.fit.ladder import Rung, not_worth_it
 from abele.fit.run import STATE
+from poptorch._fit import Rung, not_worth_it
 
 
 class Layers(nn.Module):

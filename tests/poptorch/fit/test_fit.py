@@ -1,11 +1,8 @@
 """``executor.fit`` and ``abele fit``: answers before anything is compiled."""
 
 import json
-import os
 import re
-import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -13,9 +10,7 @@ import torch
 import poptorch
 from abele import __main__ as command_line
 from abele.errors import LimitError
-from abele.fit import command as fitting
 from helpers.models import MODELS
-from helpers.warm_python import python
 
 SCRIPT = """
 import sys
@@ -153,72 +148,6 @@ def test_the_command_prints_json_alone(script, monkeypatch, capsys):
     assert facts["limit"]["size"] == 1024
 
 
-WAITS = {
-    "for its end": "subprocess.run([sys.executable, sys.argv[1]], check=True)",
-    "asleep": "with subprocess.Popen([sys.executable, sys.argv[1]]): time.sleep(100)",
-    "for a fork": """
-child = multiprocessing.get_context('fork').Process(target=runpy.run_path, args=(sys.argv[1],))
-child.start()
-child.join()
-""",
-    "and fails at once without it": """
-subprocess.run([sys.executable, sys.argv[1]])
-sys.exit("there is no checkpoint")
-""",
-}
-
-
-@pytest.mark.usefixtures("forks")
-@pytest.mark.parametrize("wait", WAITS.values(), ids=list(WAITS))
-def test_a_process_that_the_program_starts_answers(script, tmp_path, monkeypatch, capfd, wait):
-    monkeypatch.setenv("ABELE_TARGET", "reference")
-    parent = tmp_path / "parent.py"
-    parent.write_text(f"import multiprocessing, runpy, subprocess, sys, time\n{wait}\n")
-    arguments = ["fit", str(parent), "--limit", "1KiB", "--json", "--", str(script)]
-    assert command_line.main(arguments) == 3
-    out, err = capfd.readouterr()
-    facts = json.loads(out)  # what the other process prints is not in it
-    assert facts["verdict"] == "does not fit"
-    assert str(script) in facts["process"]["arguments"]
-    assert facts["process"]["number"] != os.getpid()
-    assert "the program was given" in err
-    assert "caught" not in err
-    assert "not reached" not in err
-    assert "Traceback" not in err
-    assert "ABELE_REQUEST" not in os.environ
-
-
-def test_the_table_says_which_process_answered(script, tmp_path, monkeypatch, capsys):
-    """The only one that starts an ordinary Python."""
-    monkeypatch.setenv("ABELE_TARGET", "reference")
-    parent = tmp_path / "parent.py"
-    parent.write_text(f"import subprocess, sys\n{WAITS['for its end']}\n")
-    assert command_line.main(["fit", str(parent), "--limit", "1TiB", "--", str(script)]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("It fits into 1TiB")
-    assert re.search(rf"process \d+, which the program started: {re.escape(str(script))}$", out)
-
-
-def test_the_program_itself_answers_where_it_compiles_first(script, monkeypatch, capsys):
-    monkeypatch.setenv("ABELE_TARGET", "reference")
-    child = "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', '1'])\n"
-    script.write_text(child + script.read_text())
-    assert command_line.main(["fit", str(script), "--limit", "1TiB"]) == 0
-    assert "which the program started" not in capsys.readouterr().out
-
-
-def test_a_process_runs_no_step_when_nobody_asks_any_more(script, tmp_path):
-    question = {"command": "fit", "wanted": "1TiB"}
-    asked = {"question": question, "path": str(tmp_path / "gone")}
-    request = json.dumps(asked)
-    environment = {**os.environ, "ABELE_TARGET": "reference", "ABELE_REQUEST": request}
-    command = [python(), str(script)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "not reached" not in ended.stdout
-    assert not (tmp_path / "gone").exists()
-
-
 # A program, and what is said of it by both commands or by one.
 EXPLAINED = [
     ("print(1)", "ended without compiling a model", ""),
@@ -243,16 +172,6 @@ def test_a_program_without_a_model_is_explained(command, tmp_path, capsys):
         assert message in capsys.readouterr().err or by not in ("", command), text
 
 
-@pytest.mark.parametrize(("runs_s", "times"), [(0.2, 1), (0.0, 0)])
-def test_a_program_that_runs_on_for_long_is_explained(tmp_path, capsys, monkeypatch, runs_s, times):
-    monkeypatch.setattr(fitting, "_LONG_S", 0.1)
-    path = tmp_path / "plain.py"
-    path.write_text(f"import time; time.sleep({runs_s})")
-    assert command_line.main(["fit", str(path), "--limit", "1GiB"]) == 1
-    err = capsys.readouterr().err
-    assert err.count("abele: no answer after 0 s. Answers are for models that a") == times
-
-
 def test_an_error_that_the_program_catches_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("ABELE_TARGET", "reference")
     path = tmp_path / "program.py"
@@ -260,25 +179,6 @@ def test_an_error_that_the_program_catches_is_said(tmp_path, monkeypatch, capsys
     assert command_line.main(["fit", str(path)]) == 1
     said = rf"abele fit: {path} caught an error of its first call\. RuntimeError: .*dim"
     assert re.search(said, capsys.readouterr().err)
-
-
-@pytest.mark.parametrize("command", ["fit", "stage"])
-def test_a_model_that_takes_long_to_look_at_is_there(script, monkeypatch, capsys, command):
-    """Compiling stages to measure them takes minutes: the program is not the matter."""
-    monkeypatch.setenv("ABELE_TARGET", "reference")
-    monkeypatch.setattr(fitting, "_LONG_S", 0.5)
-
-    def slow(*arguments, **named):
-        time.sleep(1)
-        raise poptorch.Error("it was looked at")
-
-    monkeypatch.setattr("poptorch._wrapper.fitting.check", slow)
-    monkeypatch.setattr("poptorch._stage.plan_of", slow)
-    ipus = ["--ipus", "1"] if command == "stage" else []
-    assert command_line.main([command, *ipus, str(script)]) == 1
-    err = capsys.readouterr().err
-    assert "it was looked at" in err
-    assert "no answer after" not in err
 
 
 @pytest.mark.parametrize("hook", [sys.excepthook, sys.__excepthook__], ids=["set", "python's"])
@@ -314,11 +214,11 @@ def test_ctrl_c_is_one_line_that_says_what_was_interrupted(tmp_path, capsys, tex
 
 
 def test_ctrl_c_while_changes_are_tried_leaves_the_answer(script, monkeypatch, capsys):
-    def interrupted(search, say):
+    def interrupted(search):
         raise KeyboardInterrupt
 
     monkeypatch.setenv("ABELE_TARGET", "reference")
-    monkeypatch.setattr("abele.fit.ladder.Search.ladder", interrupted)
+    monkeypatch.setattr("poptorch._fit.Search.ladder", interrupted)
     assert command_line.main(["fit", str(script), "--limit", "1KiB"]) == 130
     out, err = capsys.readouterr()
     assert out.startswith("It does not fit into 1KiB")

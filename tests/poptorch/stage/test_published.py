@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from abele.fit import Verdict, limits
+from abele.fit import Verdict
 from abele.stage import Span, partition
 from helpers.published import PUBLISHED, wrapped
 
@@ -47,10 +47,3 @@ def test_a_published_placement_is_not_refused(name):
         assert few.verdict is Verdict.DOES_NOT_FIT
     # Kilobytes: neither weights nor optimizer state were ever written.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 700_000
-
-
-def test_an_ipu_has_the_tiles_it_has():
-    limit = limits.of_machine("mk2")
-    assert limit.size == 1472 * 624 * 1024
-    assert round(limit.size / 2**20) == 897
-    assert "1472 tiles of 624 KiB" in limit.source

@@ -19,14 +19,7 @@ options = poptorch.Options().showCompilationProgressBar(False)
 options.Training.gradientAccumulation(int(sys.argv[1]))
 trainer = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=0.1))
 x, target = torch.ones(64, 16), torch.ones(64, 1)
-try:
-    losses = [trainer(x, target).item() for _ in range(3)]
-except Exception:
-    print("caught")
-    raise
-print("losses", losses)
-print("stages", trainer.placement.stages)
-print("still", [hook for hook in model.layers[3]._forward_pre_hooks.values()])
+print("losses", [trainer(x, target).item() for _ in range(3)])
 """
 )
 
@@ -141,17 +134,6 @@ def test_memory_of_a_stage_is_what_its_tensors_take():
     assert 4 * value <= kept[1].low == kept[1].high <= 4 * value + 8
 
 
-@pytest.mark.parametrize(("limit", "element"), [("1GiB", 8), ("mk2", 4)])
-def test_ipus_keep_numbers_of_64_bits_in_32(limit, element):
-    model = Deep()
-    model.register_buffer("scale", torch.ones(32, dtype=torch.float64))
-    model.layers[0].register_forward_hook(lambda module, given, y: (y * model.scale).float())
-    plan = wrapped(model).planStages(2, BATCH, limit=limit).plan
-    (scale,) = (state for state in plan.chain.states if state.name == "scale")
-    assert scale.weight == 32 * element
-    assert {value.size for value in plan.chain.values} == {4 * 32 * 4, 4 * 32 * element, 4}
-
-
 def test_a_limit_decides():
     model = wrapped(Deep())
     assert model.planStages(2, BATCH, limit="1MiB").verdict is Verdict.FITS
@@ -162,25 +144,12 @@ def test_a_limit_decides():
         model.planStages(0, BATCH)
 
 
-def test_measured_times_replace_modelled_ones_and_weights_stay():
-    model = wrapped(Deep())
-    before = {name: value.clone() for name, value in model.model.state_dict().items()}
-    report = model.planStages(2, BATCH, measure=True)
-    assert report.plan.measured
-    assert all(time.forward > 0 and time.backward > 0 for time in report.plan.times)
-    assert not model.isCompiled()
-    assert all(torch.equal(v, before[n]) for n, v in model.model.state_dict().items())
-    assert "(measured)" in str(report)
-
-
-def test_too_few_micro_batches_are_refused_where_stages_would_run():
+def test_a_line_says_how_many_micro_batches_stages_need():
     model = wrapped(Deep(), accumulation=2)
     assert "gradientAccumulation(3)  # or more; 2 now" in str(model.planStages(2, BATCH))
     # The rows of a call depend on it, so that no line lowers it.
     enough = wrapped(Deep(), accumulation=16).planStages(2, BATCH).lines()
     assert not any("gradientAccumulation" in line for line in enough)
-    with pytest.raises(poptorch.Error, match=r"2 stages need 3 .*gradientAccumulation is 2"):
-        model.planStages(2, BATCH, measure=True)
 
 
 def test_without_training_there_is_no_backward():
@@ -201,7 +170,6 @@ def test_the_blocks_of_a_model_are_its_stages_on_ipus():
     assert [load.stages for load in report.plan.loads] == [(0, 2), (1,)]
     assert report.verdict == "fits"
     assert "It fits into 2 times mk2 (897 MiB)" in str(report)
-    assert len(wrapped(Deep()).fit(BATCH, limit="mk2x3").plan.loads) == 3
     assert len(wrapped(Deep()).fit(BATCH, limit="mk2").plan.loads) == 1
 
 
@@ -219,45 +187,10 @@ def test_the_command_prints_lines_that_run(script, capsys):
         r'^poptorch\.BeginBlock\(model\.layers\[\d\], "stage1", ipu_id=1\)$', out, re.M
     )
     assert "losses" not in out + err
-    assert "caught" not in out + err
     assert command(script, "--ipus", "2", "--limit", "1KiB", "--json", "--", "8") == 3
     facts = json.loads(capsys.readouterr().out)
     assert facts["verdict"] == "does not fit"
     assert len(facts["devices"]) == 2
-
-
-@pytest.mark.parametrize("more", [(), ("--measure",)])
-def test_the_command_runs_the_program_in_stages(script, capsys, more):
-    assert command(script, "--ipus", "4", "--run", *more, "--", "8") == 0
-    out, err = capsys.readouterr()
-    assert "stages 4" in out
-    assert "still [BeginBlock(user_id=old, ipu_id=1)]" in out
-    assert "It fits into 4 times mk2" in err
-    told = [line for line in err.splitlines() if line.startswith("abele stage: ")]
-    assert told[0] == "abele stage: capturing the model"
-    assert re.fullmatch(r"abele stage: dividing it \(parts: \d+, devices: 4\)", told[1])
-    runs = "abele stage: compiling 4 stages and running them, 1 of at most 3"
-    assert told[2:3] == ([runs] if more else [])
-
-
-@pytest.mark.usefixtures("forks")
-def test_such_a_process_runs_in_stages(script, tmp_path, capfd):
-    parent = tmp_path / "parent.py"
-    twice = "for _ in range(2):\n    subprocess.run([sys.executable, *sys.argv[1:]], check=True)\n"
-    parent.write_text(f"import subprocess, sys\n{twice}sys.exit(5)\n")
-    with pytest.raises(SystemExit, match="5"):
-        command(str(parent), "--ipus", "4", "--run", "--", script, "8")
-    out, err = capfd.readouterr()
-    assert re.findall(r"^stages (\d)$", out, re.M) == ["4", "2"]  # the second one is not asked
-    assert err.count("It fits into 4 times mk2") == 1
-
-
-def test_stages_that_cannot_run_say_why_and_the_program_ends(script, capsys):
-    assert command(script, "--ipus", "4", "--run", "--", "2") == 1
-    out, err = capsys.readouterr()
-    assert "abele stage: 4 stages need 7 micro-batches" in err
-    assert "losses" not in out
-    assert "caught" not in out
 
 
 @pytest.mark.parametrize(

@@ -74,11 +74,10 @@ def test_accumulation_adds_sums_and_two_programs():
 def test_the_tensors_at_the_peak_are_those_of_the_graph():
     _, programs, config = made()
     step = moment(estimated(programs, config), "step")
-    tensors = sum(each.size for each in step.tensors)
+    tensors = sum(step.lines.values())
     use = memory.of_graph(programs[0])
     assert tensors == max(use.needed())
     assert tensors == sum(part.size.low for part in step.parts if not part.always)
-    assert sum(step.by_line().values()) == tensors
 
 
 def test_at_planned_places_memory_is_that_of_one_piece(monkeypatch):
@@ -86,8 +85,9 @@ def test_at_planned_places_memory_is_that_of_one_piece(monkeypatch):
     _, programs, config = made()
     step = moment(estimated(programs, config), "step")
     use = arena.placed(memory.of_graph(programs[0]))
-    planned = use.reserved + sum(each.size for each in step.tensors if each.size < arena.LEAST)
-    assert sum(each.size for each in step.tensors) == max(use.alive())
+    peak = max(range(len(use.nodes)), key=use.alive().__getitem__)
+    planned = use.reserved + sum(p.size for p in use.at(peak) if p.size < arena.LEAST)
+    assert sum(step.lines.values()) == max(use.alive())
     counted = sum(part.size.low for part in step.parts if not part.always)
     assert counted == pytest.approx(planned, rel=0.01)
 
@@ -159,7 +159,7 @@ def exactly(size, name="step"):
 
 def of(*moments):
     work = Work(operations=0, bytes=0)
-    return fit.Estimate(target="cpu", lowerings={}, basis={}, moments=moments, work=work)
+    return fit.Estimate(target="cpu", lowerings={}, moments=moments, work=work)
 
 
 def test_ways_of_which_one_will_be_widen_the_interval():

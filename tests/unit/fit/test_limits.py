@@ -70,3 +70,9 @@ def test_the_host_has_what_the_smaller_of_machine_and_group_allows(monkeypatch, 
 def test_a_device_that_is_not_there_is_named():
     with pytest.raises(LimitError, match="no device 'cuda:77'"):
         limits.of_machine("cuda:77")
+
+
+def test_an_ipu_has_the_tiles_it_has():
+    limit = limits.of_machine("mk2")
+    assert limit.size == 1472 * 624 * 1024
+    assert "1472 tiles of 624 KiB" in limit.source

@@ -1,16 +1,13 @@
 """Partitions of chains, beside all there are."""
 
-import contextlib
 import itertools
 import random
 
 import pytest
-import torch
 
 from abele.errors import StageError
 from abele.fit import Interval, Verdict
-from abele.stage.chain import Chain, State, Unit, Value
-from abele.stage.memory import ENDS, Device, Memory, Span
+from abele.stage.memory import ENDS, Chain, Device, Memory, Span, State, Unit, Value
 from abele.stage.partition import partition
 
 
@@ -21,8 +18,7 @@ def chain_of(seed, blocks, ties):
         Unit(
             name=f"layers.{i}",
             until=i,
-            forward=draw.choice((1, 2, 5, 20)) * draw.random(),
-            backward=draw.random(),
+            time=draw.choice((1, 2, 5, 20)) * draw.random(),
             inside=Interval(0, draw.randrange(10), 20),
         )
         for i in range(blocks)
@@ -100,7 +96,7 @@ def every_partition(chain, devices):
 
 
 def slowest(chain, on):
-    times = [unit.forward + unit.backward for unit in chain.units]
+    times = [unit.time for unit in chain.units]
     return max(sum(sum(times[s.begin : s.end]) for s in spans) for spans in on)
 
 
@@ -153,15 +149,3 @@ def test_no_partition_is_faster_by_more_than_a_twentieth(seed, ties, blocks):
         full = [bytes_by_hand(chain, device, spans, stages, 8, end) for spans in on]
         assert max(full) <= device.size
         assert made.slowest <= 1.05 * limits[end]
-
-
-@pytest.mark.parametrize("devices", [2, 9], ids=["divided", "refused"])
-def test_torch_has_as_many_threads_afterwards_as_before(devices):
-    chain, before = chain_of(1, 5, 0), torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        with pytest.raises(StageError) if devices > 5 else contextlib.nullcontext():
-            partition(chain, devices, Device(size=10**6, is_mk2=False), 8)
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
