@@ -54,7 +54,7 @@ class Limit:
 
     @property
     def is_mk2(self) -> bool:
-        """Whether it is the memory of an IPU."""
+        """True if it is the memory of an IPU."""
         return self.name == MK2
 
 

@@ -195,8 +195,6 @@ class PipelineRunner:
 
     Attributes:
         cut: as given.
-        one_at_a_time: a micro-batch begins when the one before has left, so that no stage shares
-            cores with another while its time is measured.
     """
 
     replays = False
@@ -206,7 +204,6 @@ class PipelineRunner:
         self._crew = WorkerPool(cut.stages, share_of_cores(cut.stages))
         self._mark = clock(state.device)
         self._passages: list[Passage] = []
-        self.one_at_a_time = False
         self._pipeline = Pipeline(
             cut,
             {part.name: executable.compiled[part.name].of_stage() for part in cut.programs},
@@ -244,7 +241,7 @@ class PipelineRunner:
         marks.append(time.perf_counter_ns())  # something has begun
         if group[0][0].index == 0:
             self._passages = []
-        passage = self._passed(
+        passage = self._pipeline.run(
             [MicroBatch(step.replica, rows, step.keeps or wanted) for step, rows in group]
         )
         applied = self._update.apply() if group[-1][0].updates else None
@@ -260,22 +257,6 @@ class PipelineRunner:
             (outputs or [], applied if step.updates else None)
             for (step, _), outputs in zip(group, passage.outputs, strict=True)
         ]
-
-    def _passed(self, micro_batches: Sequence[MicroBatch]) -> Passage:
-        if not self.one_at_a_time:
-            return self._pipeline.run(micro_batches)
-        whole = [self._pipeline.run([each]) for each in micro_batches]
-        times = [
-            dataclasses.replace(timed, task=dataclasses.replace(timed.task, micro_batch=k))
-            for k, passage in enumerate(whole)
-            for timed in passage.times
-        ]
-        most = [passage.most_bytes for passage in whole], [p.most_waiting for p in whole]
-        return Passage(
-            [passage.outputs[0] for passage in whole],
-            times,
-            *([max(each) for each in zip(*several, strict=True)] for several in most),
-        )
 
     def alone(self) -> None:
         """None: even one micro-step passes through all stages."""

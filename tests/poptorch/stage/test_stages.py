@@ -173,6 +173,20 @@ def test_the_blocks_of_a_model_are_its_stages_on_ipus():
     assert len(wrapped(Deep()).fit(BATCH, limit="mk2").plan.loads) == 1
 
 
+def test_optimizer_state_goes_elsewhere():
+    def roles(location):
+        options = poptorch.Options().showCompilationProgressBar(False)
+        options.TensorLocations.setOptimizerLocation(location)
+        module = Deep()
+        optimizer = poptorch.optim.Adam(module.parameters(), lr=0.01)
+        plan = poptorch.trainingModel(module, options, optimizer).fit(BATCH, limit="mk2").plan
+        return {part.role for part in plan.fullest.parts}
+
+    settings = poptorch.TensorLocationSettings
+    assert "optimizer state" in roles(settings())
+    assert "optimizer state" not in roles(settings().useOnChipStorage(False))
+
+
 # -- the command ---------------------------------------------------------------------------
 
 
