@@ -7,13 +7,12 @@ it is refused. A test reads torch's constructors and fails at an argument that h
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from abele.step.update_rules import RULES, SCALARS, Group, UpdateRule
+from abele.step.update_rules import RULES, SCALARS, UpdateRule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,48 +76,20 @@ def why_not(optimizer: object) -> str | None:
     return next(reasons, None)
 
 
-class Treatment(enum.Enum):
-    """The effect of an argument on a program."""
-
-    HONOURED = "computed with"
-    SPEED = "changes speed alone"
-    REFUSED = "refused"
-
-
-@dataclasses.dataclass(frozen=True)
-class Argument:
-    """The treatment of one argument.
-
-    Attributes:
-        treatment: what a program does with it.
-        reason: why, where it is not simply computed with.
-    """
-
-    treatment: Treatment
-    reason: str = ""
-
-
-_HONOURED = Argument(Treatment.HONOURED)
-_KERNELS = Argument(
-    Treatment.SPEED,
-    "It chooses the kernels of torch's own loop; a target chooses those of a program.",
+#: Arguments of these classes that are part of the computation.
+COMPUTED_WITH = frozenset(
+    (
+        *("params", "lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "betas"),
+        *("eps", "alpha", "centered", "decoupled_weight_decay", "rho", "lr_decay"),
+        *("momentum_decay", "initial_accumulator_value", "lambd", "t0", "etas", "step_sizes"),
+    )
 )
-
-_COMPUTED_WITH = (
-    *("params", "lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "betas"),
-    *("eps", "alpha", "centered", "decoupled_weight_decay", "rho", "lr_decay", "momentum_decay"),
-    *("initial_accumulator_value", "lambd", "t0", "etas", "step_sizes"),
-)
-#: By the name of the argument, of the classes in ``optimizers.KINDS``.
-ARGUMENTS: Mapping[str, Argument] = {
-    **dict.fromkeys(_COMPUTED_WITH, _HONOURED),
-    "foreach": _KERNELS,
-    "fused": _KERNELS,
-    "capturable": Argument(
-        Treatment.SPEED, "It lets CUDA graphs record torch's own loop; a program needs no leave."
-    ),
-    "amsgrad": Argument(Treatment.REFUSED, "No rule keeps the largest second moments."),
-    "differentiable": Argument(Treatment.REFUSED, "No gradient passes through an update."),
+#: Arguments that choose the kernels of torch's own loop; a target chooses those of a program.
+NEUTRAL = frozenset(("foreach", "fused", "capturable"))
+#: Arguments that no program can follow, and why.
+REFUSED_ARGUMENTS: Mapping[str, str] = {
+    "amsgrad": "No rule keeps the largest second moments.",
+    "differentiable": "No gradient passes through an update.",
 }
 
 # Switches of an update by the rule that has them.
@@ -127,10 +98,7 @@ _SWITCHES = {"sgd": ("nesterov",), "rmsprop": ("centered",)}
 
 def refused(group: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the first argument of a group that no program can follow, and why; else None."""
-    for name, row in ARGUMENTS.items():
-        if row.treatment is Treatment.REFUSED and group.get(name):
-            return name, row.reason
-    return None
+    return next((item for item in REFUSED_ARGUMENTS.items() if group.get(item[0])), None)
 
 
 def switches(optimizer: Any, rule: str, group: Mapping[str, Any]) -> dict[str, bool]:
@@ -187,9 +155,9 @@ def has_stepped(optimizer: torch.optim.Optimizer) -> bool:
 def initial_values(rule: UpdateRule, slots: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return what state begins with."""
     begin = {
-        f"{name}.{key}": value.item()
+        f"{name}.{key}": value
         for group in rule.groups
-        for key, value in _initial(rule, group).items()
+        for key, value in RULES[rule.kind].state(group.values).items()
         for name in group.params
     }
     return {slot: torch.full_like(value, begin[slot]) for slot, value in slots.items()}
@@ -225,7 +193,7 @@ def problem(
     groups = {name: group for group in rule.groups for name in group.params}
     for name, param, state in _states([optimizer], names):
         keys = {key for key, value in state.items() if value is not None}
-        required = set(_initial(rule, groups[name]))
+        required = set(RULES[rule.kind].state(groups[name].values))
         known = required | _UNUSED.get(rule.kind, set())
         shapes = {key: list(torch.as_tensor(state[key]).shape) for key in keys & known}
         param_shape = list(param.shape)
@@ -239,11 +207,6 @@ def problem(
                 f"{unlike[0]} of {name} has shape {shapes[unlike[0]]}, the parameter {param_shape}"
             )
     return None
-
-
-def _initial(rule: UpdateRule, group: Group) -> dict[str, torch.Tensor]:
-    """Return the initial state of a parameter with one element, which has its keys and values."""
-    return RULES[rule.kind].initial(torch.zeros(()), group.values)
 
 
 def _parameters(

@@ -34,10 +34,28 @@ SCALARS = frozenset({"step", "mu_product", "eta", "mu"})
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """``initial`` makes the state of one parameter, ``update`` applies one gradient in place."""
+    """The update of one parameter and its state.
 
-    initial: Callable[[torch.Tensor, Mapping[str, float]], dict[str, torch.Tensor]]
-    update: Callable[[torch.Tensor, torch.Tensor, State, Mapping[str, Number]], None]
+    Attributes:
+        state: returns what each tensor of the state is filled with at first.
+        update: applies one gradient in place.
+    """
+
+    state: Callable[[Values], dict[str, float]]
+    update: Callable[[torch.Tensor, torch.Tensor, State, Hyper], None]
+
+    def initial(self, param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
+        """Return fresh state of one parameter."""
+        return {key: _filled(param, key, value) for key, value in self.state(values).items()}
+
+
+def _filled(param: torch.Tensor, key: str, value: float) -> torch.Tensor:
+    if key not in SCALARS:
+        return torch.full_like(param, value)
+    # A program cannot read a count, so it has to be a tensor. Other numbers are rounded at each
+    # update, as torch keeps them.
+    dtype = torch.float64 if key == "step" else torch.float32
+    return torch.full((), value, dtype=dtype, device=param.device)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,7 +143,7 @@ def lerp(start: torch.Tensor, end: torch.Tensor, weight: Number) -> torch.Tensor
 
 def mean_of_squares(mean: torch.Tensor, value: torch.Tensor, decay: Number) -> torch.Tensor:
     """Compute ``decay * mean + (1 - decay) * value**2``."""
-    return (mean * decay).addcmul(value * one_minus(decay), value)
+    return (mean * decay).addcmul(value * (1 - decay), value)
 
 
 def filled_where(mask: torch.Tensor, value: torch.Tensor, number: Number) -> torch.Tensor:
@@ -158,20 +176,9 @@ def quotient(value: Number, divisor: Number) -> Number:
     return value / divisor if divisor else value
 
 
-def one_minus(value: Number) -> Number:
-    """Compute ``1 - value``."""
-    return 1 - value
-
-
 def sqrt(value: Number) -> Number:
     """Return the square root."""
     return value.sqrt() if isinstance(value, torch.Tensor) else math.sqrt(value)
-
-
-def count(param: torch.Tensor) -> torch.Tensor:
-    """Create a count of updates: 0-d, float64, zero."""
-    # A program cannot read it, so it has to be a tensor.
-    return torch.zeros((), dtype=torch.float64, device=param.device)
 
 
 def counted(state: State) -> torch.Tensor:
@@ -180,19 +187,13 @@ def counted(state: State) -> torch.Tensor:
     return state["step"].double()  # torch's objects on the host count in float32
 
 
-def moments_initial(param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
-    """Create the state that ``moments`` needs."""
-    return {
-        "step": count(param),
-        "exp_avg": torch.zeros_like(param),
-        "exp_avg_sq": torch.zeros_like(param),
-    }
+_MOMENTS = {"step": 0.0, "exp_avg": 0.0, "exp_avg_sq": 0.0}
 
 
 def moments(grad: torch.Tensor, state: State, h: Hyper) -> torch.Tensor:
     """Add a gradient to the means of gradients and of their squares; the update's number."""
     first, second = state["exp_avg"], state["exp_avg_sq"]
-    first.copy_(lerp(first, grad, one_minus(h["beta1"])))
+    first.copy_(lerp(first, grad, 1 - h["beta1"]))
     second.copy_(mean_of_squares(second, grad, h["beta2"]))
     return counted(state)
 
@@ -205,8 +206,8 @@ def _norm(value: torch.Tensor) -> torch.Tensor:
     return linalg.vector_norm(value)
 
 
-def _sgd_initial(param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
-    return {"momentum_buffer": torch.zeros_like(param)} if values["momentum"] != 0 else {}
+def _sgd_state(values: Values) -> dict[str, float]:
+    return {"momentum_buffer": 0.0} if values["momentum"] != 0 else {}
 
 
 def _sgd(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
@@ -218,20 +219,19 @@ def _sgd(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> Non
     grad, rate = decayed(param, grad, h), h["lr"]
     if "momentum_buffer" in state:
         velocity = state["momentum_buffer"]
-        velocity.copy_(axpy(velocity * h["momentum"], grad, one_minus(h["dampening"])))
+        velocity.copy_(axpy(velocity * h["momentum"], grad, 1 - h["dampening"]))
         grad = axpy(grad, velocity, h["momentum"]) if h["nesterov"] else velocity
     elif "velocity_scaling" in h:
         grad, rate = grad * h["velocity_scaling"], quotient(rate, h["velocity_scaling"])
     param.copy_(axpy(param, grad, rate, sign=-1))
 
 
-def _rmsprop_initial(param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
-    fill = torch.ones_like if values["tf_variant"] else torch.zeros_like
-    state = {"step": count(param), "square_avg": fill(param)}
+def _rmsprop_state(values: Values) -> dict[str, float]:
+    state = {"step": 0.0, "square_avg": 1.0 if values["tf_variant"] else 0.0}
     if values["momentum"] != 0:
-        state["momentum_buffer"] = torch.zeros_like(param)
+        state["momentum_buffer"] = 0.0
     if values["centered"]:
-        state["grad_avg"] = torch.zeros_like(param)
+        state["grad_avg"] = 0.0
     return state
 
 
@@ -244,7 +244,7 @@ def _rmsprop(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper):
     variance = square
     if "grad_avg" in state:
         mean = state["grad_avg"]
-        mean.copy_(lerp(mean, grad, one_minus(h["alpha"])))
+        mean.copy_(lerp(mean, grad, 1 - h["alpha"]))
         variance = square.addcmul(mean, mean, value=-1)
     root = (variance + h["eps"]).sqrt() if h["tf_variant"] else variance.sqrt() + h["eps"]
     if "momentum_buffer" in state:
@@ -294,19 +294,6 @@ def _lamb(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> No
     param.copy_(param - update * (ratio.double() * h["lr"]))
 
 
-def _number(param: torch.Tensor, value: float) -> torch.Tensor:
-    # float32, as torch keeps it: it is rounded at each update.
-    return torch.full((), value, dtype=torch.float32, device=param.device)
-
-
-def _adadelta_initial(param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
-    return {
-        "step": count(param),
-        "square_avg": torch.zeros_like(param),
-        "acc_delta": torch.zeros_like(param),
-    }
-
-
 def _adadelta(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
     """Adadelta (arXiv 1212.5701)."""
     counted(state)
@@ -316,11 +303,6 @@ def _adadelta(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -
     delta = (deltas + h["eps"]).sqrt() / (square + h["eps"]).sqrt() * grad
     deltas.copy_(mean_of_squares(deltas, delta, h["rho"]))
     param.copy_(axpy(param, delta, h["lr"], sign=-1))
-
-
-def _adagrad_initial(param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
-    start = values["initial_accumulator_value"]
-    return {"step": count(param), "sum": torch.full_like(param, start)}
 
 
 def _adagrad(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
@@ -335,26 +317,14 @@ def _adagrad(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) ->
     param.copy_(param - (grad * rate) / (total.sqrt() + h["eps"]))
 
 
-def _adamax_initial(param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
-    return {
-        "step": count(param),
-        "exp_avg": torch.zeros_like(param),
-        "exp_inf": torch.zeros_like(param),
-    }
-
-
 def _adamax(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
     """Adam with the largest gradient in place of the mean square (arXiv 1412.6980, section 7)."""
     step = counted(state)
     grad = decayed(param, grad, h)
     first, largest = state["exp_avg"], state["exp_inf"]
-    first.copy_(lerp(first, grad, one_minus(h["beta1"])))
+    first.copy_(lerp(first, grad, 1 - h["beta1"]))
     largest.copy_(torch.maximum(largest * h["beta2"], grad.abs() + h["eps"]))
     param.copy_(param - (first * (h["lr"] / (1 - h["beta1"] ** step))) / largest)
-
-
-def _nadam_initial(param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
-    return moments_initial(param, values) | {"mu_product": _number(param, 1.0)}
 
 
 def _nadam(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
@@ -381,7 +351,7 @@ def _radam(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> N
     step = moments(grad, state, h)
     first, second = state["exp_avg"], state["exp_avg_sq"]
     update = first / (1 - h["beta1"] ** step) * h["lr"]
-    longest = 2 / one_minus(h["beta2"]) - 1
+    longest = 2 / (1 - h["beta2"]) - 1
     if isinstance(longest, torch.Tensor) or longest > 5:
         update = _rectified(update, second, step, longest, h)
     param.copy_(param - update)
@@ -400,15 +370,6 @@ def _rectified(
     return torch.where(length > 5, update * adaptive * factor, update)
 
 
-def _asgd_initial(param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
-    return {
-        "step": count(param),
-        "eta": _number(param, values["lr"]),
-        "mu": _number(param, 1.0),
-        "ax": torch.zeros_like(param),
-    }
-
-
 def _asgd(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
     """Averaged gradient descent (Polyak and Juditsky, 1992); the mean is in ``ax``."""
     step = counted(state)
@@ -420,14 +381,6 @@ def _asgd(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> No
     rate = h["lr"] / (1 + h["lambd"] * h["lr"] * step) ** h["alpha"]
     eta.copy_(rate.to(eta.dtype))
     mu.copy_((step - h["t0"]).clamp(min=1).reciprocal().to(mu.dtype))
-
-
-def _rprop_initial(param: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
-    return {
-        "step": count(param),
-        "prev": torch.zeros_like(param),
-        "step_size": torch.full_like(param, values["lr"]),
-    }
 
 
 def _rprop(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> None:
@@ -446,19 +399,19 @@ def _rprop(param: torch.Tensor, grad: torch.Tensor, state: State, h: Hyper) -> N
 
 #: Rules beyond those of the front-ends' originals, in the order of operations of ``torch.optim``.
 FURTHER_RULES: dict[str, Rule] = {
-    "adadelta": Rule(_adadelta_initial, _adadelta),
-    "adagrad": Rule(_adagrad_initial, _adagrad),
-    "adamax": Rule(_adamax_initial, _adamax),
-    "nadam": Rule(_nadam_initial, _nadam),
-    "radam": Rule(moments_initial, _radam),
-    "asgd": Rule(_asgd_initial, _asgd),
-    "rprop": Rule(_rprop_initial, _rprop),
+    "adadelta": Rule(lambda h: {"step": 0, "square_avg": 0, "acc_delta": 0}, _adadelta),
+    "adagrad": Rule(lambda h: {"step": 0, "sum": h["initial_accumulator_value"]}, _adagrad),
+    "adamax": Rule(lambda h: {"step": 0, "exp_avg": 0, "exp_inf": 0}, _adamax),
+    "nadam": Rule(lambda h: {**_MOMENTS, "mu_product": 1.0}, _nadam),
+    "radam": Rule(lambda h: _MOMENTS, _radam),
+    "asgd": Rule(lambda h: {"step": 0, "eta": h["lr"], "mu": 1.0, "ax": 0}, _asgd),
+    "rprop": Rule(lambda h: {"step": 0, "prev": 0, "step_size": h["lr"]}, _rprop),
 }
 RULES: dict[str, Rule] = {
-    "sgd": Rule(_sgd_initial, _sgd),
-    "rmsprop": Rule(_rmsprop_initial, _rmsprop),
-    "adam": Rule(moments_initial, _adam),
-    "lamb": Rule(moments_initial, _lamb),
+    "sgd": Rule(_sgd_state, _sgd),
+    "rmsprop": Rule(_rmsprop_state, _rmsprop),
+    "adam": Rule(lambda h: _MOMENTS, _adam),
+    "lamb": Rule(lambda h: _MOMENTS, _lamb),
     **FURTHER_RULES,
 }
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import poptorch
-from abele.step.optimizers import ARGUMENTS, KINDS, Treatment
+from abele.step.optimizers import COMPUTED_WITH, KINDS, NEUTRAL, REFUSED_ARGUMENTS
 from helpers.wrapping import Calls, rows, scorer, trainer, weights
 from poptorch import optim
 from poptorch._optim.reading import host_step, to_update_rule
 
-HONOURED, SPEED, REFUSED = Treatment
+ARGUMENTS = COMPUTED_WITH | NEUTRAL | set(REFUSED_ARGUMENTS)
 NAMES = ("SGD", "Adam", "AdamW", "RMSprop")
 TORCHS = tuple(kind.base.__name__ for kind in KINDS)  # more than poptorch.optim has
 # Arguments of poptorch.optim that torch does not have, and where they are tested.
@@ -66,8 +66,8 @@ def arguments(cls):
     return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
 
 
-def cases(treatment):
-    """Package, class, argument, value and other settings of a treatment's arguments."""
+def cases(treated):
+    """Package, class, argument, value and other settings of arguments."""
     return [
         pytest.param(
             package,
@@ -79,7 +79,7 @@ def cases(treatment):
         for package, names in ((torch.optim, TORCHS), (optim, NAMES))
         for name in names
         for argument in arguments(getattr(package, name))
-        if argument in OTHER and ARGUMENTS[argument].treatment is treatment
+        if argument in OTHER and argument in treated
     ]
 
 
@@ -112,19 +112,19 @@ def rule(make):
 @pytest.mark.parametrize("name", TORCHS)
 def test_every_argument_of_torch_has_a_row(name):
     names = set(arguments(getattr(torch.optim, name)))
-    assert names <= set(ARGUMENTS), "decide what becomes of it in abele.step.optimizers"
+    assert names <= ARGUMENTS, "decide what becomes of it in abele.step.optimizers"
     assert name not in NAMES or names <= set(arguments(getattr(optim, name)))
 
 
 @pytest.mark.parametrize("name", [*NAMES, "LAMB"])
 def test_every_argument_of_ours_has_a_row(name):
-    assert set(arguments(getattr(optim, name))) <= set(ARGUMENTS) | set(EXTRAS)
+    assert set(arguments(getattr(optim, name))) <= ARGUMENTS | set(EXTRAS)
 
 
 def test_every_row_is_an_argument_and_is_tried():
     names = {each for name in TORCHS for each in arguments(getattr(torch.optim, name))}
-    assert set(ARGUMENTS) == names
-    assert set(ARGUMENTS) - set(OTHER) == {"params", "dampening"}  # dampening: test_optimizer.py
+    assert names == ARGUMENTS
+    assert ARGUMENTS - set(OTHER) == {"params", "dampening"}  # dampening: test_optimizer.py
 
 
 def wrapped_with(make):
@@ -145,7 +145,7 @@ def maker(package, name, *, grouped, **settings):
 
 
 @pytest.mark.parametrize("grouped", [False, True], ids=["for all", "per group"])
-@pytest.mark.parametrize(("package", "name", "values", "others"), cases(HONOURED))
+@pytest.mark.parametrize(("package", "name", "values", "others"), cases(COMPUTED_WITH))
 def test_an_argument_is_honoured(package, name, values, others, grouped):
     if grouped and "centered" in values:
         pytest.skip("all groups have to have the same one")
@@ -159,13 +159,13 @@ def test_an_argument_is_honoured(package, name, values, others, grouped):
     assert not torch.equal(actual, by_rule(maker(package, name, grouped=grouped, **others)))
 
 
-@pytest.mark.parametrize(("package", "name", "values", "others"), cases(SPEED))
+@pytest.mark.parametrize(("package", "name", "values", "others"), cases(NEUTRAL))
 def test_an_argument_changes_speed_alone(package, name, values, others):
     wanted = maker(package, name, grouped=False, **others | values)
     assert rule(wanted) == rule(maker(package, name, grouped=False, **others))
 
 
-@pytest.mark.parametrize(("package", "name", "values", "others"), cases(REFUSED))
+@pytest.mark.parametrize(("package", "name", "values", "others"), cases(REFUSED_ARGUMENTS))
 def test_an_argument_is_refused(package, name, values, others):
     kind = ValueError if "amsgrad" in values else poptorch.Error
     words = "non-amsgrad" if "amsgrad" in values else "Group 0 of the optimizer has differentiable"
