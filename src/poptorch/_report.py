@@ -234,8 +234,8 @@ def _values(optimizer: OptimizerInUse) -> Optimizer | None:
     rule = optimizer.rule
     if rule is None:
         return None
-    kind = type(optimizer.state.in_use)
-    name = rule.kind if optimizer.state.in_use is None else f"{kind.__module__}.{kind.__qualname__}"
+    kind = type(optimizer.in_use)
+    name = rule.kind if optimizer.in_use is None else f"{kind.__module__}.{kind.__qualname__}"
     if name.startswith("torch.optim."):  # each class has a file of its own
         name = f"torch.optim.{kind.__qualname__}"
     return optimizer_of(rule, name, optimizer.restored or {})

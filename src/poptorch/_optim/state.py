@@ -1,9 +1,9 @@
 """An optimizer's state on the host and on the device, and the optimizer of one wrapper.
 
 The engine calls a state tensor ``fc.weight.exp_avg``; a state dictionary calls it
-``Accl1___fc.weight``. One ``DeviceState`` belongs to each training wrapper and stands between the
-wrapper's session and the optimizer object; both directions of copying happen here, and only when
-somebody asks (reading) or at the next run (writing). The optimizer knows it only weakly, so that
+``Accl1___fc.weight``. One ``OptimizerInUse`` belongs to each wrapper and is between the wrapper's
+session and the optimizer object. Both directions of copying happen here, and only when somebody
+asks (reading) or at the next run (writing). The optimizer has a weak reference to it, so that
 optimizers can be copied and kept without keeping a device.
 
 What an optimizer has from steps on the host, or ``torch.optim`` from loading, is in its ``state``
@@ -48,7 +48,7 @@ class HostState:
     _device: "weakref.ref[Any] | None" = None
 
     def _connection(self) -> Any | None:
-        """Return the ``DeviceState`` of the live wrapper that runs this optimizer."""
+        """Return the ``OptimizerInUse`` of the live wrapper that runs this optimizer."""
         return None if self._device is None else self._device()
 
     @property
@@ -188,59 +188,88 @@ _VALUE_NAMES: Mapping[str, Mapping[str, str]] = {
 }
 
 
-class DeviceState:
-    """Optimizer state on the device of a wrapper.
+class OptimizerInUse:
+    """Optimizer of a wrapper, and its state on the device.
 
-    The wrapper owns this object and this object owns the optimizer; the optimizer refers back
-    weakly. An optimizer of ``torch.optim`` has no copy of the device's state until the session
+    That of an inference wrapper has no rule. The wrapper owns this object and this object owns the
+    optimizer. An optimizer of ``torch.optim`` has no copy of the device's state until the session
     ends.
 
+    Args:
+        model: the wrapped model.
+        rule: the rule of a model out of a file, whose optimizer object is not there.
+
     Attributes:
-        optimizer: the optimizer in use, if it is one of this package's.
+        rule: the rule of the optimizer; None without one.
         in_use: the optimizer in use, of this package or of torch.
+        optimizer: the optimizer in use, if it is one of this package's.
         pending: the optimizer has state that the device lacks; written at the next run.
         reread: the optimizer's groups were loaded; their values are sent at the next run.
         stale: the device may have newer state than the optimizer.
+        restored: the values that a kept state has put on the device, where they are not the rule's.
+        times_set: how often an optimizer was set.
+        changed: called when values were set.
     """
 
-    def __init__(self):
+    def __init__(self, model: WrappedModel, rule: UpdateRule | None = None):
+        self._model, self.rule = model, rule
+        self._watch = reading.AttributeWatch(relaxed=model.options._relax_optimizer_checks)
         self.pending = self.reread = self.stale = False
         self.optimizer: HostState | None = None
         self.in_use: torch.optim.Optimizer | None = None
-        self._names: Mapping[int, str] = {}
+        self.restored: dict[str, float] | None = None
+        self.times_set = 0
+        self.changed: Callable[[], None] = lambda: None
+        self._names: Mapping[int, str] = {}  # of the model's parameters, by ``id``
         self._hook: Any = None  # on loading into an optimizer of torch.optim
         self._loaded = False  # since the last writing
-        self._rule: UpdateRule | None = None
         self._session: Session | None = None
+        self._rate: Any = None  # of the first group, when it was sent last
+        self._rate_is_watched = True  # until it was warned of
 
-    def use(self, optimizer: Any, rule: UpdateRule, names: Mapping[int, str]) -> None:
-        """Take an optimizer and the rule it has become; another one is let go with its state.
+    def use(self, optimizer: Any) -> None:
+        """Send an optimizer's values to the device, or keep them for compiling.
+
+        Another one than before is released with its state.
 
         Args:
-            optimizer: of this package or of torch.
-            rule: what it has become.
-            names: of the model's parameters, by ``id``.
+            optimizer: the one in use, or another of the same class and number of groups.
 
         Raises:
-            poptorch.Error: it has state on the host that the device has no place for.
+            poptorch.Error: a value that was compiled in has changed, or the optimizer has state on
+                the host that the device has no slot for.
+            AssertionError: unsupported optimizer class.
+            ValueError: half accumulators are asked for after compiling without them.
         """
-        problem = optimizers.problem(optimizer, rule, names)
+        model = self._model
+        compiled_rule = None if model.compiled is None else self.rule
+        reading.choose_reduction(model.options, optimizer, compiled_rule)
+        if model.compiled is None:
+            model.read_options()
+        self._names = parameter_names(model.module)
+        before, self.rule = self.rule, self._rule_of(optimizer)
+        self.times_set += 1
+        self._connect(optimizer, self.rule, before)
+        self._rate = optimizer.param_groups[0].get("lr")
+        self.refuse_hooks()
+        self.changed()
+
+    def _connect(self, optimizer: Any, rule: UpdateRule, before: UpdateRule | None) -> None:
+        problem = optimizers.problem(optimizer, rule, self._names)
         if problem is not None:
             raise error(
                 f"The state of optimizer {type(optimizer).__name__} cannot go to the device: "
                 f"{problem}. Load the state that was saved with this model and this kind of "
                 "optimizer, or make the optimizer anew to begin without."
             )
-        self._names = names
-        another = optimizer is not self.in_use
-        stepped = another and optimizers.has_stepped(optimizer)
-        if another:
+        stepped = optimizer is not self.in_use and optimizers.has_stepped(optimizer)
+        if optimizer is not self.in_use:
             self._follow(optimizer)
         if optimizer is not self.optimizer:
-            self.release()
+            self._release(before)
             if isinstance(optimizer, HostState):
                 self._take(optimizer)
-        self._rule, self.reread = rule, False
+        self.reread = False
         self.pending = self.pending or (stepped and bool(self._host_state()))
 
     def _follow(self, optimizer: torch.optim.Optimizer) -> None:
@@ -262,17 +291,17 @@ class DeviceState:
     def _take(self, optimizer: HostState) -> None:
         other = optimizer._connection()
         if other is not None:
-            other.release()
+            other._release(other.rule)
         optimizer._device = weakref.ref(self)
         self.optimizer = optimizer
         self.pending = optimizer.has_state()
         self.stale = self._session is not None  # this optimizer has not seen its state yet
 
-    def release(self) -> None:
-        """Leave the device's state with the optimizer and let go of it."""
+    def _release(self, rule: UpdateRule | None) -> None:
+        """Leave the device's state and the numbers of ``rule`` with the optimizer; let go of it."""
         if self.optimizer is None:
             return
-        self.fetch()
+        self._fetch(rule)
         self.optimizer._device = None
         self.optimizer, self.pending, self.reread = None, False, False
 
@@ -289,8 +318,6 @@ class DeviceState:
             optimizers.to_host([self.in_use], self._names, state)
         self._session, self.stale = None, False
 
-    # -- as torch keeps it -----------------------------------------------------------------
-
     def _has_device_state(self) -> bool:
         """Return whether the optimizer has state that was read from the device or loaded."""
         return self.optimizer is not None and self.optimizer.has_state()
@@ -305,11 +332,14 @@ class DeviceState:
 
     def fetch(self) -> None:
         """Bring the optimizer's dictionary up to date; copy only if the device has changed."""
-        optimizer, session, rule = self.optimizer, self._session, self._rule
+        self._fetch(self.rule)
+
+    def _fetch(self, rule: UpdateRule | None) -> None:
+        optimizer, session = self.optimizer, self._session
         if optimizer is None or session is None or rule is None:
             return
         if self.pending and self._host_state():
-            self.write()
+            self._write()
         if self.stale:
             fetched = {name: value.to("cpu", copy=True) for name, value in _named(session).items()}
             # What waits to be written is newer than what the device holds.
@@ -322,7 +352,23 @@ class DeviceState:
 
     # -- host to device --------------------------------------------------------------------
 
-    def write(self) -> None:
+    def take_loaded_values(self) -> None:
+        """Has the groups of a loaded state dictionary count without another ``setOptimizer``."""
+        if self.reread:
+            self.use(self.in_use)
+
+    def send_loaded_state(self) -> None:
+        """Send state that was loaded on the host to the device, if any."""
+        if self.reread:
+            self.take_loaded_values()
+            rule = self.rule
+            if rule is not None and rule.automatic_scaling is not None:
+                # The device has moved on from the scale that the rule was set to.
+                self._model.session.set_hyper("loss_scaling", rule.loss_scaling)
+        if self.pending:
+            self._write()
+
+    def _write(self) -> None:
         """Send the optimizer's dictionary, or else its state on the host, to the device."""
         optimizer, session = self.optimizer, self._session
         if session is None:
@@ -343,8 +389,8 @@ class DeviceState:
                 matching[name] = value.expand(slots[name].shape)
             else:
                 _check_shape(name, value, slots[name])
-        if self._loaded and self._rule:  # what a loaded dictionary lacks begins again, as in torch
-            matching = optimizers.initial_values(self._rule, slots) | matching
+        if self._loaded and self.rule:  # what a loaded dictionary lacks begins again, as in torch
+            matching = optimizers.initial_values(self.rule, slots) | matching
         session.write_optimizer_state(matching)
 
     def _write_dictionary(self, session: Session, state: Mapping[str, torch.Tensor]) -> None:
@@ -372,6 +418,74 @@ class DeviceState:
                 if name.startswith(_ACCUMULATOR)
             }
         )
+
+    # -- values -----------------------------------------------------------------------------
+
+    def warn_of_unsent_rate(self) -> None:
+        """Says once that the host's learning rate is no longer the one that the device has.
+
+        Called at every training step, so that it looks at the first group only.
+        """
+        optimizer = self.in_use
+        if not self._rate_is_watched or optimizer is None:
+            return
+        rate = optimizer.param_groups[0].get("lr")
+        if rate is self._rate or rate == self._rate:
+            return
+        self._rate_is_watched = False
+        logger.warning(
+            "The optimizer's learning rate is now %s, and the device still computes with %s: it "
+            "gets new values by setOptimizer(optimizer) only. Call it after each change, such as "
+            "scheduler.step().",
+            rate,
+            self._rate,
+        )
+
+    def refuse_hooks(self) -> None:
+        """Raise poptorch.Error for a hook around the optimizer's step: it would not run."""
+        optimizer = self.in_use
+        refused = None if optimizer is None else gradient_hooks.refused_around_step(optimizer)
+        if refused is not None:
+            raise error(refused)
+
+    def values(self) -> dict[str, float]:
+        """Return the values that were set last; empty without an optimizer."""
+        if self.restored is not None:
+            return self.restored
+        return {} if self.rule is None else self.rule.hyper()
+
+    def restore_values(self, values: dict[str, float], *, was_set: bool) -> None:
+        """Adopt the values that a restored state has put on the device.
+
+        Args:
+            values: by name.
+            was_set: an optimizer was set since the state was put back; its values win.
+        """
+        self.restored, self.pending = values, False
+        if was_set and self.rule is not None:
+            self.restored = None
+            self._send_changes(values, self.rule)
+        self.changed()
+
+    def _rule_of(self, optimizer: Any) -> UpdateRule:
+        model = self._model
+        rule = reading.to_update_rule(optimizer, self._names, warn=self.rule is None)
+        rule = translate.with_automatic_scaling(rule, optimizer, model.options)
+        self._watch.look(optimizer)
+        # The device steps, unseen by torch's schedulers, which would warn of a missing step().
+        optimizer._opt_called = True
+        if self.rule is None or model.compiled is None:
+            return rule
+        rule = reading.replacement(self.rule, rule)
+        before = self.values()
+        self.restored = None
+        self._send_changes(before, rule)
+        return rule
+
+    def _send_changes(self, before: dict[str, float], rule: UpdateRule) -> None:
+        for name, value in rule.hyper().items():
+            if bits(value) != bits(before.get(name)):
+                self._model.session.set_hyper(name, value)
 
 
 def _named(session: Session) -> dict[str, torch.Tensor]:
@@ -421,135 +535,3 @@ def _group_values(rule: UpdateRule, group: Group) -> Iterator[tuple[str, float]]
         return
     for name, public in _VALUE_NAMES[rule.kind].items():
         yield public, float(values[name])
-
-
-class OptimizerInUse:
-    """Optimizer of a wrapper; that of an inference wrapper has no rule.
-
-    Args:
-        model: the wrapped model.
-        rule: the rule of a model out of a file, whose optimizer object is not there.
-
-    Attributes:
-        rule: what the optimizer was reduced to; None without one.
-        state: the optimizer's state on the device.
-        restored: the values that a kept state has put on the device, where they are not the rule's.
-        times_set: how often an optimizer was set.
-        changed: told that values were set.
-    """
-
-    def __init__(self, model: WrappedModel, rule: UpdateRule | None = None):
-        self._model, self.rule = model, rule
-        self._watch = reading.AttributeWatch(relaxed=model.options._relax_optimizer_checks)
-        self.state = DeviceState()
-        self.restored: dict[str, float] | None = None
-        self.times_set = 0
-        self.changed: Callable[[], None] = lambda: None
-        self._rate: Any = None  # of the first group, when it was sent last
-        self._rate_is_watched = True  # until it was warned of
-
-    def use(self, optimizer: Any) -> None:
-        """Send an optimizer's values to the device, or keep them for compiling.
-
-        Args:
-            optimizer: the one in use, or another of the same class and number of groups.
-
-        Raises:
-            poptorch.Error: a value that was compiled in has changed.
-            AssertionError: unsupported optimizer class.
-            ValueError: half accumulators are asked for after compiling without them.
-        """
-        model = self._model
-        compiled_rule = None if model.compiled is None else self.rule
-        reading.choose_reduction(model.options, optimizer, compiled_rule)
-        if model.compiled is None:
-            model.read_options()
-        self.rule = self._rule_of(optimizer)
-        self.times_set += 1
-        self.state.use(optimizer, self.rule, parameter_names(model.module))
-        self._rate = optimizer.param_groups[0].get("lr")
-        self.refuse_hooks()
-        self.changed()
-
-    def warn_of_unsent_rate(self) -> None:
-        """Says once that the host's learning rate is no longer the one that the device has.
-
-        Called at every training step, so that it looks at the first group only.
-        """
-        optimizer = self.state.in_use
-        if not self._rate_is_watched or optimizer is None:
-            return
-        rate = optimizer.param_groups[0].get("lr")
-        if rate is self._rate or rate == self._rate:
-            return
-        self._rate_is_watched = False
-        logger.warning(
-            "The optimizer's learning rate is now %s, and the device still computes with %s: it "
-            "gets new values by setOptimizer(optimizer) only. Call it after each change, such as "
-            "scheduler.step().",
-            rate,
-            self._rate,
-        )
-
-    def refuse_hooks(self) -> None:
-        """Raise poptorch.Error for a hook around the optimizer's step: it would not run."""
-        optimizer = self.state.in_use
-        refused = None if optimizer is None else gradient_hooks.refused_around_step(optimizer)
-        if refused is not None:
-            raise error(refused)
-
-    def take_loaded_values(self) -> None:
-        """Has the groups of a loaded state dictionary count without another ``setOptimizer``."""
-        if self.state.reread:
-            self.use(self.state.in_use)
-
-    def send_loaded_state(self) -> None:
-        """Send state that was loaded on the host to the device, if any."""
-        if self.state.reread:
-            self.take_loaded_values()
-            rule = self.rule
-            if rule is not None and rule.automatic_scaling is not None:
-                # The device has moved on from the scale that the rule was set to.
-                self._model.session.set_hyper("loss_scaling", rule.loss_scaling)
-        if self.state.pending:
-            self.state.write()
-
-    def values(self) -> dict[str, float]:
-        """Return the values that were set last; empty without an optimizer."""
-        if self.restored is not None:
-            return self.restored
-        return {} if self.rule is None else self.rule.hyper()
-
-    def restore_values(self, values: dict[str, float], *, was_set: bool) -> None:
-        """Adopt the values that a restored state has put on the device.
-
-        Args:
-            values: by name.
-            was_set: an optimizer was set since the state was put back; its values win.
-        """
-        self.restored, self.state.pending = values, False
-        if was_set and self.rule is not None:
-            self.restored = None
-            self._send_changes(values, self.rule)
-        self.changed()
-
-    def _rule_of(self, optimizer: Any) -> UpdateRule:
-        model = self._model
-        names = parameter_names(model.module)
-        rule = reading.to_update_rule(optimizer, names, warn=self.rule is None)
-        rule = translate.with_automatic_scaling(rule, optimizer, model.options)
-        self._watch.look(optimizer)
-        # The device steps, unseen by torch's schedulers, which would warn of a missing step().
-        optimizer._opt_called = True
-        if self.rule is None or model.compiled is None:
-            return rule
-        rule = reading.replacement(self.rule, rule)
-        before = self.values()
-        self.restored = None
-        self._send_changes(before, rule)
-        return rule
-
-    def _send_changes(self, before: dict[str, float], rule: UpdateRule) -> None:
-        for name, value in rule.hyper().items():
-            if bits(value) != bits(before.get(name)):
-                self._model.session.set_hyper(name, value)

@@ -354,7 +354,7 @@ class Weights:
 
     def mark_changed(self) -> None:
         """Mark the device's weights as newer."""
-        self.host_is_stale = self._optimizer.state.stale = True
+        self.host_is_stale = self._optimizer.stale = True
         self.shared.version += 1
 
     def fetch_sources(self) -> bool:
@@ -443,7 +443,7 @@ class Weights:
         """
         session = self._model.session
         self._refuse_offline("copyWeightsToDevice")
-        self._optimizer.state.fetch()
+        self._optimizer.fetch()
         self.host_is_stale = False
         session.write_buffers(ModuleState.of(self._model.module).buffers)
         self._send_parameters()

@@ -188,7 +188,7 @@ class Compiling:
             observers=self.recording.observers,
         )
         offline = options.connection_type == ConnectionType.Never
-        self._optimizer.state.start(None if offline else model.compiled.session)
+        self._optimizer.start(None if offline else model.compiled.session)
         return model.compiled
 
 

@@ -144,7 +144,7 @@ class PoplarExecutor(Inspection, Estimates):
         # A copy has the newest weights and is not compiled. State travels with optimizers of
         # ``poptorch.optim``; those of ``torch.optim`` have none on the host.
         model = self._wrapped
-        chosen = self._optimizer.state.optimizer or self._optimizer.rule
+        chosen = self._optimizer.optimizer or self._optimizer.rule
         parts = (model.user_module, model.options, model.training, chosen)
         return _wrapped_again, (type(self), parts, model.per_replica_params)
 
@@ -261,7 +261,7 @@ class PoplarExecutor(Inspection, Estimates):
         else:
             if not weights.host_is_stale:
                 weights.host_changes.look_after_touch()
-            if self._optimizer.state.pending or self._optimizer.state.reread:
+            if self._optimizer.pending or self._optimizer.reread:
                 self._optimizer.send_loaded_state()
             self._optimizer.warn_of_unsent_rate()
         # No context around the call, which would cost at each of them.
@@ -334,7 +334,7 @@ class PoplarExecutor(Inspection, Estimates):
             raise error("Device is not attached")
         if self._wrapped.training:
             self.copyWeightsToHostIfNeeded()
-            self._optimizer.state.fetch()
+            self._optimizer.fetch()
         self._wrapped.give_device_up()
 
     @locked
@@ -363,7 +363,7 @@ class PoplarExecutor(Inspection, Estimates):
         if wrapped.training:
             self.copyWeightsToHostIfNeeded()
             module_weights.unwrap(wrapped.user_module)
-        self._optimizer.state.stop()
+        self._optimizer.stop()
         self._compiling.recording.end("ended: the wrapper was destroyed")
         compiled.session.close()
         wrapped.give_device_up()
@@ -458,7 +458,7 @@ class PoplarExecutor(Inspection, Estimates):
                 weights.copyWeightsToHost()
         if optimizer is not None:
             with contextlib.suppress(Exception):
-                optimizer.state.stop()
+                optimizer.stop()
         compiling = self.__dict__.get("_compiling")
         if compiling is not None:
             with contextlib.suppress(Exception):

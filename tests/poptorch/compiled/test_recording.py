@@ -339,7 +339,7 @@ def test_a_run_has_the_values_of_its_optimizer_and_their_changes(tmp_path):
 
 def test_values_that_are_loaded_between_calls_are_noted(tmp_path):
     wrapped = trainer(scorer(), enableProfiling=str(tmp_path), modelName="net")
-    optimizer = wrapped._optimizer.state.in_use
+    optimizer = wrapped._optimizer.in_use
     wrapped(*rows(4))
     state = optimizer.state_dict()
     state["param_groups"][0]["lr"] = 0.025

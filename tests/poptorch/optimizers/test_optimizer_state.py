@@ -300,7 +300,7 @@ def test_missing_entries_keep_what_the_device_has():
     expected = {**now, **part}
     assert same(optimizer.state_dict()["ipu_state"], expected)
     wrapped._optimizer.send_loaded_state()
-    wrapped._optimizer.state.stale = True
+    wrapped._optimizer.stale = True
     assert same(optimizer.state_dict()["ipu_state"], expected)
 
 
@@ -535,7 +535,7 @@ def test_an_optimizer_made_for_the_call_survives_destroy():
 
 def test_an_optimizer_keeps_no_wrapper_alive():
     wrapped, _, optimizer = running(adam)
-    state = wrapped._optimizer.state
+    state = wrapped._optimizer
     assert optimizer._connection() is state
     del wrapped, state
     # Nothing but counting references: no cycle may hold a device's memory.
