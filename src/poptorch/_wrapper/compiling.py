@@ -102,10 +102,6 @@ class Compiling:
         _export(compiled.session.executable)
         self.recording.compiled()
         self._say(progress.summary(compiled.record))
-        if options._show_compilation_progress_bar and progress.Countdown.wanted(compiled.record):
-            running = compiled.record.running
-            countdown = progress.Countdown(compiled.session, running, weakly(self._say))
-            compiled.session.add_observer(countdown)
 
     def _say(self, text: str) -> None:
         """Write a line about what runs, where compiling is shown, else to the log."""

@@ -4,16 +4,13 @@ import sys
 import threading
 import time
 import warnings
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tqdm import tqdm
 
 from abele.compile.build import BuildRecord
-from abele.compile.executable import Running
-from abele.runtime.observers import CallRecord, Observer
-from abele.runtime.session import Session
+from abele.runtime.observers import Observer
 from abele.warn import show as show_line
 
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total} [{elapsed}<{remaining}]{postfix}"
@@ -92,39 +89,6 @@ class CompilationProgress(Observer):
             self._show(1.0)
             self._write(1.0, "done")
         self._bar.close()
-
-
-class Countdown(Observer):
-    """Writes after calls how long it may take until compiled programs run.
-
-    A line each time that half of the remaining time has passed: a line that is written again and
-    again would overwrite what others write to the terminal between calls.
-    """
-
-    def __init__(self, session: Session, running: Running, say: Callable[[str], None]):
-        self._session, self._running, self._say = weakref.ref(session), running, say
-        self._said_s = running.left_s() or 0.0
-
-    def on_call_end(self, call: CallRecord) -> None:
-        """Write a line if it is time, and end once compiled programs run."""
-        del call
-        left, running = self._running.left_s() or 0.0, self._running
-        waits = running.interpreted and running.problem is None
-        if waits and left > self._said_s / 2:
-            return
-        if waits:
-            self._said_s = left
-            self._say(f"abele: {running.sentence()}")
-        if not waits or not left:
-            session = self._session()
-            if session is not None:
-                session.remove_observer(self)
-
-    @staticmethod
-    def wanted(record: BuildRecord) -> bool:
-        """Return whether a countdown has a terminal and something to count."""
-        running = record.running
-        return running.interpreted and bool(running.left_s()) and _is_terminal(sys.stderr)
 
 
 def _is_terminal(file: Any) -> bool:

@@ -19,7 +19,7 @@ from conftest import usable
 from helpers.taking_over import ROUNDING, Scripted
 from helpers.wrapping import options, rows, scorer, sgd
 from poptorch import resuming
-from poptorch._wrapper import compiled, progress
+from poptorch._wrapper import compiled
 
 
 @pytest.fixture(autouse=True)
@@ -110,41 +110,6 @@ def test_the_line_says_about_how_long_that_takes(scripts, monkeypatch, caplog):
     assert re.search(r"interpreted until compiled ones are ready, in about \d+ (s|min)$", said)
     wrapped.build_record.running.began -= 1000
     assert wrapped.build_record.running.sentence().endswith("ready, later than was expected")
-
-
-def test_a_terminal_sees_the_time_go_down(scripts, monkeypatch, capsys):
-    monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: 4.0)
-    monkeypatch.setattr("abele.compile.tiers.wall_s", lambda seconds, **_: 5 * seconds)
-    monkeypatch.setattr("poptorch._wrapper.progress._is_terminal", lambda file: True)
-    wrapped = trainer(showCompilationProgressBar=True)
-
-    def said(seconds):
-        """What a call says when so much of the time is left."""
-        running = wrapped.build_record.running
-        running.began -= running.left_s() - seconds
-        wrapped(*rows(4))
-        return capsys.readouterr().err
-
-    wrapped(*rows(4))
-    assert "ready, in about" in capsys.readouterr().err
-    assert said(16) == ""
-    assert said(9.4).endswith("until compiled ones are ready, in about 9 s\n")
-    assert said(6) == ""
-    assert said(4.4).endswith("ready, in about 4 s\n")
-    assert said(-5).endswith("ready, later than was expected\n")
-    assert said(-9) == ""
-    watching = wrapped._compiling._model.compiled.session._observers
-    assert not any(isinstance(each, progress.Countdown) for each in watching)
-
-
-def test_nothing_is_counted_down_in_a_file(scripts, monkeypatch, capsys):
-    monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: 4.0)
-    wrapped = trainer(showCompilationProgressBar=True)
-    wrapped(*rows(4))
-    capsys.readouterr()
-    wrapped.build_record.running.began -= 1000
-    wrapped(*rows(4))
-    assert capsys.readouterr().err == ""
 
 
 TIERED, WAIT = {"ABELE_START": "tiered"}, {"ABELE_START": "wait"}
