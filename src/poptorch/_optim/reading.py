@@ -210,18 +210,19 @@ def replacement(old: UpdateRule, new: UpdateRule) -> UpdateRule:
     """Return ``new`` so that it can replace ``old``; raise poptorch.Error if constants differ."""
     if len(old.groups) == len(new.groups):
         new = replace(new, groups=tuple(map(_as_before, old.groups, new.groups)))
-    changed = _difference(old, new)
-    if changed is not None:
-        difference, is_number = changed
-        remedy = (
-            _CYCLES if difference.startswith(tuple(f"constant {name} " for name in _CYCLED)) else ""
-        )
-        if is_number and new.kind not in FURTHER_RULES:
-            remedy += _VARIABLE
-        raise error(
-            "The optimizer is not a valid replacement, because it changes what was compiled in: "
-            f"{difference}. {_AGAIN}{remedy}"
-        )
+    before, after = _compiled_in(old), _compiled_in(new)
+    for name in {**before, **after}:
+        then, now = before.get(name, "variable"), after.get(name, "variable")
+        if not _same(then, now):
+            cycled = name.startswith(tuple(f"constant {each} " for each in _CYCLED))
+            remedy = _CYCLES if cycled else ""
+            is_number = name.startswith("constant") and not isinstance(then, bool)
+            if is_number and new.kind not in FURTHER_RULES:
+                remedy += _VARIABLE
+            raise error(
+                "The optimizer is not a valid replacement, because it changes what was compiled "
+                f"in: {name}: {then} to {now}. {_AGAIN}{remedy}"
+            )
     return new
 
 
@@ -232,36 +233,20 @@ def _as_before(old: Group, new: Group) -> Group:
     return new
 
 
-def _difference(old: UpdateRule, new: UpdateRule) -> tuple[str, bool] | None:
-    """Return what of the constants differs between two rules, and whether it is a number."""
-    if (old.kind, len(old.groups)) != (new.kind, len(new.groups)):
-        described = [f"{rule.kind} with {len(rule.groups)}" for rule in (old, new)]
-        return f"the optimizer's type or number of groups: {' to '.join(described)}", False
-    for index, (before, after) in enumerate(zip(old.groups, new.groups, strict=True)):
-        different = _difference_of_groups(index, before, after)
-        if different is not None:
-            return different
-    if old.loss_scaling_variable != new.loss_scaling_variable:
-        return "whether loss_scaling is constant or variable", True
-    if not (old.loss_scaling_variable or _same(old.loss_scaling, new.loss_scaling)):
-        return f"constant loss_scaling: {old.loss_scaling} to {new.loss_scaling}", True
+def _compiled_in(rule: UpdateRule) -> dict[str, Any]:
+    """Return what a program contains of its optimizer, by a description."""
+    known: dict[str, Any] = {
+        "the optimizer's type or number of groups": f"{rule.kind} with {len(rule.groups)}",
+        **{f"the parameters of group {i}": group.params for i, group in enumerate(rule.groups)},
+    }
+    for index, group in enumerate(rule.groups):
+        constants = {n: v for n, v in group.values.items() if n not in group.variable}
+        known |= {f"constant {n} of group {index}": v for n, v in constants.items()}
+    if not rule.loss_scaling_variable:
+        known["constant loss_scaling"] = rule.loss_scaling
     for name in ("max_grad_norm", "accumulator_dtype", "state_dtypes"):
-        if not _same(getattr(old, name), getattr(new, name)):
-            return f"constant {name}: {getattr(old, name)} to {getattr(new, name)}", False
-    return None
-
-
-def _difference_of_groups(index: int, before: Group, after: Group) -> tuple[str, bool] | None:
-    if before.params != after.params:
-        return f"the parameters of group {index}", False
-    if before.variable != after.variable:
-        changed = ", ".join(sorted(before.variable ^ after.variable))
-        return f"constant {changed} of group {index} becomes variable, or the reverse", True
-    for name, value in before.values.items():
-        if name not in before.variable and not _same(after.values.get(name), value):
-            difference = f"constant {name} of group {index}: {value} to {after.values.get(name)}"
-            return difference, not isinstance(value, bool)
-    return None
+        known[f"the optimizer's {name}"] = getattr(rule, name)
+    return known
 
 
 def _same(before: Any, after: Any) -> bool:
