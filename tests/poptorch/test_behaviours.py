@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
-from helpers import datasets as data
 from helpers.wrapping import (
     Calls,
     inference,
@@ -23,7 +22,7 @@ from helpers.wrapping import (
     trainer,
     weights,
 )
-from poptorch import MeanReductionStrategy, OutputMode, optim
+from poptorch import OutputMode, optim
 
 X = torch.arange(12.0).reshape(4, 3)
 
@@ -256,26 +255,6 @@ def test_buffers_update_at_every_micro_batch(training):
     assert model.count.item() == 2 * micro_batches
 
 
-def test_each_replica_keeps_its_own_buffer():
-    class Mean(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(1))
-            self.register_buffer("total", torch.zeros(1))
-
-        def forward(self, x):
-            self.total += x.sum()
-            return poptorch.identity_loss(x * self.weight, "mean"), self.total + 0
-
-    model = Mean()
-    wrapped = trainer(model, replicationFactor=2, broadcastBuffers=False)
-    x = torch.tensor([1.0, 10.0])
-    assert wrapped(x)[1].tolist() == [1.0, 10.0]
-    assert wrapped(x)[1].tolist() == [2.0, 20.0]
-    assert model.total.tolist() == [2.0]  # the host reads that of replica 0
-    assert wrapped(x)[1].tolist() == [3.0, 30.0]  # and reading has mixed nothing
-
-
 def test_only_the_listed_buffers_are_sent():
     class Shifted(torch.nn.Module):
         def __init__(self):
@@ -345,17 +324,6 @@ def test_starts_out_of_range_compile(start):
     assert torch.equal(wrapped(X, torch.tensor([1])), X[1:3])
 
 
-@pytest.mark.parametrize("kind", [ValueError, KeyError, type("Mine", (Exception,), {})])
-def test_exceptions_of_forward_keep_type_and_text(kind):
-    def forward(x):
-        raise kind("the text, as it is")
-
-    with pytest.raises(kind) as caught:
-        inference(forward)(X)
-    assert type(caught.value) is kind
-    assert caught.value.args == ("the text, as it is",)
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_forward_may_be_an_attribute_of_the_instance(training):
     model = scorer()
@@ -389,26 +357,6 @@ def test_order_and_classes_of_results_survive(kind):
         assert [value[0, 0].item() for value in results] == [0.0, 1.0, 2.0]
 
 
-def test_custom_types_are_split_and_rebuilt():
-    poptorch.registerCustomArgParser(data.Pair, data.PairParser())
-    try:
-        seen = []
-
-        def forward(pair):
-            seen.append((type(pair), tuple(pair.x.shape), pair.note))
-            return data.Pair(pair.x.sum(0, keepdim=True), pair.y * 2, pair.note)
-
-        given = data.Pair(X, torch.arange(4), "as it was")
-        output = inference(forward, deviceIterations=2)(given)
-    finally:
-        poptorch.registerCustomArgParser(data.Pair, None)
-    assert seen == [(data.Pair, (2, 3), "as it was")]
-    assert type(output) is data.Pair
-    assert torch.equal(output.x, X.reshape(2, 2, 3).sum(1))
-    assert output.y.tolist() == [0, 2, 4, 6]
-    assert output.note == "as it was"
-
-
 @pytest.mark.parametrize(
     ("mode", "shape"), [(OutputMode.Final, ()), (OutputMode.Sum, ()), (OutputMode.All, (6,))]
 )
@@ -424,19 +372,6 @@ def test_losses_stay_without_dimension_unless_all_are_asked_for(mode, shape):
     loss = wrapped(x, target)[0]
     assert loss.shape == shape
     torch.testing.assert_close(loss, expected)
-
-
-def test_every_n_returns_the_nth_iterations():
-    every_second = (OutputMode.EveryN, 2)
-    wrapped = inference(lambda x: x * 10, deviceIterations=6, outputMode=every_second)
-    assert wrapped(torch.arange(1.0, 7.0)).tolist() == [20.0, 40.0, 60.0]
-    model = Calls(lambda self, x: (poptorch.identity_loss(x * self.weight, "mean"), x))
-    wrapped = trainer(
-        model, sgd(model, 0.0), deviceIterations=4, gradientAccumulation=2, outputMode=every_second
-    )
-    loss, x = wrapped(torch.arange(1.0, 9.0))
-    assert x.tolist() == [3.0, 4.0, 7.0, 8.0]  # with all accumulation steps
-    assert loss.tolist() == [6.0, 8.0, 14.0, 16.0]
 
 
 @pytest.mark.parametrize("make", ["no parameters", "frozen", "unreachable"])
@@ -456,78 +391,6 @@ def test_training_runs_with_nothing_trainable(make):
 # -- optimizers ------------------------------------------------------------------------------
 
 KINDS = [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_optimizers_step_on_the_host(kind):
-    def make(model):
-        return kind(model.parameters(), lr=0.1, weight_decay=0.1)
-
-    host, model = scorer(), scorer()
-    plain_steps(host, make(host), [[rows(4, seed)] for seed in range(3)])
-    wrapped = trainer(model, make(model))
-    for seed in range(3):
-        wrapped(*rows(4, seed))
-    assert not torch.equal(weights(host), weights(scorer()))
-    torch.testing.assert_close(weights(host), weights(model), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW])
-@pytest.mark.parametrize("limit", [0.05, 1e6])
-def test_max_grad_norm_clips_the_global_norm(kind, limit):
-    model, plain = scorer(), scorer()
-    # Two groups: the norm is over the parameters of both.
-    groups = [{"params": [p]} for p in model.parameters()]
-    wrapped = trainer(model, kind(groups, lr=0.1, max_grad_norm=limit))
-    stepper = getattr(torch.optim, kind.__name__)(plain.parameters(), lr=0.1)
-    for seed in range(2):
-        wrapped(*rows(4, seed))
-        stepper.zero_grad()
-        plain(*rows(4, seed))[0].backward()
-        torch.nn.utils.clip_grad_norm_(plain.parameters(), limit)
-        stepper.step()
-    torch.testing.assert_close(weights(model), weights(plain), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_copies_keep_optimizer_attributes(kind):
-    model = scorer()
-    original = kind(model.parameters(), lr=0.1, loss_scaling=4.0, accum_type=torch.float16)
-    original.variable_attrs.markAsConstant("lr")
-    original.extra = "a user's own"
-    result = copy.copy(original)
-    assert type(result) is kind
-    assert (result.loss_scaling, result.accum_type, result.extra) == (
-        4.0,
-        torch.float16,
-        "a user's own",
-    )
-    assert result.variable_attrs.isConstant("lr")
-    assert not result.variable_attrs.isConstant("loss_scaling")
-    wrapped = trainer(model, result)
-    wrapped(*rows(4))
-    assert not torch.equal(weights(model), weights(scorer()))
-
-
-@pytest.mark.parametrize(
-    ("settings", "strategy"),
-    [
-        ({"accum_type": torch.float16}, MeanReductionStrategy.Running),
-        ({"accum_type": torch.float16, "use_combined_accum": True}, MeanReductionStrategy.Post),
-        ({"accum_type": torch.float32}, MeanReductionStrategy.Post),
-    ],
-)
-def test_half_accumulators_take_a_running_mean(settings, strategy):
-    model, chosen = scorer(), options(gradientAccumulation=2)
-    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **settings)
-    wrapped = poptorch.trainingModel(model, chosen, optimizer)
-    name = "meanAccumulationAndReplicationReductionStrategy"
-    assert getattr(wrapped.options.Training, name) == strategy
-    assert getattr(chosen.Training, name) == MeanReductionStrategy.Post
-    wrapped(*rows(4))
-    plain = scorer()
-    plain_steps(plain, sgd(plain), [[rows(4)]])
-    torch.testing.assert_close(weights(model), weights(plain), rtol=0, atol=1e-3)
 
 
 # -- options ---------------------------------------------------------------------------------
@@ -551,22 +414,6 @@ def test_the_executor_copies_the_options(training):
 
 
 # -- observing -------------------------------------------------------------------------------
-
-
-def test_perf_counters_hold_one_entry_per_step():
-    settings = {"deviceIterations": 3, "gradientAccumulation": 2, "outputMode": OutputMode.All}
-    names = ("input", "input_complete", "output", "output_complete")
-    latencies = ("getHostIpuLatency", "getComputeLatency", "getIpuHostLatency", "getLatency")
-    wrapped = trainer(scorer(), **settings)
-    for _ in range(2):
-        wrapped(*rows(6))
-        counters = wrapped.getPerfCounters()
-        assert all([len(moments) for moments in counters[name]] == [6, 6] for name in names)
-        for tensor in range(2):
-            times = zip(*(counters[name][tensor] for name in names), strict=True)
-            assert all(list(step) == sorted(step) for step in times)
-        assert all(min(getattr(wrapped, name)()) >= 0 for name in latencies)
-        assert wrapped.getLatency()[2] > 0
 
 
 def test_compile_hooks_run_in_order_and_can_be_removed():
@@ -600,18 +447,3 @@ def test_compile_hooks_run_in_order_and_can_be_removed():
     for register in registers.values():
         with pytest.raises(RuntimeError, match="must be callable"):
             register("no function")
-
-
-def test_random_numbers_follow_the_seed_and_differ_between_replicas():
-    x = torch.ones(4, 64)
-
-    def drawn(seed):
-        settings = {"randomSeed": seed, "replicationFactor": 2, "deviceIterations": 2}
-        wrapped = inference(lambda x: F.dropout(x, 0.5), **settings)
-        return [wrapped(x) for _ in range(2)]
-
-    first = drawn(3)
-    assert all(map(torch.equal, first, drawn(3)))
-    assert not torch.equal(first[0], drawn(4)[0])
-    masks = {tuple(row.tolist()) for result in first for row in result}
-    assert len(masks) == 8  # every row of every call is of another replica or iteration

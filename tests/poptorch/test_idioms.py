@@ -104,21 +104,6 @@ def test_one_batch_compiles_before_the_first_epoch():
     assert sum(1 for batch in loader if wrapped(*batch)) == 2
 
 
-def test_a_schedule_sends_its_rate_before_each_step():
-    plain, model = scorer(), scorer()
-    batches = [[rows(4, seed)] for seed in range(3)]
-    optimizers = [sgd(plain), sgd(model)]
-    schedules = [torch.optim.lr_scheduler.ExponentialLR(opt, 0.5) for opt in optimizers]
-    wrapped = poptorch.trainingModel(model, options(), optimizers[1])
-    for batch in batches:
-        plain_steps(plain, optimizers[0], [batch])
-        wrapped(*batch[0])
-        for schedule in schedules:
-            schedule.step()
-        wrapped.setOptimizer(optimizers[1])
-    torch.testing.assert_close(weights(model), weights(plain), rtol=0, atol=1e-6)
-
-
 def test_three_groups_of_which_one_is_no_lamb():
     model = layered()
     named = list(model.named_parameters())
@@ -139,18 +124,6 @@ def test_three_groups_of_which_one_is_no_lamb():
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     schedule.step()
     wrapped.setOptimizer(optimizer)
-
-
-def test_the_loss_scale_grows_during_training():
-    plain, model = scorer(), scorer()
-    plain_steps(plain, sgd(plain), [[rows(4)]] * 3)
-    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, loss_scaling=2.0)
-    wrapped = poptorch.trainingModel(model, options(), optimizer)
-    for _ in range(3):
-        wrapped(*rows(4))
-        optimizer.loss_scaling *= 2
-        wrapped.setOptimizer(optimizer)
-    torch.testing.assert_close(weights(model), weights(plain), rtol=0, atol=1e-6)
 
 
 def test_a_checkpoint_continues_where_it_was_taken(tmp_path):
@@ -252,19 +225,6 @@ def test_a_serialised_projection_under_an_attribute():
     trainer(model)(*rows(4))
     plain_steps(plain, sgd(plain), [[rows(4)]])
     torch.testing.assert_close(weights(model), weights(plain), rtol=0, atol=1e-6)
-
-
-def test_the_gradient_of_a_weight_is_anchored():
-    opts = options()
-    opts.anchorTensor("grad_w", "Gradient___fc.weight")
-    model, plain = scorer(), scorer()
-    wrapped = poptorch.trainingModel(model, opts, sgd(model))
-    wrapped(*rows(4))
-    assert "Gradient___fc.weight" in wrapped.getTensorNames()
-    plain(*rows(4))[0].backward()
-    torch.testing.assert_close(
-        wrapped.getAnchoredTensor("grad_w").reshape(3, 4), plain.fc.weight.grad
-    )
 
 
 def trainer_with(opts):

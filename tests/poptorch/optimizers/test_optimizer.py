@@ -63,11 +63,16 @@ def test_dampening_acts_on_the_first_step():
 
 @pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW])
 def test_clipping_is_that_of_torch(kind):
-    params = _after(lambda m: kind(m.parameters(), lr=0.1, max_grad_norm=0.05))
+    # Two groups: the norm is over the parameters of both.
+    def groups(m):
+        return [{"params": [p]} for p in m.parameters()]
+
+    params = _after(lambda m: kind(groups(m), lr=0.1, max_grad_norm=0.05))
 
     class Clipped(getattr(torch.optim, kind.__name__)):
         def step(self, closure=None):
-            torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 0.05)
+            params = [p for group in self.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(params, 0.05)
             return super().step(closure)
 
     expected = _plain_after(lambda m: Clipped(m.parameters(), lr=0.1))
@@ -142,8 +147,11 @@ def test_parameters_outside_the_optimizer_are_not_updated():
 @pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB])
 def test_copies_keep_what_this_package_adds(kind, duplicate):
     original = kind(scorer().parameters(), lr=0.1, loss_scaling=4.0, accum_type=torch.float16)
+    original.variable_attrs.markAsConstant("lr")
+    original.extra = "a user's own"
     result = duplicate(original)
-    assert result.loss_scaling == 4.0
+    assert (result.loss_scaling, result.extra) == (4.0, "a user's own")
+    assert result.variable_attrs.isConstant("lr")
     assert result.accum_type is torch.float16
     assert not result.variable_attrs.isConstant("loss_scaling")
     assert result.param_groups[0]["lr"] == 0.1

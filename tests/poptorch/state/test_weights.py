@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
 from helpers.warm_python import python
-from helpers.wrapping import Calls, Scorer, options, plain_steps, rows, scorer, sgd, trainer
+from helpers.wrapping import Scorer, options, plain_steps, rows, scorer, sgd, trainer
 
 
 def _trained(updates=2, **settings):
@@ -26,13 +26,6 @@ def _trained(updates=2, **settings):
     for _ in range(updates):
         wrapped(*rows(4))
     return wrapped, model, plain.fc.weight.detach()
-
-
-def _counted(wrapped):
-    copies = []
-    original = wrapped.copyWeightsToHost
-    wrapped.copyWeightsToHost = lambda: (copies.append(1), original())[1]
-    return copies
 
 
 READS = {
@@ -74,12 +67,6 @@ def test_values_in_text_are_written_as_in_pytorch():
     assert f"{model.scale:.1f} {model.scale}" == "0.2 0.25"
     assert repr(model.scale) == "tensor(0.2500)"
     assert f"{model.fc.bias}" == f"{scorer().fc.bias}"
-
-
-def test_a_parameter_of_the_model_itself_is_current():
-    model = Calls(lambda self, x: F.mse_loss(x * self.weight, x))
-    trainer(model, sgd(model, lr=0.25))(torch.ones(2))
-    assert model.weight.item() == 1.5
 
 
 def test_copy_if_needed_says_whether_it_did():
@@ -199,21 +186,6 @@ def test_detaching_does_not_change_the_trajectory(kind):
         second.detachFromDevice()
         assert not second.isAttachedToDevice()
     assert torch.equal(straight.fc.weight, interrupted.fc.weight)
-
-
-def test_random_numbers_go_on_after_detaching():
-    class Dropped(Scorer):
-        def forward(self, x, target):
-            return super().forward(F.dropout(x, 0.5), target)
-
-    def losses(detach):
-        torch.manual_seed(0)
-        wrapped = trainer(Dropped(), randomSeed=4)
-        for _ in range(4):
-            yield wrapped(*rows(4))[0].item()
-            _ = wrapped.detachFromDevice() if detach else None
-
-    assert list(losses(True)) == list(losses(False))
 
 
 def test_destroy_gives_the_plain_module_back_and_allows_wrapping_again():

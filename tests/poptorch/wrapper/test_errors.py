@@ -11,7 +11,7 @@ import torch
 
 import poptorch
 from abele.errors import CaptureError, MeetingPointError, RankLostError
-from helpers.wrapping import Calls, inference, options, rows, scorer
+from helpers.wrapping import Calls, inference, options, scorer
 from poptorch import processes
 from poptorch._logging import HIDDEN_FRAMES
 from poptorch._wrapper.errors import shortened, show_user_frames
@@ -84,18 +84,6 @@ def test_errors_between_processes_name_the_options_of_poprun(problem, text):
     result = processes.problem_between(problem)
     assert isinstance(result, poptorch.Error)
     assert result.message == text
-
-
-def test_a_stopped_run_can_be_recovered_by_a_reset():
-    chosen = options()
-    chosen.Precision.enableFloatingPointExceptions(True)
-    wrapped = poptorch.inferenceModel(Calls(lambda self, x, target: x / target.sum()), chosen)
-    wrapped(*rows(4))
-    with pytest.raises(poptorch.RecoverableError, match="division by zero") as caught:
-        wrapped(rows(4)[0], torch.zeros(4, 3))
-    assert caught.value.recovery_action == "IPU_RESET"
-    assert "wrapping.py:" in caught.value.location
-    assert str(caught.value).startswith(f"In {caught.value.location}: ")
 
 
 # -- long errors -----------------------------------------------------------------------------
