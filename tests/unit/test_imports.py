@@ -47,7 +47,7 @@ ORDERS = {
         *("_wrapper.distribution", "_wrapper.errors", "_wrapper.process", "profiling"),
         *("_forward", "_wrapper.translate", "_wrapper.pipelines"),
         *("_wrapper.capture", "_wrapper.progress", "_wrapper.compiled", "_data", "_optim"),
-        *("optim", "_state", "_report", "_fit", "_stage", "_files", "_wrapper", "resuming"),
+        *("optim", "_state", "_report", "_fit", "_files", "_wrapper", "resuming"),
         *("ops", "testing", "poptorch_core", "_impl", "_poplar_executor", "_utils"),
     ),
     "popdist": (

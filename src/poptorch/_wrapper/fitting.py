@@ -1,17 +1,209 @@
 """Memory estimates and stages of a wrapped model, and answers to ``abele fit`` and ``stage``."""
 
+import dataclasses
+import keyword
 import os
+from collections.abc import Iterator
 from typing import Any
 
-from abele.fit import questions
+import torch
+
+from abele.fit import Limit, Verdict, questions
 from abele.fit.limits import of_device, of_machine
-from poptorch import _stage
-from poptorch._fit import FitReport, check
+from abele.fit.questions import Say, silent
+from abele.stage import Device, Plan, Span, divided, partition, read
+from abele.stage.memory import Chain
+from abele.stage.reading import Begin, recorded
+from poptorch._error import error
+from poptorch._fit import FitReport, Trial, check, micro_batch_option
 from poptorch._forward.arguments import Bound
-from poptorch._stage import StageReport
+from poptorch._forward.blocks import BLOCK, BeginBlock, removeBlocks, without_blocks
 from poptorch._wrapper.compiled import WrappedModel
 from poptorch._wrapper.compiling import Compiling
 from poptorch._wrapper.errors import Translated
+from poptorch._wrapper.pipelines import mark
+from poptorch.options import Options
+
+# autoRecomputation, by the original's numbers; unset it is 3 if there are several stages.
+_NOTHING_AGAIN, _STAGES_AGAIN = (0, 2), (1, 3, 4)
+_BAND = (
+    "Code and exchange are a stated band, not measured; the estimate has not been compared with "
+    "an IPU."
+)
+
+
+def _plan_of(trial: Trial, devices: int, limit: Limit) -> Plan:
+    """Divide a model among devices, without its own blocks."""
+    chain = _chain_of(trial, accumulates=devices > 1)
+    device, count = _device_of(limit, trial), _micro_batches(trial)
+    # A pipeline that is not filled is refused; the estimate is of one that is.
+    made = partition(chain, devices, device, max(count, 2 * devices + 1))
+    return Plan(
+        chain=chain,
+        spans=made.spans,
+        homes=made.homes,
+        limit=limit,
+        device=device,
+        micro_batches=count,
+    )
+
+
+def _chain_of(trial: Trial, *, accumulates: bool) -> Chain:
+    """Return the chain of a model, without its own blocks."""
+    with without_blocks(trial.module), recorded(trial.module) as entries:
+        captured = trial.captured
+    program = captured.programs[0]
+    for node in program.graph.graph.nodes:
+        if BLOCK in (node.meta.get("custom") or {}):
+            raise error(
+                "Forward opens poptorch.Block by itself, which stages that begin at modules cannot "
+                "replace. Use poptorch.BeginBlock on modules, or take the blocks out."
+            )
+    return read(captured.programs, divided(program, entries), accumulates=accumulates)
+
+
+def _plan_as_placed(trial: Trial, limit: Limit) -> Plan:
+    """Return the stages of a model's own blocks."""
+    placement, programs = trial.placement, trial.captured.programs
+    names = mark(programs[0], placement)
+    ipus = {row.placement.block: row.placement.ipu for row in placement.rows}
+    homes = {stage: ipus[block] for block, stage in placement.located(programs[0]).values()}
+    begins = [Begin(name, index) for index, name in enumerate(names)] or [Begin("", 0)]
+    return Plan(
+        chain=read(programs, begins, accumulates=len(begins) > 1),
+        spans=tuple(Span(stage=i, begin=i, end=i + 1) for i in range(len(begins))),
+        homes=tuple(homes.get(index, 0) for index in range(len(begins))),
+        limit=limit,
+        device=_device_of(limit, trial),
+        micro_batches=_micro_batches(trial),
+    )
+
+
+def _micro_batches(trial: Trial) -> int:
+    """Return the number of micro-batches of an update, or of a call for inference."""
+    return getattr(trial.config, micro_batch_option(training=trial.config.training)[0])
+
+
+def _device_of(limit: Limit, trial: Trial) -> Device:
+    """Return the memory of a device, and where a model's options place state."""
+    options = trial.options
+    mode = options._Popart.options.get("autoRecomputation")
+    device = Device(
+        size=limit.size,
+        is_mk2=limit.is_mk2,
+        # Here, stages are computed again only if the options say so.
+        recomputes=mode in _STAGES_AGAIN or (mode is None and limit.is_mk2),
+        heeds_marks=mode not in _NOTHING_AGAIN,
+    )
+    if not limit.is_mk2:
+        return device
+    kinds = {"weight": "weight", "sums": "accumulator", "optimizer": "optimizer"}
+    shares = {name: float(_setting(options, kind, "onChip", True)) for name, kind in kinds.items()}
+    if _setting(options, "optimizer", "useReplicatedTensorSharding", False):
+        shares["optimizer"] /= options.replication_factor * options.Distributed.numProcesses
+    return dataclasses.replace(device, shares=shares)
+
+
+def _setting(options: Options, kind: str, name: str, otherwise: bool) -> bool:
+    """Return an option for the location of tensors of a kind, or ``otherwise``."""
+    locations, location = options.TensorLocations, f"location_{kind}"
+    settings = getattr(locations, location) if locations.exists(location) else None
+    is_set = settings is not None and settings.exists(name)
+    return bool(getattr(settings, name)) if is_set else otherwise
+
+
+# -- report ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StageReport:
+    """The stages of a model, and whether each fits into its device; ``print`` it.
+
+    Attributes:
+        plan: the stages with devices and boundaries.
+        model: the model that was divided; None if the stages are those of its own blocks.
+    """
+
+    plan: Plan
+    model: torch.nn.Module | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict of the worst device: ``fits``, ``does not fit`` or ``uncertain``."""
+        return self.plan.verdict
+
+    def data(self) -> dict[str, Any]:
+        """Return all fields as JSON values: bytes, and shares from 0 to 1."""
+        return {**self.plan.data(), "lines": self.lines()}
+
+    def lines(self) -> list[str]:
+        """Return the lines of Python for new stages, with the model called ``model``.
+
+        No line reduces the number of micro-batches, since the batch of a call depends on it.
+        """
+        plan, model = self.plan, self.model
+        if model is None:
+            return []
+        begins = [
+            f'poptorch.BeginBlock({_expression(model, path)}, "{name}", ipu_id={home})'
+            for path, name, home in self._begins()
+        ]
+        devices = max(plan.homes) + 1
+        if devices & (devices - 1):
+            begins.append(f"options.autoRoundNumIPUs(True)  # {devices} is no power of two")
+        if plan.stages > 1 and plan.micro_batches < plan.needed_micro_batches:
+            setter = micro_batch_option(training=plan.chain.training)[1]
+            needed = f"{plan.needed_micro_batches})  # or more; {plan.micro_batches} now"
+            begins.append(f"options.{setter}({needed}")
+        return begins
+
+    def _begins(self) -> list[tuple[str, str, int]]:
+        """Return path, name and device of each stage after the first."""
+        stages = zip(self.plan.names, self.plan.homes, strict=True)
+        return [(path, f"stage{n}", home) for n, (path, home) in enumerate(stages) if n]
+
+    def apply(self) -> None:
+        """Replace the model's blocks by these stages; call this before the model is compiled.
+
+        The options need as many micro-batches as the last of ``lines`` says, if it says so.
+        """
+        if self.model is not None:
+            removeBlocks(self.model)
+            for path, name, home in self._begins():
+                BeginBlock(self.model.get_submodule(path), name, ipu_id=home)
+
+    def pieces(self, say: Say = silent) -> Iterator[str]:
+        """Yield the text in one piece: it is known at once."""
+        del say
+        yield str(self)
+
+    def __str__(self) -> str:
+        parts = [self.plan.text()]
+        if self.plan.device.is_mk2:
+            parts.append(_BAND)
+        if self.model is not None:
+            parts.append("\n".join(self.lines()) or "One stage needs no blocks.")
+        return "\n\n".join(parts)
+
+
+def _expression(model: torch.nn.Module, path: str) -> str:
+    """Format the path of a module as Python: ``model.layers[3]``."""
+    text, module = "model", model
+    for name in filter(None, path.split(".")):
+        listed = isinstance(module, torch.nn.ModuleList | torch.nn.Sequential)
+        if listed and name.isdigit():
+            text += f"[{name}]"
+        elif isinstance(module, torch.nn.ModuleDict):
+            text += f'["{name}"]'
+        elif name.isidentifier() and not keyword.iskeyword(name):
+            text += f".{name}"
+        else:
+            text += f'.get_submodule("{name}")'
+        module = module.get_submodule(name)
+    return text
+
+
+# -- members of a wrapper -------------------------------------------------------------------------
 
 
 class Estimates:
@@ -52,7 +244,7 @@ class Estimates:
         trial = self._compiling.trial(bound)
         if known is None or not known.is_mk2:
             return check(trial, limit)
-        return StageReport(plan=_stage.plan_as_placed(trial, known))
+        return StageReport(plan=_plan_as_placed(trial, known))
 
     def planStages(
         self, ipus: int, *args: Any, limit: str | os.PathLike[str] = "mk2", **kwargs: Any
@@ -81,7 +273,7 @@ class Estimates:
 
     def _divided(self, bound: Bound, ipus: int, limit: str) -> StageReport:
         known = of_device(limit)
-        plan = _stage.plan_of(self._compiling.trial(bound), ipus, known)
+        plan = _plan_of(self._compiling.trial(bound), ipus, known)
         return StageReport(plan=plan, model=self._wrapped.user_module)
 
     def _answer_if_asked(self, bound: Bound) -> None:
