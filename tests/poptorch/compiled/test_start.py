@@ -263,25 +263,3 @@ def test_with_a_compiler(tmp_path, monkeypatch):
         again(*rows(4))
     assert again.build_record.cache == "hit"
     torch.testing.assert_close(wrapped.model.fc.weight, again.model.fc.weight, rtol=0, atol=0)
-
-
-def test_a_compiler_that_fails_late_is_an_error_where_the_target_is_forced(scripts, monkeypatch):
-    monkeypatch.setenv("ABELE_TARGET", "cpu")
-    monkeypatch.setenv("ABELE_START", "tiered")
-    wrapped = trainer()
-    wrapped(*rows(4))
-    weight = wrapped.model.fc.weight.detach().clone()
-    scripts[0].outcome = Failure("Program 'step' could not be compiled")
-    for _ in range(2):
-        with pytest.raises(poptorch.Error, match=r"Target 'cpu' was asked for.*'step' could not"):
-            wrapped(*rows(4))
-    torch.testing.assert_close(wrapped.model.fc.weight, weight, rtol=0, atol=0)
-
-
-def test_and_a_warning_where_it_is_not(scripts):
-    wrapped = trainer()
-    wrapped(*rows(4))
-    scripts[0].outcome = Failure("Program 'step' could not be compiled")
-    with pytest.warns(TakeOverWarning, match="Program 'step' could not be compiled"):
-        wrapped(*rows(4))
-    wrapped(*rows(4))

@@ -58,13 +58,3 @@ def test_compile_time_fields_are_json():
 def test_gradients_per_update():
     config = StepConfig(gradient_accumulation=3, replicas=5, processes=7, device_iterations=11)
     assert config.micro_batches_per_update == 105
-
-
-def test_it_is_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError, match="seed"):
-        StepConfig().seed = 1
-
-
-def test_fields_have_no_position():
-    with pytest.raises(TypeError, match="positional"):
-        StepConfig(True)

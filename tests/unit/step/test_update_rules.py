@@ -77,10 +77,6 @@ def test_slots_are_named_by_group_in_order(kind):
     ]
 
 
-def test_constants_have_no_slots():
-    assert rule_for(DENSE.fresh()).hyper() == {}
-
-
 @pytest.mark.parametrize(
     ("kind", "values", "names"),
     [
@@ -109,13 +105,6 @@ def test_the_state_of_a_parameter(kind, values, names):
     assert list(state) == [f"w.{name}" for name in names]
 
 
-def test_the_tensorflow_variant_starts_at_one():
-    values = DEFAULTS["rmsprop"] | {"tf_variant": True}
-    rule = UpdateRule(kind="rmsprop", groups=(Group(params=("w",), values=values),))
-    state = rule.initial_state({"w": torch.zeros(2)})["w.square_avg"]
-    torch.testing.assert_close(state, torch.ones(2), rtol=0, atol=0)
-
-
 def test_state_may_have_another_type():
     rule = rule_for(DENSE.fresh(), "adam", settings={"state_dtypes": {"exp_avg": torch.float16}})
     state = rule.initial_state(dict(DENSE.fresh().named_parameters()))
@@ -123,12 +112,6 @@ def test_state_may_have_another_type():
     assert kinds == {
         "step": torch.float64, "exp_avg": torch.float16, "exp_avg_sq": torch.float32,
     }  # fmt: skip
-
-
-def test_an_unknown_rule_is_refused():
-    rule = UpdateRule(kind="lbfgs", groups=(Group(params=("w",), values={}),))
-    with pytest.raises(KeyError, match="lbfgs"):
-        rule.initial_state({"w": torch.ones(1)})
 
 
 @pytest.mark.parametrize("norm", [0.5, 5.0, 500.0], ids=["small", "near", "larger than any"])
