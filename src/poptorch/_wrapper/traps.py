@@ -2,9 +2,9 @@
 
 ``executor.to(device)`` returns the plain module, as in the original, and a loop that goes on with
 it trains on the host without a word. So each wrapped module has a watch (``HostTraining``). A step
-is a forward outside the executor, with gradients enabled, after which a parameter gets a gradient
-or an optimizer of torch makes a step. The first one is announced with its line, and all are counted
-until the end of the process. Calls of the executor pass none of this.
+is a forward outside the executor, with gradients enabled, after which a parameter gets a gradient.
+The first one is announced with its line, and all are counted until the end of the process. Calls of
+the executor pass none of this.
 """
 
 import atexit
@@ -13,13 +13,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from abele.capture.gradient_hooks import internal
 from abele.capture.reachable import attributes_of
 from abele.warn import user_line, warn_user
-from poptorch import optim
 from poptorch._forward.running import capturing
 from poptorch._logging import logger
 
@@ -28,7 +26,6 @@ _SHARED = frozenset(vars(torch.nn.Module())) - {"training"}
 # Methods of a module that return the module, so that an assignment loses the executor.
 _CASTS = ("to", "to_empty", "cpu", "cuda", "float", "double", "half", "bfloat16", "type")
 _RETURN_SELF = frozenset((*_CASTS, "train", "eval", "requires_grad_", "apply", "share_memory"))
-_active: "weakref.WeakSet[HostTraining]" = weakref.WeakSet()
 _seen: "list[HostTraining]" = []  # those that have counted something
 
 
@@ -162,7 +159,6 @@ class HostTraining:
         self.target: str | None = None
         self._first = self._way = ""
         self._forward = ""  # line of a forward that no gradient has followed yet
-        self._parameters: set[int] = set()
         self._handles: list[RemovableHandle] = []
 
     def begin(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -171,20 +167,16 @@ class HostTraining:
         if not self.options._host_training_warning:
             return
         for parameter in parameters:
-            self._parameters.add(id(parameter))
             if parameter.requires_grad and parameter.is_leaf:
                 register = parameter.register_post_accumulate_grad_hook
                 self._handles.append(register(self._note_gradient))
-        _active.add(self)
 
     def end(self) -> None:
         """Stop watching parameters for training on the host."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._parameters.clear()
         self._forward = ""
-        _active.discard(self)
 
     def note_method(self, name: str) -> None:
         """Note that a program asks the executor for a method of its model."""
@@ -193,7 +185,7 @@ class HostTraining:
 
     def note_forward(self) -> None:
         """Note that the model's forward runs outside of a capture."""
-        if self in _active and torch.is_grad_enabled() and capturing() is None:
+        if self._handles and torch.is_grad_enabled() and capturing() is None:
             # The line is wanted once; finding it takes longer than noting that there was one.
             self._forward = user_line() if not self.steps else "later"
 
@@ -201,15 +193,6 @@ class HostTraining:
     def _note_gradient(self, parameter: torch.Tensor) -> None:
         del parameter
         if self._forward:
-            self._count()
-
-    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record an optimizer step on the host."""
-        if self._forward and any(
-            id(parameter) in self._parameters and parameter.grad is not None
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        ):
             self._count()
 
     def _count(self) -> None:
@@ -238,18 +221,10 @@ class HostTraining:
         )
 
 
-@internal
-def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if not isinstance(optimizer, optim.Optimizer):
-        for watch in tuple(_active):
-            watch.note_step(optimizer)
-
-
 def _summarise() -> None:
     """Log the final counts at the end of the process."""
     for watch in _seen:
         logger.warning("%s", watch.sentence())
 
 
-register_optimizer_step_post_hook(_note_step)
 atexit.register(_summarise)

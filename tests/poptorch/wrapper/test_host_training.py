@@ -60,20 +60,6 @@ def test_the_target_is_named_once_it_is_known(caplog):
     assert "not on target reference. Forward was called" in caplog.text
 
 
-def test_a_step_without_backward_is_one_too(caplog):
-    model = scorer()
-    wrapped = trainer(model)
-    loss = model(*rows(4))[0]
-    for parameter, grad in zip(
-        model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
-    ):
-        parameter.grad = grad
-    assert caplog.text == ""
-    sgd(model).step()
-    assert caplog.text.count(WORDS) == 1
-    del wrapped
-
-
 def test_it_can_be_turned_off(caplog):
     model = scorer()
     net = trainer(model, hostTrainingWarning=False).to("cpu")
