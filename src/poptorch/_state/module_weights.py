@@ -6,7 +6,6 @@ nothing has to be called, and nothing is copied until somebody looks.
 """
 
 import functools
-import operator
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -89,12 +88,6 @@ _wrappings = 0
 def generation() -> int:
     """Return a number that changes whenever a module is wrapped for training."""
     return _wrappings
-
-
-def trainings_of(module: torch.nn.Module) -> list[Shared]:
-    """Return the records of all wrapped modules that contain this one."""
-    shared = _shared.get(module)
-    return [] if shared is None else shared.around
 
 
 def _note_parts(module: torch.nn.Module, shared: Shared) -> None:
@@ -370,39 +363,6 @@ def rewrapModelIfNecessary(model: torch.nn.Module) -> None:
         wrap(model, executor, shared.host_training)
 
 
-# -- trainings that provide an inference wrapper's weights -----------------------------------
-
-
-class Sources:
-    """Training wrappers of a module, of modules it is a part of, and of its own parts."""
-
-    def __init__(self, module: torch.nn.Module):
-        self._module = module
-        self._generation = -1
-        self._seen: dict[Shared, int] = {}
-
-    def fetch(self) -> bool:
-        """Brings weights to the host that were trained since the last time; whether there were."""
-        if self._generation != generation():
-            self._find()
-        newer = False
-        for shared, version in self._seen.items():
-            if shared.version != version:
-                newer = True
-                trainer = shared.trainer
-                if trainer is not None:
-                    trainer.copyWeightsToHostIfNeeded()
-                self._seen[shared] = shared.version
-        return newer
-
-    def _find(self) -> None:
-        self._generation = generation()
-        for child in self._module.modules():
-            for shared in trainings_of(child):
-                # What is found after it has trained counts as new.
-                self._seen.setdefault(shared, 0)
-
-
 # -- a parameter read through a wrapper ------------------------------------------------------
 
 
@@ -473,15 +433,6 @@ class ParameterProxy:
     def __dir__(self) -> list[str]:
         return sorted({*dir(self._parameter), "replicaGrouping"})
 
-    def __hash__(self) -> int:
-        return hash(self._parameter)
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(self._parameter)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self._parameter.__reduce_ex__(protocol)
-
 
 def _plain(value: Any) -> Any:
     """Replace proxies by parameters in a structure."""
@@ -494,16 +445,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-# Python looks operators up on the class, so __getattr__ is not asked for them.
-_NAMES = {
-    "binary": "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor",
-    "unary": "neg pos abs invert int float complex bool index len contains repr str format array",
-    "others": "eq ne lt le gt ge getitem setitem delitem divmod",
-}
-_BINARY = _NAMES["binary"].split()
-_ALL = [*" ".join(_NAMES.values()).split(), *(f"r{name}" for name in (*_BINARY, "divmod"))]
-
-
 def _forwarded(name: str) -> Callable:
     def method(self: ParameterProxy, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._parameter, name)(*_plain(args), **_plain(kwargs))
@@ -512,19 +453,9 @@ def _forwarded(name: str) -> Callable:
     return method
 
 
-def _in_place(name: str) -> Callable:
-    function = getattr(operator, f"i{name}")
-
-    def method(self: ParameterProxy, other: Any) -> Any:
-        function(self._parameter, _plain(other))
-        return self
-
-    return method
-
-
-for _name in _ALL:
-    if hasattr(torch.Tensor, f"__{_name}__"):
-        setattr(ParameterProxy, f"__{_name}__", _forwarded(f"__{_name}__"))
-for _name in _BINARY:
-    if hasattr(torch.Tensor, f"__i{_name}__"):
-        setattr(ParameterProxy, f"__i{_name}__", _in_place(_name))
+# Python looks operators up on the class, so __getattr__ is not asked for them.
+_OWN = {*vars(ParameterProxy), "__class__", "__new__", "__init__", "__getattribute__", "__del__"}
+_OWN |= {"__init_subclass__", "__subclasshook__", "__torch_dispatch__"}
+for _name in set(dir(torch.Tensor)) - _OWN:
+    if _name.startswith("__") and callable(getattr(torch.Tensor, _name)):
+        setattr(ParameterProxy, _name, _forwarded(_name))

@@ -24,7 +24,7 @@ from poptorch._error import error
 from poptorch._forward.structure import same_bytes
 from poptorch._optim.state import OptimizerInUse
 from poptorch._state import module_weights
-from poptorch._state.module_weights import Sources
+from poptorch._state.module_weights import Shared
 from poptorch._wrapper.compiled import WrappedModel
 from poptorch.enums import CommGroupType, ConnectionType, VariableRetrievalMode
 
@@ -348,7 +348,8 @@ class Weights:
     def __init__(self, model: WrappedModel, optimizer: OptimizerInUse):
         self._model, self._optimizer = model, optimizer
         self.shared = module_weights.shared_by(model.user_module)
-        self._sources = Sources(model.user_module)
+        self._generation = -1
+        self._seen: dict[Shared, int] = {}  # versions of trainings that provide these weights
         self.host_is_stale = False
         self.host_changes = HostChanges(model)
 
@@ -358,12 +359,31 @@ class Weights:
         self.shared.version += 1
 
     def fetch_sources(self) -> bool:
-        """Brings weights to the host that other wrappers have trained; whether there were any."""
-        return self._sources.fetch()
+        """Bring weights to the host that other wrappers have trained since the last time.
+
+        These are wrappers of the module, of a part of it, or of a module that contains it.
+
+        Returns:
+            Whether there were any.
+        """
+        if self._generation != module_weights.generation():
+            self._generation = module_weights.generation()
+            for child in self._model.user_module.modules():
+                for shared in module_weights.shared_by(child).around:
+                    self._seen.setdefault(shared, 0)  # found after it has trained, it is new
+        newer = False
+        for shared, version in self._seen.items():
+            if shared.version != version:
+                newer = True
+                trainer = shared.trainer
+                if trainer is not None:
+                    trainer.copyWeightsToHostIfNeeded()
+                self._seen[shared] = shared.version
+        return newer
 
     def refresh(self) -> None:
         """Brings an inference model in step with the wrappers that train its module or parts."""
-        if self._sources.fetch():
+        if self.fetch_sources():
             self.copyWeightsToDevice()
 
     @profiling.traced("copyWeightsToHost")
