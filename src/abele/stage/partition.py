@@ -37,29 +37,16 @@ class Partition:
     """Stages and where they run.
 
     Attributes:
-        cuts: the units at which the second and later stages begin.
-        units: number of units.
-        devices: number of devices.
+        spans: the units of each stage.
+        homes: the device of each stage, from 0.
         verdict: whether the fullest device has enough memory.
         slowest: time of the slowest device for one micro-batch.
     """
 
-    cuts: tuple[int, ...]
-    units: int
-    devices: int
+    spans: tuple[Span, ...]
+    homes: tuple[int, ...]
     verdict: Verdict
     slowest: float
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        """The units of each stage."""
-        edges = itertools.pairwise((0, *self.cuts, self.units))
-        return tuple(Span(stage=n, begin=begin, end=end) for n, (begin, end) in enumerate(edges))
-
-    @property
-    def homes(self) -> tuple[int, ...]:
-        """The device of each stage, from 0."""
-        return tuple(stage % self.devices for stage in range(len(self.cuts) + 1))
 
 
 def partition(chain: Chain, devices: int, device: Device, micro_batches: int) -> Partition:
@@ -81,10 +68,10 @@ def partition(chain: Chain, devices: int, device: Device, micro_batches: int) ->
         best = search.best(end)
         if best is not None:
             slowest, cuts = best
+            edges = enumerate(itertools.pairwise((0, *cuts, len(chain.units))))
             return Partition(
-                cuts=tuple(cuts),
-                units=len(chain.units),
-                devices=devices,
+                spans=tuple(Span(stage=n, begin=begin, end=end) for n, (begin, end) in edges),
+                homes=tuple(stage % devices for stage in range(len(cuts) + 1)),
                 verdict=verdict,
                 slowest=slowest,
             )
