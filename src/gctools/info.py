@@ -5,100 +5,87 @@ import sys
 from collections.abc import Sequence
 
 from gctools import _commands
-from gctools._commands import UNKNOWN, clean, number, unit, write
+from gctools._commands import UNKNOWN, clean, number, unit
 from gctools._devices import Device, list_devices, partition
 from gctools._processes import list_holds
 from gctools.inventory import attributes
 from gctools.system import System
 
-_NOT_HERE = {
-    "--tile-overview": "CPUs and GPUs have no tiles",
-    "--tile-status": "CPUs and GPUs have no tiles",
-    "--dump-mem": "the memory of a device belongs to the process that holds it",
-    "--dump-regs": "registers of CPUs and GPUs are not open to programs",
-}
+_QUESTIONS = (
+    ("-l", "--list-devices", "list all devices"),
+    ("-i", "--device-info", "show all attributes"),
+    ("--ipu-arch", "show the device's architecture"),
+    ("--ipu-count", "show the number of devices"),
+    ("--tile-clock-speed", "show the clock now"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status is 2 for what this machine cannot have or does not tell."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    for option, reason in _NOT_HERE.items():
-        if getattr(options, option[2:].replace("-", "_")):
-            parser.error(f"{option} is not here: {reason}.")
-    return _commands.run("gc-info", lambda: _answer(parser, options))
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Run the command; the exit status is 2 for what the machine lacks or does not tell."""
     parser = _commands.parser("gc-info", "List the devices of this machine, or describe one.")
-    parser.add_argument("-l", "--list-devices", action="store_true", help="list all devices")
+    questions = [
+        parser.add_argument(*names, action="store_true", help=text).dest
+        for *names, text in _QUESTIONS
+    ]
     parser.add_argument(
         "--all-partitions", action="store_true", help="accepted; this machine is the only partition"
     )
     parser.add_argument(
-        "-d", "--device-id", type=int, metavar="N", help="ask about this device (default 0)"
+        "-d", "--device-id", type=int, default=0, metavar="N", help="ask about this device"
     )
-    parser.add_argument("-i", "--device-info", action="store_true", help="show all attributes")
-    parser.add_argument("--ipu-arch", action="store_true", help="show the device's architecture")
-    parser.add_argument("--ipu-count", action="store_true", help="show the number of devices")
-    parser.add_argument("--tile-clock-speed", action="store_true", help="show the clock now")
-    for option in _NOT_HERE:
-        parser.add_argument(option, action="store_true", help=argparse.SUPPRESS)
-    return parser
-
-
-def _answer(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    questions = ("list_devices", "device_info", "ipu_arch", "ipu_count", "tile_clock_speed")
+    options = _commands.parse(parser, arguments)
     if not any(getattr(options, name) for name in questions):
         parser.print_help(sys.stderr)
         return 2
     system = System.here()
     devices = list_devices(system, utilisation=options.device_info)
-    if options.list_devices:
-        write(listing(devices))
-    if options.ipu_count:
-        write(str(len(devices) if options.device_id is None else len([_chosen(options, devices)])))
-    status = 0
-    if options.device_info:
-        device = _chosen(options, devices)
-        write("Device Info:")
-        for key, value in attributes(device, list_holds(system, devices)).items():
-            write(f"  {key}: {clean(value)}")
-    if options.ipu_arch:
-        status |= _say("architecture", _chosen(options, devices).architecture)
-    if options.tile_clock_speed:
-        clock = _chosen(options, devices).clock_mhz
-        status |= _say("clock", None if clock is None else unit(clock, "MHz"))
-    _commands.say_notes(system, "gc-info", verbose=options.verbose)
-    return status
-
-
-def _say(what: str, text: str | None) -> int:
-    if text is None:
-        print(f"gc-info: this machine does not tell the {what} of the device.", file=sys.stderr)
+    try:
+        print("\n".join(_answers(options, system, devices)))
+    except LookupError as problem:
+        print(f"gc-info: {problem.args[0]}", file=sys.stderr)
         return 2
-    write(text)
+    _commands.say_notes(system, "gc-info", verbose=options.verbose)
     return 0
 
 
-def _chosen(options: argparse.Namespace, devices: Sequence[Device]) -> Device:
-    """Return the chosen device; end the command if it does not exist."""
-    wanted = options.device_id or 0
-    for device in devices:
-        if device.id == wanted:
-            return device
-    if len(devices) > 1:
-        there = f"Devices 0 to {len(devices) - 1} exist"
-    else:
-        there = "Only device 0 exists" if devices else "The system tells of none"
-    print(
-        f"gc-info: device {wanted} does not exist. {there}; gc-info -l lists them.", file=sys.stderr
-    )
-    raise SystemExit(2)
+def _answers(options: argparse.Namespace, system: System, devices: list[Device]) -> list[str]:
+    """Return the lines that answer the questions.
+
+    Raises:
+        LookupError: the device does not exist, or the machine does not tell a value.
+    """
+    lines = listing(devices) if options.list_devices else []
+    if options.ipu_count:
+        lines.append(str(len(devices)))
+    if options.device_info or options.ipu_arch or options.tile_clock_speed:
+        device = _chosen(options.device_id, devices)
+        if options.device_info:
+            values = attributes(device, list_holds(system, devices))
+            lines += ["Device Info:", *(f"  {key}: {clean(text)}" for key, text in values.items())]
+        if options.ipu_arch:
+            lines.append(_known("architecture", device.architecture or UNKNOWN))
+        if options.tile_clock_speed:
+            lines.append(_known("clock", unit(device.clock_mhz, "MHz")))
+    return lines
 
 
-def listing(devices: Sequence[Device]) -> str:
-    """Return one line for each device."""
+def _known(what: str, text: str) -> str:
+    if text == UNKNOWN:
+        raise LookupError(f"this machine does not tell the {what} of the device.")
+    return text
+
+
+def _chosen(wanted: int, devices: Sequence[Device]) -> Device:
+    if not 0 <= wanted < len(devices):
+        raise LookupError(
+            f"device {wanted} does not exist. There are {len(devices)}, counted from 0; gc-info -l "
+            "lists them."
+        )
+    return devices[wanted]
+
+
+def listing(devices: Sequence[Device]) -> list[str]:
+    """Return one line for each device, below a heading."""
     lines = ["Device listing:", "", f"Partition: {partition()} [active]"]
     for device in devices:
         facts = [f"target: [{device.kind}]", f"host: [{partition()}]"]
@@ -107,7 +94,7 @@ def listing(devices: Sequence[Device]) -> str:
         if device.bus is not None:
             facts.append(f"PCI: [{device.bus}]")
         lines.append(f"-+- Id: [{device.id}], {', '.join(facts)}")
-    return "\n".join([*lines, *([] if devices else ["No devices."])])
+    return lines if devices else [*lines, "No devices."]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from gctools import _commands
-from gctools._commands import UNKNOWN, clean, number, unit, write
+from gctools._commands import UNKNOWN, clean, number, unit
 from gctools._devices import Device, list_devices, partition
 from gctools._processes import Hold, list_holds
 from gctools.system import System
@@ -46,8 +46,8 @@ def attributes(device: Device, holds: Sequence[Hold], prefer: int | None = None)
         "ipu utilisation": unit(device.utilisation, "%", 2),
         "link speed": unit(speed, "GT/s", 1),
         "link width": number(device.link_width),
-        "memory free": _bytes(device.memory_free),
-        "memory total": _bytes(device.memory),
+        "memory free": unit(device.memory_free, "B"),
+        "memory total": unit(device.memory, "B"),
         "numa node": number(device.numa_node),
         "pci id": device.bus or UNKNOWN,
         "remote buffers": "1",
@@ -58,10 +58,6 @@ def attributes(device: Device, holds: Sequence[Hold], prefer: int | None = None)
         "uuid": device.uuid or UNKNOWN,
     }
     return texts | _holder([hold for hold in holds if device.id in hold.devices], prefer)
-
-
-def _bytes(value: int | None) -> str:
-    return UNKNOWN if value is None else f"{value}B"
 
 
 def _holder(holds: Sequence[Hold], prefer: int | None) -> dict[str, str]:
@@ -80,20 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, by default with the arguments of the process; return the exit status."""
     parser = _commands.parser("gc-inventory", "Show every attribute of every device.")
     parser.add_argument("-j", "--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
-    return _commands.run(
-        "gc-inventory", lambda: _print(as_json=options.json, verbose=options.verbose)
-    )
-
-
-def _print(*, as_json: bool, verbose: bool) -> int:
+    options = _commands.parse(parser, arguments)
     system = System.here()
     devices = inventory(system)
-    if as_json:
-        write(json.dumps({"devices": devices}, indent=2))
+    if options.json:
+        print(json.dumps({"devices": devices}, indent=2))
     else:
-        write("\n".join(_block(device) for device in devices) or "No devices.")
-    _commands.say_notes(system, "gc-inventory", verbose=verbose)
+        print("\n".join(_block(device) for device in devices) or "No devices.")
+    _commands.say_notes(system, "gc-inventory", verbose=options.verbose)
     return 0
 
 
