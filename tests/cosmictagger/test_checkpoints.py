@@ -84,30 +84,6 @@ def test_one_changed_byte_is_noticed(tmp_path):
         load(path)
 
 
-@pytest.mark.parametrize("field", [8, 38])  # claims encryption; claims to be a folder
-def test_a_damaged_table_of_contents_is_noticed(tmp_path, field):
-    kept = Checkpoints(tmp_path)
-    kept.save(1, content())
-    path = kept.save(2, content())
-    data = bytearray(path.read_bytes())
-    data[data.rindex(b"/data/0") - len("model-2") - 46 + field] ^= {8: 0x01, 38: 0x10}[field]
-    path.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"model-2.*data/0 is damaged.*model-1.ckpt is whole"):
-        load(path)
-
-
-def test_values_that_were_not_written_are_noticed_and_old_files_still_read(tmp_path):
-    path = Checkpoints(tmp_path).save(1, content())
-    loaded = torch.load(path, weights_only=True)
-    loaded["state_dict"]["weight"][7] += 1
-    torch.save(loaded, path)
-    with pytest.raises(CheckpointError, match=r"\['state_dict'\]\['weight'\] is not what was wri"):
-        load(path)
-    del loaded["digests"]
-    torch.save(loaded, path)
-    assert load(path)["state_dict"]["weight"][7] == 8
-
-
 @pytest.mark.parametrize("name", ["EACCES", "EIO", "ESTALE"])
 def test_an_error_of_the_system_is_no_damage(tmp_path, monkeypatch, name):
     kept = Checkpoints(tmp_path)

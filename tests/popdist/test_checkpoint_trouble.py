@@ -65,7 +65,6 @@ def test_sound_files_of_another_kind_stop_the_run_and_stay(folder):
     with pytest.raises(CheckpointError, match=r"step-9\.ckpt .*it is no checkpoint of.*move"):
         resumed(folder)
     content = torch.load(folder / "step-4.ckpt", weights_only=True)
-    del content["digests"]
     torch.save({**content, "format": 2}, folder / "step-9.ckpt")
     with pytest.raises(CheckpointError, match=r"step-9.*its format is 2, not 1.*that wrote"):
         resumed(folder)
@@ -194,7 +193,6 @@ def test_a_checkpoint_of_another_number_of_instances_is_refused(folder):
     path = folder / "step-4.ckpt"
     content = torch.load(path, weights_only=True)
     content["instances"] *= 2
-    del content["digests"]  # as in files of earlier versions
     torch.save(content, path)
     with pytest.raises(CheckpointError, match="was written by 2 instances, this run has 1"):
         resumed(folder)
@@ -238,23 +236,6 @@ def test_popdist_is_imported_without_torch():
     source = Path(__file__).parents[2] / "src"
     code = "import sys, popdist; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(source)}, check=True)
-
-
-def test_a_bit_that_makes_a_tensor_a_folder_is_damage_like_any_other(folder):
-    newest = folder / "step-4.ckpt"
-    data = bytearray(newest.read_bytes())
-    data[data.rindex(b"archive/data/") - 46 + 38] ^= 0x10  # attributes in the table of contents
-    newest.write_bytes(data)
-    with pytest.warns(CheckpointWarning, match=r"step-4\.ckpt \(its part archive/data/.* damaged"):
-        assert resumed(folder).checkpointer.steps == 3
-
-
-def test_values_that_were_not_written_are_damage(folder):
-    content = torch.load(folder / "step-4.ckpt", weights_only=True)
-    content["state_dict"]["first.weight"][0, 0] += 1
-    torch.save(content, folder / "step-4.ckpt")
-    with pytest.warns(CheckpointWarning, match=r"'first.weight'\] is not what was"):
-        assert resumed(folder).checkpointer.steps == 3
 
 
 @pytest.mark.parametrize("name", ["EACCES", "EIO", "ESTALE", "ENOMEM"])

@@ -148,8 +148,8 @@ def test_a_damaged_shard_is_named(tmp_path):
     path = tmp_path / "w.pt"
     checkpoint.save_tensors(Dense().state_dict(), path)
     data = bytearray(path.read_bytes())
-    data[data.rindex(b"archive/data/0") - 46 + 38] ^= 0x10  # the entry claims to be a folder
-    for damaged, reason in ((data, "its part archive/data/0 is damaged"), (b"\x80\x02x", "")):
+    data[len(data) // 2] ^= 1
+    for damaged, reason in ((data, "not what was written"), (b"\x80\x02x", "")):
         path.write_bytes(damaged)
         with pytest.raises(UsageError, match=f"w.pt cannot be read: .*{reason}.*Copy the whole"):
             checkpoint.load_sharded_checkpoint(Dense(), tmp_path)

@@ -1,39 +1,60 @@
 """Files of plain state: torch's own format, whole or absent, read without unpickling code.
 
 ``torch.load(path, weights_only=True)`` reads them without this package. torch's format is a zip
-whose members carry checksums, so most damage is found before anything is read. A digest of each
-tensor, under a separate key, then shows that the values read are those written: the table of
-contents has no checksum, and torch relies on it. Files without digests, of others or of earlier
-versions, are read too.
+whose checksums torch ignores, so the comment at the end of the zip holds a SHA-256 of all bytes
+before it. Files without one, such as those of ``torch.save``, are read too.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
 import pickle
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
 
-from abele.containers import is_dict, is_set
+from abele.containers import is_set
 from abele.errors import SerializationError
-from abele.storage import atomic, files, values
+from abele.storage import atomic, files
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _MAPPINGS = (dict, OrderedDict, Counter)
-#: The key that digests stand under.
-DIGESTS = "digests"
-# Bits of the attributes and flags in a zip's table of contents.
-_DIRECTORY, _SIZES_FOLLOW, _TEXT_IN_UTF8 = 0x10, 0x8, 0x800
+_MARK = b"sha256:"  # begins the comment
+_COMMENT_BYTES = len(_MARK) + 64
+_NO_COMMENT = b"\0\0"  # its length, the last field of a zip; the digest is of a zip without one
 
 
 class DamagedFileError(ValueError):
     """Bytes of a file are missing, or are not those that were written."""
+
+
+class _Hashing:
+    """A file that is written through a SHA-256."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file, self.digest = file, hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _save(content: Mapping[str, Any], file: IO[bytes]) -> None:
+    hashing = _Hashing(file)
+    torch.save(dict(content), hashing)  # type: ignore[arg-type]
+    file.seek(-len(_NO_COMMENT), os.SEEK_END)
+    comment = _MARK + hashing.digest.hexdigest().encode()
+    file.write(len(comment).to_bytes(2, "little") + comment)
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
@@ -48,7 +69,7 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     """
     try:
         with atomic.replacing(path) as file:
-            torch.save(_sealed(content), file)
+            _save(content, file)
     except RuntimeError as error:  # how torch reports a failing write
         raise OSError(str(error).splitlines()[0]) from error
 
@@ -56,7 +77,7 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
 def to_bytes(content: Mapping[str, Any]) -> bytes:
     """Return the bytes of such a file."""
     stream = io.BytesIO()
-    torch.save(_sealed(content), stream)
+    _save(content, stream)
     return stream.getvalue()
 
 
@@ -68,18 +89,15 @@ def from_bytes(data: bytes) -> Any:
         ValueError: the bytes are right, but only running code could read the content.
         MemoryError: the content does not fit into memory.
     """
-    problem = damage(data)
-    if problem is not None:
-        raise DamagedFileError(problem)
+    _check(data)
     try:
-        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(f"{type(error).__name__}: {_first_line(error)}") from error
     except Exception as error:  # damage can make torch raise any exception
         if isinstance(error, MemoryError) or "allocate memory" in str(error):
             raise MemoryError(_first_line(error)) from error
         raise DamagedFileError(f"{type(error).__name__}: {_first_line(error)}") from error
-    return _checked(content)
 
 
 def read(path: Path) -> Any:
@@ -89,56 +107,23 @@ def read(path: Path) -> Any:
         OSError: it cannot be read.
         Exception: as from ``from_bytes``.
     """
-    # Read completely first: zipfile and torch take an error of the disk for damage.
+    # Read completely first: torch takes an error of the disk for damage.
     with files.open_regular(path) as file:
         data = file.read()
     return from_bytes(data)
 
 
-def _sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    if DIGESTS in content:
-        raise SerializationError(f"The key {DIGESTS!r} is taken by the file itself; use another.")
-    return {**content, DIGESTS: values.of_content(dict(content))}
-
-
-def _checked(content: Any) -> Any:
-    """Return the content without its digests; unchanged if it has none."""
-    if not is_dict(content) or not is_dict(content.get(DIGESTS)):
-        return content
-    stored = content.pop(DIGESTS)
-    place = values.first_difference(stored, content)
-    if place is not None:
-        raise DamagedFileError(
-            f"{place} is not what was written: its digest differs. If you changed the file on "
-            f"purpose, delete its key {DIGESTS!r} too"
-        )
-    return content
-
-
-def damage(data: bytes) -> str | None:
-    """Return what is wrong with a file's bytes, by structure and checksums; None for nothing."""
-    file = io.BytesIO(data)
-    try:
-        if not zipfile.is_zipfile(file):
-            return f"it is not complete ({len(data)} bytes are there)"
-        with zipfile.ZipFile(file) as archive:
-            strange = next(filter(_is_strange, archive.infolist()), None)
-            bad = archive.testzip() if strange is None else strange.filename
-    except MemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001  zlib's errors, "encrypted", wrong sizes and dates
-        return f"its table of contents is damaged ({_first_line(error)})"
-    return None if bad is None else f"its part {bad} is damaged"
-
-
-def _is_strange(member: zipfile.ZipInfo) -> bool:
-    """Return whether torch never writes such an entry; its reader takes folders for empty parts."""
-    return bool(
-        member.is_dir()
-        or member.external_attr & _DIRECTORY
-        or member.compress_type != zipfile.ZIP_STORED
-        or member.flag_bits & ~(_TEXT_IN_UTF8 | _SIZES_FOLLOW)
-    )
+def _check(data: bytes) -> None:
+    """Compare a file's bytes with the digest at its end, if it has one."""
+    comment = data[-_COMMENT_BYTES:]
+    if not comment.startswith(_MARK):
+        if not zipfile.is_zipfile(io.BytesIO(data)):
+            raise DamagedFileError(f"it is not complete ({len(data)} bytes are there)")
+        return
+    digest = hashlib.sha256(memoryview(data)[: -_COMMENT_BYTES - len(_NO_COMMENT)])
+    digest.update(_NO_COMMENT)
+    if digest.hexdigest().encode() != comment.removeprefix(_MARK):
+        raise DamagedFileError("it is not what was written: its digest differs")
 
 
 def _first_line(error: Exception) -> str:

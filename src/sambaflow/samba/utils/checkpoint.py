@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from abele.storage import atomic, state_file
+from abele.storage import state_file
 from sambaflow.errors import UsageError
 
 
@@ -16,8 +16,7 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[st
     """Write named tensors in torch's format, atomically."""
     copies = {name: torch.Tensor.detach(value).cpu() for name, value in tensors.items()}
     plain = {name: value.as_subclass(torch.Tensor) for name, value in copies.items()}
-    with atomic.replacing(Path(path)) as file:
-        torch.save(plain, file)
+    state_file.write(Path(path), plain)
 
 
 def load_sharded_checkpoint(
