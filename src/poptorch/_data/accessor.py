@@ -1,7 +1,7 @@
 """`AsynchronousDataAccessor`: a data set read ahead by a separate process.
 
 This file is the consumer's side; `accessor_worker` is the process, `slots` the memory that both
-share and the messages about it.
+share.
 """
 
 import contextlib
@@ -10,17 +10,15 @@ import multiprocessing
 import os
 import socket
 import threading
-from collections import deque
 from multiprocessing import reduction, util
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
 import torch
 
-from abele.warn import warn_user
 from poptorch import processes as distributed
 from poptorch._data import accessor_worker
-from poptorch._data.slots import Inbox, Lender, Slots
+from poptorch._data.slots import Lender, Slots
 from poptorch._error import error, require
 from poptorch._forward import structure
 from poptorch.enums import SharingStrategy, member
@@ -32,7 +30,7 @@ _START_METHODS = {
     SharingStrategy.ForkServer: "forkserver",
 }
 _TERMINATED = "The AsynchronousDataAccessor was terminated: create a new one to read on"
-_GRACE_S = 5.0
+_ALIVE_CHECK_S, _GRACE_S = 1.0, 5.0
 _GUARD = '\nA script that starts processes needs a guard: if __name__ == "__main__": main()'
 
 
@@ -40,15 +38,15 @@ class AsynchronousDataAccessor:
     """Reads a data set in a process of its own, ahead of the loop that consumes it.
 
     Elements are tensors, flat tuples or lists of tensors (given back as lists), dicts of tensors,
-    or types with a registered custom parser; all have the shapes of the first one. Where a later
-    one has another type, it is cast to the first one's, with one warning, if that can hold its
-    values: floats may be rounded, any other change of a value is an error. With any strategy but
-    Fork the data set must pickle, and a script needs the usual ``if __name__ == "__main__":``.
+    or types with a registered custom parser; all have the shapes and types of the first one. With
+    any strategy but Fork the data set must pickle, and a script needs the usual
+    ``if __name__ == "__main__":``. After an interrupt in the middle of reading an element, begin a
+    new iterator, which starts another process.
 
     Differs from the original: elements stay valid after the next one is fetched. A slot is filled
     again only when its tensors are gone; if all slots are in use, an element is a copy. Nothing
-    polls, so that `miss_sleep_time_in_ms` has no effect. And values that do not survive a cast
-    (0.5 after integers) are an error, where the original truncates them without a word.
+    polls, so that `miss_sleep_time_in_ms` has no effect. An element of another type than the first
+    one is an error, where the original casts it without a word.
 
     Args:
         dataset: Any iterable, such as a loader, or a map-style data set.
@@ -89,9 +87,9 @@ class AsynchronousDataAccessor:
         self._consuming = False
         self._failure: str | None = None
         self._share = distributed.Share()
-        # Two threads may take elements; the same one may come back, from a warning that it filters.
-        self._lock = threading.RLock()
-        job = accessor_worker.Job(
+        self._reading = False  # stays if an interrupt ends a call, which may leave half a message
+        self._lock = threading.RLock()  # two threads may take elements
+        self._job = accessor_worker.Job(
             dataset=dataset,
             parsers=structure.registered(),
             num_slots=buffer_size,
@@ -102,7 +100,8 @@ class AsynchronousDataAccessor:
             seed=self._seed,
             start_method=_start_method(),
         )
-        self._start(job, member(SharingStrategy, sharing_strategy))
+        self._strategy = member(SharingStrategy, sharing_strategy)
+        self._start()
 
     def terminate(self) -> None:
         """Stop the process; elements already fetched stay valid."""
@@ -122,6 +121,10 @@ class AsynchronousDataAccessor:
         """Return this object, at the beginning of an epoch."""
         self._require_usable()
         with self._lock:
+            if self._reading:
+                self._stop()
+                self._start()
+                self._ahead = self._reading = False
             self._consuming = False  # an iterator from before has nothing to wait for
             epoch = self._epoch + 1
             if not self._ahead:
@@ -142,33 +145,28 @@ class AsynchronousDataAccessor:
         if self._epoch < 0:
             iter(self)
         with self._lock:
-            self._lender.collect()
+            if self._reading:
+                raise error(
+                    "An interrupt ended the reading of an element. Begin a new iterator to read on."
+                )
+            self._reading = True
             while self._consuming:
-                kind, *details = self._receive_or_fail()
+                kind, *details = self._receive()
                 if kind in ("failed", "died"):
                     self._fail(details[0])
-                elif kind == "cast":
-                    self._inbox.drop()
-                    warn_user(details[0], UserWarning)
                 elif kind == "full" and details[0] == self._run:
+                    element = self._lender.lend(*details[1:])
+                    self._reading = False
                     if getattr(self._dataset, "_partition", None) is not None:
                         distributed.note_batch(self, self._share, self._epoch)
-                    return self._lender.lend(self._inbox, *details[1:])
-                else:
-                    self._pass_over(kind, *details)
+                    return element
+                elif kind == "full":  # what an abandoned iterator has left over
+                    self._lender.give_back(details[1])
+                elif details[0] == self._run:
+                    self._consuming, self._ahead = False, self._load_indefinitely
+            self._reading = False
         self._require_usable()
         raise StopIteration
-
-    def _pass_over(self, kind: str, run: int, *slot: Any) -> None:
-        """Take note of the end of an epoch; drop what an abandoned iterator has left over."""
-        if kind == "full":
-            self._lender.give_back(*slot[:2])
-        if kind == "full" or run != self._run:
-            self._inbox.drop()
-            return
-        nothing: deque[bytes] = deque()
-        # In one statement: see the top of `slots`.
-        self._inbox.chunks, self._consuming, self._ahead = nothing, False, self._load_indefinitely
 
     def _begin_at(self, epoch: int, seed: int | None) -> None:
         """Let the next iterator be of this epoch, with the random numbers that it has by a seed."""
@@ -179,19 +177,23 @@ class AsynchronousDataAccessor:
         """Let the next iterator leave out its first elements, by reading them if asked."""
         self._skip, self._replay, self._ahead = count, replay, False
 
-    def _start(self, job: accessor_worker.Job, strategy: SharingStrategy) -> None:
-        self._process, self._connection = _launch(job, strategy)
-        self._inbox = Inbox(self._process, self._connection)
+    def _start(self) -> None:
+        self._process, self._connection = _launch(self._job, self._strategy)
         # multiprocessing's own finalizer, because its exit handler waits for child processes and
         # must find none; it also runs when this object is collected, never in a fork.
         self._stop = util.Finalize(
             self, _shut_down, (self._process, self._connection), exitpriority=10
         )
-        self._lender = self._receive_memory(job.num_slots)
+        self._lender = self._receive_memory()
 
-    def _receive_or_fail(self) -> tuple[Any, ...]:
+    def _receive(self) -> tuple[Any, ...]:
+        """Return the next message of the worker, or one that says that it died."""
         try:
-            return self._inbox.first()
+            # The dead worker's own children may keep the connection open: poll once more.
+            while not self._connection.poll(_ALIVE_CHECK_S):
+                if not self._process.is_alive() and not self._connection.poll(0):
+                    raise EOFError
+            return self._connection.recv()
         except (EOFError, OSError):
             self._process.join(_GRACE_S)
             code = self._process.exitcode
@@ -207,8 +209,8 @@ class AsynchronousDataAccessor:
             raise error(_TERMINATED)
         require(self._failure is None, f"An error occurred in the data fetcher: {self._failure}")
 
-    def _receive_memory(self, buffer_size: int) -> Lender:
-        kind, *details = self._receive_or_fail()
+    def _receive_memory(self) -> Lender:
+        kind, *details = self._receive()
         if kind != "layout":
             self.terminate()
             # Without a guard a worker ends while it imports the script, before it can report.
@@ -217,8 +219,7 @@ class AsynchronousDataAccessor:
                 f"AsynchronousDataAccessor worker thread failed to start: {details[0]}{advice}"
             )
         layout, self._first_rows = details
-        self._inbox.drop()
-        slots = Slots(layout, buffer_size, reduction.recv_handle(self._connection))
+        slots = Slots(layout, self._job.num_slots, reduction.recv_handle(self._connection))
         return Lender(self._connection, slots)
 
 

@@ -1,11 +1,10 @@
 """The process behind an `AsynchronousDataAccessor`: reads the data set, fills slots, reports.
 
 Messages to the parent: ("layout", layout, rows of the first element) followed by the memory's
-descriptor; then for each slot ("full", run, serial, slot, rows, structure), before the first one
-whose types are cast ("cast", text), and after each epoch ("end", run); at last ("failed", text).
-Messages from the parent: ("free", serial, slot) and ("start", run, epoch, seed, skip, replay),
-where skip is how many elements at the beginning of the epoch are left out. The serial number is
-that of the element in the slot: the parent may free it twice. A closed connection means stop.
+descriptor; then for each slot ("full", run, slot, rows, structure), and after each epoch
+("end", run); at last ("failed", text).
+Messages from the parent: ("free", slot) and ("start", run, epoch, seed, skip, replay), where skip
+is how many elements at the beginning of the epoch are left out. A closed connection means stop.
 """
 
 import contextlib
@@ -32,7 +31,6 @@ from poptorch._data.slots import (
     anonymous_file,
     elements_of,
     num_rows,
-    send,
     structure_of,
 )
 from poptorch._forward.structure import ICustomArgParser, registerCustomArgParser
@@ -92,7 +90,7 @@ def main(connection: Connection, parents_end: Connection | None, job: Job) -> No
         pass
     except BaseException:  # noqa: BLE001 - whatever the data set raises is the parent's to report
         with contextlib.suppress(OSError):
-            send(connection, ("failed", traceback.format_exc()))
+            connection.send(("failed", traceback.format_exc()))
 
 
 def _exit_with_parent() -> None:
@@ -115,14 +113,11 @@ class _Worker:
             registerCustomArgParser(kind, parser)
         self._dataset = job.dataset
         self._free = list(range(job.num_slots))
-        self._given: dict[int, int] = {}  # serial numbers of the elements that the parent has
-        self._serial = 0
         self._filled: int | None = None  # a slot that has some rows but not all
         self._rows = 0
         self._structure: bytes | None = None
         self._run = self._next_epoch = self._skip = self._rows_left_out = 0
         self._seed, self._replay = job.seed, False
-        self._casts: set[str] = set()  # what was said of them
         self._begin_epoch(0)
 
     def run(self) -> None:
@@ -207,7 +202,6 @@ class _Worker:
             self._used = True
             parts = Parts.of(element)
             tensors = self._slots.layout.ordered(parts)
-            self._say_casts(self._slots.layout.casts(tensors))
             structure = structure_of(element, tensors) if parts.kind == "custom" else None
             if self._slots.layout.rows is None:
                 count += self._give_whole(tensors, structure)
@@ -221,12 +215,6 @@ class _Worker:
                 + (f" of {rows} rows" if rows else "")
             )
 
-    def _say_casts(self, casts: list[str]) -> None:
-        for text in casts:
-            if text not in self._casts:
-                self._casts.add(text)
-                self._send("cast", text)
-
     def _give_rest(self) -> int:
         slot, self._filled = self._filled, None
         if slot is None:
@@ -238,9 +226,7 @@ class _Worker:
         return 1
 
     def _give(self, slot: int, rows: int | None, structure: bytes | None) -> None:
-        self._serial += 1
-        self._given[slot] = self._serial
-        self._send("full", self._run, self._serial, slot, rows, structure)
+        self._send("full", self._run, slot, rows, structure)
 
     def _give_whole(self, tensors: list[torch.Tensor], structure: bytes | None) -> int:
         slot = self._take_slot()
@@ -281,16 +267,13 @@ class _Worker:
         except (EOFError, OSError):
             raise _StoppedError from None
         if command == "free":
-            serial, slot = arguments
-            if self._given.get(slot) == serial:
-                del self._given[slot]
-                self._free.append(slot)
+            self._free.append(*arguments)
         else:
             self._run, self._next_epoch, self._seed, self._skip, self._replay = arguments
             raise _RestartError
 
     def _send(self, *message: Any) -> None:
         try:
-            send(self._connection, message)
+            self._connection.send(message)
         except OSError:
             raise _StoppedError from None

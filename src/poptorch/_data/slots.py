@@ -1,24 +1,17 @@
-"""Elements of a data set in memory that two processes share, and messages about them.
+"""Elements of a data set in memory that two processes share.
 
 The memory is an anonymous file: it has no name that could outlive the processes, and it does not
 count against the size of /dev/shm, which containers keep small. A slot holds one element; all
 elements get the layout of the first one. The program is lent slots.
-
-An exception may end any call of an `Inbox` or a `Lender`: an interrupt, a time limit, a notebook's
-stop button. CPython raises it between two calls, never between two assignments of one statement. So
-whatever belongs together is assigned in one statement, and everything before it can be done again.
 """
 
 import contextlib
 import io
 import mmap
-import multiprocessing
 import os
 import pickle
-import struct
 import tempfile
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -126,24 +119,13 @@ class Layout:
         for name, field, tensor in zip(self.names, self.fields, tensors, strict=True):
             same = tensor.layout is torch.strided and tensor.shape[skip:] == field.shape[skip:]
             require(
-                same and tensor.ndim == len(field.shape),
-                f"All elements need the shapes of the first: element {name!r} is "
-                f"{_describe(tensor)}, the first was {list(field.shape)} {field.dtype}. "
-                "For a loader set drop_last=True; to merge smaller batches set rebatched_size",
+                same and tensor.ndim == len(field.shape) and tensor.dtype == field.dtype,
+                f"All elements need the shapes and types of the first: element {name!r} is "
+                f"{_describe(tensor)}, the first was {list(field.shape)} {field.dtype}. Let the "
+                "dataset return one type; for a loader set drop_last=True; to merge smaller "
+                "batches set rebatched_size",
             )
-            if tensor.dtype != field.dtype:
-                require_survival(f"Element {name!r}", tensor, field.dtype)
         return tensors
-
-    def casts(self, tensors: list[torch.Tensor]) -> list[str]:
-        """Say of each tensor with a type of its own that it is cast to the first one's."""
-        return [
-            f"Element {name!r} of the dataset is {tensor.dtype} here and was {field.dtype} in the "
-            f"first element, whose types all others get: it is {how(tensor.dtype, field.dtype)}. "
-            "Let the dataset return one type to avoid that."
-            for name, field, tensor in zip(self.names, self.fields, tensors, strict=True)
-            if tensor.dtype != field.dtype
-        ]
 
     def assemble(self, tensors: list[torch.Tensor], structure: bytes | None) -> Any:
         """Make an element of its tensors; `structure` is what `structure_of` returned."""
@@ -251,67 +233,10 @@ def elements_of(dataset: Any) -> Iterator[Any]:
     return (dataset[index] for index in range(len(dataset)))
 
 
-_ALIVE_CHECK_S = 1.0
-_HEADER = struct.Struct("!Q")
-
-
-def send(connection: Connection, message: tuple[Any, ...]) -> None:
-    """Send a message to an ``Inbox``.
-
-    Raises:
-        OSError: the other end is closed.
-    """
-    payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    data = memoryview(_HEADER.pack(len(payload)) + payload)
-    while data:
-        data = data[os.write(connection.fileno(), data) :]
-
-
-class Inbox:
-    """Messages of a worker, in order; none is torn or lost when an exception ends a call.
-
-    ``chunks`` are bytes of the first message; without them the next one is the first.
-    """
-
-    def __init__(self, process: multiprocessing.Process, connection: Connection) -> None:
-        self._process, self._connection = process, connection
-        self.chunks: deque[bytes] = deque()
-
-    def first(self) -> tuple[Any, ...]:
-        """Return the first message, waiting for it; it stays the first until it is dropped."""
-        while True:
-            data = b"".join(self.chunks)
-            missing = _HEADER.size - len(data)
-            if missing <= 0:
-                missing += _HEADER.unpack_from(data)[0]
-                if not missing:
-                    return pickle.loads(data[_HEADER.size :])  # noqa: S301 - the worker's
-            if not data:
-                self._wait()
-            # In one call of C, so that no exception comes between reading bytes and keeping them.
-            self.chunks.extend(map(os.read, (self._connection.fileno(),), (missing,)))
-            if not self.chunks[-1]:
-                raise EOFError
-
-    def drop(self) -> None:
-        """Let the next message be the first."""
-        self.chunks.clear()
-
-    def _wait(self) -> None:
-        # The dead worker's own children may keep the connection open, hence the second question.
-        while not self._connection.poll(_ALIVE_CHECK_S):
-            if not self._process.is_alive() and not self._connection.poll(0):
-                raise EOFError
-
-
 class _Loan(weakref.ref):
-    """A lent slot: a reference to the window that its tensors keep alive.
-
-    Its serial number lets giving it back twice do no harm.
-    """
+    """A lent slot: a reference to the window that its tensors keep alive."""
 
     slot: int
-    serial: int
 
 
 class Lender:
@@ -323,95 +248,25 @@ class Lender:
         self._lent: dict[int, _Loan] = {}
         self._process_id = os.getpid()
 
-    def lend(
-        self, inbox: Inbox, serial: int, slot: int, rows: int | None, structure: bytes | None
-    ) -> Any:
-        """Make an element of a slot, of which the first message tells."""
+    def lend(self, slot: int, rows: int | None, structure: bytes | None) -> Any:
+        """Make an element of a slot, which goes back when all its tensors are gone."""
         window = self._slots.window(slot)
-        loan = _Loan(window, self._window_gone)
-        loan.slot, loan.serial = slot, serial
+        loan = self._lent[slot] = _Loan(window, self._window_gone)
+        loan.slot = slot
         tensors = self._slots.tensors(window, rows)
-        if len(self._lent) + 1 >= self._slots.number:
+        if len(self._lent) >= self._slots.number:
             # The program keeps elements; one slot at least must go on circulating.
             tensors = [tensor.clone() for tensor in tensors]
-        element = self._slots.layout.assemble(tensors, structure)
-        nothing: deque[bytes] = deque()
-        # Lent exactly when the message is dropped: see the top of this file.
-        self._lent[serial], inbox.chunks = loan, nothing
-        return element
+        return self._slots.layout.assemble(tensors, structure)
 
-    def give_back(self, serial: int, slot: int) -> None:
+    def give_back(self, slot: int) -> None:
         """Let the worker fill a slot again."""
         with contextlib.suppress(OSError):  # the worker is gone, nobody needs the slot
-            self._connection.send(("free", serial, slot))
-
-    def collect(self) -> None:
-        """Give back slots whose tensors are gone, where an exception ended that before."""
-        for loan in [*self._lent.values()]:
-            if loan() is None:
-                self._window_gone(loan)
+            self._connection.send(("free", slot))
 
     def _window_gone(self, loan: _Loan) -> None:
         if os.getpid() != self._process_id:
             return  # a fork's copy of a tensor is gone, the original may be in use
-        if self._lent.get(loan.serial) is loan:  # else lending came to an exception
-            self.give_back(loan.serial, loan.slot)
-            self._lent.pop(loan.serial, None)
-
-
-def require_survival(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
-    """Check that a tensor may be cast: numbers stay the same, except that floats may be rounded.
-
-    Args:
-        name: What the tensor is, for the message.
-        tensor: The values; any shape and dtype.
-        dtype: The type that they are about to get.
-
-    Raises:
-        AssertionError: A value would become another one (0.5 as an integer, 300 as int8), lose
-            digits as an integer that floats cannot hold, or overflow to an infinity. Complex
-            numbers do not become real.
-    """
-    lost = _lost(tensor.detach(), dtype)
-    require(
-        not bool(lost.any()),
-        f"{name} is {tensor.dtype} and holds {_first(tensor, lost)}, which {dtype}, the type of "
-        "the first element, cannot hold. Let the dataset return tensors of one type, for example "
-        f"with .to({tensor.dtype}) on all of them",
-    )
-
-
-def how(source: torch.dtype, target: torch.dtype) -> str:
-    """Return words for a cast that `require_survival` allows."""
-    rounds = (
-        _is_inexact(source)
-        and _is_inexact(target)
-        and torch.finfo(target).eps > torch.finfo(source).eps
-    )
-    return f"rounded to {target}" if rounds else f"cast to {target}"
-
-
-def _lost(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Mark the values that a cast would lose."""
-    if tensor.is_complex() and not dtype.is_complex:
-        return torch.ones_like(tensor, dtype=torch.bool)
-    cast = tensor.to(dtype)
-    if _is_inexact(tensor.dtype) and _is_inexact(dtype):
-        return _comparable(tensor).isfinite() & ~_comparable(cast).isfinite()
-    restored = cast.real if dtype.is_complex else cast
-    # The sign, because -1 as uint8 comes back as -1.
-    same_sign = (_comparable(restored) < 0) == (_comparable(tensor) < 0)
-    return (restored.to(tensor.dtype) != tensor) | ~same_sign
-
-
-def _is_inexact(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
-
-
-def _comparable(tensor: torch.Tensor) -> torch.Tensor:
-    # torch does not compare uint32 or float8 with numbers.
-    return tensor if tensor.is_complex() else tensor.double()
-
-
-def _first(tensor: torch.Tensor, marked: torch.Tensor) -> object:
-    return tensor[marked][0].item() if marked.any() else None
+        self.give_back(loan.slot)  # first: if an interrupt prevents it, the slot stays lent
+        if self._lent.get(loan.slot) is loan:
+            del self._lent[loan.slot]

@@ -224,10 +224,10 @@ def test_a_loader_with_a_short_batch_needs_rebatching():
     [
         (data.Failing(), {}, "Traceback.*no such picture"),
         (data.Failing(kill=True), {}, "its process died without a report, exit code -9"),
-        (data.Batches(2, 2, 1), {}, r"shapes of the first: element '' is a tensor \[1\]"),
-        (data.Sequence(torch.ones(1), torch.ones(2).int()), {}, "torch.int32, the first was"),
+        (data.Batches(2, 2, 1), {}, r"shapes and types of the first: element '' is a tensor \[1\]"),
+        (data.Sequence(torch.ones(1), torch.ones(1).int()), {}, "torch.int32, the first was"),
         (data.Sequence(torch.ones(1), [torch.ones(1)]), {}, "structure of the first"),
-        (data.Sequence(torch.ones(1, 1), torch.ones(2, 2)), {"rebatched_size": 9}, "shapes of"),
+        (data.Sequence(torch.ones(1, 1), torch.ones(2, 2)), {"rebatched_size": 9}, "shapes and"),
         (data.Batches(2), {"rebatched_size": 9}, "no element of 9 rows"),
     ],
     ids=["raises", "killed", "short", "dtype", "kind", "columns", "too few rows"],
@@ -239,63 +239,6 @@ def test_a_failure_is_reported_where_the_data_is_used(dataset, kwargs, words):
                 AssertionError, match=f"(?s)error occurred in the data fetcher.*{words}"
             ):
                 list(opened)
-
-
-# What a later element with another type becomes, or the value that it cannot keep.
-CASTS = [
-    (torch.int64, torch.tensor([3.0, 0.0]), "cast to torch.int64"),
-    (torch.int32, torch.tensor([2**31 - 1, -5]), "cast to torch.int32"),
-    (torch.uint32, torch.tensor([2**32 - 1]), "cast to torch.uint32"),
-    (torch.bool, torch.tensor([0, 1]), "cast to torch.bool"),
-    (torch.float32, torch.tensor([2**24]), "cast to torch.float32"),
-    (torch.float32, torch.tensor([0.1, torch.inf, torch.nan]).double(), "rounded to torch.float32"),
-    (torch.float64, torch.tensor([0.1], dtype=torch.half), "cast to torch.float64"),
-    (torch.complex64, torch.tensor([1.5]), "cast to torch.complex64"),
-]
-LOSSES = [
-    (torch.int64, torch.tensor([3.0, 0.5]), "torch.float32 and holds 0.5, which torch.int64"),
-    (torch.int64, torch.tensor([1.0, torch.nan]), "holds nan"),
-    (torch.int64, torch.tensor([torch.inf]), "holds inf"),
-    (torch.int32, torch.tensor([7, 2**31]), "holds 2147483648"),
-    (torch.uint8, torch.tensor([-1]).to(torch.int8), "holds -1"),
-    (torch.uint64, torch.tensor([-1]), "holds -1"),
-    (torch.bool, torch.tensor([1, 2]), "holds 2"),
-    (torch.float32, torch.tensor([2**24 + 1]), "holds 16777217"),
-    (torch.half, torch.tensor([1.0, 1e6]), "holds 1000000.0"),
-    (torch.float32, torch.tensor([1 + 2j]), r"holds \(1\+2j\)"),
-]
-
-
-@pytest.mark.parametrize(("first", "later", "words"), CASTS, ids=lambda value: None)
-def test_another_type_is_cast_to_the_first_ones_and_said_once(first, later, words):
-    pairs = [{"x": torch.zeros(1), "y": torch.zeros_like(later, dtype=first)}]
-    pairs += [{"x": torch.zeros(1), "y": later}] * 3
-    text = f"Element 'y' of the dataset.*{words}"
-    with accessor(data.Sequence(*pairs)) as opened, pytest.warns(UserWarning, match=text) as warned:
-        elements = [element["y"].clone() for _ in range(2) for element in opened]
-    assert [Path(warning.filename).name for warning in warned] == ["test_accessor.py"]
-    for element in elements[1:4]:
-        torch.testing.assert_close(element, later.to(first), rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize(("first", "later", "words"), LOSSES, ids=lambda value: None)
-def test_values_that_the_first_type_cannot_hold_are_an_error(first, later, words):
-    pairs = data.Sequence({"y": torch.zeros_like(later, dtype=first)}, {"y": later})
-    text = f"Element 'y' is .*{words}"
-    with accessor(pairs) as opened, pytest.raises(AssertionError, match=text):
-        list(opened)
-
-
-def test_pieces_and_custom_types_are_cast(custom_pairs):
-    pairs = [
-        data.Pair(torch.ones(2), torch.tensor([n, n]).to(t), "note")
-        for n, t in ((1, torch.int64), (2, torch.float32), (3, torch.int32))
-    ]
-    pieces, text = data.Sequence(*pairs), "Element 1 of the dataset is torch.(float|int)32"
-    with accessor(pieces, rebatched_size=3) as opened, pytest.warns(UserWarning, match=text):
-        merged = list(opened)
-    assert [pair.y.tolist() for pair in merged] == [[1, 1, 2], [2, 3, 3]]
-    assert all(pair.y.dtype == torch.int64 and pair.note == "note" for pair in merged)
 
 
 # Life and death of the process
