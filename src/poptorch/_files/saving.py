@@ -18,7 +18,6 @@ from abele.storage import container
 from abele.storage.container import Container
 from poptorch import profiling
 from poptorch._error import error
-from poptorch._files.forward_modes import forward_data
 from poptorch._files.saved_file import (
     KIND,
     destination,
@@ -29,7 +28,7 @@ from poptorch._files.saved_file import (
     state_members,
     version_mismatch,
 )
-from poptorch._files.stored_forward import module_data, stored_forward
+from poptorch._files.stored_forward import forward_data, module_data, stored_forward
 from poptorch._forward.arguments import Bound
 from poptorch._forward.stored_structure import (
     bound_from,

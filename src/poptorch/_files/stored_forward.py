@@ -1,32 +1,240 @@
-"""A model that came from a file: its tensors under their names, and the recorded graphs of forward.
+"""Forward in a file: recorded in each mode when a model is saved, run when it was loaded.
 
-The user's Python class is not in the file.
+The user's Python class is not in the file. A forward that cannot be recorded in some mode does not
+keep the model from being saved: the file then says why, and so does whoever needs that mode after
+loading.
 """
 
+import contextlib
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any, Self
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from abele.capture import forward_graph
 from abele.capture.forward_graph import ForwardGraph
-from abele.compile.serialization import graph_from_text
-from abele.errors import CorruptExecutable
+from abele.compile.serialization import graph_from_text, graph_to_text
+from abele.errors import AbeleError, CorruptExecutable
+from abele.runtime import host_random
 from abele.storage.container import Container
 from abele.trace.module_state import named_tensors
 from poptorch._error import Error, error
-from poptorch._files.forward_modes import CONSTANTS, GRAPHS, Kept, flags_of
-from poptorch._forward import structure
+from poptorch._forward import annotations, structure
 from poptorch._forward.arguments import Binder, Bound, Recorded
 from poptorch._forward.blocks import BLOCK, SEGMENT, Tracing, current
-from poptorch._forward.running import is_captured
-from poptorch._forward.stored_structure import bound_from, structure_from
+from poptorch._forward.cpu_op import CapturedCalls
+from poptorch._forward.running import Asked, is_captured
+from poptorch._forward.stored_structure import (
+    bound_from,
+    recorded_data,
+    structure_data,
+    structure_from,
+)
+from poptorch._logging import logger
+from poptorch._wrapper.capture import call_forward
+from poptorch._wrapper.compiled import CompiledModel, WrappedModel
+
+#: Where a file has a recorded graph, and where its constants.
+GRAPHS, CONSTANTS = "forward", "forward_constants"
+
+
+@dataclasses.dataclass
+class Kept:
+    """Graphs and constants of a file, each once; texts have the numbers of their constants."""
+
+    texts: list[tuple[str, dict[str, int]]] = dataclasses.field(default_factory=list)
+    constants: list[torch.Tensor] = dataclasses.field(default_factory=list)
+
+    def add(self, graph: torch.fx.GraphModule) -> int:
+        """Return the number of a recorded graph."""
+        text, constants = graph_to_text(graph)
+        entry = (text, {name: self._number(value) for name, value in constants.items()})
+        if entry not in self.texts:
+            self.texts.append(entry)
+        return self.texts.index(entry)
+
+    def _number(self, value: torch.Tensor) -> int:
+        for number, other in enumerate(self.constants):
+            alike = (value.dtype, value.shape) == (other.dtype, other.shape)
+            if alike and torch.equal(value, other):
+                return number
+        self.constants.append(value)
+        return len(self.constants) - 1
+
+    def members(self) -> dict[str, Any]:
+        """Return the state that a container stores."""
+        graphs = {
+            f"{GRAPHS}/{number}.json": json.dumps({"text": text, "constants": constants}).encode()
+            for number, (text, constants) in enumerate(self.texts)
+        }
+        return graphs | {f"{CONSTANTS}/{n}": value for n, value in enumerate(self.constants)}
+
+
+def forward_data(model: WrappedModel) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return forward of a wrapped, compiled model in each mode: JSON values, and members."""
+    compiled, module = model.get_compiled(), model.module
+    if model.per_replica_params:
+        return {"missing": "the model has parameters that differ between replicas"}, {}
+    inputs = compiled.micro_batch()
+    kept = Kept()
+    random = host_random.read()
+    with _quietly():
+        modes = [_mode(compiled, flags, module, inputs, kept) for flags in _modes(module)]
+    host_random.write(random)
+    recorded = compiled.inputs.recorded
+    positional, keywords = recorded.rebuild(inputs)
+    bound = Bound(recorded.names, tuple(positional), keywords, recorded.defaulted)
+    return {"arguments": recorded_data(Recorded(bound)), "modes": modes}, kept.members()
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """While open, forward does not say again what it said when it was captured."""
+
+    def nothing(record: logging.LogRecord) -> bool:
+        del record
+        return False
+
+    logger.addFilter(nothing)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.removeFilter(nothing)
+
+
+# -- modes -----------------------------------------------------------------------------------
+
+
+def flags_of(module: torch.nn.Module) -> list[bool]:
+    """Return which of a model's modules are in training mode."""
+    return [child.training for _, child in module.named_modules(remove_duplicate=False)]
+
+
+def _modes(module: torch.nn.Module) -> list[list[bool]]:
+    """Return the flags of the modules in each mode to record: present, training and evaluation.
+
+    A module with a ``train()`` of its own may give other flags or do more, so that only the present
+    mode of its model and plain evaluation are recorded.
+    """
+    present = flags_of(module)
+    own = any(type(child).train is not torch.nn.Module.train for child in module.modules())
+    modes = [present, [False] * len(present)]
+    if not own:
+        modes.append([True] * len(present))
+    return [mode for index, mode in enumerate(modes) if mode not in modes[:index]]
+
+
+@contextlib.contextmanager
+def _training(module: torch.nn.Module, flags: Sequence[bool]) -> Iterator[None]:
+    """While open, the modules are in these modes; nothing of theirs is called."""
+    children = [child for _, child in module.named_modules(remove_duplicate=False)]
+    before = [child.training for child in children]
+    try:
+        for child, flag in zip(children, flags, strict=True):
+            child.training = flag
+        yield
+    finally:
+        for child, flag in zip(children, before, strict=True):
+            child.training = flag
+
+
+# -- one mode --------------------------------------------------------------------------------
+
+
+def _mode(
+    compiled: CompiledModel,
+    flags: list[bool],
+    module: torch.nn.Module,
+    inputs: list[torch.Tensor],
+    kept: Kept,
+) -> dict[str, Any]:
+    """Record forward as wrappers capture it and, if it asks where it runs, as the host runs it."""
+    with _training(module, flags):
+        entry, asks = _entry(compiled, module, inputs, kept, wrapped=True)
+        host = _entry(compiled, module, inputs, kept, wrapped=False)[0] if asks else None
+    return {"training": flags, "device": entry, "host": host}
+
+
+def _entry(
+    compiled: CompiledModel,
+    module: torch.nn.Module,
+    inputs: list[torch.Tensor],
+    kept: Kept,
+    *,
+    wrapped: bool,
+) -> tuple[dict[str, Any], bool]:
+    run = Recording(compiled, module, wrapped)
+    try:
+        made = run.record(inputs, compiled.forward.hidden_paths)
+        entry = {
+            "graph": kept.add(made.graph),
+            "outputs": structure_data(run.outputs, "result"),
+            "without_gradient": made.without_gradient,
+            "blocks": run.blocks,
+        }
+    except Exception as problem:  # noqa: BLE001 - the user's code may fail in any way
+        entry = {"missing": _said(problem)}
+    return entry, run.asked
+
+
+def _said(problem: Exception) -> str:
+    if isinstance(problem, Error):
+        return problem.message
+    return (
+        str(problem) if isinstance(problem, AbeleError) else f"{type(problem).__name__}: {problem}"
+    )
+
+
+class Recording:
+    """A recorded graph of a forward.
+
+    Attributes:
+        outputs: the structure of the results.
+        asked: whether forward asked where it runs.
+        blocks: devices that were given at blocks, by name.
+    """
+
+    def __init__(self, compiled: CompiledModel, module: torch.nn.Module, wrapped: bool):
+        self._compiled, self._module, self._wrapped = compiled, module, wrapped
+        self.outputs: Any = None
+        self.asked = False
+        self.blocks: dict[str, int | None] = {}
+
+    def record(self, inputs: list[torch.Tensor], hidden_paths: Sequence[str]) -> ForwardGraph:
+        """Run forward once, without data."""
+        wrapped = self._wrapped
+        calls = CapturedCalls(self._module).capturing() if wrapped else contextlib.nullcontext()
+        call = self._on_device if wrapped else self._on_host
+        with Asked() as question, calls, annotations.marking_checkpoints(wrapped):
+            try:
+                return forward_graph.record(call, self._module, inputs, hidden_paths=hidden_paths)
+            finally:
+                self.asked = question.any
+
+    def _on_device(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
+        tracing = Tracing(self._compiled.forward.tracing.options)
+        self.outputs, results = call_forward(
+            self._compiled.inputs.recorded, self._module, flat, tracing, training=False
+        )
+        self.blocks = tracing.devices
+        return results
+
+    def _on_host(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
+        positional, keywords = self._compiled.inputs.recorded.rebuild(flat)
+        self.outputs, results = structure.taken_apart(self._module(*positional, **keywords))
+        return results
+
+
+# -- a loaded model --------------------------------------------------------------------------
 
 _INSTEAD = "Pass an instance of the model's class: poptorch.load(..., model=YourModel())."
-_BEFORE = {"missing": "the file was written before files had forward in them"}
 
 
 class StoredForward:
@@ -79,10 +287,6 @@ class StoredForward:
             for entry in (mode["device"], mode["host"])
             if entry is not None and "missing" not in entry
         ]
-
-    def flags_after(self, training: bool) -> list[bool] | None:
-        """Return the modes of all modules after ``train()`` or ``eval()`` of the model."""
-        return self.data.get("train" if training else "eval")
 
     def entry(self, flags: Sequence[bool], *, captured: bool) -> Mapping[str, Any]:
         """Return the recorded graphs for modules in these modes.
@@ -139,8 +343,8 @@ def _unavailable(reason: str) -> Exception:
 
 
 def forward_in(file: Container) -> StoredForward:
-    """Return forward as a file holds it; older files say what they lack when it is called."""
-    data = file.content.get("forward", _BEFORE)
+    """Return forward as a file holds it."""
+    data = file.content["forward"]
     kept = Kept()
     constants = {int(number): v for number, v in file.tensors(f"{CONSTANTS}/").items()}
     kept.constants = [constants[number] for number in range(len(constants))]
@@ -168,8 +372,7 @@ class RestoredForward:
     def __init__(self, root: torch.nn.Module, signature: inspect.Signature, stored: StoredForward):
         self._root, self.stored = root, stored
         self._kinds = _kinds(root)
-        optional = {name for entry in stored.entries for name in stored.unread(entry)}
-        self.__signature__ = _with_optional(signature, optional)
+        self.__signature__ = signature
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         captured = is_captured()
@@ -224,20 +427,6 @@ def _completed(bound: Bound, recorded: Recorded, unread: Mapping[str, Any]) -> B
         if name in unread and keywords.get(name) is None:
             keywords[name] = unread[name]
     return dataclasses.replace(bound, positional=positional, keywords=keywords)
-
-
-def _with_optional(signature: inspect.Signature, names: Set[str]) -> inspect.Signature:
-    """Return a signature in which these parameters may be left out, where Python allows that."""
-    parameters: list[inspect.Parameter] = []
-    may_end = True  # a parameter by position is followed by others with defaults only
-    for each in reversed([*signature.parameters.values()]):
-        by_position = each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-        mandatory = each.default is each.empty and (by_position or each.kind is each.KEYWORD_ONLY)
-        if mandatory and each.name in names and (may_end or not by_position):
-            each, mandatory = each.replace(default=None), False
-        may_end = may_end and not (mandatory and by_position)
-        parameters.append(each)
-    return signature.replace(parameters=parameters[::-1])
 
 
 def _kinds(root: torch.nn.Module) -> dict[str, Any]:
@@ -298,24 +487,6 @@ class RestoredModule(torch.nn.Module):
             "Python class, and only the whole model can be called. Call the model that it is a "
             "part of, or pass poptorch.load(..., model=YourModel())."
         )
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode of the model as its class did, or of a submodule with its children.
-
-        Args:
-            mode: training, or evaluation.
-
-        Returns:
-            The module itself.
-        """
-        forward = self.__dict__.get("forward")
-        flags = None if forward is None else forward.stored.flags_after(mode)
-        super().train(mode)
-        if flags is not None:
-            children = self.named_modules(remove_duplicate=False)
-            for (_, child), flag in zip(children, flags, strict=True):
-                child.training = flag
-        return self
 
     def _get_name(self) -> str:
         return f"{type(self).__name__}:{self._restored_kind}"

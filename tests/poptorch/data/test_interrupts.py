@@ -1,7 +1,6 @@
 """After an interrupt at any moment of reading, a new iterator reads everything."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys

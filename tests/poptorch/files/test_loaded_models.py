@@ -186,17 +186,18 @@ class FrozenNorm(torch.nn.Module):
         return self.drop(self.norm(self.fc(x)))
 
 
-def test_train_does_what_the_models_own_does(path):
+def test_a_training_mode_of_the_models_own_is_kept_and_not_guessed(path):
     live = FrozenNorm().train()
     loaded = saved(inferred(live, rows(8)[0]), path).model
-    for mode in (True, False, True):
-        assert not loaded.train(mode).norm.training
-        assert loaded.drop.training is mode
-        live.train(mode)
+    for mode in (True, False):
+        if not mode:
+            live.eval(), loaded.eval()
         for model in (live, loaded):
             torch.manual_seed(1)
             model.result = model(rows(8)[0])
         assert torch.equal(live.result, loaded.result)
+    with pytest.raises(poptorch.Error, match="Now 4 of its 4 modules are in training mode"):
+        loaded.train()(rows(8)[0])
 
 
 def test_a_mixture_of_modes_that_is_not_in_the_file_is_refused(path):
@@ -210,36 +211,20 @@ def test_a_mixture_of_modes_that_is_not_in_the_file_is_refused(path):
     assert torch.equal(same(rows(8)[0]), live(rows(8)[0]))
 
 
-class Merging(torch.nn.Linear):
-    """Its weights are other ones in evaluation mode."""
-
-    def train(self, mode=True):
-        if self.training != mode:
-            with torch.no_grad():
-                self.weight.mul_(2 if mode else 0.5)
-        return super().train(mode)
-
-
 class OnlyInTraining(torch.nn.Linear):
     def forward(self, x):
         y = super().forward(x)
         return y if self.training else y[y > 0]
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [(Merging, r"own train\(False\) changes its weights"), (OnlyInTraining, "nonzero|value")],
-)
-def test_a_mode_that_could_not_be_stored_says_why_when_it_is_used(kind, reason, path):
-    live = kind(4, 3)
-    before = live.weight.detach().clone()
+def test_a_mode_that_could_not_be_stored_says_why_when_it_is_used(path):
+    live = OnlyInTraining(4, 3)
     loaded = saved(inferred(live, rows(8)[0]), path).model
-    assert torch.equal(live.weight, before)
     assert torch.equal(loaded(rows(8)[0]), live(rows(8)[0]))
     loaded.eval()
-    with pytest.raises(poptorch.Error, match=rf"forward could not be stored: .*({reason})"):
+    with pytest.raises(poptorch.Error, match=r"forward could not be stored: .*(nonzero|value)"):
         loaded(rows(8)[0])
-    with pytest.raises(poptorch.Error, match=rf"forward could not be stored: .*({reason})"):
+    with pytest.raises(poptorch.Error, match=r"forward could not be stored: .*(nonzero|value)"):
         inferred(loaded, rows(8)[0])
 
 
@@ -367,7 +352,7 @@ class Labelled(torch.nn.Module):
         super().__init__()
         self.fc = torch.nn.Linear(4, 3)
 
-    def forward(self, x, labels, extra=None, *, weight=None):
+    def forward(self, x, labels=None, extra=None, *, weight=None):
         scores = self.fc(x)
         if not self.training:
             return scores
@@ -375,23 +360,12 @@ class Labelled(torch.nn.Module):
         return scores, poptorch.identity_loss(loss, "none")
 
 
-class Optional(Labelled):
-    def forward(self, x, labels=None):
-        return super().forward(x, labels, {"l2": torch.zeros(1)})
-
-
 LABELS = torch.tensor([0, 2, 1, 0, 0, 1, 2, 2])
 
 
-@pytest.mark.parametrize(
-    ("make", "args", "kwargs"),
-    [
-        (Labelled, (LABELS, {"l2": torch.zeros(2)}), {"weight": torch.ones(3)}),
-        (Optional, (LABELS,), {}),
-    ],
-)
-def test_what_a_recorded_forward_does_not_read_may_be_left_out(make, args, kwargs, path):
-    model, (x, _) = make(), rows(8)
+def test_what_a_recorded_forward_does_not_read_may_be_left_out(path):
+    model, (x, _) = Labelled(), rows(8)
+    args, kwargs = (LABELS, {"l2": torch.zeros(2)}), {"weight": torch.ones(3)}
     wrapped = poptorch.trainingModel(model, options(), sgd(model))
     wrapped(x, *args, **kwargs)
     loaded = saved(wrapped, path).model
@@ -438,28 +412,6 @@ def rewritten(path, change):
         archive.writestr("manifest.json", json.dumps(manifest))
         for name, data in members.items():
             archive.writestr(name, data)
-
-
-def without_forward(manifest, members):
-    del manifest["content"]["forward"]
-    for name in [name for name in members if name.startswith("forward")]:
-        del members[name], manifest["members"][name]
-
-
-def test_a_file_from_before_loads_and_says_what_it_lacks(path):
-    live = everything()
-    wrapped = trained(live)
-    wrapped.save(path)
-    rewritten(path, without_forward)
-    loaded = poptorch.load(path)
-    assert_same(wrapped(*rows(8, 5)), loaded(*rows(8, 5)))
-    words = "written before files had forward in them"
-    for attempt in (lambda: loaded.model(*rows(8)), lambda: inferred(loaded, *rows(8))):
-        with pytest.raises(poptorch.Error, match=words):
-            attempt()
-    again = saved(loaded, path)
-    with pytest.raises(poptorch.Error, match=words):
-        again.model(*rows(8))
 
 
 def missing(manifest, members):
