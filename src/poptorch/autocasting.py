@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from poptorch.enums import OutputMode
-from poptorch.options.earlier import say_once
+from poptorch.options._container import say_once
 
 __all__ = ["Policy", "autocast"]
 

@@ -7,12 +7,22 @@ defaults come from `poptorch.options._table`; the containers know nothing about 
 import copy
 import difflib
 import enum
+import logging
 from typing import Any, Self
 
 from poptorch._error import require
 from poptorch.options import _table
 
 _HOUSEKEEPING = frozenset({"_values", "_is_frozen", "_namespaces", "_popart"})
+_logger = logging.getLogger("poptorch::python")
+_logged: set[str] = set()
+
+
+def say_once(old: str, instead: str) -> None:
+    """Log the first use of a name from a release before 3.4, and what it does now."""
+    if old not in _logged:
+        _logged.add(old)
+        _logger.warning("%s is of an earlier release of PopTorch: %s.", old, instead)
 
 
 class Freezable:
@@ -87,20 +97,20 @@ class OptionsDict(Freezable):
         self._check(kwargs, create=True)
         self._store_all(kwargs)
 
-    def exists(self, option: str) -> bool:
-        """Tell whether a value exists.
+    def _with(self, **kwargs: Any) -> Self:
+        self.set(**kwargs)
+        return self
 
-        Args:
-            option: Its name.
-        """
+    def _create(self, **kwargs: Any) -> Self:
+        self.createOrSet(**kwargs)
+        return self
+
+    def exists(self, option: str) -> bool:
+        """Tell whether a value of this name exists."""
         return option in self._values
 
     def deleteIfExists(self, option: str) -> None:
-        """Remove a value; nothing happens if there is none.
-
-        Args:
-            option: Its name.
-        """
+        """Remove a value by its name; nothing happens if there is none."""
         self.checkIsFrozen(option)
         self._values.pop(option, None)
 

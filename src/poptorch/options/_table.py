@@ -394,12 +394,7 @@ def defaults(store: str) -> dict[str, Any]:
 
 
 def value_of(options: Any, row: Row) -> Any:
-    """Return the present value of an option, ABSENT where it has none.
-
-    Args:
-        options: A `poptorch.Options` object.
-        row: A row of the table.
-    """
+    """Return the present value of an option, ABSENT where it has none."""
     if row.store == "Options":
         values = {**vars(options), **options._values}
     elif row.store == "engineOptions":
@@ -418,20 +413,12 @@ def _changed(options: Any, status: Status) -> list[tuple[Row, Any]]:
 
 
 def unsupported(options: Any) -> list[tuple[Row, Any]]:
-    """Return the options that were set and cannot be honoured, with their values.
-
-    Args:
-        options: A `poptorch.Options` object.
-    """
+    """Return the options that were set and cannot be honoured, with their values."""
     return _changed(options, Status.REJECTED)
 
 
 def without_effect(options: Any) -> list[tuple[Row, Any]]:
-    """Return the options that were set and change nothing here, with their values.
-
-    Args:
-        options: A `poptorch.Options` object.
-    """
+    """Return the options that were set and change nothing here, with their values."""
     return _changed(options, Status.NO_EFFECT)
 
 

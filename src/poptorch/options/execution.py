@@ -46,11 +46,7 @@ class Stage:
         return self._blocks
 
     def ipu(self, ipu: int) -> Self:
-        """Choose the device, above any choice made at a block.
-
-        Args:
-            ipu: Number of the device.
-        """
+        """Choose the number of the device, above any choice made at a block."""
         require(isinstance(ipu, int), f"ipu takes the number of a device, not {ipu!r}")
         self._ipu_id = ipu
         return self
@@ -89,11 +85,7 @@ class Phase:
         return _at(self.stages, idx, "stage")
 
     def ipus(self, *ipus: int) -> Self:
-        """Choose the device of every stage.
-
-        Args:
-            *ipus: One number per stage.
-        """
+        """Choose the device of every stage, one number each."""
         require(
             len(ipus) == len(self.stages),
             f"ipus needs one number for each of the {len(self.stages)} stages, not {ipus!r}",
@@ -259,19 +251,11 @@ class _IPhasedExecution(_IExecutionStrategy):
         self._refuse_repeats()
 
     def phase(self, phase: int) -> Phase:
-        """Return a phase by its position.
-
-        Args:
-            phase: From 0.
-        """
+        """Return a phase by its position, from 0."""
         return _at(self._phases, phase, "phase")
 
     def useSeparateBackwardPhase(self, use: bool = True) -> Self:
-        """Give the backward pass phases of its own.
-
-        Args:
-            use: Whether to.
-        """
+        """Give the backward pass phases of its own."""
         self._separate_backward_phase = use
         return self
 
@@ -301,11 +285,7 @@ class SerialPhasedExecution(_IPhasedExecution):
     """Phases that all run on the same devices."""
 
     def setTensorsLiveness(self, liveness: Liveness) -> Self:
-        """Choose how long tensors stay in device memory; no effect here.
-
-        Args:
-            liveness: The choice.
-        """
+        """Choose how long tensors stay in device memory; no effect here."""
         require(isinstance(liveness, Liveness), f"Liveness needed, not {liveness!r}")
         self._liveness = liveness
         return self
@@ -315,11 +295,7 @@ class ParallelPhasedExecution(_IPhasedExecution):
     """Phases that alternate between even and odd devices."""
 
     def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> Self:
-        """Move activations off the chip after the forward pass; no effect here.
-
-        Args:
-            off_chip: Whether to.
-        """
+        """Move activations off the chip after the forward pass; no effect here."""
         require(isinstance(off_chip, bool), f"off_chip takes a bool, not {off_chip!r}")
         self._liveness = Liveness.OffChipAfterFwd if off_chip else Liveness.AlwaysLive
         return self

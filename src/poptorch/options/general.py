@@ -15,8 +15,7 @@ from abele.storage.files import why_no_folder_name
 from poptorch._error import require
 from poptorch.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 from poptorch.options import _table, files
-from poptorch.options._container import OptionsDict
-from poptorch.options.earlier import say_once
+from poptorch.options._container import OptionsDict, say_once
 from poptorch.options.execution import _IExecutionStrategy
 from poptorch.options.namespaces import (
     _DistributedOptions,
@@ -83,26 +82,13 @@ class Options(OptionsDict):
         return self._namespaces["Training"]
 
     def deviceIterations(self, device_iterations: int) -> Self:
-        """Set how many steps one call runs: weight updates of training, batches of inference.
-
-        Args:
-            device_iterations: 1 or more.
-
-        Raises:
-            AssertionError: Not an integer, or less than 1.
-        """
+        """Set how many steps one call runs: weight updates of training, batches of inference."""
         return self._with(device_iterations=device_iterations)
 
     def replicationFactor(self, replication_factor: int) -> Self:
         """Set how many data-parallel copies of the model this process runs.
 
         Differs from the original: the copies are computed on one device.
-
-        Args:
-            replication_factor: 1 or more.
-
-        Raises:
-            AssertionError: Not an integer, or less than 1.
         """
         return self._with(replication_factor=replication_factor)
 
@@ -232,20 +218,13 @@ class Options(OptionsDict):
         return self
 
     def logDir(self, log_dir: str) -> Self:
-        """Choose where log files go.
-
-        Args:
-            log_dir: A directory.
-        """
+        """Choose the directory of log files."""
         return self._with(log_dir=log_dir)
 
     def maxRepeatLogs(self, max_lines: int | None) -> Self:
-        """Limit how often the same message is logged.
+        """Limit how often the same message is logged; None means no limit.
 
         Differs from the original: no effect; no message is suppressed.
-
-        Args:
-            max_lines: The limit, or None for none.
         """
         return self._with(max_repeat_logs=_UNLIMITED if max_lines is None else max_lines)
 
@@ -267,11 +246,7 @@ class Options(OptionsDict):
         return self
 
     def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Self:
-        """Turn warnings about unexpected optimizer attributes into debug messages.
-
-        Args:
-            relax: Whether to.
-        """
+        """Turn warnings about unexpected optimizer attributes into debug messages."""
         self._relax_optimizer_checks = relax
         return self
 
@@ -279,9 +254,6 @@ class Options(OptionsDict):
         """Choose whether training steps of the wrapped model on the host are announced.
 
         An addition of this project.
-
-        Args:
-            warn: Whether to.
         """
         self._host_training_warning = warn
         return self
@@ -305,11 +277,7 @@ class Options(OptionsDict):
         return self
 
     def showCompilationProgressBar(self, show: bool = True) -> Self:
-        """Choose whether compiling shows a progress bar.
-
-        Args:
-            show: Whether to.
-        """
+        """Choose whether compiling shows a progress bar."""
         self._show_compilation_progress_bar = show
         return self
 
@@ -330,11 +298,7 @@ class Options(OptionsDict):
         return self
 
     def appendToLocationExcludes(self, *excludes: str) -> Self:
-        """Add to the files that are never named as the user's source line.
-
-        Args:
-            *excludes: Fragments of their paths.
-        """
+        """Add path fragments of files that are never named as the user's source line."""
         self._source_location_excludes = [*self._source_location_excludes, *excludes]
         return self
 
@@ -392,12 +356,7 @@ class Options(OptionsDict):
                 raise
 
     def anchorMode(self, anchor_mode: OutputMode, anchor_return_period: int | None = None) -> Self:
-        """Set the output mode, as ``outputMode`` does (its name until 2.4).
-
-        Args:
-            anchor_mode: The choice.
-            anchor_return_period: N of EveryN.
-        """
+        """Set the output mode, as ``outputMode`` does (its name until 2.4)."""
         say_once("anchorMode", "outputMode is called")
         return self.outputMode(anchor_mode, anchor_return_period)
 
@@ -447,10 +406,9 @@ class Options(OptionsDict):
     def useIpuModel(self, use_model: bool) -> Self:
         """Choose the original's simulator, whose device counts need no power of two.
 
-        Differs from the original: nothing is simulated; the same program runs either way.
+        Takes precedence over POPTORCH_IPU_MODEL and POPTORCH_SMALL_IPU_MODEL.
 
-        Args:
-            use_model: Takes precedence over POPTORCH_IPU_MODEL and POPTORCH_SMALL_IPU_MODEL.
+        Differs from the original: nothing is simulated; the same program runs either way.
         """
         return self._create(use_model=use_model)
 
@@ -458,19 +416,14 @@ class Options(OptionsDict):
         """Pick a device of the original by number.
 
         Differs from the original: no effect; there is no IPU to pick.
-
-        Args:
-            ipu_id: Its number.
         """
         return self._create(ipu_id=ipu_id)
 
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> Self:
         """Compile without running: sets the connection type to Never.
 
-        Differs from the original: compiles for the present target, not for absent hardware.
-
-        Args:
-            ipu_version: Generation of the original hardware; stored only.
+        Differs from the original: compiles for the present target, not for absent hardware; the
+        version is stored only.
         """
         return self._create(ipu_version=ipu_version).connectionType(ConnectionType.Never)
 
@@ -493,12 +446,6 @@ class Options(OptionsDict):
         """Choose how devices wait for each other.
 
         Differs from the original: no effect; there is one device.
-
-        Args:
-            sync_pattern: The pattern.
-
-        Raises:
-            AssertionError: Not a SyncPattern.
         """
         require_member("syncPattern", sync_pattern, SyncPattern)
         return self._with(sync_pattern=sync_pattern)
@@ -513,11 +460,7 @@ class Options(OptionsDict):
         return self._with(auto_round_num_ipus=auto_round_num_ipus)
 
     def enableExecutableCaching(self, path: str | None) -> Self:
-        """Keep compiled executables in a directory.
-
-        Args:
-            path: The directory, made on demand; None turns caching off.
-        """
+        """Keep compiled executables in a directory, made on demand; None turns caching off."""
         require(
             path is None or isinstance(path, str | os.PathLike),
             f"enableExecutableCaching takes a path or None, not {path!r}",
@@ -532,10 +475,9 @@ class Options(OptionsDict):
     def enableProfiling(self, profile_dir: str | None = None) -> Self:
         """Write a report of the compiled model and a trace of its first calls.
 
-        Differs from the original: text and Chrome traces, not its binary profile.
+        Each model gets a folder in `profile_dir`, by default in the current directory.
 
-        Args:
-            profile_dir: Where each model gets a folder; None means the current directory.
+        Differs from the original: text and Chrome traces, not its binary profile.
         """
         require(
             profile_dir is None or isinstance(profile_dir, str | os.PathLike),
@@ -558,9 +500,6 @@ class Options(OptionsDict):
         """Let `cycleCount()` tell how long a call took.
 
         Differs from the original: a cycle is a nanosecond.
-
-        Args:
-            log_cycle_count: Whether it may be asked.
         """
         self._Popart.set("instrumentWithHardwareCycleCounter", log_cycle_count)
         return self
@@ -569,9 +508,6 @@ class Options(OptionsDict):
         """Ask for normalisations that compute the variance stably.
 
         Differs from the original: no effect; they always do.
-
-        Args:
-            enabled: Stored only.
         """
         self._Popart.set("enableStableNorm", enabled)
         return self
@@ -589,8 +525,7 @@ class Options(OptionsDict):
     def updatableNamedBuffers(self, buffers: list[str]) -> Self:
         """Name the buffers that `copyNamedBuffersToDevice` sends.
 
-        Args:
-            buffers: Their names; one that the model lacks is an error when they are sent.
+        A name that the model lacks is an error when they are sent.
         """
         self._Popart.set("updatableNamedBuffers", buffers)
         return self
@@ -599,14 +534,6 @@ class Options(OptionsDict):
         if self.exists("use_model"):
             return self.use_model
         return simulator_chosen()
-
-    def _with(self, **values: Any) -> Self:
-        self.set(**values)
-        return self
-
-    def _create(self, **values: Any) -> Self:
-        self.createOrSet(**values)
-        return self
 
 
 def _require_period(setter: str, period: Any) -> None:

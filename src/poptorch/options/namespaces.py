@@ -15,8 +15,7 @@ import torch
 from poptorch._error import error, require
 from poptorch.enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
 from poptorch.options import _table
-from poptorch.options._container import Freezable, OptionsDict
-from poptorch.options.earlier import say_once
+from poptorch.options._container import Freezable, OptionsDict, say_once
 
 _logger = logging.getLogger("poptorch::python")
 
@@ -118,16 +117,8 @@ class _TrainingOptions(OptionsDict):
         super().__init__(_popart=popart_options, **_table.defaults(self._store))
 
     def gradientAccumulation(self, gradient_accumulation: int) -> Self:
-        """Set how many micro-batches' gradients make one weight update.
-
-        Args:
-            gradient_accumulation: 1 or more; must be 1 for inference.
-
-        Raises:
-            AssertionError: Not an integer, or less than 1.
-        """
-        self.set(gradient_accumulation=gradient_accumulation)
-        return self
+        """Set how many micro-batches' gradients make one weight update; 1 for inference."""
+        return self._with(gradient_accumulation=gradient_accumulation)
 
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Self:
         """Set how gradients of several micro-batches and replicas are combined.
@@ -146,22 +137,17 @@ class _TrainingOptions(OptionsDict):
                 "accumulationAndReplicationReductionType must be set to ReductionType.Mean or "
                 f"ReductionType.Sum, not {reduction_type!r}"
             )
-        self.set(accumulation_and_replication_reduction_type=reduction_type)
-        return self
+        return self._with(accumulation_and_replication_reduction_type=reduction_type)
 
     def setMeanAccumulationAndReplicationReductionStrategy(
         self, mean_reduction_strategy: MeanReductionStrategy
     ) -> Self:
-        """Choose where a mean reduction divides.
+        """Choose where a mean reduction divides: Running, Post or PostAndLoss.
 
         The three agree but for rounding and overflow. Optimizers with half accumulators that are
         not combined always use Running.
-
-        Args:
-            mean_reduction_strategy: Running, Post or PostAndLoss.
         """
-        self.set(meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy)
-        return self
+        return self._with(meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy)
 
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
         """Ask for a loss scale that follows the gradients' range.
@@ -182,23 +168,16 @@ class _TrainingOptions(OptionsDict):
     def setConvolutionDithering(self, enabled: bool) -> Self:
         """Spread convolutions over an IPU's tiles.
 
-        Differs from the original: no effect; there are no tiles.
-
         Replaces all convolution options, those of `Precision.setPartialsType` included.
 
-        Args:
-            enabled: Whether to spread them.
+        Differs from the original: no effect; there are no tiles.
         """
         value = "true" if enabled else "false"
         self._popart.set("convolutionOptions", {"enableConvDithering": value})
         return self
 
     def accumulationReductionType(self, reduction_type: ReductionType) -> Self:
-        """Set how gradients combine, as ``accumulationAndReplicationReductionType`` does.
-
-        Args:
-            reduction_type: `ReductionType.Mean` or `ReductionType.Sum`.
-        """
+        """Set how gradients combine, as ``accumulationAndReplicationReductionType`` does."""
         say_once("accumulationReductionType", "accumulationAndReplicationReductionType is called")
         return self.accumulationAndReplicationReductionType(reduction_type)
 
@@ -216,11 +195,7 @@ class _PrecisionOptions(OptionsDict):
         super().__init__(_popart=popart_options, **_table.defaults(self._store))
 
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
-        """Do nothing but warn: half and float operands follow torch's promotion rules.
-
-        Args:
-            half_float_casting: Ignored.
-        """
+        """Do nothing but warn: half and float operands follow torch's promotion rules."""
         self._deprecated("halfFloatCasting", "torch's type promotion always applies")
         return self
 
@@ -301,28 +276,16 @@ class _PrecisionOptions(OptionsDict):
         _logger.warning("Precision.%s is deprecated and has no effect: %s", name, instead)
 
     def runningVarianceAlwaysFloat(self, value: bool) -> Self:
-        """Do what ``runningStatisticsAlwaysFloat`` does: warn.
-
-        Args:
-            value: Ignored.
-        """
+        """Do what ``runningStatisticsAlwaysFloat`` does: warn."""
         return self.runningStatisticsAlwaysFloat(value)
 
     def autocastEnabled(self, autocast_enabled: bool) -> Self:
-        """Accept the switch of ``poptorch.autocast``; no effect.
-
-        Args:
-            autocast_enabled: Ignored.
-        """
+        """Accept the switch of ``poptorch.autocast``; no effect."""
         say_once("autocastEnabled", "nothing is cast by itself, every operation keeps its type")
         return self
 
     def autocastPolicy(self, autocast_policy: Any) -> Self:
-        """Accept a policy of ``poptorch.autocast``; no effect.
-
-        Args:
-            autocast_policy: Ignored.
-        """
+        """Accept a policy of ``poptorch.autocast``; no effect."""
         say_once("autocastPolicy", "nothing is cast by itself, every operation keeps its type")
         return self
 
@@ -348,12 +311,7 @@ class _DistributedOptions(OptionsDict):
         return self.configureProcessId(0, 1)
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
-        """Read the process count and number from the environment.
-
-        Args:
-            var_num_processes: Variable with the count; 1 if it is not set.
-            var_process_id: Variable with the number; 0 if it is not set.
-        """
+        """Read process count and number from the environment; 1 and 0 if variables are not set."""
         for name in (var_num_processes, var_process_id):
             require(isinstance(name, str), f"setEnvVarNames takes names of variables, not {name!r}")
         return self._place_by(var_num_processes, var_process_id)
@@ -441,59 +399,31 @@ class TensorLocationSettings(OptionsDict):
         super().__init__(**_table.defaults(self._store))
 
     def minElementsForOffChip(self, min_elements: int) -> Self:
-        """Keep tensors smaller than this on the chip.
-
-        Args:
-            min_elements: Number of elements.
-        """
-        return self._with(minElementsForOffChip=min_elements)
+        """Keep tensors of fewer elements than this on the chip."""
+        return self._create(minElementsForOffChip=min_elements)
 
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
-        """Divide only tensors of at least this size among replicas.
-
-        Args:
-            min_elements: Number of elements.
-        """
-        return self._with(minElementsForReplicatedTensorSharding=min_elements)
+        """Divide only tensors of at least this many elements among replicas."""
+        return self._create(minElementsForReplicatedTensorSharding=min_elements)
 
     def useOnChipStorage(self, use: bool | None = True) -> Self:
-        """Keep tensors on the chip or off it.
-
-        Args:
-            use: True, False, or None to leave the choice open again.
-        """
+        """Keep tensors on the chip or off it; None leaves the choice open again."""
         if use is None:
             self.deleteIfExists("onChip")
             return self
-        return self._with(onChip=use)
+        return self._create(onChip=use)
 
     def useReplicatedTensorSharding(self, use: bool = True) -> Self:
-        """Divide tensors among replicas.
-
-        Args:
-            use: Whether to divide them.
-        """
-        return self._with(useReplicatedTensorSharding=use)
+        """Divide tensors among replicas."""
+        return self._create(useReplicatedTensorSharding=use)
 
     def useIOTilesToLoad(self, use: bool = True) -> Self:
-        """Load off-chip tensors through the input-output tiles.
-
-        Args:
-            use: Whether to use those tiles.
-        """
-        return self._with(useIOTilesToLoad=use)
+        """Load off-chip tensors through the input-output tiles."""
+        return self._create(useIOTilesToLoad=use)
 
     def useIOTilesToStore(self, use: bool = True) -> Self:
-        """Keep on-chip tensors in the input-output tiles.
-
-        Args:
-            use: Whether to use those tiles.
-        """
-        return self._with(useIOTilesToStore=use)
-
-    def _with(self, **value: Any) -> Self:
-        self.createOrSet(**value)
-        return self
+        """Keep on-chip tensors in the input-output tiles."""
+        return self._create(useIOTilesToStore=use)
 
 
 class _TensorLocationOptions(OptionsDict):
@@ -508,48 +438,27 @@ class _TensorLocationOptions(OptionsDict):
         super().__init__(**_table.defaults(self._store))
 
     def numIOTiles(self, num_tiles: int) -> Self:
-        """Set tiles aside for input and output.
-
-        Args:
-            num_tiles: An even number from 32 to 192.
-        """
+        """Set tiles aside for input and output: an even number from 32 to 192."""
         require(
             isinstance(num_tiles, int) and 32 <= num_tiles <= 192 and num_tiles % 2 == 0,
             f"numIOTiles must be an even number between 32 and 192, not {num_tiles!r}",
         )
-        self.createOrSet(num_io_tiles=num_tiles)
-        return self
+        return self._create(num_io_tiles=num_tiles)
 
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
-        """Place activations.
-
-        Args:
-            location: Settings, copied now.
-        """
+        """Place activations; the settings are copied now."""
         return self._place("location_activation", location)
 
     def setWeightLocation(self, location: TensorLocationSettings) -> Self:
-        """Place weights.
-
-        Args:
-            location: Settings, copied now.
-        """
+        """Place weights; the settings are copied now."""
         return self._place("location_weight", location)
 
     def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
-        """Place optimizer state.
-
-        Args:
-            location: Settings, copied now.
-        """
+        """Place optimizer state; the settings are copied now."""
         return self._place("location_optimizer", location)
 
     def setAccumulatorLocation(self, location: TensorLocationSettings) -> Self:
-        """Place gradient accumulators.
-
-        Args:
-            location: Settings, copied now.
-        """
+        """Place gradient accumulators; the settings are copied now."""
         return self._place("location_accumulator", location)
 
     def _place(self, name: str, location: TensorLocationSettings) -> Self:
@@ -557,5 +466,4 @@ class _TensorLocationOptions(OptionsDict):
             isinstance(location, TensorLocationSettings),
             f"{name} takes a poptorch.TensorLocationSettings, not {location!r}",
         )
-        self.createOrSet(**{name: copy.deepcopy(location)})
-        return self
+        return self._create(**{name: copy.deepcopy(location)})

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import poptorch
-from poptorch.options import earlier
+from poptorch.options import _container
 
 
 @pytest.fixture(autouse=True)
 def _logged(monkeypatch):
-    monkeypatch.setattr(earlier, "_logged", set())
+    monkeypatch.setattr(_container, "_logged", set())
 
 
 def test_anchor_modes_are_output_modes(caplog):
