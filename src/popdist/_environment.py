@@ -2,7 +2,8 @@
 
 An instance is a process; a replica is a copy of the model inside of one. poprun describes replicas
 in ``POPDIST_*``; Open MPI, which it starts instances with, numbers these in ``OMPI_COMM_WORLD_*``.
-Every function reads the environment when it is called. Without poprun a program is the only
+Every function reads the environment when it is called; it raises `popdist.Error` for a variable
+that is missing or holds no number. Without poprun a program is the only
 instance and has one replica; under plain ``mpirun``, or plain ``torchrun``, each of its processes
 is an instance.
 """
@@ -86,11 +87,7 @@ def getInstanceIndex() -> int:
 
 
 def getLocalInstanceIndex() -> int:
-    """Return the number of this instance among those of its host, from 0; 0 without poprun.
-
-    Raises:
-        popdist.Error: The variable is missing or holds no number.
-    """
+    """Return the number of this instance among those of its host, from 0; 0 without poprun."""
     if not isPopdistEnvSet():
         for name in (MPI_LOCAL_RANK, TORCH_LOCAL_RANK):
             if name in os.environ:
@@ -99,38 +96,22 @@ def getLocalInstanceIndex() -> int:
 
 
 def getNumTotalReplicas() -> int:
-    """Return the number of replicas of all instances; 1 without poprun.
-
-    Raises:
-        popdist.Error: The variable is missing or holds no number.
-    """
+    """Return the number of replicas of all instances; 1 without poprun."""
     return _read(TOTAL, least=1) if isPopdistEnvSet() else getNumInstances()
 
 
 def getNumLocalReplicas() -> int:
-    """Return the number of replicas of this instance; 1 without poprun.
-
-    Raises:
-        popdist.Error: The variable is missing or holds no number.
-    """
+    """Return the number of replicas of this instance; 1 without poprun."""
     return _of_poprun(LOCAL, alone=1, least=1)
 
 
 def getReplicaIndexOffset() -> int:
-    """Return the number of this instance's first replica among all; 0 without poprun.
-
-    Raises:
-        popdist.Error: The variable is missing or holds no number.
-    """
+    """Return the number of this instance's first replica among all; 0 without poprun."""
     return _read(OFFSET) if isPopdistEnvSet() else getInstanceIndex()
 
 
 def getNumIpusPerReplica() -> int:
-    """Return how many IPUs poprun was told that a replica has; 1 without poprun.
-
-    Raises:
-        popdist.Error: The variable is missing or holds no number.
-    """
+    """Return how many IPUs poprun was told that a replica has; 1 without poprun."""
     return _of_poprun(IPUS, alone=1, least=1)
 
 
@@ -139,9 +120,6 @@ def checkNumIpusPerReplica(ipus_per_replica: int) -> bool:
 
     Args:
         ipus_per_replica: What the program's model needs.
-
-    Raises:
-        popdist.Error: The variable is missing or holds no number.
     """
     return ipus_per_replica == getNumIpusPerReplica()
 

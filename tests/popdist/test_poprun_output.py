@@ -10,22 +10,11 @@ from popdist._run.output import Relay, Screen
 MARK = "\x1dsecret\x1d"
 
 
-class Stream(io.BytesIO):
-    """Remembers what was written, and says that it is a terminal if told so."""
-
-    def __init__(self, terminal=False):
-        super().__init__()
-        self._terminal = terminal
-
-    def isatty(self):
-        return self._terminal
-
-
 class Watched:
     """A relay that is fed by hand."""
 
-    def __init__(self, count=2, terminal=False, **settings):
-        self.out, self.err = Stream(terminal), Stream(terminal)
+    def __init__(self, count=2, **settings):
+        self.out, self.err = io.BytesIO(), io.BytesIO()
         self.screen = Screen(streams=(self.out, self.err), **settings)
         self.relay = Relay(count, self.screen, MARK)
 
@@ -97,29 +86,13 @@ def test_progress_bars_are_those_of_instance_0(watched):
     ]
 
 
-def test_a_file_shows_a_long_bar_now_and_then(watched, monkeypatch):
+def test_a_long_bar_is_shown_now_and_then(watched, monkeypatch):
     run = watched()
     now = output.time.monotonic()
     for seconds in (1, 29, 31, 45, 62):
         monkeypatch.setattr(output.time, "monotonic", lambda t=seconds: now + t)
         run.feed(0, f"\r at {seconds} s".encode(), stream=1)
     assert run.err.getvalue().splitlines() == [b"[1,0]<stderr>: at 31 s", b"[1,0]<stderr>: at 62 s"]
-
-
-def test_a_terminal_keeps_the_bar_below_other_lines(watched):
-    run = watched(terminal=True)
-    run.feed(0, b"\r 10%", stream=1)
-    run.feed(1, b"hello\n")
-    run.feed(0, b"\r 20%", stream=1)
-    run.feed(0, b"\r100%\n", stream=1)
-    clear = b"\r\x1b[K"
-    assert run.out.getvalue() == b"[1,1]<stdout>:hello\n"
-    assert run.err.getvalue().split(clear) == [
-        b"[1,0]<stderr>: 10%",
-        b"[1,0]<stderr>: 10%",
-        b"[1,0]<stderr>: 20%",
-        b"[1,0]<stderr>:100%\n",
-    ]
 
 
 def test_endings_are_taken_out(watched):

@@ -3,60 +3,22 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, NoReturn
 
 from popdist._run import command_line, launch, placement, shim
 from popdist._run.command_line import NO_EFFECT, OPTIONS, Problem
 from popdist._run.output import logger, set_up_log
-from popdist._run.placement import Instance, Place, Plan
+from popdist._run.placement import Place, Plan
 
-_WIDTH = 100
 _TITLE = "poprun topology"
-_ROWS = ("hosts", "ILDs", "instances", "replicas")
+_COLUMNS = ("hosts", "ILDs", "instances", "replicas")
 
 
 def topology_table(plan: Plan) -> str:
-    """Return the table: columns that stand for what they hold, or rows of hosts where too wide."""
-    for folded in (False, True):
-        rows = _rows(plan, folded)
-        # Of the innermost columns; all instances have the same number of replicas.
-        width = max(-(-(len(label) + 3) // count) - 1 for row in rows for label, count in row)
-        cells = [
-            "|".join(f"{label:^{count * (width + 1) - 1}}" for label, count in row) for row in rows
-        ]
-        lines = [f"| {name:<9} |{text}|" for name, text in zip(_ROWS, cells, strict=True)]
-        inner = len(lines[0]) - 2
-        if inner + 1 < _WIDTH:
-            rule = f"|{'-' * 11}|{'-' * (inner - 12)}|\n"
-            head = f" {'=' * inner}\n|{_TITLE:^{inner}}|\n|{'=' * inner}|\n"
-            return head + f"\n{rule}".join(lines) + f"\n {'-' * inner}"
-    return _by_host(plan)
-
-
-def _rows(plan: Plan, folded: bool) -> list[list[tuple[str, int]]]:
-    """Return the labels of each row, and how many innermost columns each covers."""
-    keys: tuple[Callable[[Instance], tuple[str | int, ...]], ...] = (
-        lambda i: (i.host,),
-        lambda i: (i.host, i.domain),
-        lambda i: (i.rank,),
-    )
-    share = 1 if folded else plan.replicas // len(plan.instances)
-    rows = [
-        [
-            (str(value[-1]), share * len(list(group)))
-            for value, group in groupby(plan.instances, key)
-        ]
-        for key in keys
-    ]
-    replicas = range(plan.replicas)
-    cells = [_range(replicas[i.offset : i.offset + i.replicas]) for i in plan.instances]
-    return [*rows, [(text, 1) for text in (cells if folded else map(str, replicas))]]
-
-
-def _by_host(plan: Plan) -> str:
-    rows: list[tuple[str, ...]] = [_ROWS]
+    """Format which domains, instances and replicas are on each host."""
+    rows: list[tuple[str, ...]] = [_COLUMNS]
     for host, group in groupby(plan.instances, lambda instance: instance.host):
         instances = list(group)
         last = instances[-1]
@@ -66,7 +28,7 @@ def _by_host(plan: Plan) -> str:
             _range(range(instances[0].rank, last.rank + 1)),
             _range(range(instances[0].offset, last.offset + last.replicas)),
         ))  # fmt: skip
-    widths = [max(len(row[n]) for row in rows) for n in range(4)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
     return "\n".join([_TITLE, "=" * len(lines[0]), *(line.rstrip() for line in lines)])
 
@@ -85,11 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     set_up_log(0)
     try:
-        text = command_line.asks_for(arguments)
+        options, program = command_line.parse(arguments)
+        text = command_line.about(options)
         if text is not None:
             _show(text)
             return 0
-        return _run(*command_line.parse(arguments))
+        return _run(options, program)
     except Problem as problem:
         logger.error("%s", problem)
         return problem.status

@@ -1,16 +1,13 @@
 """Options of poprun: their table, the command line, files of options, and arguments for mpirun."""
 
 import argparse
-import contextlib
 import dataclasses
 import difflib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import re
 import shlex
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,11 +54,14 @@ class Option:
         return self.name.replace("-", "_")
 
 
-RUN, HOSTS, PROGRAM = "instances and replicas", "hosts", "what instances get"
+ABOUT, RUN, HOSTS, PROGRAM = "about", "instances and replicas", "hosts", "what instances get"
 OUTPUT, FAILURE, CONFIG = "output", "failures", "configuration files"
 NO_EFFECT = "accepted, without effect here (there is no IPU partition)"
 
 OPTIONS = (
+    Option("help", "flag", False, ABOUT, "print this text", short="h"),
+    Option("version", "flag", False, ABOUT, "print the version"),
+    Option("version-format", "text", None, ABOUT, "text (default) or json", "FORMAT"),
     Option("num-instances", "count", None, RUN,
            "processes to start; divided evenly over the hosts. Default: 1, or under Slurm and MPI "
            "what these started", "N"),
@@ -145,7 +145,6 @@ Options before PROGRAM are poprun's; values follow after a space or "=". Boolean
 false, 1 or 0. Exit status: that of the instance that failed first, 128 + N if signal N ended it;
 2 for a mistake in the command line, 127 for a program that is not there.
 """
-_OWN = ("help", "version", "version-format")
 
 
 def parse(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -219,36 +218,24 @@ def _option(name: str) -> Option:
     option = BY_NAME.get(bare) if name.startswith("--") else BY_SHORT.get(bare)
     if option:
         return option
-    near = difflib.get_close_matches(bare, [*BY_NAME, *_OWN], n=1, cutoff=0.5)
-    hint = f" Did you mean --{near[0]}?" if near else ""
     raise Problem(
-        f"poprun has no option {name}.{hint} Options of the program come after the program; "
+        f"poprun has no option {name}.{_near(bare)} Options of the program come after the program; "
         "poprun --help lists those of poprun."
     )
 
 
-def asks_for(argv: Sequence[str]) -> str | None:
-    """Return what to print instead of a run: a help or version text, or None."""
-    before = _before_program(argv)
-    if {"-h", "--help"} & set(before):
+def _near(name: str) -> str:
+    near = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=0.5)
+    return f" Did you mean --{near[0]}?" if near else ""
+
+
+def about(options: Mapping[str, Any]) -> str | None:
+    """Return the help or the version if the options ask for it, else None."""
+    if "help" in options:
         return parser().format_help()
-    if any(word.startswith("--version") for word in before):
-        return _version(before)
+    if "version" in options or "version_format" in options:
+        return _version(options.get("version_format"))
     return None
-
-
-def _before_program(argv: Sequence[str]) -> list[str]:
-    words: list[str] = []
-    rest = list(argv)
-    while rest and rest[0].startswith("-") and rest[0] != "--":
-        word = rest.pop(0)
-        words.append(word)
-        name, equals, _ = word.partition("=")
-        option = BY_NAME.get(name.removeprefix("--")) or BY_SHORT.get(name.removeprefix("-"))
-        takes = option is not None and option.kind not in ("flag", "boolean")
-        if rest and not equals and (takes or name == "--version-format"):
-            words.append(f"={rest.pop(0)}")
-    return words
 
 
 def parser() -> argparse.ArgumentParser:
@@ -261,10 +248,6 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )
-    about = root.add_argument_group("about")
-    about.add_argument("-h", "--help", action="store_true", help="print this text")
-    about.add_argument("--version", action="store_true", help="print the version")
-    about.add_argument("--version-format", metavar="FORMAT", help="text (default) or json")
     groups: dict[str, Any] = {}
     for option in OPTIONS:
         group = groups.get(option.group) or root.add_argument_group(option.group)
@@ -295,10 +278,9 @@ def default(option: Option) -> str:
     return ("no", "yes")[option.default] if option.kind == "boolean" else str(option.default)
 
 
-def _version(words: Sequence[str]) -> str:
-    text = " ".join(words)
+def _version(text: str | None) -> str:
     versions = {"poprun": _own_version(), "torch": _installed("torch")}
-    if "json" in text:
+    if text == "json":
         return json.dumps(versions) + "\n"
     return f"poprun {versions['poprun']} (torch {versions['torch']})\n"
 
@@ -406,10 +388,8 @@ def read_config(path: str) -> dict[str, Any]:
 
 def _entry(path: str, name: str, value: Any) -> tuple[str, Any]:
     option = BY_NAME.get(name)
-    if option is None or option.group == CONFIG:
-        near = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise Problem(f"--import-config {path} names {name!r}, which is no option.{hint}")
+    if option is None or option.group in (ABOUT, CONFIG):
+        raise Problem(f"--import-config {path} names {name!r}, which is no option.{_near(name)}")
     if option.name == "verbose" and isinstance(value, int):
         return option.key, int(value)
     if option.repeats:
@@ -419,32 +399,18 @@ def _entry(path: str, name: str, value: Any) -> tuple[str, Any]:
 
 
 def write_config(path: str, values: Mapping[str, Any], *, overwrite: bool) -> None:
-    """Write the options that were given, by key, all at once or not at all."""
-    target = Path(path)
-    if target.exists() and not overwrite:
-        raise Problem(
-            f"--export-config {path} exists; choose another name, or add --overwrite-config yes."
-        )
+    """Write the options that were given, by key."""
     entries = {
         option.name: values[option.key]
-        for option in BY_NAME.values()
+        for option in OPTIONS
         if option.key in values and option.group != CONFIG
     }
     try:
-        _replace_file(target, json.dumps(entries, indent=2) + "\n")
+        with open(path, "w" if overwrite else "x", encoding="utf-8") as file:
+            file.write(json.dumps(entries, indent=2) + "\n")
+    except FileExistsError:
+        raise Problem(
+            f"--export-config {path} exists; choose another name, or add --overwrite-config yes."
+        ) from None
     except OSError as error:
         raise Problem(f"--export-config {path} cannot be written: {error.strerror}.") from error
-
-
-def _replace_file(target: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(handle)
-        os.replace(name, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise

@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import selectors
-import shutil
 import signal
 import sys
 import threading
@@ -94,14 +93,11 @@ def first_failure(endings: Sequence[Ending], count: int, one_host: bool) -> Endi
 
 
 STREAMS = ("stdout", "stderr")
-_BAR_SECONDS = 30.0  # between states of a progress bar in a file
+_BAR_SECONDS = 30.0  # between states of a progress bar
 
 
 class Screen:
-    """Shows lines and progress bars, and never one in the middle of another.
-
-    On a terminal a progress bar stays the last line; in a file its states become lines, now and
-    then.
+    """Shows whole lines; states of a progress bar become lines now and then.
 
     Args:
         tagged: Whether lines begin with their instance.
@@ -119,34 +115,20 @@ class Screen:
     ) -> None:
         self._tagged, self._only, self._on_broken = tagged, only, broken
         self._streams = streams or (_buffer(sys.stdout), _buffer(sys.stderr))
-        self._terminals = [stream.isatty() for stream in self._streams]
-        self._bar: tuple[int, bytes] | None = None
         self._bar_written = time.monotonic()
         self.broken = False
 
     def line(self, rank: int, stream: int, text: bytes) -> None:
         """Show a line of an instance."""
         if self._shown(rank):
-            self._clear()
             self._write(stream, self._tag(rank, stream) + text + b"\n")
-            self._draw()
 
     def bar(self, rank: int, stream: int, text: bytes) -> None:
         """Show the state of a progress bar; of instance 0, or of the only one that is shown."""
-        if not self.shows_bars(rank) or not text.strip():
-            return
-        if self._terminals[stream]:
-            self._clear()
-            self._bar = (stream, self._tag(rank, stream) + text)
-            self._draw()
-        elif time.monotonic() - self._bar_written > _BAR_SECONDS:
+        late = time.monotonic() - self._bar_written > _BAR_SECONDS
+        if late and self.shows_bars(rank) and text.strip():
             self._bar_written = time.monotonic()
             self.line(rank, stream, text)
-
-    def end_bar(self) -> None:
-        """Forget the bar: what follows is its final state, or nothing."""
-        self._clear()
-        self._bar = None
 
     def shows_bars(self, rank: int) -> bool:
         """Tell whether progress bars of an instance are shown."""
@@ -157,16 +139,6 @@ class Screen:
 
     def _tag(self, rank: int, stream: int) -> bytes:
         return f"[1,{rank}]<{STREAMS[stream]}>:".encode() if self._tagged else b""
-
-    def _clear(self) -> None:
-        if self._bar:
-            self._write(self._bar[0], b"\r\x1b[K")
-
-    def _draw(self) -> None:
-        if self._bar:
-            width = shutil.get_terminal_size().columns - 1
-            stream, text = self._bar
-            self._write(stream, text.decode(errors="replace")[:width].encode())
 
     def _write(self, stream: int, data: bytes) -> None:
         if self.broken:
@@ -231,9 +203,7 @@ class _Lines:
             *before, line = line.split(b"\r")
             # A bar blanks itself out before a program prints a message in its place.
             message = bool(before[-1]) and not before[-1].strip()
-            if screen.shows_bars(self._rank):
-                screen.end_bar()
-            elif not message:
+            if not message and not screen.shows_bars(self._rank):
                 return
         self._relay.tails[self._rank].append((self._stream, line))
         screen.line(self._rank, self._stream, line)
@@ -295,7 +265,6 @@ class Relay:
                 self._read(reader, everything=finishing)
         for lines in self._lines.values():
             lines.end()
-        self.screen.end_bar()
 
     def _read(self, reader: int, everything: bool) -> None:
         try:
