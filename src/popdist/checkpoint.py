@@ -22,7 +22,7 @@ import poptorch
 from abele.collectives import Collective, broadcast_bytes, connected, gather_bytes
 from abele.errors import CollectiveError, SerializationError
 from abele.runtime import host_random
-from abele.storage import atomic, state_file, values
+from abele.storage import state_file, temporary, values
 from abele.storage.checkpoint_folder import CheckpointFolder
 from abele.warn import warn_user
 from popdist._environment import CheckpointError, CheckpointWarning
@@ -256,7 +256,7 @@ def _prepare(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-        atomic.sweep(folder)
+        temporary.sweep(folder)
     except OSError as error:
         raise CheckpointError(
             f"Checkpoints are to be kept in {folder}, which cannot be written: {error}. Choose a "

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from abele.storage import atomic
+from abele.storage import atomic, temporary
 from cosmictagger import checkpoints
 from cosmictagger.cli import main
 from cosmictagger.data import generator
@@ -187,11 +187,11 @@ def test_a_signal_while_events_are_made_leaves_nothing(tmp_path, monkeypatch, ca
 
 def test_what_dead_processes_left_goes_and_what_others_write_stays(tmp_path):
     path = tmp_path / "run.json"
-    left = tmp_path / f".run.json.{atomic._host()}-99999999.part"
+    here = temporary.this_machine()
+    left = tmp_path / f"abele-{here}-99999999-5-run.json.part"
     others = [
-        tmp_path / f".run.json.{atomic._host()}-1.part",  # a process that is there
-        tmp_path / ".run.json.elsewhere-99999999.part",  # another machine's, on a shared disk
-        tmp_path / f".other.json.{atomic._host()}-99999999.part",
+        tmp_path / f"abele-{here}-1-0-run.json.part",  # a process that is there
+        tmp_path / "abele-01234567-99999999-5-run.json.part",  # of another machine, a shared disk
     ]
     for file in (left, *others):
         file.write_text("half")

@@ -10,7 +10,7 @@ import torch
 
 from abele.errors import SerializationError
 from abele.runtime import host_random
-from abele.storage import atomic, state_file
+from abele.storage import state_file
 
 
 def test_content_comes_back_as_it_was(tmp_path):
@@ -130,14 +130,3 @@ def test_random_numbers_go_on_where_they_were_written_down():
     draw()
     host_random.write(state, own)
     assert draw() == expected
-
-
-def test_only_what_dead_processes_left_is_swept(tmp_path):
-    host = atomic._host()
-    names = [f".a.{host}-99999999.part", f".b.{host}-99999999.part", f".a.{host}-1.part", "a.part"]
-    for name in names:
-        (tmp_path / name).write_text("")
-    atomic.sweep(tmp_path, "a")
-    assert sorted(os.listdir(tmp_path)) == sorted(names[1:])
-    atomic.sweep(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == sorted(names[2:])
