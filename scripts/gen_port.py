@@ -107,21 +107,19 @@ are left out are always printed:
 _BACK = """
 ## The way back
 
-`--to torch` turns the usual shapes of PopTorch programs into plain PyTorch, and names every other line as *manual*:
+`--to torch` writes `plain_poptorch.py` beside a PopTorch program, which then imports this file instead of PopTorch; nothing else of its text
+changes. The file has in plain PyTorch what programs use to train and to evaluate on the host:
 
-- A wrapper becomes a small class in the file, and calls of it stay as they are. A call of a training model is `zero_grad`, the model,
-  `backward` and `step`; inference runs under `torch.no_grad()`. The class keeps what a program compiles in: attributes of the model, and the
-  modes (`train()`, `eval()`) of its first call.
+- A call of a training model is `zero_grad`, the model, `backward` and `step`; inference runs under `torch.no_grad()`. A model keeps what a
+  program compiles in: attributes, the modes (`train()`, `eval()`) of its first call, and the values of its optimizer until `setOptimizer`.
 - Where the options have device iterations or gradient accumulation, a call cuts its rows into as many batches, and loaders give batches of
   as many rows.
-- The loss is what `poptorch.identity_loss` marks, or what a loss function of torch returns, as read from `forward`.
-- Limits of gradients become `clip_grad_norm_`; a wrapper's calls about the device go.
-- The result runs on the host; `.to(device)` is not added.
+- The loss is what `poptorch.identity_loss` marked last, else the one result that is a number with a gradient.
+- Limits of gradients become `clip_grad_norm_`. Options and calls about the device do nothing; `.to(device)` is not added.
 
-Left by hand, by line, are options that change what is computed or that a condition sets, replicas, popdist, blocks, stages and operators of PopTorch,
-arguments that torch's optimizers do not have, LAMB, and every other name of PopTorch. So are new
-rates in a program that never calls `setOptimizer`. Where a program tells its model of new rates or weights later than it changes them, the plain
-one has them earlier: `--check` shows that.
+Left by hand, by line, are popdist, blocks, stages and operators of PopTorch, options that change what is computed, reports, arguments that torch's
+optimizers do not have, LAMB, and every other name of PopTorch. Replicas and sums of gradients raise an error when the program runs.
+An unmarked loss that `forward` multiplies is trained with its factor, which a program does not: `--check` shows that in the first step.
 
 """
 _TABLE = "| code | stands for |\n|---|---|\n"

@@ -182,9 +182,8 @@ class Context:
         distributed: whether it runs in several instances, with popdist.
         instances: whether it already runs in several instances, with popdist.
         sampled: loaders of which each process had its share by a sampler.
-        treated: pieces of the program in which a rule has replaced every name of PopTorch.
         once: what was done and is not to be done again.
-        functions: texts of functions that rules have added, by file and name.
+        added: texts of new files that are written beside the program, by name.
         training: the training model that each optimizer has been given to.
         finished: whether the rules that are still to come have nothing to do.
     """
@@ -208,9 +207,8 @@ class Context:
         self.routes = Routes(self)
         self.training: dict[Thing, Wrapped] = {}
         self.sampled: set[Thing] = set()
-        self.treated: set[cst.CSTNode] = set()
         self.once: set[object] = set()
-        self.functions: dict[tuple[Source, str], str] = {}
+        self.added: dict[str, str] = {}
         self.distributed = popdist or any(map(_has_processes, project.sources))
         self.instances = any(map(_asks_popdist, project.sources))
         self._names: dict[Source, dict[str, str]] = {}

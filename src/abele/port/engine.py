@@ -18,7 +18,7 @@ class Port:
 
     Attributes:
         before: the text of each file.
-        after: the same after all rules.
+        after: the same after all rules, with the files that rules have added.
         findings: what is said of lines, by file and line.
         to: what it was ported to.
     """
@@ -91,6 +91,7 @@ def port(project: Project, popdist: bool = False, to: str = "poptorch") -> Port:
     after: dict[str, str] = {}
     for _ in range(2):  # what a branch asks for may have to be passed through other files first
         after = {each.name: context.edits(each).text() for each in context.project.sources}
+    after |= context.added
     for name, text in after.items():
         require_python(name, text)  # what is written can be read
     findings = sorted(

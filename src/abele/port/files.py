@@ -105,10 +105,9 @@ def _modules(
 def difference(result: Port) -> str:
     """Return the unified diff of all files."""
     lines: list[str] = []
-    for name, before in result.before.items():
-        after = result.after[name]
+    for name, after in result.after.items():
         lines += difflib.unified_diff(
-            before.splitlines(keepends=True),
+            result.before.get(name, "").splitlines(keepends=True),
             after.splitlines(keepends=True),
             f"a/{name}",
             f"b/{name}",
@@ -131,7 +130,7 @@ def record(result: Port) -> dict[str, Any]:
 
 def _like(original: Path, text: str) -> bytes:
     """Encode text with a file's line ends and encoding."""
-    data = original.read_bytes()
+    data = original.read_bytes() if original.exists() else b""
     encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     return (text.replace("\n", "\r\n") if b"\r\n" in data else text).encode(encoding)
 

@@ -23,9 +23,6 @@ class Kind(enum.Enum):
     DEVICE = "device"
     SCALER = "scaler"
     OBJECT = "object"  # of a class of the program that is no model
-    TRAINING = "training model"  # of PopTorch, like the two that follow
-    INFERENCE = "inference model"
-    OPTIONS = "options"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,12 +43,6 @@ class Thing:
 
 
 _LOADERS = frozenset(("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader"))
-_OF_POPTORCH = {
-    "poptorch.trainingModel": Kind.TRAINING,
-    "poptorch.inferenceModel": Kind.INFERENCE,
-    "poptorch.Options": Kind.OPTIONS,
-    "popdist.poptorch.Options": Kind.OPTIONS,
-}
 _NO_OPTIMIZERS = frozenset(("lr_scheduler", "swa_utils"))
 
 
@@ -59,8 +50,6 @@ def kind_of_class(name: str) -> Kind | None:
     """Return the kind of object that a call of a full name creates; None if untracked."""
     parts = name.split(".")
     last = parts[-1]
-    if name in _OF_POPTORCH:
-        return _OF_POPTORCH[name]
     if name.startswith("torch.optim.lr_scheduler.") or name == "torch.optim.swa_utils.SWALR":
         return Kind.SCHEDULER
     if parts[:2] in (["torch", "optim"], ["poptorch", "optim"]) and last[:1].isupper():

@@ -347,7 +347,7 @@ class Things:
                     each for each in self._evaluate(source, node.value) if each.kind is Kind.MODEL
                 }
             if isinstance(node, cst.Attribute):
-                return self._options(source, node) or self._of_object(source, node)
+                return self._of_object(source, node)
             return set()
         if isinstance(node, cst.IfExp):
             return self._evaluate(source, node.body) | self._evaluate(source, node.orelse)
@@ -356,11 +356,6 @@ class Things:
         if isinstance(node, cst.Call):
             return self._made_by(source, node)
         return set()
-
-    def _options(self, source: Source, node: cst.Attribute) -> set[Thing]:
-        """Return the options that contain an attribute, such as ``opts.Training``."""
-        things = self._evaluate(source, node.value)
-        return {each for each in things if each.kind is Kind.OPTIONS}
 
     def _of_object(self, source: Source, node: cst.Attribute) -> set[Thing]:
         """Return the objects of an attribute of a program's object."""
@@ -380,10 +375,6 @@ class Things:
             models = self._evaluate(source, node.func.value)
             if models:
                 return {each for each in models if each.kind is Kind.MODEL}
-        if isinstance(node.func, cst.Attribute):
-            options = self._options(source, node.func)
-            if options:  # whose methods return them
-                return options
         name = source.imported(node.func)
         if node.args and (name in WRAPPERS or goes_through(name, node)):
             return self._evaluate(source, node.args[0].value)

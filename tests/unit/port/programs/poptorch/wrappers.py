@@ -1,6 +1,6 @@
 """What wrappers are told, and what they are asked of their programs."""
 
-import poptorch  # ABP1901 modified
+import poptorch
 import torch
 from torch import nn
 
@@ -17,17 +17,17 @@ class Fit(nn.Module):
 torch.manual_seed(0)
 x, y = torch.randn(8, 4), torch.randn(8, 3)
 fit = Fit()
-optimizer = poptorch.optim.SGD(fit.parameters(), lr=0.5, momentum=0.9)  # ABP1401 modified
-training = poptorch.trainingModel(fit, optimizer=optimizer)  # ABP1101 modified
+optimizer = poptorch.optim.SGD(fit.parameters(), lr=0.5, momentum=0.9)
+training = poptorch.trainingModel(fit, optimizer=optimizer)
 training.compile(x, y)
 for step in range(6):
     loss = training(x, y)
     print(loss.item())
     if step == 1:
         optimizer.param_groups[0]["lr"] = 0.05
-        training.setOptimizer(optimizer)  # ABP1112 modified
+        training.setOptimizer(optimizer)
     if step == 3:
-        training.detachFromDevice()  # ABP1111 modified
+        training.detachFromDevice()
         with torch.no_grad():
             fit.layer.bias.zero_()
         training.copyWeightsToDevice()

@@ -1,6 +1,6 @@
 """Marks of losses, and annotations."""
 
-from poptorch import DataLoader, Options, inferenceModel, trainingModel, identity_loss  # ABP1901 modified
+from poptorch import DataLoader, Options, inferenceModel, trainingModel, identity_loss
 import poptorch
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ class Net(nn.Module):
     def forward(self, x, y):
         x = self.third(self.second(torch.tanh(self.first(x))).unsqueeze(2)).squeeze(2)
         loss = (x - y).square().mean(1)
-        loss = identity_loss(loss, reduction="sum")  # ABP1501 modified
+        loss = identity_loss(loss, reduction="sum")
         return x, loss
 
 
@@ -32,17 +32,17 @@ class Half(nn.Module):
 
 
 torch.manual_seed(0)
-options = Options()  # ABP1001 modified
+options = Options()
 options.setExecutionStrategy(poptorch.ShardedExecution())
-loader = DataLoader(options, TensorDataset(torch.randn(32, 4), torch.randn(32, 3)), 8)  # ABP1301 modified
+loader = DataLoader(options, TensorDataset(torch.randn(32, 4), torch.randn(32, 3)), 8)
 model = Net()
 half = Half(model)
-training: poptorch.PoplarExecutor = trainingModel(half, options)  # ABP1101 modified, ABP1902 modified
+training: poptorch.PoplarExecutor = trainingModel(half, options)
 for x, y in loader:
     _, loss = training(x, y)
     print(loss.item())
-inference = inferenceModel(model, options)  # ABP1201 modified
+inference = inferenceModel(model, options)
 for x, y in loader:
     outputs, loss = inference(x, y)
     print(outputs.sum().item(), loss.item())
-loader.terminate()  # ABP1302 modified
+loader.terminate()

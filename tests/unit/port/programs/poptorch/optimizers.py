@@ -1,6 +1,6 @@
 """Optimizers, and limits of gradients."""
 
-import poptorch  # ABP1901 modified
+import poptorch
 import torch
 from torch import nn
 
@@ -18,12 +18,12 @@ torch.manual_seed(0)
 x = torch.randn(8, 4)
 
 first = Fit(3)
-adam = poptorch.optim.AdamW(  # ABP1401 modified
+adam = poptorch.optim.AdamW(
     first.parameters(),
     lr=0.1,
-    max_grad_norm=0.5,  # ABP1403 modified
+    max_grad_norm=0.5,
 )
-training = poptorch.trainingModel(first, optimizer=adam)  # ABP1101 modified
+training = poptorch.trainingModel(first, optimizer=adam)
 for step in range(6):
     loss = training(x, torch.ones(8, 3))
     print(loss.item())

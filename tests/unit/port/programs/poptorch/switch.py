@@ -1,7 +1,7 @@
 """A trainer that also trains without PopTorch."""
 
 try:
-    import poptorch  # ABP1901 modified
+    import poptorch
 except ImportError:
     pass
 
@@ -17,7 +17,7 @@ class Net(torch.nn.Module):
         x = self.layer(x)
         if loss_calculator is not None:
             loss = loss_calculator(labels, x)
-            loss = poptorch.identity_loss(loss, reduction="mean")  # ABP1501 modified
+            loss = poptorch.identity_loss(loss, reduction="mean")
             return x, labels, loss
         return x
 
@@ -28,7 +28,7 @@ class Trainer:
         self.net = Net()
         self.optimizer = torch.optim.Adam(self.net.parameters(), 0.1)
         if self.wrapped:
-            self.net = poptorch.trainingModel(  # ABP1101 modified
+            self.net = poptorch.trainingModel(
                 self.net, poptorch.Options(), optimizer=self.optimizer
             )
 

@@ -1,6 +1,6 @@
 """Functions are given options; the loss is in the model."""
 
-import poptorch  # ABP1901 modified
+import poptorch
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -20,10 +20,10 @@ class Net(nn.Module):
 
 
 def train(model, opts, data):
-    loader = poptorch.DataLoader(opts, data, batch_size=8, shuffle=True)  # ABP1301 modified
-    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)  # ABP1401 modified
+    loader = poptorch.DataLoader(opts, data, batch_size=8, shuffle=True)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    training_model = poptorch.trainingModel(model, opts, optimizer)  # ABP1101 modified
+    training_model = poptorch.trainingModel(model, opts, optimizer)
     training_model.compile(torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
     for epoch in range(3):
         total = 0.0
@@ -32,21 +32,21 @@ def train(model, opts, data):
             total += loss
         print(epoch, total / len(loader), scores.argmax(1).tolist())
         scheduler.step()
-        training_model.setOptimizer(optimizer)  # ABP1112 modified
-    training_model.detachFromDevice()  # ABP1111 modified
+        training_model.setOptimizer(optimizer)
+    training_model.detachFromDevice()
 
 
 def test(model, opts, data):
     loader = poptorch.DataLoader(opts, data, batch_size=8)
-    inference_model = poptorch.inferenceModel(model.eval(), opts)  # ABP1201 modified
+    inference_model = poptorch.inferenceModel(model.eval(), opts)
     for x, y in loader:
         print(inference_model(x).argmax(1).eq(y).sum().item())
 
 
 def main():
-    opts = poptorch.Options()  # ABP1001 modified
+    opts = poptorch.Options()
     opts.modelName("net")
-    opts.randomSeed(3)  # ABP1002 modified
+    opts.randomSeed(3)
     data = TensorDataset(torch.randn(44, 4), torch.randint(0, 3, (44,)))
     model = Net()
     train(model, opts, data)

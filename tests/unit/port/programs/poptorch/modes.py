@@ -1,7 +1,7 @@
 """Programs keep their mode; modules do not."""
 
 try:
-    import poptorch  # ABP1901 modified
+    import poptorch
 except ImportError:
     pass
 
@@ -21,9 +21,9 @@ class Net(nn.Module):
 
 torch.manual_seed(0)
 model = Net()
-optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)  # ABP1401 modified
-training_model = poptorch.trainingModel(model, poptorch.Options(), optimizer)  # ABP1101 modified
-inference_model = poptorch.inferenceModel(model, poptorch.Options())  # ABP1201 modified
+optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+training_model = poptorch.trainingModel(model, poptorch.Options(), optimizer)
+inference_model = poptorch.inferenceModel(model, poptorch.Options())
 x, y = torch.randn(8, 4), torch.randn(8, 3)
 for epoch in range(3):
     for step in range(3):
@@ -34,5 +34,5 @@ for epoch in range(3):
     scores = inference_model(x)
     print(scores.sum().item())
 
-if training_model.isCompiled():  # ABP1111 modified
+if training_model.isCompiled():
     training_model.copyWeightsToHost()
