@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -253,13 +252,8 @@ def with_header(
     end = min(_last_import(body) + 1, _first_use(body, imports, definitions))
     present = {module.code_for_node(each).strip() for each in body[:end]}
     missing = [line for line in imports if line not in present]
-    own = [line for line in missing if line.split()[1] in sys.stdlib_module_names]
-    new: list[Any] = [each for line in missing if line not in own for each in parsed(line)]
+    new: list[Any] = [each for line in missing for each in parsed(line)]
     top, rest = body[:end], body[end:]
-    place = next((index for index, each in enumerate(top) if _is_plain_import(each)), end)
-    for line in sorted(own, reverse=True):
-        _insert(top, place, line)
-    end = len(top)
     first = next((index for index, each in enumerate(top) if _imports_torch(each)), end)
     if new and first < end:
         new[0] = new[0].with_changes(leading_lines=top[first].leading_lines)
@@ -267,20 +261,6 @@ def with_header(
     if definitions and rest:
         rest[0] = _spaced(rest[0])
     return module.with_changes(body=[*top[:first], *new, *top[first:], *definitions, *rest])
-
-
-def _is_plain_import(statement: Any) -> bool:
-    return _is_import(statement) and not _text(statement).startswith("from __future__")
-
-
-def _insert(top: list[Any], place: int, line: str) -> None:
-    """Put an import of the standard library before another, and apart from one of torch."""
-    (new,) = parsed(line)
-    if place < len(top):
-        new = new.with_changes(leading_lines=top[place].leading_lines)
-        lines = [cst.EmptyLine(indent=False)] if _imports_torch(top[place]) else []
-        top[place] = top[place].with_changes(leading_lines=lines)
-    top.insert(place, new)
 
 
 def _first_use(

@@ -7,7 +7,6 @@ from typing import TypeAlias, TypeVar
 
 import libcst as cst
 
-from abele.port import tree
 from abele.port.source import Source
 
 Owner: TypeAlias = cst.FunctionDef | cst.ClassDef | cst.Module
@@ -56,7 +55,7 @@ class Project:
 
     def _add(self, source: Source) -> None:
         definitions = _Definitions()
-        tree.visit(source.module, definitions)
+        source.module.visit(definitions)
         module = _dotted(source)
         for node in (*definitions.functions, *definitions.classes):
             self._source_of[node] = source

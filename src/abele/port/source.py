@@ -16,7 +16,6 @@ import libcst as cst
 from libcst import metadata
 
 from abele.errors import PortError
-from abele.port import tree
 
 _Kind = TypeVar("_Kind", bound=cst.CSTNode)
 
@@ -131,8 +130,8 @@ class Source:
         return self._wrapper.resolve(metadata.PositionProvider)
 
     @cached_property
-    def _parents(self) -> dict[cst.CSTNode, cst.CSTNode]:
-        return tree.parents(self.module)
+    def _parents(self) -> Any:
+        return self._wrapper.resolve(metadata.ParentNodeProvider)
 
     @cached_property
     def _scopes(self) -> Any:

@@ -42,7 +42,6 @@ PROCESSES = {
     "it shuffles": ("distributed", "shuffle=False", "shuffle=True"),
     "no shuffling": ("training", "shuffle=True", "shuffle=False"),
     "another number of the instance": ("distributed", "rank = popdist.getInstanceIndex()", "rank = popdist.getNumInstances()"),
-    "another number of instances": ("distributed", "popdist.getInstanceIndex() == 0", "popdist.getNumInstances() == 0"),
     "no seed": ("distributed", "    torch.manual_seed(rank)\n", ""),
     "another seed": ("distributed", "torch.manual_seed(rank)", "torch.manual_seed(42)"),
     "a copy of the model": ("distributed", "ModelWithLoss(model)", "ModelWithLoss(torch.nn.Linear(4, 3))"),
@@ -119,7 +118,7 @@ TRAINING = {
 
 AMP = {
     "it casts": ("amp", "out = self.model(x)\n", "out = self.model(x.bfloat16().float())\n"),
-    "the scale stays": ("amp", "loss = criterion(out, y)\n        return loss", "loss = 4 * criterion(out, y)\n        return poptorch.identity_loss(loss, reduction='none')"),
+    "the scale stays": ("amp", 'identity_loss(loss, reduction="none")', 'identity_loss(4 * loss, reduction="none")'),
     "two updates": ("amp", "    loss = training_model(x, y)\n", "    training_model(x, y)\n    loss = training_model(x, y)\n"),
     "no update": ("amp", "    loss = training_model(x, y)\n", "    loss = criterion(model(x), y)\n"),
     "half the model": ("amp", "nn.Linear(8, 3))\n", "nn.Linear(8, 3)).half().float()\n"),
@@ -175,7 +174,7 @@ RATES = {
 }  # fmt: skip
 
 SHAPES = {
-    "the loss of training is another": ("rules/one_function", "loss = self.criterion(outputs, labels)\n        return loss", "loss = self.criterion(outputs, labels) * 2\n        return poptorch.identity_loss(loss, reduction='none')"),
+    "the loss of training is another": ("rules/one_function", 'identity_loss(loss, reduction="none")', 'identity_loss(2 * loss, reduction="none")'),
     "evaluation in training mode": ("rules/one_function", "        model.eval()\n", ""),
     "averages of training are not renewed": ("rules/one_function", "        model.train()\n", "        model.eval()\n"),
     "the plain model of before": ("rules/one_function", "poptorch.inferenceModel(model", "poptorch.inferenceModel(__import__('copy').deepcopy(model)"),

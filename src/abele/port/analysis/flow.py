@@ -9,12 +9,10 @@ from collections.abc import Iterable, Iterator
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port import tree
 from abele.port.analysis.search import findall
 from abele.port.project import Owner
 
 _PIECES = 4096  # that are remembered
-_Comprehension = cst.ListComp | cst.SetComp | cst.DictComp | cst.GeneratorExp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,29 +67,41 @@ class _Names(cst.CSTVisitor):
         self.read[node.value] = None
 
     def visit_Attribute(self, node: cst.Attribute) -> bool:
-        tree.visit(node.value, self)
+        node.value.visit(self)
         return False
 
     def visit_Arg(self, node: cst.Arg) -> bool:
-        tree.visit(node.value, self)
+        node.value.visit(self)
         return False
 
     def visit_Annotation(self, node: cst.Annotation) -> bool:
         return False
 
-    def visit_Lambda(self, node: cst.Lambda) -> bool:
+    def _scope(self, node: cst.CSTNode) -> bool:
+        """Note what a function, class or comprehension reads of the names around it."""
         inner = _Names()
-        tree.visit(node.body, inner)
-        arguments = {each.name.value for each in node.params.params}
-        self.read |= {name: None for name in inner.read if name not in arguments}
+        for each in node.children:
+            each.visit(inner)
+        if isinstance(node, cst.FunctionDef | cst.ClassDef):
+            del inner.read[node.name.value]
+            self.written[node.name.value] = None
+        self.read |= dict.fromkeys(name for name in inner.read if name not in inner.written)
         return False
 
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
-        inner = _Names()
-        tree.visit(node.body, inner)
-        local = {*inner.written, *(each.name.value for each in node.params.params)}
-        self.read |= {name: None for name in inner.read if name not in local}
+    visit_Lambda = visit_FunctionDef = visit_ClassDef = _scope
+    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _scope
+
+    def visit_Param(self, node: cst.Param) -> bool:
         self.written[node.name.value] = None
+        if node.default is not None:
+            node.default.visit(self)
+        return False
+
+    def visit_CompFor(self, node: cst.CompFor) -> bool:
+        self._target(node.target)
+        for each in (node.iter, *node.ifs, node.inner_for_in):
+            if each is not None:
+                each.visit(self)
         return False
 
     def visit_AssignTarget(self, node: cst.AssignTarget) -> bool:
@@ -100,50 +110,22 @@ class _Names(cst.CSTVisitor):
 
     def visit_AnnAssign(self, node: cst.AnnAssign) -> bool:
         if node.value is not None:
-            tree.visit(node.value, self)
+            node.value.visit(self)
             self._target(node.target)
         return False
 
     def visit_AugAssign(self, node: cst.AugAssign) -> bool:
-        tree.visit(node.value, self)
-        tree.visit(node.target, self)
+        node.value.visit(self)
+        node.target.visit(self)
         self._target(node.target)
         return False
 
     def visit_For(self, node: cst.For) -> bool:
-        tree.visit(node.iter, self)
+        node.iter.visit(self)
         self._target(node.target)
-        tree.visit(node.body, self)
+        node.body.visit(self)
         if node.orelse is not None:
-            tree.visit(node.orelse, self)
-        return False
-
-    def _comprehension(self, node: _Comprehension) -> bool:
-        """Note the names of around it that a comprehension reads."""
-        inner, targets = _Names(), set[str]()
-        elements = (node.key, node.value) if isinstance(node, cst.DictComp) else (node.elt,)
-        for each in elements:
-            tree.visit(each, inner)
-        level: cst.CompFor | None = node.for_in
-        while level is not None:
-            for each in (level.iter, *(condition.test for condition in level.ifs)):
-                tree.visit(each, inner)
-            targets |= set(names_in(level.target))
-            level = level.inner_for_in
-        first = _Names()
-        tree.visit(node.for_in.iter, first)
-        self.read |= {
-            name: None for name in inner.read if name not in targets or name in first.read
-        }
-        return False
-
-    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension
-
-    def visit_ClassDef(self, node: cst.ClassDef) -> bool:
-        inner = _Names()
-        tree.visit(node.body, inner)
-        self.read |= dict.fromkeys(name for name in inner.read if name not in inner.written)
-        self.written[node.name.value] = None
+            node.orelse.visit(self)
         return False
 
     def visit_AsName(self, node: cst.AsName) -> bool:
@@ -155,7 +137,7 @@ class _Names(cst.CSTVisitor):
             for element in target.elements:
                 self._target(element.value)
         elif isinstance(target, cst.Attribute | cst.Subscript):
-            tree.visit(target, self)
+            target.visit(self)
             base = target
             while isinstance(base, cst.Attribute | cst.Subscript):
                 base = base.value
@@ -226,5 +208,5 @@ def changes(node: cst.CSTNode) -> list[str]:
 def _names(node: cst.CSTNode) -> _Names:
     """Return the cached names of a node."""
     names = _Names()
-    tree.visit(node, names)
+    node.visit(names)
     return names

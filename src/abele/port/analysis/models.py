@@ -33,7 +33,6 @@ _ALONE = m.SimpleStatementLine(
 )
 _OWN = m.OneOf(*map(m.Name, ("Parameter", "register_buffer", "register_parameter")))
 _ACTIVATIONS = ("Sigmoid", "Softmax", "LogSoftmax", "ReLU", "Tanh", "Identity", "Flatten")
-_TAKEN = ("tuple", "list", "dict", "OrderedDict", "NamedTuple", "ModelOutput")
 
 
 def class_of(project: Project, model: Thing) -> cst.ClassDef | None:
@@ -195,25 +194,7 @@ def asks_for_its_mode(project: Project, model: Thing) -> bool:
     return cls is not None and any(findall(each, mode) for each in project.bases(cls))
 
 
-# -- results and weights -------------------------------------------------------------------------
-
-
-def class_returned(project: Project, model: Thing) -> str:
-    """Return the class of the object that forward returns; empty if a program can return it."""
-    cls = class_of(project, model)
-    forward = None if cls is None else project.method(cls, "forward")
-    if forward is None:
-        return ""
-    source = project.source(forward)
-    for each in findall(forward, m.Return(value=m.Call())):
-        returned = project.class_of(source, cst.ensure_type(each.value, cst.Call).func)
-        if returned is None or project.is_module(returned):
-            continue
-        bases = [base.value for cls in project.bases(returned) for base in cls.bases]
-        names = [project.source(returned).code(base).rpartition(".")[2] for base in bases]
-        if not any(name in _TAKEN for name in names):
-            return returned.name.value
-    return ""
+# -- weights -------------------------------------------------------------------------------------
 
 
 def is_weightless(project: Project, model: Thing) -> bool:

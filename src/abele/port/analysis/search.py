@@ -8,8 +8,6 @@ from typing import Any, cast
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port import tree
-
 #: Nodes by the name of their class, with their positions.
 _Nodes = dict[str, list[tuple[int, cst.CSTNode]]]
 _PIECES = 4096  # that are remembered
@@ -52,10 +50,10 @@ def _is_any(matcher: Any) -> bool:
 @functools.lru_cache(_PIECES)
 def _inside(node: cst.CSTNode) -> _Nodes:
     nodes: _Nodes = {}
-    rest, position = tree.children(node)[::-1], 0
+    rest, position = [*node.children][::-1], 0
     while rest:
         each = rest.pop()
         nodes.setdefault(type(each).__name__, []).append((position, each))
-        rest.extend(reversed(tree.children(each)))
+        rest += [*each.children][::-1]
         position += 1
     return nodes

@@ -87,8 +87,8 @@ class Model:
 
     Attributes:
         name: empty if it is not known.
-        tensors: ``shape``, ``kind``, ``line``, and ``digest`` before the first update of each
-            tensor by name. The digest is empty where it is not known.
+        tensors: ``shape``, ``kind``, and ``digest`` before the first update of each tensor by name.
+            The digest is empty where it is not known.
     """
 
     name: str = ""

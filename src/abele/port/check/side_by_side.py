@@ -243,10 +243,10 @@ class Pairing:
 
     def _of_tensor(self, pair: StepPair, step: int, name: str, meaning: str) -> Difference:
         facts = self._original.models[pair.original.model].tensors[name]
-        kind, line = facts["kind"], facts["line"]
+        kind = facts["kind"]
         lines = (pair.original.line, pair.port.line) if step else ("", "")
         return Difference(
-            step=step, kind=kind, name=name, far=None, lines=(line or lines[0], lines[1]),
+            step=step, kind=kind, name=name, far=None, lines=lines,
             meaning=OTHER_BUFFER if kind == "buffer" else meaning, model=pair.model,
         )  # fmt: skip
 

@@ -3,8 +3,8 @@
 Records by ``kind``:
 
 - ``model``: ``model``, its number in the order of first updates; ``name``; ``tensors``, by name the
-  ``shape``, the ``kind``, the ``line`` that made it, and the ``digest`` before the first update;
-  again where the model has grown;
+  ``shape``, the ``kind``, and the ``digest`` before the first update; again where the model has
+  grown;
 - ``update``: ``model``; ``digests`` by name; ``losses``, ``inputs``, the user's ``line``, and
   ``alone``, unless its call made several updates;
 - ``note``: ``text``, something that was changed so that both scripts can be compared;
@@ -27,7 +27,6 @@ import torch
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
-    register_module_parameter_registration_hook,
 )
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -86,15 +85,13 @@ class Record:
         name: str,
         tensors: Mapping[str, torch.Tensor],
         kinds: Mapping[str, str],
-        lines: Mapping[str, str],
     ) -> None:
-        """Write the tensors of a model: their shapes, kinds, and the lines that made them."""
+        """Write the shapes and kinds of a model's tensors."""
         is_new = number == self.models
         facts = {
             name: {
                 "shape": list(value.shape),
                 "kind": kinds[name],
-                "line": lines.get(name, ""),
                 # Buffers may have changed in forward.
                 "digest": digest(value) if is_new and kinds[name] == PARAMETER else "",
             }
@@ -132,33 +129,6 @@ def numbers(loss: torch.Tensor) -> list[float]:
     """Return the numbers of a loss in double precision, which is exact for float32."""
     values: Any = loss.detach().double().flatten()[:_MOST_LOSSES]
     return values.tolist()
-
-
-class LinesOfParameters:
-    """The user's line that made each parameter."""
-
-    def __init__(self) -> None:
-        self._lines: dict[int, tuple[weakref.ref[Any], str]] = {}
-
-    @contextlib.contextmanager
-    def noting(self) -> Generator[None]:
-        """While open, note the parameters that modules get."""
-
-        def note(module: torch.nn.Module, name: str, parameter: Any) -> None:
-            del module, name
-            if parameter is not None and self.of(parameter) == "":
-                self._lines[id(parameter)] = weakref.ref(parameter), user_line()
-
-        handle: Any = register_module_parameter_registration_hook(note)
-        try:
-            yield
-        finally:
-            handle.remove()
-
-    def of(self, tensor: torch.Tensor) -> str:
-        """Return the line, or an empty text."""
-        reference, line = self._lines.get(id(tensor), (None, ""))
-        return line if reference is not None and reference() is tensor else ""
 
 
 # -- plain scripts ---------------------------------------------------------------------------------
@@ -273,7 +243,6 @@ class Original:
 
     def __init__(self, record: Record):
         self._record = record
-        self._lines = LinesOfParameters()
         self._models: list[Trained] = []
         # By optimizer: the line that made it, and its model.
         self._made: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -296,7 +265,7 @@ class Original:
         optimizer = wrapped(torch.optim.Optimizer, "__init__", self._made_optimizer)
         backward = wrapped(torch.autograd, "backward", self._before_backward)
         try:
-            with self._lines.noting(), optimizer, backward:
+            with optimizer, backward:
                 yield
         finally:
             for handle in handles:
@@ -354,9 +323,8 @@ class Original:
             model = self._model_of([root for call in mine for root in call.roots])
         self._trained[optimizer], self._used = model, mine
         if model.add(mine) or model.number == self._record.models:
-            lines = {name: self._lines.of(tensor) for name, tensor in model.tensors.items()}
             name = model.name(tensors)
-            self._record.model(model.number, name, model.tensors, model.kinds, lines)
+            self._record.model(model.number, name, model.tensors, model.kinds)
 
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
@@ -448,7 +416,7 @@ class _Calls(Observer):
             self._model = self._record.models
             params, buffers = self._session.params, self._session.buffers[0]
             kinds = dict.fromkeys(params, PARAMETER) | dict.fromkeys(buffers, BUFFER)
-            self._record.model(self._model, "", {**params, **buffers}, kinds, {})
+            self._record.model(self._model, "", {**params, **buffers}, kinds)
         self._inputs, self._digests = [digest(each) for each in inputs], []
 
     def on_update(self, step: MicroStep) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import libcst as cst
@@ -24,7 +23,6 @@ CODES = {
     "ABP803": "A program updates the weights of all instances together, without a wrapper.",
     "ABP804": "poptorch.DataLoader gives each instance its share; a sampler is left out.",
     "ABP805": "poprun starts the processes that the program started by itself.",
-    "ABP806": "One instance writes the log.",
     "ABP807": "Each instance writes this file, and needs a name of its own for it.",
 }
 
@@ -69,7 +67,6 @@ def apply(context: Context) -> None:
                 _of_process(context, source, call, name)
         if context.distributed:
             _environment(context, source)
-            _log(context, source)
             _files(context, source)
 
 
@@ -196,19 +193,6 @@ def _environment(context: Context, source: Source) -> None:
             context.say(source, node, "ABP802", Verdict.MODIFIED, reason)
 
 
-def _log(context: Context, source: Source) -> None:
-    """Let one instance write the log."""
-    for statement in _unguarded(source):
-        call = cst.ensure_type(statement.body[0], cst.Expr).value
-        assert isinstance(call, cst.Call)
-        if not _is_log(source, call):
-            continue
-        context.edits(source).need("import popdist")
-        context.edits(source).change(statement, _in_one_instance)
-        reason = "one instance prints, not each"
-        context.say(source, statement, "ABP806", Verdict.MODIFIED, reason)
-
-
 def _files(context: Context, source: Source) -> None:
     """Name files that every instance writes."""
     for call in findall(source.module, m.Call()):
@@ -227,31 +211,8 @@ _EACH_WRITES = (
 )
 
 
-def _unguarded(source: Source) -> Iterator[cst.SimpleStatementLine]:
-    """Statements of one call that every process executes: no condition names a process."""
-    pattern = m.SimpleStatementLine(body=[m.Expr(m.Call())])
-    for node in findall(source.module, pattern):
-        if isinstance(node, cst.SimpleStatementLine) and not _is_guarded(source, node):
-            yield node
-
-
 def _is_guarded(source: Source, node: cst.CSTNode) -> bool:
     """Return whether a condition around a node tests the rank."""
     ranks = m.Name("rank") | m.Name("local_rank") | m.Name("gpu_id") | m.Name("getInstanceIndex")
     conditions = [each.test for each in source.above(node) if isinstance(each, cst.If)]
     return any(findall(each, ranks | m.Name("get_rank")) for each in conditions)
-
-
-def _in_one_instance(node: Any) -> Any:
-    """Return a statement that only the first instance executes."""
-    text = "if popdist.getInstanceIndex() == 0:\n    pass"
-    made: Any = cst.parse_module(text).body[0]
-    body = made.body.with_changes(body=[node.with_changes(leading_lines=[])])
-    return made.with_changes(body=body, leading_lines=node.leading_lines)
-
-
-def _is_log(source: Source, call: cst.Call) -> bool:
-    """Return whether a call logs a line that one instance may write for all."""
-    name = source.imported(call.func) or source.code(call.func)
-    owner, _, method = name.rpartition(".")
-    return name == "print" or (method in ("info", "warning") and "log" in owner.lower())

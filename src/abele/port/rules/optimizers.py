@@ -41,7 +41,6 @@ SCHEDULER_CODES = {
     "ABP419": "The training model cannot be reached where the scheduler steps.",
 }
 RATE_CODES = {
-    "ABP414": "What changes of an optimizer later has to be its argument; defaults are constants.",
     "ABP412": "The training model is given the optimizer again after its rate has changed.",
 }
 
@@ -190,26 +189,11 @@ def _pass_on(
     context.say(source, node, code, Verdict.MODIFIED, _PASSED)
 
 
-# -- rates and other values that the program changes by hand -------------------------------------
-
-#: Schedulers that change a momentum, or the first of betas, unless they are told not to.
-_CYCLES = ("OneCycleLR", "CyclicLR")
-_KEPT = (
-    "{key} changes here, and a compiled program takes arguments of its optimizer as variables and "
-    "defaults as constants: write {key} as an argument of the optimizer; a momentum may change if "
-    "it is not 0 at first"
-)
+# -- rates that the program changes by hand ------------------------------------------------------
 
 
 def apply_rates(context: Context) -> None:
     """Give the optimizer to the training model after its groups were changed."""
-    for scheduler in context.things.all(Kind.SCHEDULER):
-        cycles = scheduler.name.rpartition(".")[2] in _CYCLES
-        told = argument(cst.ensure_type(scheduler.made, cst.Call), "cycle_momentum")
-        if cycles and not m.matches(told or cst.Name("True"), m.Name("False")):
-            for optimizer in places.of_scheduler(context, scheduler) & context.training.keys():
-                key = "betas" if "Adam" in optimizer.name else "momentum"
-                _check_given(context, scheduler.source, scheduler.made, optimizer, key)
     for source in context.project.sources:
         changed: dict[Statement, None] = {}
         for node in findall(source.module, m.Attribute(attr=m.Name("param_groups"))):
@@ -218,29 +202,7 @@ def apply_rates(context: Context) -> None:
             trained = [each for each in optimizers if each in context.training]
             if trained and statement not in changed and _writes(source, statement, node):
                 changed[statement] = None
-                for key in sorted(_keys(statement) - {"lr", "initial_lr"}):
-                    _check_given(context, source, statement, trained[0], key)
                 _pass_on(context, source, statement, trained[0], "ABP412")
-
-
-def _check_given(
-    context: Context, source: Source, node: cst.CSTNode, optimizer: Thing, key: str
-) -> None:
-    """Name a change of a value that the program has as a constant."""
-    value = argument(cst.ensure_type(optimizer.made, cst.Call), key)
-    if value is None or m.matches(value, m.Integer("0") | m.Float("0.0")):
-        context.say(source, node, "ABP414", Verdict.MANUAL, _KEPT.format(key=key))
-
-
-def _keys(statement: Statement) -> set[str]:
-    """Return the keys of an optimizer's groups that a statement writes."""
-    return {
-        str(each.evaluated_value)
-        for node in findall(statement, m.Assign() | m.AugAssign())
-        for target in targets_of(node)
-        if isinstance(target, cst.Subscript)
-        for each in findall(target.slice[-1], m.SimpleString())
-    }
 
 
 def _writes(source: Source, statement: Statement, groups: cst.Attribute) -> bool:

@@ -177,8 +177,7 @@ def _define_module(
     edits.define(wrapper.text.replace("{name}", cls, 1))
     if not step.source.imported_as("torch"):
         edits.need("import torch")
-    if wrapper.marked:
-        edits.need("import poptorch")
+    edits.need("import poptorch")
     if source is not step.source:
         module = step.source.name.removesuffix(".py").replace("/", ".")
         context.edits(source).need(f"from {module} import {cls}")

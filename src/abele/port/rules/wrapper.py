@@ -11,36 +11,12 @@ from typing import Any
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port import tree
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import Statement, StepError
-from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
 from abele.port.context import Context
 from abele.port.edits import renamed
 
-#: Losses of torch that a training model finds by itself.
-FUNCTIONS = frozenset(
-    (
-        "binary_cross_entropy",
-        "binary_cross_entropy_with_logits",
-        "cosine_embedding_loss",
-        "cross_entropy",
-        "ctc_loss",
-        "hinge_embedding_loss",
-        "kl_div",
-        "l1_loss",
-        "margin_ranking_loss",
-        "mse_loss",
-        "multi_margin_loss",
-        "multilabel_soft_margin_loss",
-        "nll_loss",
-        "poisson_nll_loss",
-        "smooth_l1_loss",
-        "soft_margin_loss",
-        "triplet_margin_loss",
-    )
-)
 _TOGETHER = "Computes the loss together with the model: a program contains both."
 
 
@@ -64,12 +40,10 @@ class Wrapper:
     Attributes:
         parts: what it is given, models first.
         text: of the class, with ``{name}`` for its name.
-        marked: whether its loss is marked with ``identity_loss``.
     """
 
     parts: list[Part]
     text: str
-    marked: bool
 
 
 def wrapper_of(context: Context, step: Step) -> Wrapper:
@@ -80,10 +54,7 @@ def wrapper_of(context: Context, step: Step) -> Wrapper:
     """
     parts = _parts(context, step)
     body = [_line(context, step, statement, parts) for statement in step.forward]
-    marked = not _is_of_torch(context, step)
-    loss = step.loss
-    if marked:
-        loss = f'poptorch.identity_loss({loss}, reduction="none")'
+    loss = f'poptorch.identity_loss({step.loss}, reduction="none")'
     names = [part.name for part in parts]
     init = "".join(f"        self.{name} = {name}\n" for name in names)
     returned = ", ".join((*step.outputs, loss))
@@ -96,7 +67,7 @@ def wrapper_of(context: Context, step: Step) -> Wrapper:
         f"{textwrap.indent(''.join(body), ' ' * 8)}"
         f"        return {returned}\n"
     )
-    return Wrapper(parts, text, marked)
+    return Wrapper(parts, text)
 
 
 def _parts(context: Context, step: Step) -> list[Part]:
@@ -123,7 +94,7 @@ def _constants(context: Context, step: Step) -> Sequence[cst.BaseExpression]:
     needed: dict[str, cst.BaseExpression] = {}
     collect = _Constants(set(step.constants))
     for statement in step.forward:
-        tree.visit(statement, collect)
+        statement.visit(collect)
     for node in collect.nodes:
         code = step.source.code(node)
         things = context.things.of(step.source, node)
@@ -180,29 +151,3 @@ def _line(context: Context, step: Step, statement: Statement, parts: Sequence[Pa
     node = renamed(node, {name: f"self.{name}" for name in names})
     node = node.with_changes(leading_lines=[])
     return cst.Module([node]).code
-
-
-def _is_of_torch(context: Context, step: Step) -> bool:
-    """Return whether the last statement is a plain loss of torch."""
-    last = step.forward[-1]
-    match = m.extract(
-        last,
-        m.SimpleStatementLine(
-            body=[
-                m.Assign(
-                    targets=[m.AssignTarget(m.Name(step.loss))],
-                    value=m.SaveMatchedNode(m.Call(), "call"),
-                )
-            ]
-        ),
-    )
-    call = None if match is None else match["call"]
-    if not isinstance(call, cst.Call) or len(findall(last, m.Assign())) != 1:
-        return False
-    name = step.source.imported(call.func)
-    if name.startswith("torch.nn.functional.") and name.rpartition(".")[2] in FUNCTIONS:
-        return True
-    return any(
-        each.name.startswith("torch.nn.")
-        for each in context.things.of(step.source, call.func, Kind.LOSS)
-    )

@@ -32,7 +32,7 @@ def main(file):
             optimizer.step()
             if rank == 0:
                 print(loss.item())
-        print("epoch", epoch)  # ABP806 modified
+        print("epoch", epoch)
     torch.save(model.module.state_dict(), "model.pt")  # ABP807 manual
     dist.destroy_process_group()  # ABP802 modified
 

@@ -20,7 +20,7 @@ class ModelWithLoss(torch.nn.Module):
     def forward(self, x, y):
         out = self.model(x)
         loss = self.criterion(out, y)
-        return out, loss
+        return out, poptorch.identity_loss(loss, reduction="none")
 
 
 class ModelWithLoss2(torch.nn.Module):
@@ -71,7 +71,7 @@ class ModelWithLoss5(torch.nn.Module):
 
     def forward(self, x, y):
         loss = F.mse_loss(self.model(x), y)
-        return loss
+        return poptorch.identity_loss(loss, reduction="none")
 
 
 torch.manual_seed(0)

@@ -17,7 +17,7 @@ class ModelWithLoss(torch.nn.Module):
 
     def forward(self):
         loss = torch.nn.functional.mse_loss(self.model(self.x), self.y)
-        return loss
+        return poptorch.identity_loss(loss, reduction="none")
 
 
 def train(model, optimizer, x, y):

@@ -19,7 +19,7 @@ class ModelWithLoss(torch.nn.Module):
     def forward(self, x, y):
         scores = self.model(x)
         loss = self.criterion(scores, y)
-        return loss
+        return poptorch.identity_loss(loss, reduction="none")
 
 
 def train(model, loader, optimizer, device, training_model):
