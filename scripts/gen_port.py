@@ -147,11 +147,11 @@ as it is, and its line says what to do.
   an `eval()` without a `train()` before it.
 - **Shapes.** A program has one shape. A training loader leaves out a last, shorter batch of an epoch; an evaluation computes it with the
   plain model, so no row is missing in an average. Another shape raises an error.
-- **Changes on the host.** Weights that are changed or loaded are copied to the device. Constants, attributes and losses that change after an
-  update are refused by line; `--check` of twenty updates would not notice them. What `forward` itself changes of its object is left to `--check`.
+- **Changes on the host.** Weights that are loaded are copied to the device; weights that are changed are named by line. Constants, attributes and
+  losses that change after an update are refused by line; `--check` of twenty updates would not notice them. What `forward` itself changes of its object is left to `--check`.
 - **By hand.** An update that is written out, as in `p.data.add_(-lr * p.grad)`, is refused by line: an optimizer takes its place. Named by line are
-  files that several instances write, other calls of `torch.distributed`, limits of gradients of groups made under conditions, and values of
-  an optimizer beside its rate that change and are not among its arguments.
+  files that several instances write, other calls of `torch.distributed`, and limits of gradients of groups made under conditions. Values of an
+  optimizer beside its rate that change and are not among its arguments raise an error when the program runs, as do results of a class of its own.
 - **Text.** Comments right above a removed line go with it. All others, and the formatting, stay. Lines that get too long are left to a formatter.
 - **`--check` runs the program.** Side effects of its import, files it writes and data it downloads happen.
 """

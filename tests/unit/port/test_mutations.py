@@ -202,15 +202,6 @@ CHANGES = {
     "saved from a copy": ("resumed", '{"model": model.state_dict()', '{"model": nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).state_dict()'),
     "a whole model without its weights": ("rules/checkpoints", "torch.save(model,", "torch.save(torch.nn.Linear(4, 3),"),
     "the last model instead of the best": ("rules/reloaded", "    model = torch.load(f, weights_only=False)\n", "    pass\n"),
-    "limits are not sent": ("rules/host_weights", "            if training_model.isCompiled():\n                training_model.copyWeightsToDevice()\n", ""),
-    "a factor is not sent": ("rules/host_weights", "*= 0.9\n    if training_model.isCompiled():\n        training_model.copyWeightsToDevice()\n    nn.init.zeros_(model[3].bias)\n    if training_model.isCompiled():\n        training_model.copyWeightsToDevice()\n", "*= 0.9\n    nn.init.zeros_(model[3].bias)\n"),
-    "weights are fetched instead": ("rules/host_weights", "p.clamp_(-0.3, 0.3)\n            if training_model.isCompiled():\n                training_model.copyWeightsToDevice()", "p.clamp_(-0.3, 0.3)\n            if training_model.isCompiled():\n                training_model.copyWeightsToHost()"),
-    "sent too early": ("rules/host_weights", "    model[0].weight.data *= 0.9\n    if training_model.isCompiled():\n        training_model.copyWeightsToDevice()\n    nn.init.zeros_(model[3].bias)\n    if training_model.isCompiled():\n        training_model.copyWeightsToDevice()\n", "    training_model.copyWeightsToDevice()\n    model[0].weight.data *= 0.9\n    nn.init.zeros_(model[3].bias)\n"),
-    "other limits": ("rules/host_weights", "p.clamp_(-0.3, 0.3)", "p.clamp_(-0.2, 0.2)"),
-    "limits of some": ("rules/host_weights", "for p in model.parameters():", "for p in model[3].parameters():"),
-    "another factor": ("rules/host_weights", "*= 0.9", "*= 0.8"),
-    "another layer": ("rules/host_weights", "zeros_(model[3].bias)", "zeros_(model[0].bias)"),
-    "a copy is changed": ("rules/host_weights", "for p in model.parameters():", "for p in __import__('copy').deepcopy(model).parameters():"),
     "the smooth weights stay": ("rules/averaged", "        model.load_state_dict(self.backup)\n", "        pass\n"),
     "the smooth weights are not sent": ("rules/averaged", "        model.load_state_dict(self.shadow)\n        if training_model.isCompiled():\n            training_model.copyWeightsToDevice()\n", "        pass\n"),
 }  # fmt: skip
@@ -255,8 +246,8 @@ def right_port(name, ports):
             source = Source(program.name, program.read_text())
             text = port(Project([source])).after[program.name]
         else:
-            program = HERE / "rules" / f"{name.removeprefix('rules/')}.out.py"
-            text = program.read_text()
+            program = HERE / "rules" / f"{name.removeprefix('rules/')}.in.py"
+            _, text = port_fixtures.ported(HERE / "rules", name.removeprefix("rules/"))
         ports[name] = text, port_fixtures.printed(program)
     return ports[name]
 

@@ -63,7 +63,7 @@ def test_a_port_prints_the_same_digits_and_is_not_changed_again(name, plain):
     "name", sorted({*port_fixtures.names(HERE / "rules", whole=True)} - ONE_WAY - NOT_HERE)
 )
 def test_there_and_back_prints_the_same_digits(name, plain):
-    result, _ = ported((HERE / "rules" / f"{name}.out.py").read_text())
+    result, _ = ported(port_fixtures.ported(HERE / "rules", name)[1])
     assert result.verdict is Verdict.MODIFIED, [str(each) for each in result.findings]
     program = HERE / "rules" / f"{name}.in.py"
     if name in OTHER_ORDER:
@@ -76,7 +76,7 @@ def test_there_and_back_prints_the_same_digits(name, plain):
 
 @pytest.mark.parametrize("name", sorted(ONE_WAY))
 def test_what_is_not_carried_is_left_by_hand(name):
-    result, _ = ported((HERE / "rules" / f"{name}.out.py").read_text())
+    result, _ = ported(port_fixtures.ported(HERE / "rules", name)[1])
     assert result.verdict is Verdict.MANUAL
 
 

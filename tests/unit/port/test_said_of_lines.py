@@ -1,4 +1,4 @@
-"""What is said of rows that are left out."""
+"""What is said of rows that are left out, and of weights that the host changes."""
 
 from abele.port.engine import port
 from abele.port.finding import Verdict
@@ -45,6 +45,12 @@ def test_an_average_over_rows_that_are_left_out_is_another():
     assert {counted.verdict, evaluated.verdict} == {Verdict.MODIFIED}
     assert "an average over them is smaller than it was" in counted.reason
     assert "an average over the others may be another" in evaluated.reason
+
+
+def test_weights_that_the_host_changes_are_named():
+    (changed,) = said("ABP707", end="with torch.no_grad():\n    model[1].weight.mul_(0.5)")
+    assert (changed.text, changed.verdict) == ("model[1].weight.mul_(0.5)", Verdict.MANUAL)
+    assert "call copyWeightsToDevice() of the training model after it" in changed.reason
 
 
 def test_an_evaluation_asks_for_the_rows_of_a_batch():

@@ -100,25 +100,18 @@ def may_evaluate(
         for at in project.sources
         for call in findall(at.module, _SETTING)
         if _sets(things, at, call, model)
-        and not _is_put_back(at, call, node)
+        and not _is_put_back(things, at, call)
         and order.follows((at, call), (source, node))
     )
 
 
-def _is_put_back(source: Source, call: cst.Call, node: cst.CSTNode) -> bool:
-    """Return whether ``train()`` follows ``eval()`` in its block before a node runs."""
-    statement = source.enclosing(call, cst.SimpleStatementLine)
-    block = None if statement is None else source.parent(statement)
-    if not isinstance(block, cst.IndentedBlock | cst.Module) or statement is None:
-        return False
+def _is_put_back(things: Things, source: Source, call: cst.Call) -> bool:
+    """Return whether ``train()`` follows ``eval()`` in its function."""
     back = f"{source.code(cst.ensure_type(call.func, cst.Attribute).value)}.train()"
-    for each in block.body[list(block.body).index(statement) + 1 :]:
-        if source.code(each).strip() == back:
-            return True
-        leaves = findall(each, m.Return() | m.Continue() | m.Break() | m.Yield() | m.Raise())
-        if leaves or node in (each, *findall(each, m.SimpleStatementLine())):
-            return False
-    return False
+    return any(
+        source.code(each) == back and source.position(each) > source.position(call)
+        for each in findall(things.owner(source, call), _SETTING)
+    )
 
 
 def _sets(things: Things, source: Source, call: cst.Call, model: Thing) -> bool:

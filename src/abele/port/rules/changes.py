@@ -1,4 +1,4 @@
-"""Changes during training: weights are copied to and from the device, anything else is refused.
+"""Changes during training: loaded weights are sent to the device, other changes are named.
 
 A program is made of a model, a loss and constants as they are at its first call. Whatever the host
 does to them later is not in the program.
@@ -16,7 +16,7 @@ from libcst import matchers as m
 from abele.port.analysis.flow import Variable, names_in, parameters, reads, writes
 from abele.port.analysis.kinds import Kind, Thing, targets_of
 from abele.port.analysis.order import Order
-from abele.port.analysis.parts import Statement, block_of, calls_of, statement_of
+from abele.port.analysis.parts import calls_of, statement_of
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
 from abele.port.context import Context, NoRouteError
@@ -25,7 +25,7 @@ from abele.port.rules.optimizers import becomes_poptorchs
 from abele.port.source import Source
 
 CODES = {
-    "ABP707": "Weights that the script changes on the host are copied to the device.",
+    "ABP707": "Weights that the script changes on the host have to be copied to the device.",
     "ABP611": "A compiled program keeps its model and loss as of its first call; these change "
     "later.",
     "ABP612": "Which weights are trained is decided when the program is compiled.",
@@ -35,13 +35,16 @@ CODES = {
     "ABP615": "The state of an optimizer, and the weights that it updates, are on the device.",
 }
 
-_SENT = "weights that the host changes are copied to the device, if a program is loaded there"
 _LOADED = "weights that are loaded are copied to the device, if a program is loaded there"
 _NOT_SENT = (
     "the training model cannot be reached here ({error}): call its copyWeightsToDevice() after this"
 )
 _WEIGHTS, _REST, _TRAINED, _STATE = "ABP707", "ABP611", "ABP612", "ABP615"
 _CHANGED = {
+    _WEIGHTS: (
+        "this may change weights on the host between updates, and a compiled program has its own "
+        "on the device: call copyWeightsToDevice() of the training model after it"
+    ),
     _REST: (
         "this changes a part of the model or of the loss between updates, and a compiled program "
         "keeps what it was at its first call: pass the value to forward as a tensor, or train with "
@@ -78,34 +81,31 @@ def apply(context: Context) -> None:
         gone = {*step.forward, *step.zero, step.update, step.backward}
         gone |= {each.statement for each in step.gradients.removed}
         for source in context.project.sources:
-            for node, statement, code, text in _changes(context, step, source):
-                if gone & {node, statement, *source.above(node)}:
+            for node, code, text in _changes(context, step, source):
+                if gone & {node, *source.above(node)}:
                     continue
                 if not order.follows((step.source, step.backward), (source, node)):
                     continue
-                if code == _WEIGHTS:
-                    _send(context, step, source, node, statement, _WEIGHTS, _SENT)
-                else:
-                    context.say(source, node, code, Verdict.BLOCKED, text)
+                verdict = Verdict.MANUAL if code == _WEIGHTS else Verdict.BLOCKED
+                context.say(source, node, code, verdict, text)
 
 
 def _changes(
     context: Context, step: Step, source: Source
-) -> Iterator[tuple[cst.CSTNode, Statement, str, str]]:
-    """Yield what a file changes: the node, its statement or loop, the code, and what is said."""
+) -> Iterator[tuple[cst.CSTNode, str, str]]:
+    """Yield what a file changes: the node, the code, and what is said."""
     read = _read(context, step)
     for node in findall(source.module, m.Assign() | m.AugAssign() | m.For() | m.Call()):
-        statement = statement_of(source, node)
         for target in _targets(source, node):
-            code, loop = _of_model(context, step, source, node, target)
+            code = _of_model(context, step, source, node, target)
             if code:
-                yield node, loop or statement, code, _CHANGED.get(code, "")
+                yield node, code, _CHANGED[code]
             elif _conflicts(context, source, node, target, read):
                 text = _CONSTANT.format(name=source.code(target))
-                yield target, statement, "ABP613", text
+                yield target, "ABP613", text
     for node in findall(source.module, _PART_OF_STATE):
         if context.things.of(source, node.value) & {*step.gradients.optimizers}:
-            yield node, statement_of(source, node), _STATE, _CHANGED[_STATE]
+            yield node, _STATE, _CHANGED[_STATE]
 
 
 def _targets(source: Source, node: cst.CSTNode) -> list[cst.BaseExpression]:
@@ -134,23 +134,24 @@ def _targets(source: Source, node: cst.CSTNode) -> list[cst.BaseExpression]:
 
 def _of_model(
     context: Context, step: Step, source: Source, node: cst.CSTNode, target: cst.BaseExpression
-) -> tuple[str, cst.For | None]:
-    """Return the code for a change of a step's model or loss, and the loop through its weights."""
+) -> str:
+    """Return the code for a change of a step's model or loss; empty if it is none."""
     called = node.func if isinstance(node, cst.Call) else target
     last = called.attr.value if isinstance(called, cst.Attribute) else ""
     if last in ("requires_grad", "requires_grad_"):
-        return _TRAINED, None
-    things, loop = _root(context, source, target)
+        return _TRAINED
+    things = _root(context, source, target)
     of_gradient = bool(findall(target, m.Attribute(attr=m.Name("grad")))) or last == "training"
     bound = context.things.of(source, target) and source.imported(called) == ""
-    if not things & _used(context, step) or of_gradient or bound or isinstance(node, cst.For):
-        return "", None
-    if isinstance(target, cst.Name) and isinstance(node, cst.Assign):
-        return "", None
+    rebound = isinstance(target, cst.Name) and isinstance(node, cst.Assign)
+    if not things & _used(context, step) or of_gradient or bound or rebound:
+        return ""
+    if isinstance(node, cst.For):
+        return ""
     weights = isinstance(node, cst.Call | cst.AugAssign) or last == "data"
     weights |= isinstance(target, cst.Subscript) and not findall(target, m.SimpleString())
     weights &= bool(things & step.models.keys()) and "prune" not in source.imported(called)
-    return (_WEIGHTS if weights else _REST), loop
+    return _WEIGHTS if weights else _REST
 
 
 @functools.lru_cache(1)
@@ -164,10 +165,8 @@ def _used(context: Context, step: Step) -> set[Thing]:
     return things
 
 
-def _root(
-    context: Context, source: Source, node: cst.BaseExpression
-) -> tuple[set[Thing], cst.For | None]:
-    """Return the models and losses that an attribute belongs to, and the loop that binds it."""
+def _root(context: Context, source: Source, node: cst.BaseExpression) -> set[Thing]:
+    """Return the models and losses that an expression is a part of, perhaps by a loop's target."""
     base, things = node, set[Thing]()
     while True:
         things |= context.things.of(source, base)
@@ -178,13 +177,12 @@ def _root(
         else:
             break
     if things or not isinstance(base, cst.Name):
-        return things, None
+        return things
     for loop in source.between(node, context.things.owner(source, node)):
         if isinstance(loop, cst.For) and base.value in names_in(loop.target):
-            through = _through(loop, base)
-            inside = [through, *findall(through, m.Name() | m.Attribute())]
-            return {thing for each in inside for thing in context.things.of(source, each)}, loop
-    return set(), None
+            inside = findall(_through(loop, base), m.Name() | m.Attribute())
+            return {thing for each in inside for thing in context.things.of(source, each)}
+    return set()
 
 
 def _through(loop: cst.For, base: cst.Name) -> cst.BaseExpression:
@@ -198,46 +196,26 @@ def _through(loop: cst.For, base: cst.Name) -> cst.BaseExpression:
     return value
 
 
-def _send(
-    context: Context,
-    step: Step,
-    source: Source,
-    node: cst.CSTNode,
-    statement: Statement,
-    code: str,
-    reason: str,
-) -> None:
-    """Copy weights that the host has changed, or loaded, to the device.
+def _send(context: Context, step: Step, source: Source, call: cst.Call) -> None:
+    """Copy weights that the host has loaded to the device.
 
     A training model that is made later takes the weights along.
     """
-    if step.optimizer.source is source and step.optimizer.made in _after(source, statement):
+    statement, made = statement_of(source, call), step.optimizer
+    owner = context.things.owner(source, call)
+    same = made.source is source and context.things.owner(source, made.made) is owner
+    if same and source.position(statement) < source.position(made.made):
         return
     try:
-        name = context.routes.name(context.training[step.optimizer], source, node)
+        name = context.routes.name(context.training[made], source, call)
     except NoRouteError as error:
-        context.say(source, node, code, Verdict.MANUAL, _NOT_SENT.format(error=error))
+        context.say(source, call, "ABP706", Verdict.MANUAL, _NOT_SENT.format(error=error))
         return
     if (name, statement) not in context.once:
         context.once.add((name, statement))
         text = f"if {name}.isCompiled():\n    {name}.copyWeightsToDevice()"
         context.edits(source).after(statement, text)
-        context.say(source, node, code, Verdict.MODIFIED, reason)
-
-
-def _after(source: Source, statement: cst.CSTNode) -> set[cst.CSTNode]:
-    """Return the calls that follow a statement, in its and outer blocks of its function."""
-    later: set[cst.CSTNode] = set()
-    for each in (statement, *source.above(statement)):
-        if isinstance(each, cst.FunctionDef):
-            break
-        inside = isinstance(source.parent(each), cst.IndentedBlock | cst.Module)  # no 'elif'
-        if inside and isinstance(each, cst.SimpleStatementLine | cst.If | cst.With | cst.Try):
-            block = block_of(source, each)
-            index = block.index(each) if each in block else len(block)
-            for other in block[index + 1 :]:
-                later.update(findall(other, m.Call()))
-    return later
+        context.say(source, call, "ABP706", Verdict.MODIFIED, _LOADED)
 
 
 # -- constants that a step, or functions that it calls, read -------------------------------------
@@ -356,4 +334,4 @@ def _checkpoints(context: Context, source: Source) -> None:
             wrapped = context.training.get(step.optimizer)
             if wrapped is not None and wrapped not in sent and models & step.models.keys():
                 sent.add(wrapped)
-                _send(context, step, source, call, statement_of(source, call), "ABP706", _LOADED)
+                _send(context, step, source, call)
