@@ -33,7 +33,8 @@ from cosmictagger.backends._base import CONSTANTS  # noqa: E402
 from cosmictagger.cli import main as cosmictagger  # noqa: E402
 from cosmictagger.config.keys import OptimizerKind  # noqa: E402
 from cosmictagger.config.network import named  # noqa: E402
-from cosmictagger.data import EventFile, EventLoader  # noqa: E402
+from cosmictagger.data.larcv import EventFile  # noqa: E402
+from cosmictagger.data.loader import EventLoader  # noqa: E402
 from cosmictagger.measures import Loss  # noqa: E402
 from cosmictagger.modes.training import Schedule  # noqa: E402
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from cosmictagger import checkpoints  # noqa: E402 - after the path above
 from cosmictagger.cli import main as cosmictagger  # noqa: E402
-from cosmictagger.data import EventFile  # noqa: E402
+from cosmictagger.data.larcv import EventFile  # noqa: E402
 from cosmictagger.results import plots  # noqa: E402
 
 TRAINED, HELD_OUT, NEUTRINO = 200, 40, 2

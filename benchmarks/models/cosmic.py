@@ -11,7 +11,7 @@ from torch import nn
 from cosmictagger import backends
 from cosmictagger.config.keys import ComputeMode, Optimizer
 from cosmictagger.config.network import named
-from cosmictagger.data import Batch
+from cosmictagger.data.loader import Batch
 from cosmictagger.measures import Loss
 from cosmictagger.models import LossInForward, build
 

@@ -39,7 +39,6 @@ from cosmictagger.recording import (
 _TITLES = {
     ModeKind.train: "Training",
     ModeKind.inference: "Inference",
-    ModeKind.evaluate: "Evaluation",
     ModeKind.iotest: "IO Test",
 }
 _RANDOM_WEIGHTS = "random"

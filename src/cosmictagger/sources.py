@@ -8,8 +8,8 @@ from typing import Any
 from cosmictagger.config.checks import minibatch
 from cosmictagger.config.composing import Config
 from cosmictagger.config.keys import DataKind, ModeKind
-from cosmictagger.data import Batch, EventFile, EventLoader, SyntheticLoader
-from cosmictagger.data.loader import BatchStream
+from cosmictagger.data.larcv import EventFile
+from cosmictagger.data.loader import Batch, BatchStream, EventLoader, SyntheticLoader
 from cosmictagger.errors import ConfigError, DataError
 from cosmictagger.instances import Instances, alone
 from cosmictagger.recording import logger, warn_once

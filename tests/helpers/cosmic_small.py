@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from cosmictagger.data import Batch
+from cosmictagger.data.loader import Batch
 from cosmictagger.data.larcv import Event, Plane
 
 SIZE = (64, 128)

@@ -12,7 +12,7 @@ from torch import nn
 
 from abele import processor
 from cosmictagger.config.keys import ComputeMode, Optimizer, OptimizerKind, Precision
-from cosmictagger.data import Batch
+from cosmictagger.data.loader import Batch
 from cosmictagger.errors import BackendError
 from cosmictagger.instances import Instances
 

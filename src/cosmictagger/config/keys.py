@@ -37,7 +37,7 @@ class Run:
         compute_mode: CPU, GPU, IPU or RDU, or 0, 1, 5, 6; null: GPU where CUDA is present, else
             CPU.
         iterations: steps of this launch; a resumed run makes that many more. null: 500; in
-            inference and evaluate: every event once.
+            inference: every event once.
         aux_iterations: validate on the aux file every so many steps; 0: never.
         minibatch_size: images per micro-batch; in IPU mode, with synthetic data and in inference of
             each replica or process, else of all processes together.
@@ -72,7 +72,6 @@ class ModeKind(Enum):
     train = 0
     iotest = 1
     inference = 2
-    evaluate = 3
 
 
 class OptimizerKind(Enum):
@@ -152,40 +151,29 @@ class IOTest:
 
 
 @dataclass
-class Evaluate(IOTest):
-    """``mode=evaluate``: as inference, numbers only.
+class Inference(IOTest):
+    """``mode=inference``: every event of ``data.file`` once, in order, with files of results.
 
     Attributes:
+        no_summary_images: no effect here.
         weights_location: folder with checkpoints, or one .ckpt file; default: the run's own;
             random: untrained.
         summary_iteration: TensorBoard scalars every so many steps.
         logging_iteration: log line and CSV row every so many steps.
         optimizer: how weights change.
-    """
-
-    name: ModeKind = ModeKind.evaluate
-    summary_iteration: int = 1
-    logging_iteration: int = 1
-    optimizer: Optimizer = field(default_factory=Optimizer)
-
-
-@dataclass
-class Inference(Evaluate):
-    """``mode=inference``: every event of ``data.file`` once, in order, with files of results.
-
-    Attributes:
-        no_summary_images: False: TensorBoard images every 25 steps.
         displays: event displays to draw.
     """
 
     name: ModeKind = ModeKind.inference
+    summary_iteration: int = 1
+    logging_iteration: int = 1
+    optimizer: Optimizer = field(default_factory=Optimizer)
     displays: int = 5
 
 
 MODES: dict[str, Any] = {
     "train": Train,
     "inference": Inference,
-    "evaluate": Evaluate,
     "iotest": IOTest,
 }
 
@@ -255,7 +243,7 @@ class Generated(Synthetic):
     Attributes:
         seed: order of events; 0 draws one and says which.
         events: events to train on.
-        aux_events: other events: to validate on, and those of inference and evaluate; 0: none.
+        aux_events: other events: to validate on, and those of inference; 0: none.
         generator_seed: of the events themselves.
         rows: height of an image before it shrinks.
         columns: width, likewise.

@@ -12,7 +12,7 @@ from cosmictagger.data import generator_physics as physics
 from cosmictagger.data import larcv
 from cosmictagger.data.generator_physics import MASSES, Array, Deposits, Track, cascade, unit
 from cosmictagger.data.generator_physics import track as track_of
-from cosmictagger.data.larcv import IMAGE, LABEL, Event, EventWriter, Plane
+from cosmictagger.data.larcv import IMAGE, LABEL, Event, Plane, event_writer
 from cosmictagger.errors import DataError
 
 FULL_SIZE = (1280, 2048)
@@ -416,7 +416,7 @@ def generate(
     if seed < 0:
         raise DataError(f"The seed is {seed}; it has to be 0 or more.")
     detector = _detector(size)
-    with EventWriter(path, size, (IMAGE, LABEL), particles=True) as writer:
+    with event_writer(path, size, particles=True) as writer:
         off = None if progress else True  # None: where nobody sees it
         for number in tqdm(range(events), "generating", unit="event", disable=off):
             writer.write(_simulated(number, seed, detector))

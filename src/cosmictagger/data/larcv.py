@@ -1,10 +1,9 @@
 """larcv3 HDF5 files of events, read and written through h5py without the larcv library."""
 
 import contextlib
-import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,16 +24,23 @@ EVENT_IDS = "Events/event_id"
 DATA = "Data"
 
 
-def _padded(names: list[str], formats: list[str], offsets: list[int], itemsize: int) -> np.dtype:
+def _padded(columns: list[tuple[str, npt.DTypeLike]]) -> np.dtype:
+    """Return a record with the gaps that a C compiler leaves.
+
+    Without numpy's flag for them: joined records of such a type would keep whatever is in the gaps.
+    """
+    aligned = np.dtype(columns, align=True)
+    offsets = [aligned.fields[name][1] for name, _ in columns]  # type: ignore[index]
+    names, formats = map(list, zip(*columns, strict=True))
     return np.dtype(
-        {"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize}  # type: ignore[arg-type]
+        {"names": names, "formats": formats, "offsets": offsets, "itemsize": aligned.itemsize}  # type: ignore[arg-type]
     )
 
 
 EVENT_ID = np.dtype([("run", "<i8"), ("subrun", "<i8"), ("event", "<i8")])
-EXTENT = _padded(["first", "N"], ["<u8", "<u4"], [0, 8], 16)
+EXTENT = _padded([("first", "<u8"), ("N", "<u4")])
 PLANE_EXTENT = np.dtype([("first", "<u8"), ("N", "<u4"), ("ID", "<u4")])
-VOXEL = _padded(["id", "value"], ["<u8", "<f4"], [0, 8], 16)
+VOXEL = _padded([("id", "<u8"), ("value", "<f4")])
 META = np.dtype(
     {
         "names": ["valid", "projection_id", "image_sizes", "number_of_voxels", "origin"],
@@ -44,41 +50,34 @@ META = np.dtype(
     }
 )
 POINT = np.dtype([("x", "<f8"), ("y", "<f8"), ("z", "<f8"), ("t", "<f8")])
-
-_PARTICLE_FIELDS: list[tuple[str, npt.DTypeLike, int]] = [
-    ("id", "<u2", 0),
-    ("mcst_index", "<u2", 2),
-    ("mct_index", "<u2", 4),
-    ("shape", "<i4", 8),
-    ("current_type", "<i2", 12),
-    ("interaction_type", "<i2", 14),
-    ("trackid", "<u4", 16),
-    ("pdg", "<i4", 20),
-    ("px", "<f8", 24),
-    ("py", "<f8", 32),
-    ("pz", "<f8", 40),
-    ("vtx", POINT, 48),
-    ("end_pt", POINT, 80),
-    ("first_step", POINT, 112),
-    ("last_step", POINT, 144),
-    ("dist_travel", "<f8", 176),
-    ("energy_init", "<f8", 184),
-    ("energy_deposit", "<f8", 192),
-    ("process", "S64", 200),
-    ("parent_trackid", "<u4", 264),
-    ("parent_pdg", "<i4", 268),
-    ("parent_vtx", POINT, 272),
-    ("ancestor_trackid", "<u4", 304),
-    ("ancestor_pdg", "<i4", 308),
-    ("ancestor_vtx", POINT, 312),
-]
-PARTICLE = np.dtype(
-    {
-        "names": [name for name, _, _ in _PARTICLE_FIELDS],
-        "formats": [kind for _, kind, _ in _PARTICLE_FIELDS],
-        "offsets": [offset for _, _, offset in _PARTICLE_FIELDS],
-        "itemsize": 344,
-    }
+PARTICLE = _padded(
+    [
+        ("id", "<u2"),
+        ("mcst_index", "<u2"),
+        ("mct_index", "<u2"),
+        ("shape", "<i4"),
+        ("current_type", "<i2"),
+        ("interaction_type", "<i2"),
+        ("trackid", "<u4"),
+        ("pdg", "<i4"),
+        ("px", "<f8"),
+        ("py", "<f8"),
+        ("pz", "<f8"),
+        ("vtx", POINT),
+        ("end_pt", POINT),
+        ("first_step", POINT),
+        ("last_step", POINT),
+        ("dist_travel", "<f8"),
+        ("energy_init", "<f8"),
+        ("energy_deposit", "<f8"),
+        ("process", "S64"),
+        ("parent_trackid", "<u4"),
+        ("parent_pdg", "<i4"),
+        ("parent_vtx", POINT),
+        ("ancestor_trackid", "<u4"),
+        ("ancestor_pdg", "<i4"),
+        ("ancestor_vtx", POINT),
+    ]
 )
 
 
@@ -99,9 +98,9 @@ def sparse_group(producer: str) -> str:
     return f"{DATA}/sparse2d_{producer}_group"
 
 
-def particle_group(producer: str = PARTICLES) -> str:
-    """Return the path of the group that holds a producer's true particles."""
-    return f"{DATA}/particle_{producer}_group"
+def particle_group() -> str:
+    """Return the path of the group that holds the true particles."""
+    return f"{DATA}/particle_{PARTICLES}_group"
 
 
 class _Tables(NamedTuple):
@@ -112,10 +111,9 @@ class _Tables(NamedTuple):
 
 
 class EventFile:
-    """A file of events, opened lazily in each process that reads it.
+    """A file of events; a context manager.
 
-    It may be pickled or inherited by a forked process: the tables go along, the HDF5 handle does
-    not. Reading from several threads is safe, but HDF5 lets only one of them in at a time.
+    Reading from several threads is safe, but HDF5 lets only one of them in at a time.
 
     Args:
         path: a larcv3 file.
@@ -130,36 +128,26 @@ class EventFile:
         image_size: (H, W): rows (time) and columns (wires) of every image of the file.
     """
 
-    event_ids: npt.NDArray[np.int64]
-    image_size: tuple[int, int]
-
     def __init__(
         self, path: str | os.PathLike[str], image: str = IMAGE, label: str | None = LABEL
     ) -> None:
         self.path = Path(path)
         self.image = image
         self.label = label
-        self._handle: h5py.File | None = None
-        self._process = 0
         self._tables: dict[str, _Tables] = {}
+        self._handle = _opened(self.path)
         try:
-            self._read_head()
+            ids = self._rows(EVENT_IDS, EVENT_ID)
+            self.event_ids = np.stack([ids["run"], ids["subrun"], ids["event"]], axis=1)
+            for producer in filter(None, (image, label)):
+                self._tables[producer] = self._producer(producer)
+            self.image_size = self._size(image)
+            if label is not None and self._size(label) != self.image_size:
+                raise self._fault(f"labels of {label!r} are {self._size(label)}, images are "
+                    f"{self.image_size} (rows, columns). They have to be the same")  # fmt: skip
         except BaseException:
             self.close()
             raise
-
-    def _read_head(self) -> None:
-        ids = self._table(EVENT_IDS, EVENT_ID)
-        self.event_ids = np.stack([ids["run"], ids["subrun"], ids["event"]], axis=1)
-        for producer in (self.image, self.label):
-            if producer is not None:
-                self._tables[producer] = self._producer(producer)
-        self.image_size = self._size(self.image)
-        if self.label is not None and self._size(self.label) != self.image_size:
-            raise self._fault(
-                f"images of {self.image!r} are {self.image_size} (rows, columns), labels of "
-                f"{self.label!r} are {self._size(self.label)}. They have to be the same"
-            )
 
     def __len__(self) -> int:
         return len(self.event_ids)
@@ -170,35 +158,15 @@ class EventFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def digest(self) -> str:
-        """Return an identifier of this file's events: a hash of their ids and extents."""
-        digest = hashlib.sha256(self.event_ids.tobytes())
-        for producer in filter(None, (self.image, self.label)):
-            digest.update(self._tables[producer].first.tobytes())
-            digest.update(self._tables[producer].count.tobytes())
-        return digest.hexdigest()
-
     def close(self) -> None:
-        """Close the HDF5 handle; the next read opens it again."""
-        handle, self._handle = self._handle, None
-        if handle is not None and self._process == os.getpid():
-            handle.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_handle": None}
-
-    def producers(self) -> list[str]:
-        """Return names of the producers of sparse images that the file holds, sorted."""
-        data = self._node(DATA)
-        names = list(data) if isinstance(data, h5py.Group) else []
-        matches = (re.fullmatch(r"sparse2d_(.+)_group", name) for name in names)
-        return sorted(match[1] for match in matches if match)
+        """Close the HDF5 file."""
+        self._handle.close()
 
     def sparse(self, producer: str, event: int) -> list[Plane]:
         """Read the stored pixels of one event.
 
         Labels (the producer given as ``label``) are checked to be 0, 1 or 2; other values are
-        handed out as they are, so that a NaN is found by whoever knows what it means.
+        returned as they are.
 
         Args:
             producer: any producer of sparse images in the file.
@@ -207,213 +175,130 @@ class EventFile:
         Returns:
             Three planes, in order; a plane without charge is empty.
         """
-        if not 0 <= event < len(self):
-            raise self._fault(f"it has {len(self)} events, event {event} was asked for")
         if producer not in self._tables:
             self._tables[producer] = self._producer(producer)
         table = self._tables[producer]
         first, count = table.first[event], table.count[event]
         start, stop = int(first.min()), int((first + count).max())
-        name = f"{sparse_group(producer)}/voxels"
-        rows = self._rows(name, VOXEL, start, stop, event)
+        rows = self._rows(f"{sparse_group(producer)}/voxels", VOXEL, slice(start, stop))
         ids = np.ascontiguousarray(rows["id"], np.uint64)
         values = np.ascontiguousarray(rows["value"], np.float32)
-        planes = []
-        for plane in range(PLANES):
-            part = slice(int(first[plane]) - start, int(first[plane] + count[plane]) - start)
-            planes.append(Plane(ids[part], values[part]))
-            self._check(producer, event, plane, planes[-1])
-        return planes
+        self._check_pixels(producer, event, ids, values)
+        parts = [
+            slice(int(f) - start, int(f + n) - start) for f, n in zip(first, count, strict=True)
+        ]
+        return [Plane(ids[part], values[part]) for part in parts]
 
-    def particles(self, event: int, producer: str = PARTICLES) -> npt.NDArray[np.void] | None:
+    def particles(self, event: int) -> npt.NDArray[np.void] | None:
         """Read the true particles of one event, the neutrino first.
 
         Returns:
-            Records of ``layout.PARTICLE`` (energies and momenta in GeV, positions in cm, times in
-            ns), or None if the file has no such table.
+            Records like ``PARTICLE``, maybe with fewer fields (energies and momenta in GeV,
+            positions in cm, times in ns), or None if the file has no such table.
         """
-        group = particle_group(producer)
-        if self._node(group) is None:
+        group = particle_group()
+        if group not in self._handle:
             return None
-        extents = self._table(f"{group}/extents", EXTENT)
-        if len(extents) != len(self):
-            raise self._fault(f"{group}/extents has {len(extents)} rows for {len(self)} events")
-        first, count = int(extents["first"][event]), int(extents["N"][event])
-        total = len(self._dataset(f"{group}/particles", PARTICLE))
-        if first + count > total:
-            raise self._fault(
-                f"event {event} has particles {first} to {first + count}, the table has {total}"
-            )
-        return self._rows(f"{group}/particles", PARTICLE, first, first + count, event)
+        extents = self._rows(f"{group}/extents", EXTENT, slice(event, event + 1))
+        with self._reading(f"{group}/particles"):
+            first, count = int(extents["first"][0]), int(extents["N"][0])
+            table: Any = self._handle[f"{group}/particles"]
+            return table[first : first + count]
 
-    def _file(self) -> h5py.File:
-        if self._handle is None or self._process != os.getpid():
-            self._handle, self._process = _opened(self.path), os.getpid()
-        return self._handle
-
-    def _node(self, name: str) -> Any:
-        """Return what a path leads to, also through links; None where nothing has that name."""
+    def _rows(self, name: str, kind: np.dtype, rows: slice = slice(None)) -> npt.NDArray[np.void]:
+        """Return rows of a table with the fields of ``kind``, of types that become these."""
         with self._reading(name):
-            file = self._file()
-            return None if file.get(name, getlink=True) is None else file[name]
-
-    def _dataset(self, name: str, kind: np.dtype) -> h5py.Dataset:
-        """Return a table with the fields of ``kind``, of types that become those of ``kind``.
-
-        True particles may lack fields: what reads them asks which there are.
-        """
-        node = self._node(name)
-        if node is None:
-            raise self._fault(f"it has no table {name!r}, so it is no larcv3 file of events")
-        if not isinstance(node, h5py.Dataset):
-            raise self._fault(f"{name!r} is a {type(node).__name__.lower()}, needed is a table")
-        with self._reading(name):
-            shape, fields = node.shape, node.dtype
-        if shape is None or len(shape) != 1:
-            raise self._fault(
-                f"{name!r} has shape {shape}, needed is a table: one row after another"
-            )
-        present = [field for field in kind.names or () if field in (fields.names or ())]
-        missing = [field for field in kind.names or () if field not in present]
-        if missing and (kind is not PARTICLE or not present):
-            raise self._fault(f"table {name!r} lacks the fields {missing}")
-        for field in present:
-            if not _becomes(fields[field], kind[field]):
-                raise self._fault(
-                    f"field {field!r} of table {name!r} is {fields[field]}, needed is {kind[field]}"
-                )
-        return node
-
-    def _table(self, name: str, kind: np.dtype) -> npt.NDArray[np.void]:
-        """Return a whole table, with the fields that ``kind`` names."""
-        dataset = self._dataset(name, kind)
-        with self._reading(name):
-            return dataset[()]
-
-    def _rows(
-        self, name: str, kind: np.dtype, start: int, stop: int, event: int
-    ) -> npt.NDArray[np.void]:
-        dataset = self._dataset(name, kind)
-        with self._reading(f"{name}, event {event}"):
-            return dataset[start:stop]
+            table: Any = self._handle[name]
+            names = list(kind.names or ())
+            if table.ndim != 1 or not np.can_cast(table.dtype[names], kind, "same_kind"):
+                raise TypeError(f"it has shape {table.shape} and type {table.dtype}, not {kind}")
+            return table[rows]
 
     @contextlib.contextmanager
-    def _reading(self, place: str) -> Iterator[None]:
-        """Give what HDF5 says about damaged chunks, types and links a file and a place."""
+    def _reading(self, name: str) -> Iterator[None]:
+        """Name the file and the table in errors of HDF5: damaged chunks, types and links."""
         try:
             yield
-        except DataError:
-            raise
-        except (OSError, RuntimeError, LookupError, TypeError, ValueError) as problem:
+        except (OSError, RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise self._fault(
-                f"{place} cannot be read ({problem}): it is damaged, fetch it again"
-            ) from problem
+                f"{name} cannot be read ({error}): it is damaged, or no larcv3 file of events"
+            ) from error
 
     def _producer(self, producer: str) -> _Tables:
-        """Read and check the tables of one producer."""
+        """Read and check the voxel ranges of one producer."""
         group = sparse_group(producer)
-        if self._node(group) is None:
+        if group not in self._handle:
+            data: Any = self._handle.get(DATA) or ()
+            present = sorted(re.findall(r"\bsparse2d_(\S+)_group\b", " ".join(data)))
             raise self._fault(
-                f"it has no sparse images of producer {producer!r}; it has "
-                f"{', '.join(map(repr, self.producers())) or 'none at all'}"
+                f"it has no sparse images of producer {producer!r}; it has {present or 'none'}"
             )
-        events = self._table(f"{group}/extents", EXTENT)
-        planes = self._table(f"{group}/voxel_extents", PLANE_EXTENT)
+        events = self._rows(f"{group}/extents", EXTENT)
+        planes = self._rows(f"{group}/voxel_extents", PLANE_EXTENT)
+        with self._reading(f"{group}/voxels"):
+            table: Any = self._handle[f"{group}/voxels"]
+            voxels = len(table)
         if len(events) != len(self):
             raise self._fault(f"{group}/extents has {len(events)} rows for {len(self)} events")
-        wrong = np.flatnonzero((events["N"] != PLANES) | _outside(events, len(planes)))
-        if len(wrong):
-            row = events[wrong[0]]
-            raise self._fault(
-                f"event {wrong[0]} of {producer!r} has {row['N']} planes from row {row['first']} "
-                f"on; it needs {PLANES}, and the table has {len(planes)} rows"
-            )
+        wrong = _outside(events, len(planes)) | np.not_equal(events["N"], PLANES)
+        self._refuse(wrong, producer, f"does not have {PLANES} planes in {group}/voxel_extents")
         rows = events["first"].astype(np.int64)[:, None] + np.arange(PLANES)
-        self._check_planes(producer, planes, rows)
+        wrong = _outside(planes, voxels)[rows].any(axis=1)
+        self._refuse(wrong, producer, f"has voxels beyond the {voxels} of the table")
         # The planes of an event may stand in any order: their number tells which is which.
-        order = np.take_along_axis(rows, np.argsort(planes["ID"][rows], axis=1), axis=1)
-        first, count = planes["first"].astype(np.int64), planes["N"].astype(np.int64)
-        return _Tables(first[order], count[order])
-
-    def _check_planes(
-        self, producer: str, planes: npt.NDArray[np.void], rows: npt.NDArray[np.int64]
-    ) -> None:
-        name = f"{sparse_group(producer)}/voxels"
-        total = len(self._dataset(name, VOXEL))
-        wrong = np.argwhere(_outside(planes, total)[rows])
-        if len(wrong):
-            event, place = wrong[0]
-            row = planes[rows[event, place]]
-            raise self._fault(
-                f"event {event}, plane {row['ID']} of {producer!r} has {row['N']} voxels from row "
-                f"{row['first']} on, the table has {total}"
-            )
-        numbers = np.sort(planes["ID"][rows], axis=1)
-        wrong = np.flatnonzero((numbers != np.arange(PLANES)).any(axis=1))
-        if len(wrong):
-            raise self._fault(
-                f"event {wrong[0]} of {producer!r} has planes {numbers[wrong[0]].tolist()}, "
-                f"needed are 0, 1 and 2"
-            )
+        order = np.argsort(planes["ID"][rows], axis=1)
+        rows = np.take_along_axis(rows, order, axis=1)
+        wrong = (planes["ID"][rows] != np.arange(PLANES)).any(axis=1)
+        self._refuse(wrong, producer, "needs planes 0, 1 and 2, each once")
+        return _Tables(planes["first"].astype(np.int64)[rows], planes["N"].astype(np.int64)[rows])
 
     def _size(self, producer: str) -> tuple[int, int]:
-        """(H, W) of a producer's images, which has to be one for the whole file."""
-        meta = self._table(f"{sparse_group(producer)}/image_meta", META)
-        if not len(meta):
-            raise self._fault(f"the image size of {producer!r} cannot be read: it has no events")
-        sizes = meta["number_of_voxels"].astype(np.int64).reshape(len(meta), -1)
-        columns, rows = sizes[0][:2] if sizes.shape[1] == 2 else (0, 0)
-        if min(columns, rows) <= 0:
-            raise self._fault(f"the image size of {producer!r} cannot be read: {sizes[0].tolist()}")
-        other = np.flatnonzero((sizes != sizes[0]).any(axis=1))
-        if len(other):
+        """Return (H, W) of a producer's images, which has to be one for the whole file."""
+        meta = self._rows(f"{sparse_group(producer)}/image_meta", META)
+        sizes = np.unique(meta["number_of_voxels"], axis=0)
+        if not len(sizes):
+            raise self._fault("it has no events")
+        if len(sizes) > 1 or not sizes.all():
             raise self._fault(
-                f"the images of {producer!r} differ in size: event 0 has {sizes[0].tolist()}, "
-                f"event {other[0] // PLANES} has {sizes[other[0]].tolist()} (columns, rows)"
+                f"images of {producer!r} have no common size (columns, rows): {sizes.tolist()}"
             )
-        return int(rows), int(columns)
+        columns, rows = sizes[0].tolist()
+        return rows, columns
 
-    def _check(self, producer: str, event: int, plane: int, pixels: Plane) -> None:
+    def _check_pixels(
+        self, producer: str, event: int, ids: npt.NDArray, values: npt.NDArray
+    ) -> None:
         height, width = self.image_size
-        place = f"event {event}, plane {plane} of {producer!r}"
-        if len(pixels.ids) and int(pixels.ids.max()) >= height * width:
+        if len(ids) and int(ids.max()) >= height * width:
             raise self._fault(
-                f"{place} has pixel id {pixels.ids.max()}, beyond its {width} x {height} image"
+                f"event {event} of {producer!r} has pixel id {ids.max()}, beyond its {width} x "
+                f"{height} image"
             )
-        if producer == self.label:
-            values = pixels.values
-            wrong = np.flatnonzero((values != 0) & (values != 1) & (values != 2))
-            if len(wrong):
-                raise self._fault(
-                    f"{place} has label {values[wrong[0]]:g} at pixel id {pixels.ids[wrong[0]]}; "
-                    "labels are 0 (background), 1 (cosmic) and 2 (neutrino)"
-                )
+        if producer == self.label and (wrong := ~np.isin(values, range(len(CLASSES)))).any():
+            raise self._fault(
+                f"event {event} of {producer!r} has label {values[wrong][0]:g} at pixel id "
+                f"{ids[wrong][0]}; labels are 0 (background), 1 (cosmic) and 2 (neutrino)"
+            )
+
+    def _refuse(self, wrong: Any, producer: str, problem: str) -> None:
+        if wrong.any():
+            raise self._fault(f"event {wrong.argmax()} of {producer!r} {problem}")
 
     def _fault(self, problem: str) -> DataError:
-        return DataError(f"{self.path}: {problem}.")
+        return DataError(f"{self.path}: {problem}. Check the file, or fetch it again.")
 
 
 def _outside(extents: npt.NDArray[np.void], total: int) -> npt.NDArray[np.bool_]:
-    """Return which row ranges reach beyond a table; written so that no unsigned sum can wrap."""
-    first, count = extents["first"], extents["N"].astype(np.uint64)
-    return (count > total) | (first > np.uint64(total) - np.minimum(count, np.uint64(total)))
-
-
-def _becomes(stored: np.dtype, target: np.dtype) -> bool:
-    """Return whether a field can be read as another type without another meaning."""
-    kinds = (part.subdtype or (part, ()) for part in (stored, target))
-    (stored_part, shape), (target_part, target_shape) = kinds
-    if target_part.names is not None:
-        return shape == target_shape and stored_part.names == target_part.names
-    return shape == target_shape and bool(np.can_cast(stored_part, target_part, "same_kind"))
+    """Return which row ranges reach beyond a table; written so that no sum can overflow."""
+    first, count = extents["first"].astype(np.int64), extents["N"].astype(np.int64)
+    return (first < 0) | (first > total - count)
 
 
 def _opened(path: Path) -> h5py.File:
     if not path.is_file():
-        kind = "is a folder, not a file" if path.is_dir() else "does not exist"
         raise DataError(
-            f"The event file {path} {kind}. Check data.data_directory and data.file, or make "
-            "events with `cosmictagger generate`."
+            f"The event file {path} does not exist. Check data.data_directory and data.file, or "
+            "make events with `cosmictagger generate`."
         )
     try:
         return h5py.File(path, "r")
@@ -422,23 +307,15 @@ def _opened(path: Path) -> h5py.File:
             f"{path} is locked: another program has it open to write. Wait until that has closed "
             "it; where a file system knows no locks, set HDF5_USE_FILE_LOCKING=FALSE."
         ) from problem
-    except PermissionError as problem:
-        raise DataError(
-            f"{path} may not be read by this user: {problem.strerror}. Ask its owner."
-        ) from problem
     except OSError as problem:
-        if not h5py.is_hdf5(path):
-            raise DataError(
-                f"{path} is not an HDF5 file ({path.stat().st_size} bytes); needed is a larcv3 "
-                "file."
-            ) from problem
-        cut = "is cut off" if "truncated" in str(problem) else "cannot be opened"
-        raise DataError(f"{path} {cut}: {problem}. Fetch it again.") from problem
+        raise DataError(
+            f"{path} cannot be opened as an HDF5 file: {problem}. Check its rights, or fetch it "
+            "again."
+        ) from problem
 
 
 # Rows of a chunk. Larger chunks read and write faster; a plane has 3 to 50 thousand voxels.
-_CHUNK = {"voxels": 4096, "extents": 256, "event_id": 256}
-_CHUNK_OTHERWISE = 256
+_CHUNK, _CHUNK_OTHERWISE = 4096, 256
 # Bytes of records kept back before they go to the file, so that each chunk is compressed once.
 _BUFFER = 8 << 20
 # Bytes on the disk beyond those of the records: HDF5's own tables, and chunks it writes anew.
@@ -451,7 +328,7 @@ class Event(NamedTuple):
     Attributes:
         planes: for each producer its three planes.
         event_id: run, subrun and event number.
-        particles: records of ``layout.PARTICLE``, or None.
+        particles: records of ``PARTICLE``, or None.
     """
 
     planes: Mapping[str, Sequence[Plane]]
@@ -460,126 +337,52 @@ class Event(NamedTuple):
 
 
 class EventWriter:
-    """Writes events one after another; a context manager.
+    """Adds events to a file; made by ``event_writer``.
 
-    Args:
-        path: the file to make or to replace.
+    Attributes:
         size: (H, W) of the images.
-        producers: names of the sparse images that every event has.
-        particles: whether every event has a table of true particles.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
+        file: h5py.File,
+        descriptor: int,
         size: tuple[int, int],
-        producers: Sequence[str] = (IMAGE, LABEL),
-        particles: bool = False,
+        producers: Sequence[str],
+        particles: bool,
     ) -> None:
-        self.path = Path(path)
         self.size = size
-        self.producers = tuple(producers)
-        self.events = 0
-        self._with_particles = particles
-        self._meta = _meta(size)
+        self._path, self._file, self._descriptor, self._producers = (
+            path,
+            file,
+            descriptor,
+            producers,
+        )
+        self._meta = np.zeros(PLANES, META)
+        self._meta["valid"] = 1
+        self._meta["projection_id"] = np.arange(PLANES)
+        self._meta["image_sizes"] = self._meta["number_of_voxels"] = (size[1], size[0])
         self._rows: dict[str, list[npt.NDArray[np.void]]] = {}
         self._rows_written: dict[str, int] = {}  # or held back
         self._buffered_bytes = 0
-        self._file: h5py.File | None = None
-        self._partial = replacing(self.path)
-        self._entered = False
-        with self._writing():
-            partial = self._partial.__enter__()
-            self._entered = True
-            self._descriptor = partial.fileno()
-            self._reserve(0)
-            self._file = h5py.File(partial.name, "w")
-            self._create_tables()
-
-    def __enter__(self) -> "EventWriter":
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
+        for name, kind in _tables(producers, particles).items():
+            chunk = _CHUNK if name.endswith("/voxels") else _CHUNK_OTHERWISE
+            file.create_dataset(name, (0,), kind, maxshape=(None,), chunks=(chunk,), compression=1)
+            self._rows[name], self._rows_written[name] = [], 0
 
     def write(self, event: Event) -> None:
         """Add one event."""
-        self._check(event)
         self._add(EVENT_IDS, np.array([tuple(event.event_id)], EVENT_ID))
-        for producer in self.producers:
+        for producer in self._producers:
             self._add_planes(sparse_group(producer), event.planes[producer])
-        if self._with_particles and event.particles is not None:
+        if event.particles is not None:
             group = particle_group()
             self._add_extent(f"{group}/extents", f"{group}/particles", len(event.particles))
-            self._add(f"{group}/particles", event.particles.astype(PARTICLE, copy=False))
-        self.events += 1
+            self._add(f"{group}/particles", event.particles)
         if self._buffered_bytes > _BUFFER:
-            with self._writing():
-                self._flush()
-
-    def close(self) -> None:
-        """Complete the file and give it its name."""
-        if self._file is None:
-            return
-        with self._writing():
-            self._flush()
-            size = self._file.id.get_filesize()
-            self._file.close()
-            os.truncate(self._descriptor, size)
-            self._file, self._entered = None, False
-            self._partial.__exit__(None, None, None)
-
-    def discard(self) -> None:
-        """Give up; what was under the name before stays."""
-        file, self._file = self._file, None
-        if file is not None:
-            # A full disk fails once more while the handle closes; the first error is the story.
-            with contextlib.suppress(OSError, RuntimeError):
-                file.close()
-        if self._entered:
-            self._entered = False
-            given_up = DataError("given up")
-            self._partial.__exit__(DataError, given_up, None)
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, RuntimeError) as problem:
-            self.discard()
-            raise DataError(
-                f"{self.path} cannot be written after {self.events} events: {problem}. Nothing is "
-                "left of it; check the folder and the space on the disk."
-            ) from problem
-        except BaseException:
-            self.discard()
-            raise
-
-    def _check(self, event: Event) -> None:
-        place = f"{self.path}, event {self.events}"
-        if self._with_particles and event.particles is None:
-            raise DataError(f"{place}: particles were promised for every event, found none.")
-        missing = [name for name in self.producers if name not in event.planes]
-        if missing:
-            raise DataError(f"{place}: planes of {missing} are missing.")
-        for name in self.producers:
-            planes = event.planes[name]
-            if len(planes) != PLANES:
-                raise DataError(f"{place}: {name!r} has {len(planes)} planes, needed are {PLANES}.")
-            for plane, (ids, values) in enumerate(planes):
-                if len(ids) != len(values):
-                    raise DataError(
-                        f"{place}, plane {plane}: {name!r} has {len(ids)} ids for {len(values)} "
-                        "values."
-                    )
-                if len(ids) and int(ids.max()) >= self.size[0] * self.size[1]:
-                    raise DataError(
-                        f"{place}, plane {plane}: pixel id {ids.max()} of {name!r} lies beyond the "
-                        f"image of {self.size} (rows, columns)."
-                    )
+            with _writing(self._path):
+                self.flush()
 
     def _add_planes(self, group: str, planes: Sequence[Plane]) -> None:
         self._add_extent(f"{group}/extents", f"{group}/voxel_extents", PLANES)
@@ -605,42 +408,13 @@ class EventWriter:
         self._rows_written[name] += len(rows)
         self._buffered_bytes += rows.nbytes
 
-    def _create_tables(self) -> None:
-        tables = {EVENT_IDS: EVENT_ID}
-        for producer in self.producers:
-            group = sparse_group(producer)
-            tables[f"{group}/extents"] = EXTENT
-            tables[f"{group}/voxel_extents"] = PLANE_EXTENT
-            tables[f"{group}/image_meta"] = META
-            tables[f"{group}/voxels"] = VOXEL
-        if self._with_particles:
-            tables[f"{particle_group()}/extents"] = EXTENT
-            tables[f"{particle_group()}/particles"] = PARTICLE
-        assert self._file is not None
-        for name, kind in tables.items():
-            chunk = _CHUNK.get(name.rsplit("/", 1)[1], _CHUNK_OTHERWISE)
-            self._file.create_dataset(
-                name, (0,), kind, maxshape=(None,), chunks=(chunk,), compression=1
-            )
-            self._rows[name], self._rows_written[name] = [], 0
-
-    def _reserve(self, more: int) -> None:
-        """Take the space for so many more bytes from the disk, or fail while nothing is lost.
-
-        HDF5 writes when it sees fit. When a write fails then, it tells nobody or ends the process
-        (seen with HDF5 2.0), so it must not be the one that finds the disk full.
-        """
-        present = self._file.id.get_filesize() if self._file is not None else 0
-        os.posix_fallocate(self._descriptor, 0, present + more + _SLACK)
-
-    def _flush(self) -> None:
-        assert self._file is not None
-        self._reserve(self._buffered_bytes)
+    def flush(self) -> None:
+        """Write what is held back."""
+        _reserve(self._descriptor, self._file.id.get_filesize() + self._buffered_bytes)
         for name, pending in self._rows.items():
             if pending:
                 rows = np.concatenate(pending)
-                dataset = self._file[name]
-                assert isinstance(dataset, h5py.Dataset)
+                dataset: Any = self._file[name]
                 start = dataset.shape[0]
                 dataset.resize((start + len(rows),))
                 dataset[start:] = rows
@@ -649,34 +423,72 @@ class EventWriter:
         self._file.flush()
 
 
-def write_events(
+@contextlib.contextmanager
+def event_writer(
     path: str | os.PathLike[str],
-    events: Iterable[Event],
     size: tuple[int, int],
     producers: Sequence[str] = (IMAGE, LABEL),
     particles: bool = False,
-) -> int:
-    """Write a whole file of events.
+) -> Iterator[EventWriter]:
+    """Write a file that appears when it is complete; after an error nothing is left of it.
 
     Args:
-        path: the file to make or to replace; it appears only when it is complete.
-        events: what to write, in order.
+        path: the file to make or to replace.
         size: (H, W) of the images.
         producers: names of the sparse images that every event has.
         particles: whether every event has a table of true particles.
-
-    Returns:
-        How many events were written.
     """
-    with EventWriter(path, size, producers, particles) as writer:
-        for event in events:
-            writer.write(event)
-    return writer.events
+    with contextlib.ExitStack() as stack:
+        with _writing(path):
+            partial = stack.enter_context(replacing(Path(path)))
+            _reserve(partial.fileno(), 0)
+            file = h5py.File(partial.name, "w")
+            stack.callback(_close, file)
+            writer = EventWriter(path, file, partial.fileno(), size, producers, particles)
+        yield writer
+        with _writing(path):
+            writer.flush()
+            length = file.id.get_filesize()
+            file.close()
+            os.truncate(partial.fileno(), length)
+            stack.close()
 
 
-def _meta(size: tuple[int, int]) -> npt.NDArray[np.void]:
-    meta = np.zeros(PLANES, META)
-    meta["valid"] = 1
-    meta["projection_id"] = np.arange(PLANES)
-    meta["image_sizes"] = meta["number_of_voxels"] = (size[1], size[0])
-    return meta
+@contextlib.contextmanager
+def _writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as problem:
+        raise DataError(
+            f"{path} cannot be written: {problem}. Nothing is left of it; check the folder and the "
+            "space on the disk."
+        ) from problem
+
+
+def _close(file: h5py.File) -> None:
+    # A full disk fails once more while the handle closes; the first error is the story.
+    with contextlib.suppress(OSError, RuntimeError):
+        file.close()
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Take the space for so many bytes from the disk, or fail while nothing is lost.
+
+    HDF5 writes when it sees fit. When a write fails then, it tells nobody or ends the process
+    (seen with HDF5 2.0), so it must not be the one that finds the disk full.
+    """
+    os.posix_fallocate(descriptor, 0, size + _SLACK)
+
+
+def _tables(producers: Sequence[str], particles: bool) -> dict[str, np.dtype]:
+    """Return the record type of each table of a file."""
+    tables = {EVENT_IDS: EVENT_ID}
+    for group in map(sparse_group, producers):
+        tables[f"{group}/extents"] = EXTENT
+        tables[f"{group}/voxel_extents"] = PLANE_EXTENT
+        tables[f"{group}/image_meta"] = META
+        tables[f"{group}/voxels"] = VOXEL
+    if particles:
+        tables[f"{particle_group()}/extents"] = EXTENT
+        tables[f"{particle_group()}/particles"] = PARTICLE
+    return tables

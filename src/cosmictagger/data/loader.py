@@ -14,17 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cosmictagger.data.larcv import IMAGE, LABEL, PLANES, EventFile, Plane
+from cosmictagger.data.larcv import PLANES, EventFile, Plane
 from cosmictagger.errors import DataError
+
+_AHEAD = 2  # batches that a background thread prepares
+_SYNTHETIC = 1_000_000  # events
 
 
 def dense_size(size: tuple[int, int], downsample: int) -> tuple[int, int]:
-    """(H, W) of images after downsampling.
-
-    Args:
-        size: (H, W) of the stored images.
-        downsample: exponent k: cells of 2^k x 2^k pixels become one.
-    """
+    """Return (H, W) of images of which cells of 2^k x 2^k pixels become one."""
     factor = 1 << downsample if downsample >= 0 else 0
     if not factor or size[0] % factor or size[1] % factor:
         fitting = [k for k in range(20) if not (size[0] % (1 << k) or size[1] % (1 << k))]
@@ -43,7 +41,7 @@ def densify(
     log: bool = False,
     out: npt.NDArray | None = None,
 ) -> npt.NDArray:
-    """Make images out of the stored pixels of one event.
+    """Return images of the stored pixels of one event.
 
     Equal to larcv3 3.5 bit for bit. It walks the voxels in stored order (ascending ids: column by
     column, time upwards inside a column), adds each in float32 to its cell, and divides by the
@@ -62,8 +60,6 @@ def densify(
         float32 (image) or int64 (label) [3, H / 2^k, W / 2^k]; rows are times, columns are wires.
     """
     height, width = dense_size(size, downsample)
-    if len(planes) != PLANES:
-        raise DataError(f"An event has {PLANES} planes, found {len(planes)}.")
     if out is None:
         out = np.zeros((PLANES, height, width), np.int64 if label else np.float32)
     for pixels, target in zip(planes, out.reshape(PLANES, -1), strict=True):
@@ -122,7 +118,6 @@ class Order:
         shuffle: another order in each epoch, or the order of the files.
         seed: of the shuffling.
         shard: (index, count) of the instance.
-        drop_last: leave out the events at the end of an epoch that fill no batch.
         across_epochs: fill the last batch of an epoch with the first events of the next one, so
             that all batches are of one size and yet each event comes once per epoch.
         equal: all instances get the same number of batches; at the end of an epoch some may be
@@ -135,26 +130,16 @@ class Order:
     shuffle: bool = False
     seed: int = 0
     shard: tuple[int, int] = (0, 1)
-    drop_last: bool = False
     across_epochs: bool = False
     equal: bool = False
     origin: int = 0
 
     def __post_init__(self) -> None:
-        index, count = self.shard
-        if self.batch_size < 1:
-            raise DataError(f"batch_size is {self.batch_size}; it has to be 1 or more.")
-        if not 0 <= index < count:
-            raise DataError(f"shard {self.shard} means instance {index} of {count}; count from 0.")
-        if not self.events:
-            raise DataError(f"events is {self.events}; it has to be 1 or more.")
-        if self.drop_last and self.across_epochs:
-            raise DataError("drop_last and across_epochs exclude each other; choose one.")
-        if (self.drop_last or self.across_epochs) and self.events < self.step_size:
+        if self.across_epochs and self.events < self.step_size:
             raise DataError(
                 f"A full batch takes {self.step_size} events (batch_size {self.batch_size} x "
-                f"{count} instances), the files have {self.events}. Take a smaller batch size, "
-                "more events, or allow a smaller last batch (drop_last=False, across_epochs=False)."
+                f"{self.shard[1]} instances), the file has {self.events}. Take a smaller "
+                "run.minibatch_size, or more events."
             )
 
     @property
@@ -168,7 +153,7 @@ class Order:
             return self._first_step(epoch + 1) - self._first_step(epoch)
         full, rest = divmod(self.events, self.step_size)
         least = 0 if self.equal else self.shard[0] * self.batch_size
-        return full + (not self.drop_last and rest > least)
+        return full + (rest > least)
 
     def entries(self, epoch: int, position: int) -> npt.NDArray[np.int64]:
         """Return the events of one batch.
@@ -236,10 +221,8 @@ def _epoch_order(events: int, seed: int, epoch: int | None) -> npt.NDArray[np.in
     return np.argsort(keys, kind="stable")
 
 
-Source = str | os.PathLike[str] | EventFile
-
 # What has to be equal for a stored position to mean the same events.
-_IDENTITY = ("events", "shuffle", "drop_last", "across_epochs")
+_IDENTITY = ("events", "shuffle", "across_epochs")
 
 
 @dataclass(frozen=True)
@@ -249,7 +232,7 @@ class Batch:
     Attributes:
         image: float32 [B, 3, H, W], charge; rows are times, columns are wires.
         label: int64 [B, 3, H, W], 0 background, 1 cosmic, 2 neutrino; None without labels.
-        entries: number of each event, counted through all files.
+        entries: number of each event in the file.
         event_ids: int64 [B, 3], run, subrun and event number of each event.
     """
 
@@ -272,7 +255,7 @@ class BatchStream(abc.ABC):
         order: which events make which batch.
         stored_size: (H, W) of the images before they shrink.
         downsample: exponent k: the size is divided by 2^k.
-        prefetch: how many batches are prepared ahead by a background thread; 0 means none.
+        img_transform: the images become ln(1 + x).
 
     Attributes:
         stored_size: as given.
@@ -280,13 +263,11 @@ class BatchStream(abc.ABC):
     """
 
     def __init__(
-        self, order: Order, stored_size: tuple[int, int], downsample: int, prefetch: int = 2
+        self, order: Order, stored_size: tuple[int, int], downsample: int, img_transform: bool
     ) -> None:
-        if prefetch < 0:
-            raise DataError(f"prefetch is {prefetch}; it has to be 0 or more.")
         self.stored_size, self.image_size = stored_size, dense_size(stored_size, downsample)
+        self.downsample, self.img_transform = downsample, img_transform
         self.order = order
-        self.prefetch = prefetch
         self.epoch = 0
         self.position = 0
         # Weak: a loop that is left early lets go of its iterator, and so of its thread, at once.
@@ -376,109 +357,68 @@ class BatchStream(abc.ABC):
         self.order, self.epoch, self.position = order.moved(*place, int(state["step_size"]))
 
     def _rest_of_epoch(self) -> Generator[Batch, None, None]:
-        epoch, last = self.epoch, len(self)
-        todo = iter(range(self.position, last))
-        if not self.prefetch:
-            for position in todo:
-                yield self._handed_out(position, self._batch(epoch, position))
-        else:
-            yield from self._prefetched(epoch, todo)
-        self._running = None
-        self.epoch, self.position = epoch + 1, 0
-
-    def _prefetched(self, epoch: int, todo: Iterator[int]) -> Generator[Batch, None, None]:
+        epoch, todo = self.epoch, iter(range(self.position, len(self)))
         # One thread: HDF5 lets one in at a time, and a batch takes a few percent of a step.
         pool = ThreadPoolExecutor(1, "cosmictagger-loader")
-        ahead: deque[tuple[int, Future[Batch]]] = deque()
+        ahead: deque[Future[Batch]] = deque()
+
+        def prepare_next() -> None:
+            if (position := next(todo, None)) is not None:
+                ahead.append(pool.submit(self._batch, epoch, position))
+
         try:
-            while True:
-                while len(ahead) < self.prefetch and (position := next(todo, None)) is not None:
-                    ahead.append((position, pool.submit(self._batch, epoch, position)))
-                if not ahead:
-                    return
-                position, future = ahead.popleft()
-                batch = future.result()
-                following = next(todo, None)
-                if following is not None:
-                    ahead.append((following, pool.submit(self._batch, epoch, following)))
-                yield self._handed_out(position, batch)
+            for _ in range(_AHEAD):
+                prepare_next()
+            while ahead:
+                batch = ahead.popleft().result()
+                prepare_next()
+                self.position += 1
+                yield batch
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+        self._running = None
+        self.epoch, self.position = epoch + 1, 0
 
     def _batch(self, epoch: int, position: int) -> Batch:
         return self.load(self.order.entries(epoch, position).tolist())
 
-    def _handed_out(self, position: int, batch: Batch) -> Batch:
-        self.position = position + 1
-        return batch
-
 
 class EventLoader(BatchStream):
-    """Batches out of larcv3 files, read and made dense in the background.
+    """Batches of a larcv3 file, read and made dense in the background.
 
     In order for inference; for training with ``shuffle``, each event once per epoch. Every image
     value is checked to be a number.
 
     Args:
-        files: files of events, or lists of them; opened ones are closed by ``close`` as well.
-        batch_size: events of one batch of this instance.
+        file: of events, by name or opened; ``close`` closes it.
         downsample: exponent k: cells of 2^k x 2^k pixels become one.
-        shuffle: another order in each epoch.
-        seed: of the shuffling.
-        shard: (index, count) of this instance among those that share each step.
-        prefetch: how many batches are prepared ahead.
-        drop_last: leave out events at the end of an epoch that fill no batch.
-        across_epochs: fill the last batch with the first events of the next epoch: batches of one
-            size and yet each event once per epoch.
-        equal: all instances get the same number of batches; the last one of an epoch may be empty.
         img_transform: give ln(1 + x) of the images.
-        image: producer of the images, for files given by name.
-        label: producer of the labels, or None to read none, for files given by name.
+        order: see ``Order``: batch_size, shuffle, seed, shard, across_epochs, equal.
     """
 
     def __init__(
         self,
-        *files: Source | Sequence[Source],
-        batch_size: int = 1,
+        file: str | os.PathLike[str] | EventFile,
+        *,
         downsample: int = 0,
-        shuffle: bool = False,
-        seed: int = 0,
-        shard: tuple[int, int] = (0, 1),
-        prefetch: int = 2,
-        drop_last: bool = False,
-        across_epochs: bool = False,
-        equal: bool = False,
         img_transform: bool = False,
-        image: str = IMAGE,
-        label: str | None = LABEL,
+        batch_size: int = 1,
+        **order: Any,
     ) -> None:
-        self.files = [_opened(source, image, label) for source in _flat(files)]
-        self.downsample = downsample
-        self.img_transform = img_transform
-        self._ends = np.cumsum([len(file) for file in self.files])
-        events = int(self._ends[-1])
-        if not events:
-            names = ", ".join(str(file.path) for file in self.files)
-            raise DataError(f"There are no events in {names}. Name files that have some.")
-        order = Order(events, batch_size, shuffle, seed, shard, drop_last, across_epochs, equal)
-        super().__init__(order, _common_size(self.files), downsample, prefetch)
-
-    def locate(self, entry: int) -> tuple[EventFile, int]:
-        """Return the file of an event, counted through all files, and its number there."""
-        if not 0 <= entry < self.events:
-            raise DataError(f"Event {entry} was asked for, the files have {self.events}.")
-        index = int(np.searchsorted(self._ends, entry, side="right"))
-        file = self.files[index]
-        return file, entry - int(self._ends[index]) + len(file)
+        self.file = file if isinstance(file, EventFile) else EventFile(file)
+        super().__init__(
+            Order(len(self.file), batch_size, **order),
+            self.file.image_size,
+            downsample,
+            img_transform,
+        )
 
     def load(self, entries: Sequence[int]) -> Batch:
         """Read the given events and make one batch of them, here and now."""
-        shape = (len(entries), PLANES, *self.image_size)
-        places = [self.locate(entry) for entry in entries]
-        labelled = all(file.label is not None for file, _ in places)
+        shape, file = (len(entries), PLANES, *self.image_size), self.file
         image = np.zeros(shape, np.float32)
-        label = np.zeros(shape, np.int64) if labelled else None
-        for row, (file, event) in enumerate(places):
+        label = None if file.label is None else np.zeros(shape, np.int64)
+        for row, event in enumerate(entries):
             planes = file.sparse(file.image, event)
             _check_finite(file, event, planes)
             size, factor = self.stored_size, self.downsample
@@ -486,48 +426,20 @@ class EventLoader(BatchStream):
             if label is not None and file.label is not None:
                 classes = file.sparse(file.label, event)
                 densify(classes, size, factor, label=True, out=label[row])
-        ids = [file.event_ids[event] for file, event in places]
         return Batch(
             torch.from_numpy(image),
             None if label is None else torch.from_numpy(label),
             list(entries),
-            np.array(ids, np.int64).reshape(-1, 3),
+            file.event_ids[list(entries)].reshape(-1, 3),
         )
 
     def close(self) -> None:
-        """End the background thread and close the files."""
+        """End the background thread and close the file."""
         super().close()
-        for file in self.files:
-            file.close()
+        self.file.close()
 
 
-def _flat(files: Sequence[Source | Sequence[Source]]) -> list[Source]:
-    sources: list[Source] = []
-    for entry in files:
-        if isinstance(entry, str | os.PathLike | EventFile):
-            sources.append(entry)
-        else:
-            sources += entry
-    if not sources:
-        raise DataError("A loader needs at least one file of events, found none.")
-    return sources
-
-
-def _opened(source: Source, image: str, label: str | None) -> EventFile:
-    return source if isinstance(source, EventFile) else EventFile(source, image, label)
-
-
-def _common_size(files: Sequence[EventFile]) -> tuple[int, int]:
-    for file in files[1:]:
-        if file.image_size != files[0].image_size:
-            raise DataError(
-                f"Files of one loader need images of one size: {files[0].path} has "
-                f"{files[0].image_size} (rows, columns), {file.path} has {file.image_size}."
-            )
-    return files[0].image_size
-
-
-def _check_finite(file: EventFile, event: int, planes: Sequence[Any]) -> None:
+def _check_finite(file: EventFile, event: int, planes: Sequence[Plane]) -> None:
     for plane, (ids, values) in enumerate(planes):
         wrong = np.flatnonzero(~np.isfinite(values))
         if len(wrong):
@@ -539,16 +451,14 @@ def _check_finite(file: EventFile, event: int, planes: Sequence[Any]) -> None:
 
 
 class SyntheticLoader(BatchStream):
-    """Endless random images with the interface of ``EventLoader``.
+    """Random images with the interface of ``EventLoader``, a million in an epoch.
 
     Args:
         batch_size: events of one batch of this instance.
         downsample: exponent k, as for real data: size divided by 2^k.
         size: (H, W) before downsampling.
-        events: declared number of events, which sets the length of an epoch.
         seed: of the random numbers.
         shard: (index, count) of this instance.
-        prefetch: how many batches are prepared ahead.
         img_transform: give ln(1 + x) of the images.
     """
 
@@ -557,15 +467,12 @@ class SyntheticLoader(BatchStream):
         batch_size: int = 1,
         downsample: int = 0,
         size: tuple[int, int] = (1280, 2048),
-        events: int = 1_000_000,
         seed: int = 0,
         shard: tuple[int, int] = (0, 1),
-        prefetch: int = 2,
         img_transform: bool = False,
     ) -> None:
-        self.img_transform = img_transform
-        order = Order(events, batch_size, False, seed, shard, drop_last=True)
-        super().__init__(order, size, downsample, prefetch)
+        order = Order(_SYNTHETIC, batch_size, seed=seed, shard=shard, across_epochs=True)
+        super().__init__(order, size, downsample, img_transform)
 
     def load(self, entries: Sequence[int]) -> Batch:
         """Generate the events with these numbers."""

@@ -1,1 +1,1 @@
-"""The modes of a run: train, infer, evaluate, read events."""
+"""The modes of a run: train, infer, read events."""

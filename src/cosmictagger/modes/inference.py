@@ -1,28 +1,23 @@
-"""Inference and evaluation: each event of a file once, in order, by one instance or by several."""
+"""Inference: each event of a file once, in order, by one instance or by several."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
+import itertools
 import math
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from abele.storage import atomic
-from cosmictagger import __version__, checkpoints, measures, sources
+from abele.storage import state_file
+from cosmictagger import measures, sources
 from cosmictagger.backends import Backend, Proof, StepResult
-from cosmictagger.config.checks import plain
-from cosmictagger.config.keys import ModeKind
-from cosmictagger.data import Batch, EventLoader
-from cosmictagger.data.loader import BatchStream
+from cosmictagger.data.loader import Batch, BatchStream, EventLoader
 from cosmictagger.errors import BackendError, DataError, InstanceError
 from cosmictagger.launch import Launch
 from cosmictagger.modes.stopping import Stop
@@ -37,9 +32,21 @@ from cosmictagger.recording import (
     split_line,
     throughput,
 )
+from cosmictagger.results.tally import (
+    Candidates,
+    EventRecord,
+    Neutrino,
+    Row,
+    Tally,
+    joined_candidates,
+    neutrino_of,
+)
 
 if TYPE_CHECKING:
-    from cosmictagger.results.tally import Candidates, Tally
+    from cosmictagger.results.writer import Collector
+
+_SYNTHETIC_STEPS = 500
+_FOLDER, _PART = "parts", "part.ckpt"
 
 
 @dataclass(frozen=True)
@@ -48,16 +55,14 @@ class Step:
 
     Attributes:
         index: number of the batch, counted over all instances.
-        entries: its events.
         values: loss and metrics; empty without labels.
-        rows: metrics of each event; empty without labels.
+        rows: its events, with metrics of each if there are labels.
         images_per_second: of this step.
     """
 
     index: int
-    entries: Sequence[int]
     values: Mapping[str, float]
-    rows: Sequence[Mapping[str, float]]
+    rows: Sequence[Row]
     images_per_second: float
 
     @property
@@ -85,245 +90,17 @@ class Passed:
     signal: int | None
 
     @property
-    def events(self) -> int:
-        """The number of events that were labelled."""
-        return sum(len(step.entries) for step in self.steps)
+    def rows(self) -> list[Row]:
+        """The events that were labelled."""
+        return [row for step in self.steps for row in step.rows]
 
     def means(self) -> dict[str, float]:
         """Means over events; of events where a metric is defined. Empty without labels."""
-        rows = [row for step in self.steps for row in step.rows]
+        rows = [row.metrics for row in self.rows if row.metrics]
         if not rows:
             return {}
-        losses = [(step.values["loss"], len(step.entries)) for step in self.steps if step.rows]
-        loss = sum(value * number for value, number in losses) / len(rows)
+        loss = sum(step.values["loss"] * len(step.rows) for step in self.steps) / len(rows)
         return {"loss": loss, **measures.average(rows)}
-
-
-class Records:
-    """The table and the TensorBoard files of a pass; a context manager."""
-
-    def __init__(self, launch: Launch):
-        self._mode = launch.config.mode
-        writes = self._mode.name is ModeKind.inference and launch.config.run.saver
-        self._table = Table(launch.folder / "ana_metrics.csv")
-        self._summaries = Summaries(launch.folder / "ana", 0, writes)
-
-    def add(self, step: Step) -> None:
-        """Record a step where that is due."""
-        if step.values and step.index % self._mode.logging_iteration == 0:
-            self._table.add(step.index, step.values)
-        if step.index % self._mode.summary_iteration == 0:
-            self._summaries.scalars(step.index, step.shown)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._summaries.close()
-
-
-def end_pass(launch: Launch, backend: Backend, passed: Passed, report: Path | None) -> None:
-    """Write to record and log what the whole pass has come to."""
-    means, steps = passed.means(), len(passed.steps)
-    times, images = list(passed.seconds), _images(launch, passed)
-    values: dict[str, Any] = {
-        "events": passed.events,
-        "metrics": means,
-        "images_per_second": throughput(times, images),
-        "seconds_per_iteration": dict(passed.split),
-    }
-    launch.prove_end(backend, "of this pass", values, passed.proof)
-    if passed.signal is not None:
-        launch.record.end(f"stopped by signal {passed.signal}")
-    for line in closing_lines(times, images):
-        logger.info(line)
-    if passed.split:
-        logger.info(split_line(passed.split))
-    logger.info(f"Inference report: {steps} batches processed for {passed.events} entries.")
-    for name, value in means.items():
-        logger.info(f"  {name}: {value:.4f}")
-    if report is not None:
-        logger.info(f"Report: {report}")
-
-
-def _images(launch: Launch, passed: Passed) -> float:
-    """Return images of an iteration of all instances together."""
-    if launch.instances.count == 1:
-        return launch.config.run.minibatch_size
-    return passed.events / max(1, len(passed.seconds))
-
-
-_FOLDER, _PASS = "parts", "pass.json"
-_FORMAT = 1
-
-
-def run_shared(one_pass: Pass) -> int | None:
-    """Make this instance's part of a pass; the first instance joins all of them.
-
-    Returns:
-        The number of the signal that ended any instance early, or None.
-    """
-    launch, instances = one_pass.launch, one_pass.launch.instances
-    identity = _identity(one_pass)
-    instances.agree("the pass over the events", identity)
-    count, parts = instances.count, launch.folder / _FOLDER
-    folders = [parts / f"{index}-of-{count}" for index in range(count)]
-    with Stop() as stop:
-        if _read_part(folders[instances.index], identity) is None:
-            _make_part(one_pass, stop, folders[instances.index], identity)
-        else:
-            logger.warning(f"The part in {folders[instances.index]} was complete already.")
-        instances.barrier("the end of the steps of a pass")
-        signal = None
-        with instances.together("joining the parts of the pass"):
-            if instances.is_first:
-                signal = _join(one_pass, folders, identity)
-    return instances.from_first("the end of the pass", signal)
-
-
-def _identity(one_pass: Pass) -> dict[str, str]:
-    """Return what two parts of one pass have in common, as text."""
-    launch, events = one_pass.launch, one_pass.events
-    files = events.files if isinstance(events, EventLoader) else []
-    return {
-        "format": str(_FORMAT),
-        "version": __version__,
-        "configuration": json.dumps(plain(launch.config), sort_keys=True),
-        "seed of the data": str(launch.data_seed),
-        "weights": checkpoints.weights_hash(one_pass.backend.state_dict()["state_dict"]),
-        "number of events": str(events.events),
-        "event files": " ".join(file.digest() for file in files),
-    }
-
-
-def _make_part(one_pass: Pass, stop: Stop, folder: Path, identity: dict[str, str]) -> None:
-    """Make the steps of this instance and write its part, ``pass.json`` last."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        collector = stack.enter_context(_collector(one_pass, folder))
-        one_pass.loop(stop, collector, lambda step: None)
-    if collector is not None:
-        from cosmictagger.results import writer
-
-        writer.save_part(writer.Part(folder, collector.tally, collector.candidates))
-    passed = one_pass.passed(stop.signal)
-    content = {"identity": identity, **dataclasses.asdict(passed)}
-    atomic.write_text(folder / _PASS, json.dumps(content))
-
-
-def _collector(one_pass: Pass, folder: Path) -> Any:
-    if not one_pass.is_inference:
-        return contextlib.nullcontext()
-    from cosmictagger.results import Collector
-
-    return Collector(
-        folder,
-        size=one_pass.events.stored_size,
-        downsample=one_pass.launch.config.data.downsample,
-        displays=one_pass.mode.displays,
-    )
-
-
-def _read_part(folder: Path, identity: dict[str, str], *, stopped: bool = False) -> Passed | None:
-    """Return the part in a folder; None if it is of another pass, or none, or ended early."""
-    try:
-        content = json.loads((folder / _PASS).read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    if content.pop("identity", None) != identity:
-        return None
-    if content["signal"] is not None and not stopped:
-        return None
-    steps = [Step(**step) for step in content.pop("steps")]
-    return Passed(steps=steps, proof=Proof(**content.pop("proof")), **content)
-
-
-def _join(one_pass: Pass, folders: Sequence[Path], identity: dict[str, str]) -> int | None:
-    """Write the files of the whole pass, and delete the parts when all are there."""
-    launch, parts = one_pass.launch, []
-    for index, folder in enumerate(folders):
-        part = _read_part(folder, identity, stopped=True)
-        if part is None:
-            raise InstanceError(
-                f"Instance {index} has made its part of the pass, but instance 0 finds none in "
-                f"{folder}. All instances need one output_dir, on a file system that they share.",
-                instance=index,
-            )
-        parts.append(part)
-    passed = _joined(parts)
-    report = (
-        _write_joined(one_pass, folders, passed) if one_pass.is_inference and passed.steps else None
-    )
-    with Records(launch) as records:
-        for step in passed.steps:
-            records.add(step)
-    end_pass(launch, one_pass.backend, passed, report)
-    shutil.rmtree(launch.folder / _FOLDER)
-    return passed.signal
-
-
-def _joined(parts: Sequence[Passed]) -> Passed:
-    """Return the whole pass; its steps are in order, whoever made them."""
-    steps = sorted((step for part in parts for step in part.steps), key=lambda step: step.index)
-    rounds = max(len(part.seconds) for part in parts)
-    slowest = [
-        max(part.seconds[turn] for part in parts if turn < len(part.seconds))
-        for turn in range(rounds)
-    ]
-    splits = [part.split for part in parts if part.split]
-    names = dict.fromkeys(name for split in splits for name in split)
-    split = {name: float(np.mean([split.get(name, 0.0) for split in splits])) for name in names}
-    signals = (part.signal for part in parts if part.signal is not None)
-    return Passed(steps, _proof(parts), slowest, split, next(signals, None))
-
-
-def _proof(parts: Sequence[Passed]) -> Proof:
-    """Return where the steps of all instances ran; those that made none do not count."""
-    proofs = [part.proof for part in parts if part.steps] or [parts[0].proof]
-    compile_seconds = [
-        proof.compile_seconds for proof in proofs if proof.compile_seconds is not None
-    ]
-
-    def all_of(name: str) -> Any:
-        values = dict.fromkeys(getattr(proof, name) for proof in proofs)
-        return ", ".join(map(str, values)) if len(values) > 1 else next(iter(values))
-
-    return dataclasses.replace(
-        proofs[0],
-        target=all_of("target"),
-        device=all_of("device"),
-        executable=all_of("executable"),
-        compile_seconds=max(compile_seconds, default=None),
-        evaluation_steps=sum(proof.evaluation_steps for proof in proofs),
-    )
-
-
-def _write_joined(one_pass: Pass, folders: Sequence[Path], passed: Passed) -> Path:
-    from cosmictagger.results import writer
-
-    loaded = [writer.load_part(folder) for folder in folders]
-    writer.join_predictions(loaded, one_pass.launch.folder / writer.PREDICTIONS)
-    return _write_report(one_pass, *writer.join_parts(loaded), passed, {"instances": len(folders)})
-
-
-def _write_report(
-    one_pass: Pass, tally: Tally, candidates: Candidates, passed: Passed, more: dict[str, object]
-) -> Path:
-    from cosmictagger.results.writer import image_size_text, write_files
-
-    size, downsample = one_pass.events.stored_size, one_pass.launch.config.data.downsample
-    return write_files(
-        one_pass.launch.folder,
-        tally,
-        candidates.events(),
-        dataclasses.asdict(passed.proof),
-        {**one_pass.settings(), **more, "image size": image_size_text(size, downsample)},
-        sys.stderr.isatty(),
-    )
-
-
-_SYNTHETIC_STEPS = 500
 
 
 def infer(launch: Launch) -> int | None:
@@ -344,7 +121,7 @@ def infer(launch: Launch) -> int | None:
             stack.callback(backend.close)
         launch.load_for_inference(backend)
         one_pass = Pass(launch, backend, events)
-        return one_pass.run() if instances.count == 1 else run_shared(one_pass)
+        return one_pass.run() if instances.count == 1 else one_pass.run_shared()
 
 
 class Pass:
@@ -360,31 +137,49 @@ class Pass:
         self.timings = Timings()
         self.steps: list[Step] = []
 
-    @property
-    def is_inference(self) -> bool:
-        """True in mode inference, which writes files of results."""
-        return self.mode.name is ModeKind.inference
-
     def run(self) -> int | None:
         """Make the pass and everything that belongs to it."""
-        report = None
-        with Records(self.launch) as records, Stop() as stop:
-            with _collector(self, self.launch.folder) as results:
-                self.loop(stop, results, records.add)
-            passed = self.passed(stop.signal)
-            if results is not None:
-                report = _write_report(self, results.tally, results.candidates, passed, {})
-        end_pass(self.launch, self.backend, passed, report)
-        return stop.signal
+        passed, collected = self._made(self.launch.folder)
+        self._end(passed, collected.confusion, collected.candidates, {})
+        return passed.signal
 
-    def loop(self, stop: Stop, results: Any, note: Callable[[Step], None]) -> None:
-        """Make the steps of this instance.
+    def run_shared(self) -> int | None:
+        """Make this instance's part of a pass; the first instance joins all of them.
 
-        Args:
-            stop: ends it after the step under way.
-            results: takes the scores; None where nobody wants them.
-            note: takes each step.
+        Returns:
+            The number of the signal that ended any instance early, or None.
         """
+        instances, parts = self.launch.instances, self.launch.folder / _FOLDER
+        with instances.together("the parts of an earlier pass"):
+            if instances.is_first:
+                shutil.rmtree(parts, ignore_errors=True)
+        folders = [parts / str(index) for index in range(instances.count)]
+        folder = folders[instances.index]
+        folder.mkdir(parents=True)
+        state_file.write(folder / _PART, _stored(*self._made(folder)))
+        instances.gather("the end of the steps of a pass", None)
+        signal = None
+        with instances.together("joining the parts of the pass"):
+            if instances.is_first:
+                signal = self._join(folders)
+                shutil.rmtree(parts)
+        return instances.from_first("the end of the pass", signal)
+
+    def _made(self, folder: Path) -> tuple[Passed, Collector]:
+        """Make the steps of this instance, with the predictions in a folder."""
+        from cosmictagger.results import writer
+
+        size, downsample = self.events.image_size, self.launch.config.data.downsample
+        with Stop() as stop, writer.predictions_writer(folder, size) as predictions:
+            collected = writer.Collector(predictions, downsample, self.mode.displays)
+            self._loop(stop, collected)
+        proof = self.launch.prove(self.backend)
+        self.timings.save(self.launch.folder / "profiles", self.launch.instances.index)
+        times = self.timings
+        return Passed(self.steps, proof, times.iterations, times.split(), stop.signal), collected
+
+    def _loop(self, stop: Stop, collected: Collector) -> None:
+        """Make the steps of this instance, until a signal comes."""
         batches = sources.beginning_at(self.events, self.mode.start_index)
         indices = sources.turns(self.events, self.mode.start_index, self._total())
         first = self.launch.instances.is_first
@@ -393,27 +188,8 @@ class Pass:
                 if stop.signal is not None:
                     break
                 with self.timings.iteration(index):
-                    step = self._step(index, batches, results)
-                    self.steps.append(step)
-                    note(step)
-                bar.step(step.shown)
-
-    def passed(self, signal: int | None) -> Passed:
-        """Return what the pass has come to."""
-        proof = self.launch.prove(self.backend)
-        self.timings.save(self.launch.folder / "profiles", self.launch.instances.index)
-        return Passed(self.steps, proof, self.timings.iterations, self.timings.split(), signal)
-
-    def settings(self) -> dict[str, object]:
-        """Return the run's settings that the report lists."""
-        config, network = self.launch.config, self.backend.network
-        count = sum(value.numel() for value in network.parameters())
-        return {
-            "run": config.run.id,
-            "network": f"{config.network.name}, {count:,} parameters",
-            **self.launch.weights_said,
-            "events": sources.described(config),
-        }
+                    self.steps.append(self._step(index, batches, collected))
+                bar.step(self.steps[-1].shown)
 
     def _total(self) -> int:
         """Return batches of all instances together."""
@@ -424,7 +200,7 @@ class Pass:
             iterations = _SYNTHETIC_STEPS
         return max(1, whole if iterations is None else min(iterations, whole))
 
-    def _step(self, index: int, batches: Iterator[Batch], results: Any) -> Step:
+    def _step(self, index: int, batches: Iterator[Batch], collected: Collector) -> Step:
         started = time.perf_counter()
         with self.timings.part("io"):
             batch = next(batches)
@@ -438,41 +214,178 @@ class Pass:
             )
         if steps == 1:
             self.launch.prove(self.backend)
-        self._check(batch, result)
+        _check_finite(batch, result)
         with self.timings.part("metrics"):
-            values, rows = _measured(batch, result)
-        if results is not None:
-            with self.timings.part("summary"):
-                labelled = None if batch.label is None else rows
-                results.add(batch, result.logits, labelled, self._particles(batch))
+            values, rows = self._measured(batch, result)
+        with self.timings.part("summary"):
+            collected.add(batch, result.logits, rows)
         speed = len(batch) / (time.perf_counter() - started)
-        step = Step(index, batch.entries, values, rows, speed)
+        step = Step(index, values, rows, speed)
         if index % self.mode.logging_iteration == 0:
             log_step("ana", index, step.shown)
         return step
 
-    def _check(self, batch: Batch, result: StepResult) -> None:
-        for row, entry in enumerate(batch.entries):
-            if not all(bool(plane[row].isfinite().all()) for plane in result.logits):
-                ids = tuple(int(number) for number in batch.event_ids[row])
-                raise DataError(
-                    f"Scores of event {entry} (run, subrun, event {ids}) are no numbers. Look at "
-                    "that event and at the weights, or choose run.precision=float32."
-                )
+    def _measured(self, batch: Batch, result: StepResult) -> tuple[dict[str, float], list[Row]]:
+        """Return metrics of a batch, none without labels, and its events."""
+        values: dict[str, float] = {}
+        metrics: list[dict[str, float]] = [{} for _ in batch.entries]
+        if batch.label is not None and result.loss is not None:
+            values = {"loss": float(result.loss)} | measures.compute(result.logits, batch.label)
+            metrics = measures.per_event(result.logits, batch.label)
+        neutrinos: list[Neutrino | None] = [None for _ in batch.entries]
+        if isinstance(self.events, EventLoader):
+            file = self.events.file
+            neutrinos = [neutrino_of(file.particles(entry)) for entry in batch.entries]
+        ids: list[tuple[int, int, int]] = [tuple(each) for each in batch.event_ids.tolist()]
+        rows = map(Row, batch.entries, ids, metrics, neutrinos)
+        return values, list(rows)
 
-    def _particles(self, batch: Batch) -> list[Any] | None:
-        if not isinstance(self.events, EventLoader):
-            return None
-        places = [self.events.locate(entry) for entry in batch.entries]
-        return [file.particles(event) for file, event in places]
+    def _join(self, folders: Sequence[Path]) -> int | None:
+        """Write the files of the whole pass from the parts of all instances."""
+        from cosmictagger.results import writer
+
+        parts = [_read(folder, index) for index, folder in enumerate(folders)]
+        passed = _joined([part for part, _, _ in parts])
+        entries = [[row.entry for row in part.rows] for part, _, _ in parts]
+        by_folder = dict(zip(folders, entries, strict=True))
+        if passed.steps:
+            writer.join_predictions(by_folder, self.launch.folder)
+        candidates = joined_candidates([candidates for _, _, candidates in parts])
+        confusion = sum(confusion for _, confusion, _ in parts)
+        self._end(passed, confusion, candidates, {"instances": len(folders)})
+        return passed.signal
+
+    def _end(
+        self, passed: Passed, confusion: Any, candidates: Candidates, more: dict[str, object]
+    ) -> None:
+        """Write tables, report, record and log of the whole pass."""
+        rows = passed.rows
+        report = None
+        if rows:
+            report = self._report(Tally(rows, confusion), candidates, passed.proof, more)
+        self._record(passed.steps)
+        means, times = passed.means(), list(passed.seconds)
+        images: float = self.launch.config.run.minibatch_size
+        if self.launch.instances.count > 1:
+            images = len(rows) / max(1, len(times))
+        values: dict[str, Any] = {
+            "events": len(rows),
+            "metrics": means,
+            "images_per_second": throughput(times, images),
+            "seconds_per_iteration": dict(passed.split),
+        }
+        self.launch.prove_end(self.backend, "of this pass", values, passed.proof)
+        if passed.signal is not None:
+            self.launch.record.end(f"stopped by signal {passed.signal}")
+        for line in closing_lines(times, images):
+            logger.info(line)
+        if passed.split:
+            logger.info(split_line(passed.split))
+        logger.info(
+            f"Inference report: {len(passed.steps)} batches processed for {len(rows)} entries."
+        )
+        for name, value in means.items():
+            logger.info(f"  {name}: {value:.4f}")
+        if report is not None:
+            logger.info(f"Report: {report}")
+
+    def _record(self, steps: Sequence[Step]) -> None:
+        """Write the table and the TensorBoard files of the steps."""
+        table = Table(self.launch.folder / "ana_metrics.csv")
+        summaries = Summaries(self.launch.folder / "ana", 0, self.launch.config.run.saver)
+        for step in steps:
+            if step.values and step.index % self.mode.logging_iteration == 0:
+                table.add(step.index, step.values)
+            if step.index % self.mode.summary_iteration == 0:
+                summaries.scalars(step.index, step.shown)
+        summaries.close()
+
+    def _report(
+        self, tally: Tally, candidates: Candidates, proof: Proof, more: dict[str, object]
+    ) -> Path:
+        from cosmictagger.results import writer
+
+        config = self.launch.config
+        count = sum(value.numel() for value in self.backend.network.parameters())
+        (rows, columns), (height, width) = self.events.stored_size, self.events.image_size
+        size = f"{rows} x {columns}, downsample {config.data.downsample} ({height} x {width})"
+        settings = {
+            "run": config.run.id,
+            "network": f"{config.network.name}, {count:,} parameters",
+            **self.launch.weights_said,
+            "events": sources.described(config),
+            **more,
+            "image size": size,
+        }
+        return writer.write_files(
+            self.launch.folder,
+            tally,
+            candidates.events(),
+            dataclasses.asdict(proof),
+            settings,
+            sys.stderr.isatty(),
+        )
 
 
-def _measured(
-    batch: Batch, result: StepResult
-) -> tuple[dict[str, float], Sequence[dict[str, float]]]:
-    """Return metrics of a batch and of each of its events; none without labels."""
-    if batch.label is None:
-        return {}, []
-    rows = measures.per_event(result.logits, batch.label)
-    loss = float(result.loss)  # type: ignore[arg-type]  there are labels
-    return {"loss": loss, **measures.compute(result.logits, batch.label)}, rows
+def _check_finite(batch: Batch, result: StepResult) -> None:
+    for row, entry in enumerate(batch.entries):
+        if not all(bool(plane[row].isfinite().all()) for plane in result.logits):
+            ids = tuple(batch.event_ids[row].tolist())
+            raise DataError(
+                f"Scores of event {entry} (run, subrun, event {ids}) are no numbers. Look at that "
+                "event and at the weights, or choose run.precision=float32: float16 overflows "
+                "where float32 does not."
+            )
+
+
+def _joined(parts: Sequence[Passed]) -> Passed:
+    """Return the whole pass; its steps are in order, whoever made them."""
+    steps = sorted((step for part in parts for step in part.steps), key=lambda step: step.index)
+    first = next((part for part in parts if part.steps), parts[0])
+    return Passed(
+        steps,
+        dataclasses.replace(first.proof, evaluation_steps=len(steps)),
+        [max(turn) for turn in itertools.zip_longest(*(p.seconds for p in parts), fillvalue=0.0)],
+        first.split,
+        next((part.signal for part in parts if part.signal is not None), None),
+    )
+
+
+def _stored(passed: Passed, collected: Collector) -> dict[str, Any]:
+    """Return an instance's part of a pass as plain values and tensors."""
+    content = {
+        "passed": dataclasses.asdict(passed),
+        "confusion": collected.confusion,
+        "most": collected.candidates.most,
+        "seen": collected.candidates.seen,
+        "events": [vars(event) for event in collected.candidates.events()],
+    }
+    return state_file.plain(content, "a part of a pass")
+
+
+def _read(folder: Path, index: int) -> tuple[Passed, Any, Candidates]:
+    """Return what ``_stored`` has written in the folder of an instance."""
+    try:
+        content = state_file.read(folder / _PART)
+    except FileNotFoundError:
+        raise InstanceError(
+            f"Instance {index} has made its part of the pass, but instance 0 finds none in "
+            f"{folder}. All instances need one output_dir, on a file system that they share.",
+            instance=index,
+        ) from None
+    candidates = Candidates(content["most"])
+    for values in content["events"]:
+        candidates.add(EventRecord(**values))
+    candidates.seen = content["seen"]
+    values = content["passed"]
+    steps = [_step(each) for each in values.pop("steps")]
+    passed = Passed(steps=steps, proof=Proof(**values.pop("proof")), **values)
+    return passed, content["confusion"], candidates
+
+
+def _step(values: dict[str, Any]) -> Step:
+    rows = values.pop("rows")
+    neutrinos = [row.pop("neutrino") for row in rows]
+    truths = [each and Neutrino(**each) for each in neutrinos]
+    pairs = zip(rows, truths, strict=True)
+    return Step(rows=[Row(**row, neutrino=truth) for row, truth in pairs], **values)

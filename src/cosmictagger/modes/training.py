@@ -22,8 +22,7 @@ from cosmictagger.backends import Backend, StepResult
 from cosmictagger.config.checks import plain
 from cosmictagger.config.composing import Config
 from cosmictagger.config.keys import ComputeMode, ModeKind
-from cosmictagger.data import Batch
-from cosmictagger.data.loader import BatchStream
+from cosmictagger.data.loader import Batch, BatchStream
 from cosmictagger.errors import BackendError, ConfigError, DataError, TrainingError
 from cosmictagger.instances import Instances
 from cosmictagger.launch import Launch, launched

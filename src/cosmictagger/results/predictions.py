@@ -8,26 +8,26 @@ of the images at the resolution that was run: whatever reads the images reads th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cosmictagger.data.larcv import Event, EventFile, EventWriter, Plane
-from cosmictagger.errors import DataError
+from cosmictagger.data.larcv import Event, EventFile, EventWriter, Plane, event_writer
 from cosmictagger.measures import CLASSES, COSMIC, NEUTRINO, PLANES
 
+PREDICTIONS = "predictions.h5"
 COSMIC_PRODUCER = "cosmic_prediction"
 NEUTRINO_PRODUCER = "neutrino_prediction"
 CLASS_PRODUCER = "class_prediction"
 PRODUCERS = (COSMIC_PRODUCER, NEUTRINO_PRODUCER, CLASS_PRODUCER)
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(NamedTuple):
     """The scores of one plane.
 
     Attributes:
@@ -42,17 +42,12 @@ class Scores:
 
 
 def scores_of(logits: torch.Tensor) -> Scores:
-    """Softmax over the classes, in float32 on the host.
+    """Return the softmax over the classes, in float32 on the host.
 
     Args:
         logits: ``[3, H, W]`` of one event and plane; any floating type and device.
     """
     logits = logits.detach().float()
-    if not bool(torch.isfinite(logits).all()):
-        raise DataError(
-            "the network's output is not finite. Check the input for NaN, and the precision of "
-            "the run: float16 overflows where float32 and bfloat16 do not."
-        )
     shares = logits.softmax(0)
     return Scores(
         shares[COSMIC].cpu().numpy(),
@@ -61,37 +56,60 @@ def scores_of(logits: torch.Tensor) -> Scores:
     )
 
 
-class PredictionWriter(EventWriter):
-    """Writes predictions event by event; a context manager.
+@contextlib.contextmanager
+def predictions_writer(folder: Path, size: tuple[int, int]) -> Iterator[EventWriter]:
+    """Write the predictions of a folder; the file gets its name when it is complete.
 
     Args:
-        path: the file; it gets its name when it is complete, an older one is replaced.
+        folder: made if absent; an older file in it is replaced.
         size: height and width of the images as they were run.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    with event_writer(folder / PREDICTIONS, size, PRODUCERS) as writer:
+        yield writer
 
-    def __init__(self, path: str | Path, size: tuple[int, int]) -> None:
-        super().__init__(path, size, PRODUCERS)
 
-    def add(self, image: NDArray, scores: Sequence[Scores], event_id: Sequence[int]) -> None:
-        """Add an event.
+def scored_event(image: NDArray, scores: Sequence[Scores], event_id: Sequence[int]) -> Event:
+    """Return an event with the scores of the non-zero pixels of its image.
 
-        Args:
-            image: float32 ``[3, H, W]``; its non-zero pixels get scores.
-            scores: of each plane.
-            event_id: run, subrun and event number.
-        """
-        planes: dict[str, list[Plane]] = {name: [] for name in PRODUCERS}
-        for plane, each in zip(image, scores, strict=True):
-            # Transposed, the flat index is the id: time runs fastest.
-            ids = np.flatnonzero(np.ascontiguousarray(plane.T)).astype(np.uint64)
-            column, row = np.divmod(ids.astype(np.int64), self.size[0])
-            for name, values in (
-                (COSMIC_PRODUCER, each.cosmic),
-                (NEUTRINO_PRODUCER, each.neutrino),
-                (CLASS_PRODUCER, each.prediction),
-            ):
-                planes[name].append(Plane(ids, values[row, column].astype(np.float32)))
-        self.write(Event(planes, tuple(int(number) for number in event_id)))
+    Args:
+        image: float32 ``[3, H, W]``.
+        scores: of each plane.
+        event_id: run, subrun and event number.
+    """
+    planes: dict[str, list[Plane]] = {name: [] for name in PRODUCERS}
+    for plane, each in zip(image, scores, strict=True):
+        # Transposed, the flat index is the id: time runs fastest.
+        ids = np.flatnonzero(np.ascontiguousarray(plane.T)).astype(np.uint64)
+        column, row = np.divmod(ids.astype(np.int64), plane.shape[0])
+        for name, values in zip(PRODUCERS, each, strict=True):
+            planes[name].append(Plane(ids, values[row, column].astype(np.float32)))
+    return Event(planes, event_id)
+
+
+def join_predictions(parts: Mapping[Path, Sequence[int]], folder: Path) -> None:
+    """Write one file of predictions; an older one stays until the new one is complete.
+
+    Args:
+        parts: by folder of an instance, the entries of its events.
+        folder: of the new file.
+    """
+    places = sorted(
+        (entry, part, event)
+        for part, entries in parts.items()
+        for event, entry in enumerate(entries)
+    )
+    with contextlib.ExitStack() as stack:
+        files = {
+            part: stack.enter_context(open_predictions(part / PREDICTIONS))
+            for part, entries in parts.items()
+            if entries
+        }
+        size = next(iter(files.values())).image_size
+        writer = stack.enter_context(predictions_writer(folder, size))
+        for _, part, event in places:
+            planes = {name: files[part].sparse(name, event) for name in PRODUCERS}
+            writer.write(Event(planes, files[part].event_ids[event]))
 
 
 def open_predictions(path: str | Path) -> EventFile:

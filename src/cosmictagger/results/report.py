@@ -13,7 +13,7 @@ from urllib.parse import quote
 from abele.storage.atomic import write_text
 from cosmictagger.measures import NAMES, PLANES
 from cosmictagger.results.plots import CLASS_NAMES, PLANE_NAMES
-from cosmictagger.results.tally import Bin, Row, Tally, by_energy, by_interaction
+from cosmictagger.results.tally import Row, Tally
 
 STYLE = """
 :root {
@@ -45,7 +45,6 @@ th, td { padding: .4rem .9rem; text-align: left; border-bottom: 1px solid var(--
 th:first-child, td:first-child { padding-left: 0; }
 th { font-weight: 600; color: var(--soft); font-size: .88rem; }
 .number { text-align: right; white-space: nowrap; }
-.wide { width: 16rem; }
 code { font: .9em ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere; }
 .met { color: var(--met); } .missed { color: var(--missed); }
 .cell { display: block; padding: .3rem .6rem; border-radius: 4px; }
@@ -56,10 +55,6 @@ code { font: .9em ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: an
 .cell.wrong {
   background: color-mix(in srgb, var(--wrong) calc(var(--depth) * .45), transparent);
 }
-.bar {
-  display: block; height: .75rem; width: var(--length); min-width: 1px;
-  background: var(--right); border-radius: 2px;
-}
 img {
   display: block; width: 100%; height: auto; background: #ffffff;
   border: 1px solid var(--line); border-radius: 6px;
@@ -67,7 +62,7 @@ img {
 @media (max-width: 40rem) {
   main { padding: 1.2rem .8rem 3rem; } h1 { font-size: 1.5rem; }
   th, td { padding: .4rem .6rem; } #events td, .missed, .met { white-space: nowrap; }
-  .wide { width: 5rem; } .picture img { width: 52rem; max-width: none; }
+  .picture img { width: 52rem; max-width: none; }
 }
 @media print { main { max-width: none; } section { break-inside: avoid; } }
 """
@@ -158,12 +153,6 @@ def _metric_sections(tally: Tally) -> list[str]:
     ]
     if tally.confusion.any():
         sections.append(_section("What was taken for what", _confusion_table(tally)))
-    for title, bins in (
-        ("By neutrino energy", by_energy(tally.valued("Average/Neutrino_IoU"))),
-        ("By interaction", by_interaction(tally.valued("Average/Neutrino_IoU"))),
-    ):
-        if bins:
-            sections.append(_section(title, _bin_table(title, bins)))
     return sections
 
 
@@ -198,12 +187,12 @@ def _plane_table(tally: Tally) -> str:
 
 
 def _confusion_table(tally: Tally) -> str:
-    total = tally.confusion.sum(axis=0)
+    total = tally.confusion.sum(dim=0)
     rows = []
     for true, counts in enumerate(total):
         cells = [f"<b>{CLASS_NAMES[true]}</b>"]
         for predicted, count in enumerate(counts):
-            share = float(count / counts.sum()) if counts.sum() else float("nan")
+            share = float(count / counts.sum()) if counts.any() else float("nan")
             kind = "right" if true == predicted else "wrong"
             depth = 0 if math.isnan(share) else round(100 * share)
             cells.append(
@@ -214,20 +203,6 @@ def _confusion_table(tally: Tally) -> str:
     heads = ["true class", *(f"taken for {name}" for name in CLASS_NAMES)]
     note = "<p>Shares of the pixels of each true class; below, pixels of all planes and events.</p>"
     return _table(heads, rows, numbers={1, 2, 3}) + note
-
-
-def _bin_table(title: str, bins: Sequence[Bin]) -> str:
-    rows = [
-        [
-            escape(each.name),
-            f"{each.events:,}",
-            _percent(each.mean) + ("" if math.isnan(each.error) else f" ± {100 * each.error:.1f}"),
-            f'<span class="bar" style="--length:{100 * each.mean:.1f}%"></span>',
-        ]
-        for each in bins
-    ]
-    head = title.removeprefix("By ")
-    return _table([head, "events", "neutrino IoU", ""], rows, numbers={1, 2}, last="wide")
 
 
 def _curves(picture: Path | None) -> list[str]:
@@ -327,14 +302,11 @@ def _table(
     rows: Sequence[Sequence[str]],
     numbers: set[int] | frozenset[int] = frozenset(),
     head: bool = True,
-    last: str = "",
 ) -> str:
     """Return a table of HTML cells; ``heads`` are text, ``numbers`` the columns to align right."""
 
     def cell(tag: str, index: int, content: str) -> str:
-        names = ["number"] if index in numbers else []
-        names += [last] if last and index == len(heads) - 1 else []
-        shown = f' class="{" ".join(names)}"' if names else ""
+        shown = ' class="number"' if index in numbers else ""
         return f"<{tag}{shown}>{content}</{tag}>"
 
     lines = [

@@ -1,24 +1,17 @@
-"""Events of a pass: sparse records, metrics by property of the neutrino, and events to draw."""
+"""Events of a pass: metrics, neutrinos, and sparse records of those to draw."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import io
-import itertools
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-from cosmictagger import measures
-from cosmictagger.measures import CLASSES, PLANES
-
-ENERGIES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, math.inf)
-"""Edges of the energy bins in GeV; most of the Booster beam is below 2."""
 
 UNKNOWN = "unknown"
 _FLAVOURS = {12: "nu_e", 14: "nu_mu", 16: "nu_tau"}  # by the Particle Data Group's numbers
@@ -38,27 +31,6 @@ class Neutrino:
     energy: float
     flavour: str
     current: str = UNKNOWN
-
-
-@dataclasses.dataclass(frozen=True)
-class Bin:
-    """A group of events.
-
-    Attributes:
-        name: like ``0.5 to 1 GeV`` or ``nu_mu CC``.
-        events: how many have the metric.
-        mean: of the metric over these.
-        error: standard error of the mean; NaN for one event.
-    """
-
-    name: str
-    events: int
-    mean: float
-    error: float
-
-
-Valued = Iterable[tuple[Neutrino | None, float]]
-"""For each event its neutrino, None if it has none, and a metric, NaN if it has none."""
 
 
 def neutrino_of(particles: NDArray[np.void] | None) -> Neutrino | None:
@@ -83,38 +55,6 @@ def neutrino_of(particles: NDArray[np.void] | None) -> Neutrino | None:
     )
 
 
-def by_energy(events: Valued, edges: Sequence[float] = ENERGIES) -> list[Bin]:
-    """Return a metric by the neutrino's energy, by lower bin edge, without empty bins."""
-    events = list(events)
-    bins = []
-    for low, high in itertools.pairwise(edges):
-        name = f"above {low:g} GeV" if math.isinf(high) else f"{low:g} to {high:g} GeV"
-        bins += _bin(name, events, lambda nu, low=low, high=high: low <= nu.energy < high)
-    return bins
-
-
-def by_interaction(events: Valued) -> list[Bin]:
-    """Return a metric by flavour and current, in alphabetical order."""
-    events = list(events)
-    kinds = sorted({_kind(neutrino) for neutrino, _ in events if neutrino is not None})
-    return [row for kind in kinds for row in _bin(kind, events, lambda nu, k=kind: _kind(nu) == k)]
-
-
-def _kind(neutrino: Neutrino) -> str:
-    return f"{neutrino.flavour} {neutrino.current}"
-
-
-def _bin(
-    name: str, events: Iterable[tuple[Neutrino | None, float]], belongs: Callable[[Neutrino], bool]
-) -> list[Bin]:
-    values = [value for neutrino, value in events if neutrino is not None and belongs(neutrino)]
-    values = [value for value in values if math.isfinite(value)]
-    if not values:
-        return []
-    error = np.std(values, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return [Bin(name, len(values), float(np.mean(values)), float(error))]
-
-
 @dataclass(frozen=True)
 class PlaneView:
     """A plane as dense arrays ``[H, W]``; rows are time, columns are wires.
@@ -132,6 +72,9 @@ class PlaneView:
     score: NDArray[np.float32]
 
 
+SparsePlane = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]
+
+
 @dataclass(frozen=True)
 class EventRecord:
     """An event's images and scores; about 16 bytes for each pixel with charge, label or prediction.
@@ -142,7 +85,7 @@ class EventRecord:
         size: height and width of the planes as they were run.
         downsample: exponent of the downsampling between the file and ``size``.
         metrics: of this event, with the keys of the specification's section 6.
-        planes: sparse arrays (pixel, image, label or None, prediction, score) of each plane.
+        planes: sparse tensors (pixel, image, label or None, prediction, score) of each plane.
     """
 
     entry: int
@@ -150,7 +93,7 @@ class EventRecord:
     size: tuple[int, int]
     downsample: int
     metrics: Mapping[str, float] = field(default_factory=dict)
-    planes: tuple[tuple[NDArray, NDArray, NDArray | None, NDArray, NDArray], ...] = ()
+    planes: tuple[SparsePlane, ...] = ()
 
     @property
     def has_label(self) -> bool:
@@ -161,9 +104,9 @@ class EventRecord:
         """Return plane ``index`` as dense arrays, made anew by each call."""
         pixel, image, label, prediction, score = self.planes[index]
 
-        def dense(values: NDArray) -> NDArray:
-            result = np.zeros(self.size[0] * self.size[1], values.dtype)
-            result[pixel] = values
+        def dense(values: Tensor) -> NDArray:
+            result = np.zeros(self.size[0] * self.size[1], values.numpy().dtype)
+            result[pixel.numpy()] = values
             return result.reshape(self.size)
 
         return PlaneView(
@@ -173,18 +116,22 @@ class EventRecord:
 
 def sparse_plane(
     image: NDArray, label: NDArray | None, prediction: NDArray, score: NDArray
-) -> tuple[NDArray, NDArray, NDArray | None, NDArray, NDArray]:
+) -> SparsePlane:
     """Keep the pixels of dense arrays ``[H, W]`` with charge, label or a predicted class."""
     seen = (image != 0) | (prediction != 0)
     if label is not None:
         seen |= label != 0
     pixel = np.flatnonzero(seen)
+
+    def chosen(values: NDArray, kind: type) -> Tensor:
+        return torch.from_numpy(values.reshape(-1)[pixel].astype(kind))
+
     return (
-        pixel.astype(np.uint32),
-        image.reshape(-1)[pixel].astype(np.float32),
-        None if label is None else label.reshape(-1)[pixel].astype(np.uint8),
-        prediction.reshape(-1)[pixel].astype(np.uint8),
-        score.reshape(-1)[pixel].astype(np.float32),
+        torch.from_numpy(pixel),
+        chosen(image, np.float32),
+        None if label is None else chosen(label, np.uint8),
+        chosen(prediction, np.uint8),
+        chosen(score, np.float32),
     )
 
 
@@ -198,7 +145,7 @@ class Row:
     neutrino: Neutrino | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Tally:
     """Rows of the events, and how often each true class was taken for each other.
 
@@ -206,17 +153,11 @@ class Tally:
         confusion: int64 ``[plane, true class, predicted class]``, in pixels.
     """
 
-    rows: list[Row] = field(default_factory=list)
-    confusion: NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros((PLANES, CLASSES, CLASSES), np.int64)
-    )
-
-    def count(self, prediction: Tensor, label: Tensor) -> None:
-        """Add the pixels of one event; both are int64 ``[plane, H, W]``."""
-        self.confusion += measures.counts(prediction[None], label[None])[0]
+    rows: Sequence[Row]
+    confusion: Tensor
 
     def mean(self, key: str) -> tuple[float, int]:
-        """Mean of a metric over the events where it is a number, and how many these are."""
+        """Return the mean of a metric over the events that have it, and their number."""
         values = np.array([row.metrics.get(key, np.nan) for row in self.rows], np.float64)
         values = values[np.isfinite(values)]
         return (float(values.mean()), len(values)) if len(values) else (float("nan"), 0)
@@ -224,10 +165,6 @@ class Tally:
     def keys(self) -> list[str]:
         """Return names of all metrics, in the order in which they came."""
         return list(dict.fromkeys(key for row in self.rows for key in row.metrics))
-
-    def valued(self, metric: str) -> Valued:
-        """Return the neutrino and a metric of each event."""
-        return [(row.neutrino, row.metrics.get(metric, np.nan)) for row in self.rows]
 
 
 def as_csv(rows: Sequence[Row], keys: Iterable[str]) -> str:
