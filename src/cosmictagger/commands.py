@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from cosmictagger.config.composing import PRESETS, network_choices
+from cosmictagger.config.composing import GROUPS, PRESETS
 from cosmictagger.config.keys import DATA, MODES, Optimizer, Run, Torch
 from cosmictagger.config.network import Network
 
@@ -41,7 +41,6 @@ Choose
   data=       {data}
   network=    {networks}
   --config-name  {presets}
-  also: --cfg job (shows the configuration), --multirun (several values: run.id=a,b), --hydra-help
 """
 
 
@@ -50,7 +49,7 @@ def help_text() -> str:
     groups = _GROUPS.format(
         modes=", ".join(MODES),
         data=", ".join(DATA),
-        networks=", ".join(network_choices()),
+        networks=", ".join(GROUPS["network"]),
         presets=", ".join(PRESETS),
     )
     sections: list[tuple[str, str, Any]] = [("run.", "", Run)]
@@ -83,13 +82,13 @@ def _section(prefix: str, location: str, kind: Any) -> str:
 
 
 def _default(field: Any) -> str:
-    if field.default is MISSING:
-        return ""
     if field.default is None:
         return "null"
+    if field.name == "id":
+        return "NAME"
     if isinstance(field.default, Enum):
         return field.default.name
-    return str(field.default).replace("???", "NAME")
+    return "" if field.default is MISSING else str(field.default)
 
 
 def attributes(kind: type) -> dict[str, str]:

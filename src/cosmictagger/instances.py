@@ -4,7 +4,7 @@
     of_popdist()         IPU mode: `popdist.init()` under poprun, mpirun or torchrun
     of_torch()           CPU and GPU mode: torch.distributed under torchrun, mpirun, Slurm or poprun
 
-The connection lasts as long as the process: its other runs, as of ``--multirun``, use it too.
+The connection lasts as long as the process: its other runs use it too.
 All instances call the same collective functions in the same order. Values travel as JSON, numbers
 and bytes, never pickled. An instance that is gone ends the wait of the others within seconds.
 """

@@ -8,9 +8,8 @@ import torch
 
 from cosmictagger import launch
 from cosmictagger.cli import main
-from cosmictagger.data.larcv import write_events
 from cosmictagger.results import plots
-from helpers.cosmic_small import SIZE, PlaneNet, event, given
+from helpers.cosmic_small import SIZE, PlaneNet, event, given, write_events
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import h5py
 import numpy as np
 
 from cosmictagger.data import larcv
-from cosmictagger.data.larcv import IMAGE, LABEL, Event, Plane, write_events
+from cosmictagger.data.larcv import IMAGE, LABEL, Event, Plane
+from helpers.cosmic_small import write_events
 
 SIZE = (32, 64)
 

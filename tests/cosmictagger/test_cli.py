@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from cosmictagger.cli import main
-from cosmictagger.config.composing import PRESETS, network_choices
+from cosmictagger.config.composing import GROUPS, PRESETS
 from cosmictagger.config.keys import DATA, MODES, Run, Torch
 from helpers.cosmic_small import record
 
@@ -19,7 +19,7 @@ def test_help_teaches(capsys):
     text = capsys.readouterr().out
     for word in ("run.id=first", "mode=inference", "generate --events", *MODES, *DATA, *PRESETS):
         assert word in text
-    for name in network_choices():
+    for name in GROUPS["network"]:
         assert name in text
     for kind in (Run, Torch, *MODES.values(), *DATA.values()):
         for key in set(kind.__dataclass_fields__) - {"name", "optimizer", "synthetic"}:
@@ -35,7 +35,7 @@ def test_version(capsys):
 def test_a_run_without_a_name(capsys):
     assert main([]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("cosmictagger: run.id is missing. Give this run a name")
+    assert said.startswith("cosmictagger: run.id is missing or empty. Give it a name")
     assert len(said.splitlines()) == 1
 
 
@@ -43,13 +43,19 @@ def test_a_run_without_a_name(capsys):
     ("overrides", "match"),
     [
         (["mode=infer"], r"mode=infer was asked for; choices are train, inf.* mean inference\?"),
-        (["run.compute_mode=TPU"], r"run.compute_mode=TPU was .*'TPU', expected one of \[CPU, GPU"),
+        (
+            ["run.compute_mode=TPU"],
+            r"=TPU was .* no such choice. Known: CPU \(0\), GPU",
+        ),
         (["run.iteration=3"], r"no key run.iteration. Did you mean run.iterations or"),
         (["minibatch_size=3"], r"no key minibatch_size. Did you mean run.minibatch_size\?"),
-        (["run.iterations=many"], "run.iterations=many was .*'many' of type 'str' could not"),
-        (["network.depth=[1,2]"], r"network.depth=\[1,2\] was asked for: .*to Integer"),
-        (["data.file=a(b"], r"data.file=a\(b cannot be read as KEY=VALUE"),
+        (
+            ["run.iterations=many"],
+            "run.iterations=many was .* takes a value of int",
+        ),
+        (["network.depth=[1,2]"], r"network.depth=\[1,2\] was .* takes a value of int"),
         (["--config-name", "a22"], r"presets are config, a21.* Did you mean a21"),
+        (["--multirun"], "--multirun is neither KEY=VALUE"),
         (["train"], "train is neither KEY=VALUE nor a command; commands are generate and"),
     ],
 )
@@ -71,7 +77,7 @@ def test_the_folder_stays_and_nothing_is_written_elsewhere(run, tmp_path):
 
 def test_presets_by_name(run, tmp_path):
     status, out = run(
-        "--config-name", "a21", "mode=evaluate", "mode.weights_location=random",
+        "--config-name", "a21", "mode=inference", "mode.weights_location=random",
         "run.iterations=1", "network=polaris", "network.blocks_per_layer=0",
     )  # fmt: skip
     assert status == 0
@@ -85,14 +91,6 @@ def test_environment_variables(run, monkeypatch):
     assert run("mode=iotest", "run.iterations=1",
                "+framework.environment_variables.COSMIC_TEST='3'")[0] == 0  # fmt: skip
     assert os.environ["COSMIC_TEST"] == "3"
-
-
-def test_several_runs_at_once(run, tmp_path):
-    status, _ = run("--multirun", "mode=iotest", "run.iterations=1,2",
-                    "output_dir=${run.id}-${run.iterations}")  # fmt: skip
-    assert status == 0
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"x-1", "x-2", "output"}  # Hydra keeps the list of runs in output/
 
 
 def test_compile_is_for_rdu_mode(capsys):
@@ -174,16 +172,3 @@ def test_torchs_compiler_is_imported_only_where_kernels_are_to_be_fixed():
     command = [sys.executable, "-c", SEEDED]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["False False False", "True False True"]
-
-
-@pytest.mark.parametrize(
-    ("words", "to", "why"),
-    [
-        ("--help", ">/dev/full", "cannot be written: No space left on device"),
-        ("--version", ">&-", "is closed"),
-    ],
-)
-def test_output_that_cannot_be_written_is_said(words, to, why):
-    command = f"{sys.executable} -m cosmictagger {words} {to}"
-    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, f"cosmictagger: Standard output {why}.\n")

@@ -6,11 +6,10 @@ import re
 
 import pytest
 import torch
-from hydra import compose, initialize
 
 from cosmictagger.commands import attributes
 from cosmictagger.config.checks import dump, look_up, settle
-from cosmictagger.config.composing import PRESETS, as_typed, composed, register, typed
+from cosmictagger.config.composing import PRESETS, composed
 from cosmictagger.config.keys import (
     DATA,
     MODES,
@@ -30,9 +29,7 @@ from cosmictagger.errors import ConfigError
 
 
 def configured(*overrides, preset="config", id="x"):
-    register()
-    with initialize(version_base="1.3", config_path=None):
-        return typed(compose(preset, [f"run.id={id}", *overrides]))
+    return composed(preset, [f"run.id={id}", *overrides])
 
 
 def settled(*overrides, preset="config"):
@@ -148,8 +145,8 @@ def test_what_cannot_be():
         ("data.generator_seed", -1, "the least is 0"),
         ("framework.seed", 2**63, "the largest is"),
         ("mode.quantization_aware", True, "8-bit integers"),
-        ("output_dir", " ", "output_dir is empty"),
-        ("run.id", " ", "run.id is empty"),
+        ("output_dir", " ", "output_dir is missing or empty"),
+        ("run.id", " ", "run.id is missing or empty"),
         ("run.id", ".", r"run.id=\. .* it names another folder"),
         ("run.id", "..", r"run.id=\.\. .* it names another folder"),
         ("run.id", "../x", "run.id=../x .* it has a '/'"),
@@ -196,14 +193,6 @@ def test_names_are_text_as_typed(text):
     assert asked(variable).framework.environment_variables == {"A": text}
 
 
-def test_several_names_are_text_as_typed():
-    assert as_typed(["run.id=1e5,77e9999,'1_0',x", "run.id='a,b',2", "run.iterations=1e1"]) == [
-        "run.id='1e5','77e9999','1_0',x",
-        "run.id='a,b',2",
-        "run.iterations=1e1",
-    ]
-
-
 def test_keys_in_vain_are_said_once_each():
     _, notes = settled(
         "run.distributed=True", "network.weight_decay=0.5", "framework.compile=True",
@@ -237,28 +226,17 @@ def asked(text):
 @pytest.mark.parametrize("group", ["data", "mode", "framework", "network"])
 def test_groups_take_one_of_their_choices(group):
     for value in ("null", "1", "", "[a]", "nothing", "???"):
-        for prefix in ("", "+", "++"):
-            match = rf"{group}=.* was asked for; choices are "
-            with pytest.raises(ConfigError, match=match):
-                asked(f"{prefix}{group}={value}")
-    with pytest.raises(ConfigError, match=rf"~{group} was asked for; choices are "):
-        asked(f"~{group}")
-    choice = {"data": "real", "mode": "train", "framework": "torch", "network": "a21"}[group]
-    for text in (f"+{group}={choice}", f"++{group}={choice}", f"{group}@run={choice}"):
-        match = f"{re.escape(text)} was asked for, but a group can only be chosen. Write {group}="
-        with pytest.raises(ConfigError, match=match):
-            asked(text)
+        with pytest.raises(ConfigError, match=rf"{group}=.* was asked for; choices are "):
+            asked(f"{group}={value}")
 
 
 @pytest.mark.parametrize(
     ("text", "match"),
     [
         ("hydra=null", "there is no key hydra"),
-        ("hydra/launcher=null", "there is no key hydra/launcher"),
-        ("schema=1", "there is no key schema"),
         ("=1", "=1 cannot be read as KEY=VALUE"),
         ("++run.nope=1", "there is no key run.nope"),
-        ("++defaults=[a]", "there is no key defaults"),
+        ("~data", "~data cannot be read as KEY=VALUE"),
         ("run=null", "run=null was asked for"),
         ("run.minibatch_size=null", "minibatch_size=null was asked for"),
         ("mode.optimizer=1", "mode.optimizer=1 was asked for"),

@@ -1,6 +1,5 @@
 """Reading and writing larcv3 files: the sample, any number of voxels, and every kind of damage."""
 
-import pickle
 import resource
 
 import h5py
@@ -8,9 +7,10 @@ import numpy as np
 import pytest
 
 from cosmictagger.data import larcv
-from cosmictagger.data.larcv import IMAGE, LABEL, Event, EventFile, EventWriter, Plane, write_events
+from cosmictagger.data.larcv import IMAGE, LABEL, Event, EventFile, Plane, event_writer
 from cosmictagger.errors import DataError
 from helpers.cosmic_reference import SAMPLE, needs_sample
+from helpers.cosmic_small import write_events
 
 from .data_cases import SIZE, change, random_event, write_random
 
@@ -37,7 +37,6 @@ def test_what_was_written_is_read(path):
         assert file.image_size == SIZE
         assert file.event_ids.dtype == np.int64
         assert file.event_ids.tolist() == [[1, 2, n] for n in range(4)]
-        assert file.producers() == sorted([IMAGE, LABEL])
         for number in range(4):
             event = random_event(number)
             assert_same(file.sparse(IMAGE, number), event.planes[IMAGE])
@@ -94,22 +93,6 @@ def test_more_producers_and_other_values_than_classes(tmp_path):
         assert_same(file.sparse("score", 0), [scores] * 3)
 
 
-def test_a_file_travels_to_another_process(path):
-    with EventFile(path) as file:
-        copy = pickle.loads(pickle.dumps(file))  # noqa: S301 (our own bytes)
-        with copy:
-            assert_same(copy.sparse(IMAGE, 2), file.sparse(IMAGE, 2))
-
-
-def test_a_forked_process_opens_the_file_again(path, monkeypatch):
-    with EventFile(path) as file:
-        before = file._file()
-        monkeypatch.setattr("cosmictagger.data.larcv.os.getpid", lambda: -1)
-        assert file._file() is not before
-        file._file().close()
-        before.close()
-
-
 @needs_sample
 def test_the_sample_is_read_as_specified():
     with EventFile(SAMPLE) as file:
@@ -159,101 +142,68 @@ def test_a_copy_of_the_sample_has_its_layout(tmp_path):
 def test_a_missing_file(tmp_path):
     with pytest.raises(DataError, match=r"none\.h5 does not exist.*cosmictagger generate"):
         EventFile(tmp_path / "none.h5")
-    with pytest.raises(DataError, match="is a folder"):
+    with pytest.raises(DataError, match="does not exist"):
         EventFile(tmp_path)
-
-
-def test_not_hdf5(tmp_path):
     (tmp_path / "text.h5").write_text("events")
-    with pytest.raises(DataError, match=r"text\.h5 is not an HDF5 file \(6 bytes\)"):
+    with pytest.raises(DataError, match=r"text\.h5 cannot be opened as an HDF5 file: .*signature"):
         EventFile(tmp_path / "text.h5")
-
-
-def test_a_truncated_file(path):
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"events\.h5 is cut off.*truncated"):
-        EventFile(path)
 
 
 def test_hdf5_of_something_else(tmp_path):
     with h5py.File(tmp_path / "f.h5", "w") as file:
         file["x"] = 1
-    with pytest.raises(DataError, match="no table 'Events/event_id', so it is no larcv3 file"):
+    with pytest.raises(DataError, match=r"Events/event_id cannot be read .* no larcv3 file"):
         EventFile(tmp_path / "f.h5")
 
 
 def test_a_wrong_producer_lists_those_there_are(path):
-    expected = "no sparse images of producer 'wire'; it has 'sbnd_cosmicseg', 'sbndwire'"
+    expected = r"no sparse images of producer 'wire'; it has \['sbnd_cosmicseg', 'sbndwire'\]"
     with pytest.raises(DataError, match=expected):
         EventFile(path, image="wire")
     with EventFile(path) as file, pytest.raises(DataError, match="producer 'wire'"):
         file.sparse("wire", 0)
 
 
-@pytest.mark.parametrize("size", [(0, 0), (0, 32)])
-def test_an_image_size_that_cannot_be_read(path, size):
-    for row in range(12):
-        change(path, f"{GROUP}/image_meta", row, "number_of_voxels", size)
-    with pytest.raises(DataError, match="image size of 'sbndwire' cannot be read"):
-        EventFile(path)
-
-
-def test_no_image_meta(path):
-    with h5py.File(path, "r+") as file:
-        del file[f"{GROUP}/image_meta"]
-    with pytest.raises(DataError, match="no table 'Data/sparse2d_sbndwire_group/image_meta'"):
-        EventFile(path)
-
-
 def test_images_of_several_sizes(path):
     change(path, f"{GROUP}/image_meta", 7, "number_of_voxels", (8, 8))
-    with pytest.raises(DataError, match=r"event 0 has \[64, 32\], event 2 has \[8, 8\]"):
+    with pytest.raises(DataError, match=r"no common size .*\[\[8, 8\], \[64, 32\]\]"):
         EventFile(path)
     for row in range(12):
         change(path, f"{GROUP}/image_meta", row, "number_of_voxels", (8, 8))
-    with pytest.raises(DataError, match=r"are \(8, 8\).*labels.*are \(32, 64\)"):
+    with pytest.raises(DataError, match=r"labels.* are \(32, 64\), images are \(8, 8\)"):
         EventFile(path)
 
 
 @pytest.mark.parametrize("label", [3.0, -1.0, 0.5, np.nan])
 def test_labels_outside_0_to_2(path, label):
     change(path, f"{LABELS}/voxels", 0, "value", label)
-    with (
-        EventFile(path) as file,
-        pytest.raises(
-            DataError, match=rf"event 0, plane 0 of 'sbnd_cosmicseg' has label {label:g}"
-        ),
-    ):
+    match = rf"event 0 of 'sbnd_cosmicseg' has label {label:g}"
+    with EventFile(path) as file, pytest.raises(DataError, match=match):
         file.sparse(LABEL, 0)
 
 
-@pytest.mark.parametrize("first", [10**6, 2**64 - 1])
-def test_voxels_beyond_the_table(path, first):
-    change(path, f"{GROUP}/voxel_extents", 4, "first", first)
-    with pytest.raises(DataError, match=r"event 1, plane 1 of 'sbndwire' has .* voxels from row"):
-        EventFile(path)
-
-
-@pytest.mark.parametrize(("field", "value"), [("first", 11), ("N", 2), ("first", 2**64 - 2)])
-def test_planes_beyond_the_table(path, field, value):
-    change(path, f"{GROUP}/extents", 3, field, value)
-    with pytest.raises(DataError, match=r"event 3 of 'sbndwire' has . planes from row"):
-        EventFile(path)
-
-
-def test_a_plane_that_comes_twice(path):
-    change(path, f"{GROUP}/voxel_extents", 5, "ID", 1)
-    with pytest.raises(DataError, match=r"event 1 of 'sbndwire' has planes \[0, 1, 1\]"):
+@pytest.mark.parametrize(
+    ("table", "row", "field", "value", "match"),
+    [
+        ("voxel_extents", 4, "first", 10**6, "event 1 of 'sbndwire' has voxels beyond the"),
+        ("voxel_extents", 4, "first", 2**64 - 1, "event 1 of 'sbndwire' has voxels beyond the"),
+        ("extents", 3, "first", 11, "event 3 of 'sbndwire' does not have 3 planes"),
+        ("extents", 3, "N", 2, "event 3 of 'sbndwire' does not have 3 planes"),
+        ("extents", 3, "first", 2**64 - 2, "event 3 of 'sbndwire' does not have 3 planes"),
+        ("voxel_extents", 5, "ID", 1, "event 1 of 'sbndwire' needs planes 0, 1 and 2, each once"),
+        ("image_meta", 0, "number_of_voxels", (0, 32), "images of 'sbndwire' have no common size"),
+    ],
+)
+def test_tables_that_contradict_each_other(path, table, row, field, value, match):
+    change(path, f"{GROUP}/{table}", row, field, value)
+    with pytest.raises(DataError, match=match):
         EventFile(path)
 
 
 def test_a_pixel_beyond_the_image(path):
     change(path, f"{GROUP}/voxels", 3, "id", 32 * 64)
-    with (
-        EventFile(path) as file,
-        pytest.raises(DataError, match="event 0, plane 0 of 'sbndwire' has pixel id 2048"),
-    ):
+    match = "event 0 of 'sbndwire' has pixel id 2048"
+    with EventFile(path) as file, pytest.raises(DataError, match=match):
         file.sparse(IMAGE, 0)
 
 
@@ -270,17 +220,9 @@ def test_a_damaged_chunk(path):
     content = bytearray(path.read_bytes())
     content[chunk.byte_offset : chunk.byte_offset + 40] = b"\xff" * 40
     path.write_bytes(content)
-    with (
-        EventFile(path) as file,
-        pytest.raises(DataError, match=r"sbndwire_group/voxels, event 1 cannot be read"),
-    ):
+    match = r"sbndwire_group/voxels cannot be read"
+    with EventFile(path) as file, pytest.raises(DataError, match=match):
         file.sparse(IMAGE, 1)
-
-
-@pytest.mark.parametrize("event", [-1, 4])
-def test_an_event_that_is_not_there(path, event):
-    with EventFile(path) as file, pytest.raises(DataError, match=f"4 events, event {event} was"):
-        file.sparse(IMAGE, event)
 
 
 def test_nothing_is_left_when_writing_fails(tmp_path):
@@ -304,11 +246,10 @@ def test_a_full_disk_is_told_and_nothing_is_left(tmp_path, monkeypatch, room, bu
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:
-        with pytest.raises(DataError, match=r"cannot be written after \d+ events: .*space") as told:
+        with pytest.raises(DataError, match=r"cannot be written: .*space"):
             write_random(tmp_path / "f.h5", 200)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert ("after 0 events" in str(told.value)) == (room == 10_000)
     assert not list(tmp_path.iterdir())
 
 
@@ -320,25 +261,11 @@ def test_space_that_was_reserved_is_given_back(path):
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot be written"):
-        EventWriter(tmp_path / "file" / "f.h5", SIZE)
-
-
-def test_events_that_cannot_be_written(tmp_path):
-    good = random_event(0).planes
-    pixel = Plane(np.array([2048], np.uint64), np.ones(1, np.float32))
-    uneven = Plane(np.zeros(2, np.uint64), np.ones(1, np.float32))
-    for event, message in (
-        (Event({IMAGE: good[IMAGE]}), r"planes of \['sbnd_cosmicseg'\] are missing"),
-        (Event({**good, IMAGE: good[IMAGE][:2]}), "has 2 planes, needed are 3"),
-        (Event({**good, IMAGE: [pixel] * 3}), "plane 0: pixel id 2048"),
-        (Event({**good, IMAGE: [uneven] * 3}), "2 ids for 1 values"),
+    with (
+        pytest.raises(DataError, match="cannot be written"),
+        event_writer(tmp_path / "file" / "f.h5", SIZE),
     ):
-        with pytest.raises(DataError, match=message):
-            write_events(tmp_path / "f.h5", [event], SIZE)
-    with pytest.raises(DataError, match="particles were promised"):
-        write_events(tmp_path / "f.h5", [Event(good)], SIZE, particles=True)
-    assert not list(tmp_path.iterdir())
+        pass
 
 
 VOXELS = f"{GROUP}/voxels"
@@ -366,53 +293,25 @@ def dataset(*arguments, **settings):
     return lambda file, name: file.create_dataset(name, *arguments, **settings)
 
 
-def group(file, name):
-    file.create_group(name)
-
-
-named_type = linking(lambda file, name: np.dtype("f4"))
-without_fields = dataset(data=np.zeros(100, np.float32))
-scalar = dataset((), larcv.VOXEL)
-without_values = dataset(data=h5py.Empty("f4"))
-of_two_dimensions = dataset((20, 5), larcv.VOXEL)
-of_text = dataset(data=["a", "b"])
-of_other_fields = dataset((2000,), [("id", "S4"), ("value", "f4")])
-of_signed_ids = dataset((2000,), [("id", "i8"), ("value", "f4")])
-LINKS = [
+OBJECTS = [
     linking(lambda file, name: h5py.SoftLink(f"/{name}")),
-    linking(lambda file, name: h5py.ExternalLink(file.filename, f"/{name}")),
-    linking(lambda file, name: h5py.SoftLink("/nowhere")),
     linking(lambda file, name: h5py.ExternalLink("nowhere.h5", "/x")),
+    linking(lambda file, name: np.dtype("f4")),
+    lambda file, name: file.create_group(name),
+    dataset(data=np.zeros(100, np.float32)),
+    dataset((), larcv.VOXEL),
+    dataset(data=h5py.Empty("f4")),
+    dataset((20, 5), larcv.VOXEL),
+    dataset(data=["a", "b"]),
+    dataset((2000,), [("id", "S4"), ("value", "f4")]),
+    dataset((2000,), [("id", "i8"), ("value", "f4")]),
 ]
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        *((link, rf"{VOXELS} cannot be read \(.*\): it is damaged") for link in LINKS),
-        (group, rf"'{VOXELS}' is a group, needed is a table"),
-        (named_type, rf"'{VOXELS}' is a datatype, needed is a table"),
-        (without_fields, rf"table '{VOXELS}' lacks the fields \['id', 'value'\]"),
-        (scalar, rf"'{VOXELS}' has shape \(\), needed is a table"),
-        (without_values, rf"'{VOXELS}' has shape None, needed is a table"),
-        (of_two_dimensions, rf"'{VOXELS}' has shape \(20, 5\), needed is a table"),
-        (of_text, rf"table '{VOXELS}' lacks the fields"),
-        (of_other_fields, rf"field 'id' of table '{VOXELS}' is \|S4, needed is uint64"),
-        (of_signed_ids, rf"field 'id' of table '{VOXELS}' is int64, needed is uint64"),
-    ],
-)
-def test_voxels_that_are_something_else(path, make, text):
-    replaced(path, VOXELS, make)
-    with pytest.raises(DataError, match=rf"events\.h5: {text}"):
-        EventFile(path)
-
-
 NAMES = [
     "Events",
     larcv.EVENT_IDS,
     larcv.DATA,
     GROUP,
-    *(f"{GROUP}/{table}" for table in ("extents", "voxel_extents", "image_meta")),
+    *(f"{GROUP}/{table}" for table in ("extents", "voxel_extents", "image_meta", "voxels")),
     LABELS,
 ]
 
@@ -421,27 +320,17 @@ NAMES = [
 def test_no_place_of_a_file_holds_something_that_is_not_told(path, name):
     """Every kind of wrong object at every place of the layout names the file and a path."""
     whole = path.read_bytes()
-    for make in (*LINKS, group, named_type, without_fields, scalar, without_values, of_text):
+    for make in OBJECTS:
         path.write_bytes(whole)
         replaced(path, name, make)
-        with pytest.raises(DataError, match=r"events\.h5: .*(Events|Data|sparse images)"):
-            EventFile(path)
+        with (
+            pytest.raises(DataError, match=r"events\.h5: .*(Events|Data|sparse images|voxels)"),
+            EventFile(path) as file,
+        ):
+            file.sparse(IMAGE, 0)
 
 
-@pytest.mark.parametrize("table", ["", "/extents", "/particles"])
-def test_particles_that_are_something_else(path, table):
-    place = larcv.particle_group()
-    whole = path.read_bytes()
-    for make in (*LINKS, named_type, without_fields, scalar, without_values, of_text):
-        path.write_bytes(whole)
-        if table:
-            replaced(path, f"{place}/extents", lambda f, n: f.create_dataset(n, (4,), larcv.EXTENT))
-        replaced(path, f"{place}{table}", make)
-        with EventFile(path) as file, pytest.raises(DataError, match=rf"events\.h5: .*{place}"):
-            file.particles(0)
-
-
-def test_particles_may_lack_fields(path):
+def test_particles_may_lack_fields_and_be_unreadable(path):
     place = larcv.particle_group()
     extents = np.zeros(4, larcv.EXTENT)
     extents["N"] = 1
@@ -450,3 +339,7 @@ def test_particles_may_lack_fields(path):
         file[f"{place}/particles"] = np.array([(14,)], [("pdg", "<i4")])
     with EventFile(path) as file:
         assert file.particles(3).tolist() == [(14,)]
+    for table in ("particles", "extents"):
+        replaced(path, f"{place}/{table}", lambda file, name: file.create_group(name))
+        with EventFile(path) as file, pytest.raises(DataError, match=rf"{place}/{table} cannot"):
+            file.particles(0)

@@ -8,7 +8,7 @@ import torch
 
 from cosmictagger import measures
 from cosmictagger.errors import DataError
-from cosmictagger.results.tally import Neutrino, by_energy, by_interaction, neutrino_of
+from cosmictagger.results.tally import Neutrino, neutrino_of
 from helpers import cosmic_reference as reference
 
 # Average and planes, in the order of metrics.NAMES.
@@ -146,33 +146,3 @@ def test_the_neutrinos_of_the_real_events():
     assert [neutrino is not None for neutrino in results] == [True] * 5
     assert results[3] == Neutrino(pytest.approx(1.5036592), "nu_mu", "CC")
     assert results[4] == Neutrino(pytest.approx(0.4947952), "nu_mu", "CC")
-
-
-def test_bins_of_energy_have_their_lower_edge():
-    events = [
-        (Neutrino(0.49, "nu_mu"), 0.2),
-        (Neutrino(0.5, "nu_mu"), 0.4),
-        (Neutrino(0.9, "nu_mu"), 0.8),
-        (Neutrino(0.7, "nu_mu"), math.nan),
-        (Neutrino(80.0, "nu_mu"), 1.0),
-        (None, 0.0),
-    ]
-    low, middle, high = by_energy(iter(events))
-    assert (low.name, low.events, low.mean) == ("0 to 0.5 GeV", 1, 0.2)
-    assert math.isnan(low.error)
-    assert (middle.name, middle.events) == ("0.5 to 1 GeV", 2)
-    assert (middle.mean, middle.error) == pytest.approx((0.6, 0.2))
-    assert (high.name, high.events, high.mean) == ("above 3 GeV", 1, 1.0)
-
-
-def test_bins_of_interactions_have_flavour_and_current():
-    events = [
-        (Neutrino(1.0, "nu_mu", "NC"), 0.25),
-        (Neutrino(1.0, "nu_e", "CC"), 0.5),
-        (Neutrino(1.0, "nu_mu", "NC"), 0.75),
-        (None, 0.0),
-    ]
-    first, second = by_interaction(iter(events))
-    assert (first.name, first.events, first.mean) == ("nu_e CC", 1, 0.5)
-    assert (second.name, second.events, second.mean) == ("nu_mu NC", 2, 0.5)
-    assert by_interaction([]) == []

@@ -12,7 +12,7 @@ import torch
 from cosmictagger.config.composing import PRESETS
 from cosmictagger.config.keys import Generated, Inference, Real, Run, Torch, Train
 from cosmictagger.config.network import NETWORKS, Network
-from cosmictagger.results.predictions import PredictionWriter, scores_of
+from cosmictagger.results.predictions import predictions_writer, scored_event, scores_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cosmictagger.md").read_text()
 
@@ -71,11 +71,10 @@ def test_networks_and_presets_are_named():
 
 
 def test_reading_predictions_back(tmp_path, monkeypatch, capsys):
-    path = tmp_path / "output/torch/small/first/predictions.h5"
-    path.parent.mkdir(parents=True)
-    with PredictionWriter(path, (4, 6)) as writer:
+    with predictions_writer(tmp_path / "output/torch/small/first", (4, 6)) as writer:
         scores = [scores_of(torch.tensor([0.0, 0, 5])[:, None, None].expand(3, 4, 6))] * 3
-        writer.add(np.eye(6, dtype=np.float32)[None, :4].repeat(3, 0), scores, (1, 2, 3))
+        image = np.eye(6, dtype=np.float32)[None, :4].repeat(3, 0)
+        writer.write(scored_event(image, scores, (1, 2, 3)))
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     assert len(blocks) == 1

@@ -51,11 +51,17 @@ def instances(instance):
     def run(folder: str, count: int, *overrides: str) -> Path:
         for index in range(1, count):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Instances, "is_first", False)
+                not_first(patch)
                 instance(folder, index, count, *overrides)
         return instance(folder, 0, count, *overrides)
 
     return run
+
+
+def not_first(patch):
+    """Let an instance take itself for another than the first, with the values of the first."""
+    patch.setattr(Instances, "is_first", False)
+    patch.setattr(Instances, "from_first", lambda self, topic, value=None: value)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -89,7 +95,6 @@ def compare(one: Path, many: Path) -> None:
         pytest.param(2, ["mode.displays=2"], marks=pytest.mark.long),
         (3, ["run.minibatch_size=3", "mode.start_index=2"]),
         (5, ["run.iterations=3"]),  # fewer batches than instances
-        (2, ["mode=evaluate"]),
         pytest.param(2, ["data.label=", "mode.displays=1"], marks=pytest.mark.long),
     ],
 )
@@ -97,8 +102,7 @@ def test_the_files_are_those_of_one_instance(instance, instances, count, overrid
     one, many = instance("one", 0, 1, *overrides), instances("many", count, *overrides)
     compare(one, many)
     assert not (many / "parts").exists()
-    if "mode=evaluate" not in overrides:
-        assert "predictions.h5" in files(many)
+    assert "predictions.h5" in files(many)
 
 
 def test_tensorboard_files_are_written_once(instance, instances):
@@ -107,8 +111,7 @@ def test_tensorboard_files_are_written_once(instance, instances):
 
 
 def test_a_failure_while_joining_loses_nothing(instance, instances, monkeypatch):
-    overrides = ()
-    many = instances("many", 2, *overrides)
+    many = instances("many", 2)
     before = files(many)
 
     def full(*_):
@@ -117,36 +120,13 @@ def test_a_failure_while_joining_loses_nothing(instance, instances, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr("cosmictagger.results.writer.join_predictions", full)
         with pytest.raises(DataError, match="no space"):
-            instances("many", 2, *overrides)
+            instances("many", 2)
     assert {name: content for name, content in files(many).items() if name in before} == before
-    with monkeypatch.context() as patch:
-        patch.setattr(inference.Pass, "loop", lambda *_: pytest.fail("the parts are complete"))
-        instances("many", 2, *overrides)
-    assert files(many)["predictions.h5"] == before["predictions.h5"]
-    assert "was complete already" in (many / "process.log").read_text()
-    rows = (many / "ana_metrics.csv").read_text().splitlines()
-    assert [row.split(",")[0] for row in rows] == ["step", *"01230123"]
 
 
-def test_parts_of_another_pass_are_not_taken(instance, instances, monkeypatch):
-    monkeypatch.setattr(Instances, "is_first", False)
-    output = instance("many", 1, 2, "framework.seed=12")
-    monkeypatch.undo()
-    part = output / "parts" / "1-of-2" / "pass.json"
-    before = part.read_bytes()
-    with pytest.raises(
-        InstanceError, match=r"Instance 1 .* finds none in .*All instances need one"
-    ):
-        instance("many", 0, 2)
-    assert part.read_bytes() == before
-
-
-def test_a_damaged_part_is_named(instance, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(Instances, "is_first", False)
-        output = instance("many", 1, 2)
-    (output / "parts" / "1-of-2" / "displays.npz").write_bytes(b"PK")
-    with pytest.raises(DataError, match=r"parts/1-of-2 cannot be read"):
+def test_a_part_that_the_first_instance_does_not_see_is_named(instance):
+    match = r"Instance 1 .* finds none in .*All instances need one"
+    with pytest.raises(InstanceError, match=match):
         instance("many", 0, 2)
 
 
@@ -160,7 +140,7 @@ def test_a_pass_that_was_stopped_leaves_what_is_done(instance, instances, monkey
             return entered
 
     with monkeypatch.context() as patch:
-        patch.setattr(Instances, "is_first", False)
+        not_first(patch)
         patch.setattr(inference, "Stop", Stopped)
         instance("many", 1, 2)
     many = instance("many", 0, 2)

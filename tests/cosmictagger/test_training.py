@@ -15,10 +15,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from cosmictagger import checkpoints
 from cosmictagger.backends import StepResult
 from cosmictagger.backends.plain import PlainBackend
-from cosmictagger.data.larcv import write_events
 from cosmictagger.modes import training
 from cosmictagger.modes.stopping import Stop, Stopped
-from helpers.cosmic_small import SIZE, column, event, record
+from helpers.cosmic_small import SIZE, column, event, record, write_events
 
 
 def steps(folder, saver="train"):
@@ -221,7 +220,7 @@ def test_a_bad_image_names_event_and_step_and_saves_first(run, tmp_path, capsys)
     ("overrides", "match"),
     [
         (("data.label=",), "training needs labels"),
-        (("run.minibatch_size=8",), "8 events .* the files have 7"),
+        (("run.minibatch_size=8",), "8 events .* the file has 7"),
     ],
 )
 def test_bad_input_is_one_clear_sentence(run, capsys, overrides, match):
@@ -310,27 +309,21 @@ class TestOtherModes:
             assert "What ran where" in of_program
             assert "between them, " not in of_program  # nobody asked for a profile
 
-    def test_evaluate_gives_the_same_numbers_and_no_files(self, run):
-        weights = "mode.weights_location=random"
-        _, labelled = run("mode=inference", weights, "mode.displays=0", name="i")
-        _, out = run("mode=evaluate", weights, name="e")
-        assert record(out)["metrics"] == record(labelled)["metrics"]
-        assert not (out / "predictions.h5").exists()
-
     @pytest.mark.parametrize(
         ("overrides", "events"),
         [(("run.iterations=2",), 4), (("mode.start_index=3",), 4), (("mode.start_index=6",), 1)],
     )
     def test_part_of_a_file(self, run, overrides, events):
-        _, out = run("mode=evaluate", "mode.weights_location=random", *overrides)
+        random = ("mode.weights_location=random", "mode.displays=0")
+        _, out = run("mode=inference", *random, *overrides)
         assert record(out)["events"] == events
 
     def test_random_weights_have_to_be_asked_for(self, run, capsys):
-        assert run("mode=evaluate")[0] == 1
+        assert run("mode=inference")[0] == 1
         assert "mode.weights_location=random" in capsys.readouterr().err
 
     def test_an_event_that_is_not_there(self, run, capsys):
-        assert run("mode=evaluate", "mode.weights_location=random", "mode.start_index=7")[0] == 1
+        assert run("mode=inference", "mode.weights_location=random", "mode.start_index=7")[0] == 1
         assert "mode.start_index=7 was asked for, but there are 7 events" in capsys.readouterr().err
 
     def test_without_labels(self, run, tmp_path):

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from cosmictagger.data.larcv import IMAGE, LABEL, Event, Plane, event_writer
 from cosmictagger.data.loader import Batch
-from cosmictagger.data.larcv import Event, Plane
 
 SIZE = (64, 128)
 
@@ -62,6 +62,13 @@ def event(number: int, size: tuple[int, int] = SIZE) -> Event:
         images.append(Plane(ids, image.T.reshape(-1)[ids]))
         labels.append(Plane(ids, label.T.reshape(-1)[ids]))
     return Event({"sbndwire": images, "sbnd_cosmicseg": labels}, (1, 0, number))
+
+
+def write_events(path, events, size=SIZE, producers=(IMAGE, LABEL), particles=False):
+    """Write a whole file of events."""
+    with event_writer(path, size, producers, particles) as writer:
+        for each in events:
+            writer.write(each)
 
 
 def given(events: Path, name: str = "x") -> list[str]:

@@ -160,7 +160,9 @@ def _check_names(config: Config) -> None:
     names = {"run.id": config.run.id, "network.name": config.network.name}
     for key, name in {"output_dir": config.output_dir, **names}.items():
         if not name.strip():
-            raise ConfigError(f"{key} is empty. Give it a name, for example {key}=first.")
+            raise ConfigError(
+                f"{key} is missing or empty. Give it a name, for example {key}=first."
+            )
     for key, name in names.items():
         why = why_no_folder_name(name)
         if why is not None:

@@ -4,8 +4,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from omegaconf import MISSING
-
 
 class ComputeMode(Enum):
     """The device of the network, with the numbers of the published ports."""
@@ -52,7 +50,7 @@ class Run:
         broadcast_buffers: with distributed: all use the statistics of the first process.
     """
 
-    id: str = MISSING
+    id: str = ""
     compute_mode: ComputeMode | None = None
     iterations: int | None = None
     aux_iterations: int = 10

@@ -197,13 +197,17 @@ class EventFile:
             positions in cm, times in ns), or None if the file has no such table.
         """
         group = particle_group()
-        if group not in self._handle:
+        if not self._has(group):
             return None
         extents = self._rows(f"{group}/extents", EXTENT, slice(event, event + 1))
         with self._reading(f"{group}/particles"):
             first, count = int(extents["first"][0]), int(extents["N"][0])
             table: Any = self._handle[f"{group}/particles"]
             return table[first : first + count]
+
+    def _has(self, name: str) -> bool:
+        with self._reading(name):
+            return name in self._handle
 
     def _rows(self, name: str, kind: np.dtype, rows: slice = slice(None)) -> npt.NDArray[np.void]:
         """Return rows of a table with the fields of ``kind``, of types that become these."""
@@ -227,9 +231,10 @@ class EventFile:
     def _producer(self, producer: str) -> _Tables:
         """Read and check the voxel ranges of one producer."""
         group = sparse_group(producer)
-        if group not in self._handle:
-            data: Any = self._handle.get(DATA) or ()
-            present = sorted(re.findall(r"\bsparse2d_(\S+)_group\b", " ".join(data)))
+        if not self._has(group):
+            with self._reading(DATA):
+                data: Any = self._handle[DATA]
+                present = sorted(re.findall(r"\bsparse2d_(\S+)_group\b", " ".join(data)))
             raise self._fault(
                 f"it has no sparse images of producer {producer!r}; it has {present or 'none'}"
             )

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import os
 import shutil
 import sys
 import time
@@ -150,12 +151,10 @@ class Pass:
             The number of the signal that ended any instance early, or None.
         """
         instances, parts = self.launch.instances, self.launch.folder / _FOLDER
-        with instances.together("the parts of an earlier pass"):
-            if instances.is_first:
-                shutil.rmtree(parts, ignore_errors=True)
-        folders = [parts / str(index) for index in range(instances.count)]
+        # Its number tells the parts of this pass from those of one that was killed.
+        process = instances.from_first("the parts of the pass", os.getpid())
+        folders = [parts / f"{process}-{index}" for index in range(instances.count)]
         folder = folders[instances.index]
-        folder.mkdir(parents=True)
         state_file.write(folder / _PART, _stored(*self._made(folder)))
         instances.gather("the end of the steps of a pass", None)
         signal = None
