@@ -58,15 +58,11 @@ class Instances:
 
     # -- values, now and then ----------------------------------------------------------------
 
-    def barrier(self, topic: str) -> None:
-        """Wait until every instance has come here."""
-        self.gather(topic, None)
-
     def gather(self, topic: str, value: Any) -> list[Any]:
         """Give every instance the values of all; takes milliseconds, so not for every step.
 
         Args:
-            topic: as in ``barrier``; may be used again.
+            topic: what is exchanged, for messages; may be used again.
             value: anything that JSON holds; tuples become lists. NaN and infinity pass.
 
         Returns:
@@ -81,23 +77,11 @@ class Instances:
         """Give every instance the value of the first; see ``gather``."""
         return self.gather(topic, value if self.is_first else None)[0]
 
-    def bytes_from_first(self, topic: str, data: bytes | None = None) -> bytes:
-        """Give every instance the bytes of the first, of any size.
-
-        Args:
-            topic: see ``barrier``.
-            data: of the first instance; others give None.
-        """
-        if self._connection is None:
-            return data or b""
-        with _typed():
-            return collectives.broadcast_bytes(self._connection, topic, data)
-
     def tensors_from_first(self, topic: str, values: Any = None) -> Any:
         """Give every instance tensors of the first, in dictionaries and lists with plain values.
 
         Args:
-            topic: see ``barrier``.
+            topic: see ``gather``.
             values: of the first instance; others may give anything.
 
         Returns:
@@ -108,8 +92,9 @@ class Instances:
         data = None
         if self.is_first:
             data = state_file.to_bytes(state_file.plain({_ALL: values}, topic))
-        received = state_file.from_bytes(self.bytes_from_first(topic, data))
-        return values if self.is_first else received[_ALL]
+        with _typed():
+            received = collectives.broadcast_bytes(self._connection, topic, data)
+        return values if self.is_first else state_file.from_bytes(received)[_ALL]
 
     def agree(self, topic: str, facts: Mapping[str, object]) -> None:
         """Compare what all instances must have in common; all raise where they differ."""
@@ -131,8 +116,6 @@ class Instances:
         Inside of it an instance may do nothing (``if instances.is_first:``), but calls no
         collective function.
 
-        Args:
-            topic: see ``barrier``.
         """
         problem: CosmicTaggerError | OSError | None = None
         try:
@@ -146,9 +129,6 @@ class Instances:
     def check(self, topic: str, problem: CosmicTaggerError | OSError | None) -> None:
         """Raise on all instances if one of them has a problem; what ``together`` ends with.
 
-        Args:
-            topic: see ``barrier``.
-            problem: of this instance, or None.
         """
         texts = self.gather(topic, None if problem is None else str(problem))
         self.is_told = any(text is not None for text in texts)

@@ -29,11 +29,9 @@ def test_instances_do_together(maker: str):
 def test_one_instance_is_free():
     group = instances.alone()
     assert (group.shard, group.is_first) == ((0, 1), True)
-    group.barrier("a place")
     value = object()
     assert group.gather("a value", value) == [value]
     assert group.from_first("a value", value) is value
-    assert group.bytes_from_first("a file", b"abc") == b"abc"
     assert group.total([1, 2.5]) == [1, 2.5]
     rows = torch.ones(2)
     assert group.rows(rows) is rows
@@ -47,7 +45,7 @@ def test_one_instance_is_free():
 def test_one_instance_does_not_load_what_connects():
     program = (
         "import sys; from cosmictagger import instances; group = instances.alone();"
-        "group.barrier('x'); group.mean({'a': 1.0}, 2);"
+        "group.gather('x', 1); group.mean({'a': 1.0}, 2);"
         "print('popdist' in sys.modules, 'poptorch' in sys.modules)"
     )
     ended = subprocess.run([python(), "-c", program], capture_output=True, text=True)

@@ -14,14 +14,10 @@ def main(maker: str) -> None:
     group = getattr(instances, maker)()
     index, count = group.shard
     assert group.is_first is (index == 0)
-    group.barrier("the start")
     assert group.gather("values", {"a": [index, float("inf")]}) == [
         {"a": [each, math.inf]} for each in range(count)
     ]
     assert group.from_first("a name", "first" if index == 0 else "other") == "first"
-    data = bytes(range(256)) * 5000
-    assert group.bytes_from_first("a file", data if index == 0 else None) == data
-    assert group.bytes_from_first("nothing", b"") == b""
     tensors = {"weights": torch.arange(3.0), "others": [1, None]}
     values = group.tensors_from_first("weights", tensors if index == 0 else None)
     assert values["weights"].equal(torch.arange(3.0))
