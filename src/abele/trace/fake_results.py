@@ -3,16 +3,13 @@
     batch_norm(x [8, 16, 4, 4])   ->   the layout of x, [16], [16]
 
 Torch takes 0.1 to 60 ms to compute the layout of a result, and a graph repeats the same calls a
-thousand times. Four parts share that work:
+thousand times. Three parts share that work:
 
 - ``key_of_call``: the layouts and arguments that results depend on;
 - ``stated_results``: results stated here where torch would decompose the operator. Stated are
   plain cases: float32 or float64 on the host, images contiguous or with channels last, for
   upsampling also channels that a split has left of such images; and views, which the kernel itself
   computes;
-- ``results_of``: results cached by this process for later traces. A process that trains and
-  evaluates, or compiles a model again, traces the same calls once more. Cached are operators of
-  torch that neither write nor return views;
 - ``actual``: corrected strides of results that torch lays out differently without data than with.
   A trace relies on strides: it would create a view where the kernel's result needs a copy.
 """
@@ -20,7 +17,6 @@ thousand times. Four parts share that work:
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from typing import Any, cast
 
@@ -266,134 +262,6 @@ _KNOWN: dict[Any, Callable[..., _Results]] = {
     aten.leaky_relu_backward.default: _like_both,
     **{view: _view(view) for view in _VIEWS},
 }
-
-# -- results of earlier traces ---------------------------------------------------------------------
-
-#: How many calls are kept; then all are forgotten. A large network has some hundred.
-MOST = 20_000
-
-_OF_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-
-_kept: dict[Hashable, Any] = {}
-_keeps: dict[Callable[..., Any], bool] = {}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Layout:
-    """A tensor in memory of its own."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-
-def results_of(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
-) -> Any:
-    """Return the results of ``stated_results``, perhaps as an earlier trace has found it.
-
-    Args:
-        function: the operator; writes to its arguments do not happen.
-        args: its arguments.
-        kwargs: further ones.
-    """
-    if function not in _keeps:
-        _keeps[function] = _may_be_kept(function)
-    if not _keeps[function] or torch.is_inference_mode_enabled():
-        return stated_results(function, args, kwargs)
-    tensors: list[_torch.FakeTensor] = []
-    with _torch.without_torch_function_modes():
-        key = _key_of_results(function, args, kwargs or {}, tensors)
-    if key is None:
-        return stated_results(function, args, kwargs)
-    if key in _kept:
-        with _torch.without_torch_function_modes():
-            return _made(_kept[key], tensors[0].fake_mode)
-    result = stated_results(function, args, kwargs)
-    try:
-        with _torch.without_torch_function_modes():
-            layouts = _layouts(result, {_torch.memory_of(each) for each in tensors})
-    except UnknownError:
-        return result
-    if len(_kept) >= MOST:
-        _kept.clear()
-    _kept[key] = layouts
-    return result
-
-
-def _may_be_kept(function: Any) -> bool:
-    if not isinstance(function, OpOverload) or function.namespace != "aten":
-        return False
-    operator = cast("Any", function)
-    schema = _torch.schema_of(operator)
-    shares = schema.is_mutable or any(each.alias_info is not None for each in schema.returns)
-    stated = operator in _KNOWN
-    return not (shares or stated or _OF_VALUES.intersection(operator.tags))
-
-
-def _key_of_results(
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    tensors: list[_torch.FakeTensor],
-) -> Hashable | None:
-    """Return what results depend on, and collect the tensors; None if no key says it."""
-
-    def of_tensor(tensor: torch.Tensor) -> Hashable:
-        if type(tensor) is not _torch.FakeTensor or tensor.constant is not None:
-            raise UnknownError
-        tensors.append(tensor)
-        return layout_of(tensor, place=False), tensor.requires_grad
-
-    try:
-        key = key_of_call(function, args, kwargs, of_tensor)
-    except UnknownError:
-        return None
-    return (key, *_state()) if tensors else None  # else none says which mode makes the results
-
-
-def _state() -> tuple[torch.dtype, bool, bool, bool]:
-    """Return the global state of torch that an operator's result depends on."""
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    grad, onednn = torch.is_grad_enabled(), bool(torch.backends.mkldnn.enabled)
-    return torch.get_default_dtype(), grad, deterministic, onednn
-
-
-def _layouts(result: Any, memory: set[int]) -> Any:
-    """Return a ``_Layout`` for each tensor of a result.
-
-    Args:
-        result: of an operator.
-        memory: of the arguments; that of the result is added.
-
-    Raises:
-        UnknownError: a tensor is not in memory of its own, or of another kind than the arguments.
-    """
-    if result is None:
-        return None
-    if is_sequence(result):
-        return type(result)(_layouts(each, memory) for each in result)
-    if type(result) is not _torch.FakeTensor or result.constant is not None:
-        raise UnknownError
-    layout_of(result)
-    layout = _Layout(result.shape, result.stride(), result.dtype, result.fake_device)
-    own = _torch.memory_of(result) not in memory and not result.storage_offset()
-    like = _torch.laid_out_like(result, result.fake_mode)
-    if not own or like.untyped_storage().nbytes() != result.untyped_storage().nbytes():
-        raise UnknownError
-    memory.add(_torch.memory_of(result))
-    return layout
-
-
-def _made(layouts: Any, mode: _torch.FakeTensorMode) -> Any:
-    if layouts is None:
-        return None
-    if is_sequence(layouts):
-        return type(layouts)(_made(each, mode) for each in layouts)
-    each: _Layout = layouts
-    return _torch.laid_out(each.shape, each.stride, each.dtype, each.device, mode)
-
 
 # -- the strides of kernels ------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from abele.trace.fake_results import (
     corrected,
     key_of_call,
     layout_of,
-    results_of,
+    stated_results,
 )
 from abele.trace.plain_tensors import PlainMemory, PlainTensors
 from abele.trace.writes import each_once, has_out, write_results
@@ -109,7 +109,7 @@ def remembering(
         plain = PlainTensors(trace, mode, state or {})
         assigned = AssignedData(trace)
         memo = _Memo(trace, mode, plain, assigned)
-        trace.intercept(memo.call, memo.created, results_of)
+        trace.intercept(memo.call, memo.created, stated_results)
         # Backward computes checkpoints again without the modes of forward.
         again = _torch.recomputed_within(lambda: assigned)
         with plain.open(), assigned, again:

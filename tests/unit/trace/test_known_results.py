@@ -61,7 +61,7 @@ def _facts(results):
 
 
 def _asked(function, args):
-    """What ``results_of`` says, without data, and whether that was left to torch."""
+    """What ``stated_results`` says, without data, and whether that was left to torch."""
     with _torch.static_fakes() as mode:
         fakes = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in args]
         stated = _KNOWN[function](*fakes)
