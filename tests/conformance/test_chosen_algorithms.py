@@ -8,7 +8,6 @@ from helpers.runs import flat, started
 
 G = torch.Generator().manual_seed(2)
 SEQUENCE = torch.randn(3, 9, 64, generator=G)
-MATRICES = torch.randn(3, 20, 20, generator=G)
 
 
 class Of(nn.Module):
@@ -73,36 +72,3 @@ def test_bits_are_those_of_plain_pytorch_without_its_fast_path(name):
         same(Of(function, layer), SEQUENCE)
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-
-
-VALUES = {
-    "svdvals": torch.linalg.svdvals,
-    "eigvalsh": torch.linalg.eigvalsh,
-    "eigvals": torch.linalg.eigvals,
-    "cond": torch.linalg.cond,
-    "smallest singular value": lambda x: torch.linalg.cond(x, -2),
-    "nuclear norm": lambda x: torch.linalg.matrix_norm(x, "nuc"),
-    "nuclear norm of one": lambda x: torch.linalg.norm(x[0], "nuc"),
-    "norm of torch": lambda x: torch.norm(x[0], p="nuc"),
-    "norm of a tensor": lambda x: x[0].norm("nuc"),
-    "rank": torch.linalg.matrix_rank,
-    "with vectors": lambda x: torch.linalg.svd(x)[1],
-    "eigenvectors": torch.linalg.eigh,
-}
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_singular_values_and_eigenvalues(name):
-    same(Of(VALUES[name]), MATRICES)
-
-
-@pytest.mark.parametrize("name", ["svdvals", "eigvalsh", "cond", "nuclear norm"])
-def test_their_gradients(name):
-    weight = MATRICES.clone().requires_grad_()
-
-    def gradient(x):
-        with torch.enable_grad():
-            value = VALUES[name](weight * x).square().sum()
-            return value.detach(), *torch.autograd.grad(value, weight)
-
-    same(Of(gradient), torch.ones(()))

@@ -61,7 +61,6 @@ from abele._torch.graphs import (  # noqa: E402  # noqa: E402
     prepare_control_flow,
     static_fakes,
     view_of,
-    viewed,
 )
 
 __all__ = [
@@ -99,7 +98,6 @@ __all__ = [
     "track_tensor_tree",
     "unchecked_distributions",
     "view_of",
-    "viewed",
     "with_outer_onednn",
     "without_onednn",
 ]

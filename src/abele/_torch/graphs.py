@@ -336,21 +336,3 @@ def view_of(
         meta = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
         meta.set_(tensor.untyped_storage(), offset, shape, stride)
     return FakeTensor(mode, meta, device)
-
-
-def viewed(tensor: FakeTensor, view: Callable[..., torch.Tensor], *settings: Any) -> torch.Tensor:
-    """Return a view of a tensor without data, as the kernel lays it out.
-
-    Torch asks a function in Python for most of them, which takes up to a millisecond.
-
-    Args:
-        tensor: is viewed.
-        view: the operator; a kernel decides without looking at values.
-        settings: its other arguments.
-
-    Raises:
-        IndexError, RuntimeError: there is no such view.
-    """
-    with in_kernel_invocation_manager(tensor.fake_mode):
-        meta = view(tensor, *settings)
-    return FakeTensor(tensor.fake_mode, meta, tensor.fake_device)

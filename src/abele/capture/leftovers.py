@@ -1,20 +1,17 @@
 """Tensors without data that forward leaves in the user's objects, and making these whole again.
 
-Forward runs once on tensors without data. What it keeps of them, in attributes, lists, memo
-dictionaries, variables of enclosing functions or caches, would fail at the next use outside the
-program. What follows from constants alone gets its data; everything else is put back as it was.
+Forward runs once on tensors without data. What it keeps of them, in attributes, lists,
+dictionaries or variables of enclosing functions, would fail at the next use outside the program.
+What follows from constants alone gets its data; everything else is put back as it was. Globals,
+attributes of classes and caches of ``functools`` are not looked at.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import functools
-import sys
-import sysconfig
 import types
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -22,7 +19,6 @@ import torch
 from abele import _torch
 from abele.capture import reachable
 from abele.containers import is_dict, items_of
-from abele.program.core import is_library
 
 ValueOf = Callable[[torch.Tensor], torch.Tensor | None]
 _ABSENT = object()
@@ -36,8 +32,6 @@ _LISTS: Any = (list, collections.deque)
 _SETS: Any = (set,)
 _FIXED: Any = (tuple, frozenset)
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.Tensor})
-_CACHE: Any = type(functools.lru_cache(len))
-_METHODS: Any = (staticmethod, classmethod)
 _MOST_HOLDERS = 200_000
 
 
@@ -49,15 +43,15 @@ class Leftovers:
     """
 
     def __init__(self, *roots: Any):
-        self._roots, self._spaces = roots, _Spaces()
+        self._roots = roots
         self._before: dict[int, tuple[Any, dict[Any, Any]]] = {}
-        for holder in _holders(roots, self._spaces):
+        for holder in _holders(roots):
             self._before[id(holder)] = (holder, _entries(holder))
 
     def reassigned(self) -> Iterator[tuple[Any, str, torch.Tensor, torch.Tensor]]:
         """Yield attributes whose tensor became one without data: owner, name, both tensors."""
         for holder, before in self._before.values():
-            if isinstance(holder, (dict, set, type, types.CellType, _CACHE, *_LISTS)):
+            if isinstance(holder, (dict, set, types.CellType, *_LISTS)):
                 continue
             for name, now in _entries(holder).items():
                 old = before.get(name)
@@ -87,7 +81,7 @@ class Leftovers:
         """
         real = _Real(value_of)
         unusable: set[int] = set()
-        holders = waiting = list(_holders(self._roots, self._spaces, state))
+        holders = waiting = list(_holders(self._roots, state=state))
         while True:
             # What is held before what holds it; once more, because some are held twice.
             damaged = [h for h in reversed(waiting) if self._mend_one(h, real, unusable)]
@@ -101,19 +95,13 @@ class Leftovers:
 
     def _mend_one(self, holder: Any, real: _Real, unusable: set[int]) -> bool:
         """Restore an object if it holds unusable tensors; return whether it did."""
-        if not self._has_unusable(holder, real, unusable):
+        if not any(real.is_unusable(v, unusable) for v in _entries(holder).values()):
             return False
         if id(holder) in self._before:
             _put_back(holder, self._before[id(holder)][1], real, unusable)
         else:  # new: whoever holds it cannot keep it
             unusable.add(id(holder))
         return True
-
-    def _has_unusable(self, holder: Any, real: _Real, unusable: set[int]) -> bool:
-        if isinstance(holder, _CACHE):
-            before = self._before.get(id(holder))
-            return before is None or _entries(holder) != before[1]
-        return any(real.is_unusable(v, unusable) for v in _entries(holder).values())
 
 
 class _Real:
@@ -155,35 +143,7 @@ class _Real:
 # -- what holds other values, and can be given others ---------------------------------------------
 
 
-class _Variables:
-    """The variables of a module that some code names; the others may hold half the process."""
-
-    def __init__(self, space: dict[str, Any], names: frozenset[str]):
-        self.space, self.names = space, names
-
-    def entries(self) -> dict[str, Any]:
-        return {name: self.space[name] for name in self.names if name in self.space}
-
-
-class _Spaces:
-    """A table with one ``_Variables`` per namespace and set of names."""
-
-    def __init__(self):
-        self._known: dict[tuple[int, frozenset[str]], _Variables] = {}
-
-    def of(self, space: dict[str, Any], names: frozenset[str]) -> _Variables:
-        key = id(space), names
-        return self._known.setdefault(key, _Variables(space, names))
-
-
-@functools.cache
-def _names(code: types.CodeType) -> frozenset[str]:
-    """Return the names of variables and attributes in code, inner functions included."""
-    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
-    return frozenset(code.co_names).union(*map(_names, inner))
-
-
-def _holders(roots: tuple[Any, ...], spaces: _Spaces, state: bool = True) -> Iterator[Any]:
+def _holders(roots: tuple[Any, ...], *, state: bool = True) -> Iterator[Any]:
     """Yield every object below ``roots`` that can hold something, once, before what it holds."""
     seen: set[int] = set()
     kept: list[Any] = []
@@ -196,83 +156,30 @@ def _holders(roots: tuple[Any, ...], spaces: _Spaces, state: bool = True) -> Ite
         kept.append(value)
         if _can_hold(value):
             yield value
-        stack += [
-            part for part in reversed(_contents(value, spaces, state)) if type(part) not in _PLAIN
-        ]
+        stack += [part for part in reversed(_contents(value, state)) if type(part) not in _PLAIN]
 
 
 def _can_hold(value: Any) -> bool:
-    if isinstance(value, type):
-        return _is_open(value.__module__)
-    if isinstance(value, (dict, set, types.CellType, _CACHE, _Variables, *_LISTS)):
+    if isinstance(value, (dict, set, types.CellType, *_LISTS)):
         return True
-    return not isinstance(value, types.FunctionType) and reachable.has_attributes(value)
+    kinds = type | types.FunctionType
+    return not isinstance(value, kinds) and reachable.has_attributes(value)
 
 
-def _contents(value: Any, spaces: _Spaces, state: bool) -> list[Any]:
+def _contents(value: Any, state: bool) -> list[Any]:
     if isinstance(value, types.FunctionType):
-        return _of_function(value, spaces)
-    if isinstance(value, _Variables):
-        return [_part_of(value, part, spaces) for part in value.entries().values()]
-    if isinstance(value, _METHODS):
-        return [value.__func__]
-    if isinstance(value, property):
-        return [value.fget]
-    if isinstance(value, type):
-        return list(vars(value).values()) if _is_open(value.__module__) else []
-    if isinstance(value, types.CellType | _CACHE):
-        return [*_entries(value).values(), getattr(value, "__wrapped__", None)]
+        return reachable.cells(value)
+    if isinstance(value, types.CellType):
+        return [*_entries(value).values()]
     if isinstance(value, torch.nn.Module):
         left_out = () if state else _STATE
-        attributes = [
+        return [
             part
             for key, part in _attributes(value).items()
             # Each module has a dozen dictionaries of torch's, nearly all empty.
             if key not in left_out and (key not in _OF_EVERY_MODULE or key in _FILLED or part)
         ]
-        return [*attributes, *type(value).__mro__]
-    # Methods, and what all objects of a class share, are found in the class.
-    classes = type(value).__mro__ if reachable.has_attributes(value) else ()
-    return [*(part for _, part in reachable.parts(value)), *classes]
-
-
-def _part_of(variables: _Variables, part: Any, spaces: _Spaces) -> Any:
-    """Return a variable's value; for a module of the user's, its variables that the code names."""
-    if not isinstance(part, types.ModuleType):
-        return part
-    return spaces.of(vars(part), variables.names) if _is_users(part.__name__) else None
-
-
-def _of_function(function: types.FunctionType, spaces: _Spaces) -> list[Any]:
-    module = function.__module__ or "torch"
-    if not _is_open(module):
-        return []
-    # Through globals, libraries would lead into all of the process.
-    names = _names(function.__code__)
-    outer = [spaces.of(function.__globals__, names)] if _is_users(module) else []
-    return [*(function.__closure__ or ()), function.__defaults__, function.__kwdefaults__, *outer]
-
-
-@functools.cache
-def _is_open(module: str) -> bool:
-    """Return whether code of a module is neither torch's, nor this project's, nor Python's own."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if file is None:
-        return module == "__main__" or module not in sys.modules
-    return not is_library(file) and not Path(file).is_relative_to(sysconfig.get_path("stdlib"))
-
-
-@functools.cache
-def _installed() -> tuple[Path, ...]:
-    return tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
-
-
-@functools.cache
-def _is_users(module: str) -> bool:
-    """Return whether a module is part of the program rather than installed."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    installed = file is not None and any(map(Path(file).is_relative_to, _installed()))
-    return _is_open(module) and not installed
+    return [part for _, part in reachable.parts(value)]
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -286,8 +193,6 @@ def _entries(holder: Any) -> dict[Any, Any]:
             key: _UNDER_FAKE if isinstance(key, _torch.FakeTensor) else value
             for key, value in items_of(holder)
         }
-    if isinstance(holder, _Variables):
-        return holder.entries()
     if isinstance(holder, _LISTS):
         return dict(enumerate(list(holder)))
     if isinstance(holder, _SETS):
@@ -297,10 +202,6 @@ def _entries(holder: Any) -> dict[Any, Any]:
             return {"cell_contents": holder.cell_contents}
         except ValueError:  # not assigned
             return {}
-    if isinstance(holder, _CACHE):
-        return {"misses": holder.cache_info().misses}
-    if isinstance(holder, type):
-        return dict(vars(holder))
     return _attributes(holder)
 
 
@@ -318,15 +219,12 @@ def _put_back(holder: Any, before: dict[Any, Any], real: _Real, unusable: set[in
     Objects and lists go back as a whole, because their parts belong together: a flag that says
     that a table was computed, and the table.
     """
-    if isinstance(holder, _CACHE):
-        holder.cache_clear()
-        return
     now = _entries(holder)
     if isinstance(holder, _LISTS):
         holder.clear()
         holder.extend(before.values())
         return
-    alone = isinstance(holder, dict | type | set | _Variables)
+    alone = isinstance(holder, dict | set)
     for key, value in now.items():
         old = before.get(key, _ABSENT)
         if old is not value and (not alone or real.is_unusable(value, unusable)):
@@ -338,8 +236,6 @@ def _put_back(holder: Any, before: dict[Any, Any], real: _Real, unusable: set[in
 
 def _write(holder: Any, key: Any, new: Any, old: Any) -> None:
     """Replace a value in a holder; ``_ABSENT`` deletes it."""
-    if isinstance(holder, _Variables):
-        holder = holder.space
     if isinstance(holder, _SETS):
         holder.discard(old)
         if new is not _ABSENT:
@@ -351,9 +247,8 @@ def _write(holder: Any, key: Any, new: Any, old: Any) -> None:
             holder[key] = new
     else:
         # Past __setattr__ of modules, which sorts parameters out, and of frozen dataclasses.
-        owner: Any = type if isinstance(holder, type) else object
         with contextlib.suppress(AttributeError, TypeError):
             if new is _ABSENT:
-                owner.__delattr__(holder, key)
+                object.__delattr__(holder, key)
             else:
-                owner.__setattr__(holder, key, new)
+                object.__setattr__(holder, key, new)

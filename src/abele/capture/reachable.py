@@ -110,6 +110,12 @@ def _slots(kind: type) -> tuple[str, ...]:
     return tuple(slots)
 
 
+def cells(function: types.FunctionType) -> list[Any]:
+    """Return the cells of the variables that a function encloses, and what ``parts`` yields."""
+    inside = [part for _, part in _of_function(function)]
+    return [*(function.__closure__ or ()), *inside] if inside else []
+
+
 def _of_function(function: types.FunctionType) -> Parts:
     if _is_opaque(function.__module__ or "torch"):
         return

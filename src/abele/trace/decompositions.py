@@ -152,27 +152,6 @@ def _cross_entropy_of_logits(
     return {0: loss.clone, 1: loss.mean, 2: loss.sum}[reduction]()
 
 
-_VALUES_ALONE = contextvars.ContextVar("values_alone", default=False)
-
-
-@contextlib.contextmanager
-def values_alone() -> Generator[None]:
-    """Compute no singular vectors and eigenvectors while open, unless gradients need them.
-
-    ``torch.linalg.svdvals`` and the like decide so themselves, but ask for vectors of any tensor
-    without data, and values computed beside vectors have other last bits.
-    """
-    token = _VALUES_ALONE.set(True)
-    try:
-        yield
-    finally:
-        _VALUES_ALONE.reset(token)
-
-
-def _needs_vectors(a: torch.Tensor) -> bool:
-    return not _VALUES_ALONE.get() or (torch.is_grad_enabled() and a.requires_grad)
-
-
 _ASSUMED: contextvars.ContextVar[list[torch.Tensor] | None] = contextvars.ContextVar(
     "assumed", default=None
 )
@@ -180,10 +159,10 @@ _ASSUMED: contextvars.ContextVar[list[torch.Tensor] | None] = contextvars.Contex
 
 @contextlib.contextmanager
 def assumed_false() -> Generator[list[torch.Tensor]]:
-    """Let functions of torch that ask whether tensors are equal go on as if not, while open.
+    """Answer False to functions of torch that test a tensor or compare two, while open.
 
     Yields:
-        Whether they are, for programs to check when they run.
+        The tensors that have to be false, for programs to check when they run.
     """
     asked: list[torch.Tensor] = []
     token = _ASSUMED.set(asked)
@@ -202,38 +181,23 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> Any:
     return False
 
 
-def _svd(
-    a: torch.Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: Any = None
-) -> Any:
-    if not compute_uv or _needs_vectors(a):
+def _scalar(x: torch.Tensor) -> Any:
+    asked = _ASSUMED.get()
+    if asked is None or x.dtype is not torch.bool:
         return NotImplemented
-    return aten._linalg_svd.default(a, full_matrices, False, driver=driver)
-
-
-def _eigh(a: torch.Tensor, part: str = "L", compute_v: bool = True) -> Any:
-    if not compute_v or _needs_vectors(a):
-        return NotImplemented
-    return aten._linalg_eigh.default(a, part, False)
-
-
-def _eig(a: torch.Tensor) -> Any:
-    if _needs_vectors(a):
-        return NotImplemented
-    values = aten._linalg_eigvals.default(a)
-    return values, values.new_empty(0)
+    asked.append(x)
+    return False
 
 
 PORTABLE_OPERATORS: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _batch_norm,
     getattr(aten.random_, "from"): _random_from,
     aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,
-    aten._linalg_svd.default: _svd,
-    aten._linalg_eigh.default: _eigh,
-    aten.linalg_eig.default: _eig,
     aten.mkldnn_rnn_layer.default: lstm.forward_of,
     aten.mkldnn_rnn_layer_backward.default: lstm.backward_of,
     **_OF_CONSTANTS,
     aten.equal.default: _equal,
+    aten._local_scalar_dense.default: _scalar,
 }
 
 

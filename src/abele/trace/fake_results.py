@@ -6,10 +6,8 @@ Torch takes 0.1 to 60 ms to compute the layout of a result, and a graph repeats 
 thousand times. Three parts share that work:
 
 - ``key_of_call``: the layouts and arguments that results depend on;
-- ``stated_results``: results stated here where torch would decompose the operator. Stated are
-  plain cases: float32 or float64 on the host, images contiguous or with channels last, for
-  upsampling also channels that a split has left of such images; and views, which the kernel itself
-  computes;
+- ``stated_results``: results of batch norms, stated here because torch would decompose them. Stated
+  are plain cases: float32 or float64 on the host, images contiguous or with channels last;
 - ``actual``: corrected strides of results that torch lays out differently without data than with.
   A trace relies on strides: it would create a view where the kernel's result needs a copy.
 """
@@ -140,14 +138,6 @@ def _order(*tensors: torch.Tensor) -> torch.memory_format | None:
     return orders[0] if len(orders) == 1 else None
 
 
-def _order_of_images(x: torch.Tensor) -> torch.memory_format | None:
-    """Return the memory format of images, which other channels may separate."""
-    size = x.shape[1:].numel()
-    if x.device.type != "cpu" or x.stride(0) <= size or min(x.shape[1:]) < 2:
-        return _order(x)
-    return _order(torch.empty_strided((1, *x.shape[1:]), (size, *x.stride()[1:]), dtype=x.dtype))
-
-
 def _has_order(tensor: torch.Tensor, order: torch.memory_format) -> bool:
     # A dimension of size one may have any stride, which results need not share.
     plain = torch.empty(tensor.shape, device="meta", memory_format=order)
@@ -212,55 +202,10 @@ def _batch_norm_backward(
     )
 
 
-def _upsampled(x: torch.Tensor, size: Sequence[int], *settings: Any) -> torch.Tensor | None:
-    del settings
-    order = _order_of_images(x) if x.dim() == 4 else None
-    if order is None or len(size) != 2 or min(size) < 1:
-        return None
-    shape = (*x.shape[:2], *size)
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=order)
-
-
-def _like_both(gradient: torch.Tensor, x: torch.Tensor, *settings: Any) -> torch.Tensor | None:
-    del settings
-    order = _order(gradient, x)
-    return None if order is None else torch.empty_like(x, memory_format=order)
-
-
-def _view(function: Callable[..., torch.Tensor]) -> Callable[..., _Results]:
-    """Return a function that states the result of a view operator."""
-
-    def viewed(x: torch.Tensor, *settings: Any) -> torch.Tensor | None:
-        if type(x) is not _torch.FakeTensor or x.constant is not None or x.is_complex():
-            return None
-        try:
-            return _torch.viewed(x, function, *settings)
-        except (IndexError, RuntimeError):
-            return None  # torch says so
-
-    return viewed
-
-
-_VIEWS = (
-    aten.detach.default,
-    aten.expand.default,
-    aten.permute.default,
-    aten.select.int,
-    aten.slice.Tensor,
-    aten.squeeze.dim,
-    aten.t.default,
-    aten.transpose.int,
-    aten.unsqueeze.default,
-    aten.view.default,
-)
-
 _KNOWN: dict[Any, Callable[..., _Results]] = {
     aten._native_batch_norm_legit.default: _batch_norm,
     aten._native_batch_norm_legit_functional.default: _pure_batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
-    aten.upsample_bilinear2d.default: _upsampled,
-    aten.leaky_relu_backward.default: _like_both,
-    **{view: _view(view) for view in _VIEWS},
 }
 
 # -- the strides of kernels ------------------------------------------------------------------------

@@ -47,8 +47,6 @@ STATIC = {
     "cov without correction": lambda m, h: h.cov(correction=0),
     "cov of one variable": lambda m, h: torch.cov(h[0]),
     "cov with frequencies": lambda m, h: torch.cov(h, fweights=FREQUENCIES),
-    "cov with weights": lambda m, h: torch.cov(h, aweights=h[0].detach().abs(), correction=0),
-    "cov with both": lambda m, h: h.cov(fweights=FREQUENCIES, aweights=h[0].detach().abs()),
     "corrcoef": lambda m, h: torch.corrcoef(h),
     "corrcoef of one variable": lambda m, h: h[0].corrcoef(),
     "gaussian_nll_loss": lambda m, h: F.gaussian_nll_loss(h, h.detach() + 1, h.exp()),
@@ -70,9 +68,6 @@ STATIC = {
     "istft of a window": lambda m, h, w: _sound(h, w),
     "narrow": lambda m, h, y: torch.narrow(h, 0, y[1], 3),
     "narrow from the end": lambda m, h, y: h.narrow(1, -y[3], 2),
-    "tensor_split": lambda m, h: h.tensor_split(torch.tensor([1, 3]), 1)[1],
-    "ldexp_": lambda m, h, y: (h * 1).ldexp_(y[:5]),
-    "polygamma_": lambda m, h: h.detach().abs().add(1).polygamma_(2) * h,
     "equal": lambda m, h: h if torch.equal(CLASSES, CLASSES + 1) else -h,
 }
 
@@ -87,37 +82,6 @@ def test_static_forms_train_with_the_bits_of_eager(function):
 
 def _sound(h, window):
     return torch.istft(torch.complex(h, h.cos())[:5], 8, 2, window=window)
-
-
-def _assigned(h, mask, value):
-    h = h * 1
-    h[mask] = value
-    return h
-
-
-def _assigned_rows(h, mask, value):
-    h = h * 1
-    h[mask[:, 0]] = value.reshape(1)
-    return h
-
-
-FILLED = {
-    "assigned": _assigned,
-    "assigned to rows": _assigned_rows,
-    "index_put": lambda h, mask, value: h.index_put((mask,), value),
-    "index_put_": lambda h, mask, value: (h * 1).index_put_((mask,), value),
-    "index_fill": lambda h, mask, value: h.index_fill(1, mask[0] * 2, value),
-    "index_fill_": lambda h, mask, value: (h * 1).index_fill_(0, mask[:, 1] + 3, value),
-}
-
-
-@pytest.mark.filterwarnings("ignore:No device set")
-@pytest.mark.parametrize("name", FILLED)
-def test_a_value_that_masks_or_indices_fill_in_is_trained(name):
-    def function(m, h, mask):
-        return FILLED[name](h, mask if "index_fill" not in name else mask.long(), m.fc.bias.mean())
-
-    trained(function, X, MASK, rtol=1e-6, atol=1e-6)
 
 
 def test_cumulative_batch_norms_train_and_average_all_batches():
@@ -154,23 +118,11 @@ STOPPED = {
         MASK.float() - 0.5,
         "var has negative entry",
     ),
-    "frequencies": (
-        lambda x, y: torch.cov(x, fweights=y),
-        FREQUENCIES,
-        FREQUENCIES - 1,
-        "fweights cannot be negative",
-    ),
     "windows": (
         lambda x, y: _sound(x, y),
         torch.hann_window(8),
         torch.zeros(8),
         "sum of squares of overlapping windows is 0",
-    ),
-    "sum of weights": (
-        lambda x, y: torch.cov(x, aweights=y),
-        X[0].abs(),
-        torch.zeros(5),
-        "weights sum to zero",
     ),
 }
 
@@ -206,9 +158,10 @@ REFUSED = {
         "Pass output_size",
     ),
     "one_hot": (lambda x: F.one_hot(x.long().abs()), "Pass num_classes to one_hot"),
-    "tensor_split": (lambda x: x.tensor_split(x[0].long())[0], "Pass the positions as a list"),
+    "tensor_split": (lambda x: x.tensor_split(x[0].long())[0], "reads the value of a tensor"),
     "lstsq": (lambda x: torch.linalg.lstsq(x, x).solution, r"Use torch.linalg.pinv\(a\) @ b"),
     "several values": (lambda x: x.index_put((x > 0,), x[x > 0]), "index returns.*torch.where"),
+    "weighted cov": (lambda x: torch.cov(x, aweights=x[0]), "reads the value of a tensor"),
 }
 
 
@@ -224,7 +177,6 @@ def test_shapes_that_depend_on_values_are_refused_with_line_and_remedy(function,
     [
         (lambda x: torch.bincount(x.long().abs(), minlength=3), "only supports 1-d"),
         (lambda x: torch.bincount(x[0].long().abs(), x[1, :2], 3), "same length as input"),
-        (lambda x: torch.cov(x, fweights=torch.ones(2).long()), "numel"),
         (lambda x: torch.cov(x[None]), "two or fewer dimensions"),
         (lambda x: torch.corrcoef(x[None]), "two or fewer dimensions"),
         (lambda x: F.gaussian_nll_loss(x, x, x[:2].abs()), "var is of incorrect size"),

@@ -1,7 +1,6 @@
 """Modules and their containers, caches and closures after capture; modules of unusual kinds."""
 
 import copy
-import functools
 import io
 import types
 
@@ -18,19 +17,6 @@ from helpers.wrapping import inference, options, sgd
 # Torch's own, when it scripts or imports its compiler.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 X = torch.arange(6.0).reshape(2, 3)
-MEMO: dict = {}
-LATEST = {"x": torch.zeros(1)}
-
-
-@functools.lru_cache
-def cached_table(size):
-    return torch.arange(float(size)).cos()
-
-
-def memoised(size):
-    if size not in MEMO:
-        MEMO[size] = torch.arange(float(size)).sin()
-    return MEMO[size]
 
 
 class Lazy(nn.Module):
@@ -60,22 +46,6 @@ class OfWeight(nn.Module):
         if not self.ready:
             self.doubled, self.ready = self.weight * 2, True
         return x * self.doubled
-
-
-class ByFunction(nn.Module):
-    shared = None
-
-    def __init__(self):
-        super().__init__()
-        LATEST["x"] = torch.zeros(1)
-        ByFunction.shared = None
-        cached_table.cache_clear()
-        MEMO.clear()
-
-    def forward(self, x):
-        LATEST["x"] = x
-        type(self).shared = x + 1
-        return x * cached_table(3) + memoised(3)
 
 
 class Slotted(nn.Module):
@@ -134,7 +104,6 @@ class Loss(nn.Module):
 MAKERS = {
     "lazy cache": Lazy,
     "lazy cache in a list": lambda: nn.Sequential(Lazy(), nn.ModuleList([Lazy()])[0]),
-    "memo, function cache and globals": ByFunction,
     "slots and sets": Slotted,
     "hooks": hooked,
     "pruned": pruned,
@@ -183,7 +152,7 @@ def test_a_module_is_whole_after_it_was_captured(make):
         optimizer.step()
         output = wrapped(X)
         torch.testing.assert_close(output[1], y.detach())
-    assert not fakes_in(model, wrapped._wrapped.module, MEMO, LATEST, vars(ByFunction))
+    assert not fakes_in(model, wrapped._wrapped.module)
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     again = poptorch.inferenceModel(model, options())
@@ -207,15 +176,6 @@ def test_constants_get_their_values_and_the_rest_is_put_back():
     assert torch.equal(slotted.other.deep[0]["t"], torch.ones(3))
     assert (len(slotted.other.deep), slotted.other.seen) == (1, set())
     copy.deepcopy(model)
-
-
-def test_global_caches_of_functions_hold_real_tensors_afterwards():
-    model = ByFunction()
-    inference(lambda x: model(x))(X)
-    assert torch.equal(LATEST["x"], torch.zeros(1))
-    assert torch.equal(MEMO[3], torch.arange(3.0).sin())
-    assert torch.equal(cached_table(3), torch.arange(3.0).cos())
-    assert ByFunction.shared is None
 
 
 def test_a_forward_that_fails_leaves_nothing_either():

@@ -23,7 +23,7 @@ from abele.capture.replacements import graph_operators, recurrent_layers, static
 from abele.containers import is_sequence
 from abele.errors import LossError
 from abele.ops import ctc
-from abele.trace.decompositions import constant_value, values_alone
+from abele.trace.decompositions import constant_value
 from abele.trace.writes import has_out
 from abele.warn import warn_user
 
@@ -65,22 +65,6 @@ def _with_dense_gradient(
 
 
 _NAMED_OPERATORS: Any = (_torch.OpOverloadPacket, _torch.OpOverload)
-
-_any_torch: Any = torch  # many of its functions have no types
-
-# Torch computes their singular values or eigenvalues without vectors where no gradient needs these.
-_OF_SPECTRUM: set[Function] = {
-    _any_torch.linalg.cond,
-    _any_torch.linalg.eigvals,
-    _any_torch.linalg.eigvalsh,
-    _any_torch.linalg.matrix_norm,
-    _any_torch.linalg.matrix_rank,
-    _any_torch.linalg.norm,
-    _any_torch.linalg.svdvals,
-    _any_torch.norm,
-    torch.nuclear_norm,
-    _any_torch.Tensor.norm,
-}
 
 
 def _with_form(func: Function, *args: Any, **kwargs: Any) -> Any:
@@ -130,9 +114,6 @@ class _PortableFunctions(TorchFunctionMode):
             return aten.clone.out(func(*args, **others), out=kwargs["out"])
         if func in _SPARSE_AT:
             return _with_dense_gradient(func, args, kwargs or {})
-        if func in _OF_SPECTRUM:
-            with values_alone():
-                return func(*args, **(kwargs or {}))
         if func is F.batch_norm:
             return batch_norm(*args, **(kwargs or {}))
         if func == torch.lstm and _has_library_layer(*args):
