@@ -9,14 +9,12 @@ import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-import numpy
 import torch
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
 from abele.containers import is_array
 from abele.errors import CaptureError, DataDependentError
-from abele.program.aliasing import base
 from abele.program.core import is_library
 from abele.program.dense import INSTEAD
 from abele.trace.decompositions import constant_value
@@ -78,32 +76,6 @@ _SHOW_DATA: set[Function] = {_Tensor.__repr__, _Tensor.__format__, _Tensor.__red
 
 class _Shown(Exception):
     """A tensor was printed, formatted or pickled."""
-
-
-@dataclasses.dataclass
-class _Array:
-    """An array of a tensor that follows from constants.
-
-    Attributes:
-        node: the tensor's.
-        time: how many nodes the trace had when the array was made.
-        array: what forward got.
-        content: what was in it.
-    """
-
-    node: torch.fx.Node
-    time: int
-    array: numpy.ndarray[Any, Any]
-    content: numpy.ndarray[Any, Any]
-    line: str = dataclasses.field(default_factory=user_line)
-
-    def is_written(self) -> bool:
-        return self.array.tobytes() != self.content.tobytes()
-
-    def is_read_later(self) -> bool:
-        later = list(self.node.graph.nodes)[self.time :]
-        memory = base(self.node)
-        return any(base(source) is memory for node in later for source in node.all_input_nodes)
 
 
 # In-place changes of a view's shape. While forward is traced, autograd derives the gradient of a
@@ -174,30 +146,21 @@ class _NoPrinting(TorchFunctionMode):
     """A mode that refuses to print tensors, of which torch would show the shape alone.
 
     What reads memory gets the value that a tensor has in the trace, if that is known. An array of
-    it has memory of its own.
+    it cannot be written: the program would not see that.
     """
 
     def __init__(self, shows: bool):
         super().__init__()
         self._shows = shows
-        self._arrays: list[_Array] = []
         self._views = _ReshapedViews()
 
     def check_writes(self) -> None:
         """Refuse writes that the program does not see as plain PyTorch does.
 
         Raises:
-            CaptureError: into an array whose tensor forward computed with afterwards, or into a
-                view that got another shape in place.
+            CaptureError: into a view that got another shape in place.
         """
         self._views.check()
-        for each in self._arrays:
-            if each.is_written() and each.is_read_later():
-                raise CaptureError(
-                    f"forward writes into the array of a tensor, made at {each.line}, and computes "
-                    "with the tensor afterwards. The program does not see what was written. Write "
-                    "into the tensor itself, or compute with torch.from_numpy(array)."
-                )
 
     def __torch_function__(
         self, func: Function, types: Any, args: Any = (), kwargs: Any = None
@@ -210,9 +173,8 @@ class _NoPrinting(TorchFunctionMode):
                 raise _Shown(f"{func.__name__} of a tensor")
             with _torch.outside_the_trace():
                 value = func(known, *args[1:], **(kwargs or {}))
-            node = _torch.traced_node(args[0])
-            if is_array(value) and node is not None:
-                self._arrays.append(_Array(node, len(node.graph.nodes), value, value.copy()))
+            if is_array(value) and _torch.traced_node(args[0]) is not None:
+                value.flags.writeable = False
             return value
         if isinstance(func, _NAMED_OPERATORS):
             return self._library_operator(func, args, kwargs or {})

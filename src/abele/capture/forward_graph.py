@@ -9,7 +9,6 @@ Nothing is made pure. State is passed in, constants are kept beside the graph.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import inspect
 import operator
@@ -26,7 +25,6 @@ from abele.capture.diagnose import explained
 from abele.capture.forward import called, state_in_place
 from abele.capture.losses import LossFinder
 from abele.capture.recipe import Recipe, recipe_of
-from abele.containers import is_list
 from abele.errors import CaptureError
 from abele.program.aliasing import own_constants
 from abele.program.core import is_library
@@ -87,7 +85,7 @@ def record(
         reasons.extend(_own_gradients([*outputs, *computed_losses]))
         return outputs
 
-    with recipe.leftovers.mended(), _untouched(module):
+    with recipe.leftovers.mended():
         graph = _traced(function, named, recipe)
     return ForwardGraph(graph, "; ".join(dict.fromkeys(reasons)))
 
@@ -102,30 +100,6 @@ def _called(recipe: Recipe, values: Values) -> tuple[list[torch.Tensor], list[to
         if node is not None:
             node.meta["custom"] = {**node.meta.get("custom", {}), LOSS: name}
     return outputs, [value for _, value in finder.losses]
-
-
-@contextlib.contextmanager
-def _untouched(module: torch.nn.Module) -> Generator[None]:
-    """Restore, on leaving, attributes that forward set on modules, such as counters and caches."""
-    spaces = [child.__dict__ for child in module.modules()]
-    before = [dict(space) for space in spaces]
-    kinds = (dict, list, set)
-    containers = [
-        (value, copy.copy(value))
-        for space in before
-        for value in space.values()
-        if type(value) in kinds
-    ]
-    try:
-        yield
-    finally:
-        for space, values in zip(spaces, before, strict=True):
-            if space.keys() != values.keys() or any(space[k] is not v for k, v in values.items()):
-                space.clear()
-                space.update(values)
-        for value, content in containers:
-            value.clear()
-            value.extend(content) if is_list(value) else value.update(content)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import torch
 
 from abele import _torch
 from abele._torch import OpOverload
-from abele.containers import is_sequence, is_tuple
+from abele.containers import is_sequence
 from abele.ops import lstm
 from abele.program import called_operator, has_tag, is_getitem
 from abele.program.aliasing import base, written
@@ -24,40 +24,8 @@ from abele.trace.plain_tensors import written_stand_in
 aten = torch.ops.aten
 
 
-# -- shapes that depend on values ---------------------------------------------------------------
-#
-# If all values that such an operator reads are computed from constants, its result is a constant
-# too. Otherwise torch handles the operator and reports that it cannot be traced.
-
-
-def _computed_now(operator: _torch.OpOverload) -> Callable[..., Any]:
-    """Return ``operator`` computed during capture if all of its tensors are constants."""
-
-    def compute(*args: Any, **kwargs: Any) -> Any:
-        values = [_with_values(each) for each in (*args, *kwargs.values())]
-        if any(value is NotImplemented for value in values):
-            return NotImplemented
-        named = dict(zip(kwargs, values[len(args) :], strict=True))
-        with _torch.outside_the_trace():
-            results = operator(*values[: len(args)], **named)
-        if is_tuple(results):
-            return tuple(map(_traced, results))
-        return _traced(results)
-
-    return compute
-
-
-def _with_values(value: Any) -> Any:
-    """Return an argument with its values; NotImplemented if they are not known yet."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    constant = constant_value(value)
-    return NotImplemented if constant is None else constant
-
-
-def _traced(value: Any) -> Any:
-    """Return a result as a constant of the program."""
-    return aten.lift_fresh_copy.default(value) if isinstance(value, torch.Tensor) else value
+# Where all arguments of an operator are computed from constants, ``results`` computes its result.
+# Here a mask is constant, and what it selects from is not.
 
 
 def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> Any:
@@ -66,38 +34,23 @@ def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> Any:
     for index in indices:
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             places.append(index)
-        elif (mask := _with_values(index)) is NotImplemented:
+        elif (mask := constant_value(index)) is None:
             return NotImplemented
         else:
             with _torch.outside_the_trace():
-                columns = mask.nonzero().unbind(1)
-            places += [_traced(column.contiguous()) for column in columns]
+                columns = [column.contiguous() for column in mask.nonzero().unbind(1)]
+            places += map(aten.lift_fresh_copy.default, columns)
     if len(places) == len(indices) and all(a is b for a, b in zip(places, indices, strict=True)):
         return NotImplemented
     return aten.index.Tensor(x, places)
 
 
 def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
-    known_mask = _with_values(mask)
-    if known_mask is NotImplemented:
+    if constant_value(mask) is None:
         return NotImplemented
     untyped: Any = torch
     shape: torch.Size = untyped.broadcast_shapes(x.shape, mask.shape)
     return _index(x.expand(shape), [mask.expand(shape)])
-
-
-_OF_CONSTANTS: dict[_torch.OpOverload, Callable[..., Any]] = {
-    operator: _computed_now(operator)
-    for operator in (
-        aten.bincount.default,
-        aten.equal.default,
-        aten.nonzero.default,
-        aten.repeat_interleave.Tensor,
-        aten._unique2.default,
-        aten.unique_consecutive.default,
-        aten.unique_dim.default,
-    )
-} | {aten.index.Tensor: _index, aten.masked_select.default: _masked_select}
 
 
 # -- other operators ----------------------------------------------------------------------------
@@ -174,9 +127,8 @@ def assumed_false() -> Generator[list[torch.Tensor]]:
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> Any:
     asked = _ASSUMED.get()
-    known = _OF_CONSTANTS[aten.equal.default](a, b)
-    if asked is None or known is not NotImplemented:
-        return known
+    if asked is None:
+        return NotImplemented
     asked.append((a == b).all())
     return False
 
@@ -195,7 +147,8 @@ PORTABLE_OPERATORS: dict[Any, Callable[..., Any]] = {
     aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,
     aten.mkldnn_rnn_layer.default: lstm.forward_of,
     aten.mkldnn_rnn_layer_backward.default: lstm.backward_of,
-    **_OF_CONSTANTS,
+    aten.index.Tensor: _index,
+    aten.masked_select.default: _masked_select,
     aten.equal.default: _equal,
     aten._local_scalar_dense.default: _scalar,
 }

@@ -46,12 +46,8 @@ class UnknownError(Exception):
     """An argument or a result of a kind that no key expresses."""
 
 
-def layout_of(tensor: torch.Tensor, *, place: bool = True) -> Hashable:
-    """Return the type and memory layout of a tensor.
-
-    Args:
-        tensor: with or without data.
-        place: also where in its memory it begins.
+def layout_of(tensor: torch.Tensor) -> Hashable:
+    """Return the type and memory layout of a tensor, with or without data.
 
     Raises:
         UnknownError: it is complex, so that it may be conjugated lazily, or it is not dense.
@@ -59,8 +55,7 @@ def layout_of(tensor: torch.Tensor, *, place: bool = True) -> Hashable:
     if tensor.layout is not torch.strided or tensor.is_complex():
         raise UnknownError
     device = tensor.fake_device if isinstance(tensor, _torch.FakeTensor) else tensor.device
-    where = tensor.storage_offset() if place else None
-    return tensor.dtype, device, tensor.shape, tensor.stride(), where
+    return tensor.dtype, device, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def key_of_call(

@@ -8,16 +8,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, cast
 
 import torch
-from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
-    register_module_parameter_registration_hook,
-)
 from torch.nn.parameter import is_lazy
 
 from abele import _torch
 from abele.errors import CaptureError, ReassignedError
 from abele.program.dense import INSTEAD, other_kind
-from abele.warn import user_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,42 +154,20 @@ def substituted(
     """
     stores: list[tuple[str, torch.nn.Module, Store, Store, Store]] = []
     replacement = in_place_of(state, params, buffers)
-    lines: Lines = {}
     for kind in ("_parameters", "_buffers"):
         for prefix, owner, store in _stores(state.module, kind):
             original = dict(store)
             store.update({k: replacement[id(v)] for k, v in original.items() if v is not None})
             stores.append((prefix, owner, store, original, dict(store)))
     try:
-        with _lines_noted(lines):
-            yield
+        yield
         kept = {id(store): expected for _, _, store, _, expected in stores}
         allowed = _Allowed(frozenset(map(id, replacement.values())), value_of)
-        _check_kept(state.module, kept, allowed, lines)
+        _check_kept(state.module, kept, allowed)
     finally:
         for _, _, store, original, _ in stores:
             store.clear()
             store.update(original)
-
-
-#: Where in the user's code a module last got a parameter or buffer, by ``id`` and name.
-Lines = dict[tuple[int, str], str]
-
-
-@contextlib.contextmanager
-def _lines_noted(lines: Lines) -> Generator[None]:
-    """Note the user's line of each parameter and buffer that a module gets while open."""
-
-    def note(module: torch.nn.Module, name: str, value: object) -> None:
-        lines[id(module), name] = f", at {user_line()}"
-
-    parameters = register_module_parameter_registration_hook(note)
-    buffers = register_module_buffer_registration_hook(note)
-    try:
-        yield
-    finally:
-        parameters.remove()
-        buffers.remove()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,40 +194,36 @@ class _Allowed:
         return not written and self.value_of(tensor) is not None
 
 
-def _check_kept(
-    module: torch.nn.Module, kept: Mapping[int, Store], allowed: _Allowed, lines: Lines
-) -> None:
+def _check_kept(module: torch.nn.Module, kept: Mapping[int, Store], allowed: _Allowed) -> None:
     """Refuse other tensors as parameters and buffers.
 
     Args:
         module: after forward; it may have other children than before.
         kept: what the stores of each module held before forward, by their ``id``.
         allowed: tensors that a place may get that was empty.
-        lines: where in the user's code a place was filled.
     """
     for kind, noun in (("_parameters", "Parameter"), ("_buffers", "Buffer")):
-        for prefix, owner, store in _stores(module, kind):
+        for prefix, _, store in _stores(module, kind):
             expected = kept.get(id(store), {})
             for key in {**expected, **store}:
                 path = f"{prefix}.{key}" if prefix else key
-                line = lines.get((id(owner), key), "")
-                _check_place((noun, path, line), expected.get(key), store, allowed)
+                _check_place(noun, path, expected.get(key), store, allowed)
 
 
 def _check_place(
-    place: tuple[str, str, str],
+    noun: str,
+    path: str,
     before: torch.Tensor | None,
     store: Store,
     allowed: _Allowed,
 ) -> None:
-    noun, path, line = place
     key = path.rpartition(".")[2]
     now = store.get(key)
     if now is before or (before is None and now in allowed):
         return
     if before is None:
         raise ReassignedError(
-            f"{noun} {path} is added to the model in forward{line}. A static program keeps the "
+            f"{noun} {path} is added to the model in forward. A static program keeps the "
             f"state it was compiled with. Register {key} in __init__."
         )
     if key not in store:
@@ -263,7 +232,7 @@ def _check_place(
             "state it was compiled with. Delete it before wrapping the model."
         )
     raise ReassignedError(
-        f"{noun} {path} is reassigned within the model in forward{line}. The program "
+        f"{noun} {path} is reassigned within the model in forward. The program "
         f"writes state in place. Use self.{key}.copy_(...) instead of self.{key} = ..."
     )
 

@@ -133,8 +133,6 @@ class _Memo:
         self._stacks: dict[tuple[tuple[CodeType, int], ...], str] = {}
         self._memory = torch.fx.Graph()
         self._refused: dict[OpOverload, bool] = {}
-        # Operators whose results may lie in the memory of arguments, wherever these begin there.
-        self._sharing: dict[OpOverload, bool] = {}
 
     # -- the user's lines --------------------------------------------------------------
 
@@ -216,15 +214,13 @@ class _Memo:
         if function not in self._refused:
             tags = _NOT_REMEMBERED.intersection(function.tags)
             self._refused[function] = function.namespace != "aten" or bool(tags)
-            self._sharing[function] = _may_share(function)
         if self._refused[function]:
             return run()
         tensors: list[_torch.FakeTensor] = []
         nodes: list[torch.fx.Node] = []
-        shares = self._sharing[function]
 
         def of_tensor(tensor: torch.Tensor) -> Hashable:
-            return self._key(tensor, tensors, nodes, place=shares)
+            return self._key(tensor, tensors, nodes)
 
         try:
             with _torch.without_torch_function_modes():
@@ -234,10 +230,7 @@ class _Memo:
         if key not in self._calls:
             before = next(iter(reversed(self._trace.graph.nodes)), None)
             result = run()
-            remembered = self._remembered(before, nodes, tensors, result)
-            self._sharing[function] = shares or _shares(remembered)
-            if shares == self._sharing[function]:  # else the key says too little
-                self._calls[key] = remembered
+            self._calls[key] = self._remembered(before, nodes, tensors, result)
             return result
         remembered = self._calls[key]
         return run() if remembered is None else self._again(remembered, nodes, tensors)
@@ -267,8 +260,6 @@ class _Memo:
         tensor: torch.Tensor,
         tensors: list[_torch.FakeTensor],
         nodes: list[torch.fx.Node],
-        *,
-        place: bool,
     ) -> Hashable:
         """Return what an operator's nodes depend on; collects its tensors and their nodes."""
         if type(tensor) is not _torch.FakeTensor:
@@ -280,7 +271,7 @@ class _Memo:
         nodes.append(node)
         # Which arguments are the same tensor decides which nodes can be told apart.
         same = next(index for index, each in enumerate(tensors) if each is tensor)
-        return layout_of(tensor, place=place), tensor.requires_grad, same, nodes.index(node)
+        return layout_of(tensor), tensor.requires_grad, same, nodes.index(node)
 
     def _remembered(
         self,
@@ -377,20 +368,6 @@ def _refuse_generator(function: OpOverload) -> None:
     )
 
 
-def _may_share(function: OpOverload) -> bool:
-    """Return whether the schema says that results are arguments, or views of them."""
-    schema = _torch.schema_of(function)
-    return schema.is_mutable or any(each.alias_info is not None for each in schema.returns)
-
-
-def _shares(remembered: _Remembered | None) -> bool:
-    """Return whether results share memory with arguments; some schemas do not say so."""
-    if remembered is None:
-        return False
-    results = remembered.results if is_sequence(remembered.results) else [remembered.results]
-    return any(isinstance(each, _Given) or (each and each.shares is not None) for each in results)
-
-
 def _with_originals(value: Any, originals: dict[int, torch.Tensor]) -> Any:
     """Return results with the user's own tensors where their stand-ins are returned."""
     if is_sequence(value):
@@ -454,8 +431,7 @@ class AssignedData(TorchFunctionMode):
     ) -> Any:
         if func == _SETS_DATA and isinstance(args[1], torch.Tensor):
             tensor, value = args
-            if not _is_same_view(tensor, value):
-                self._assign(tensor, value.detach(), func)
+            self._assign(tensor, value.detach(), func)
             return None
         return func(*args, **(kwargs or {}))
 
@@ -534,7 +510,11 @@ class AssignedData(TorchFunctionMode):
                 "keeps the shapes and dtypes of its state."
             )
         memory = self._memory(tensor)
-        others = [each.name for each in self._kept if each is not kept and self._share(kept, each)]
+        others = [
+            each.name
+            for each in self._kept
+            if each is not kept and self._memory(each.tensor) is memory
+        ]
         if memory.op == "get_attr":
             others.append("a tensor that is neither a parameter nor a buffer")
         if others:
@@ -550,32 +530,3 @@ class AssignedData(TorchFunctionMode):
         node = self._trace.node_of(tensor)
         assert node is not None
         return base(node)
-
-    def _share(self, one: Kept, other: Kept) -> bool:
-        """Return whether two tensors overlap in memory at the end of forward."""
-        if self._memory(one.tensor) is not self._memory(other.tensor):
-            return False
-        with _torch.outside_the_trace(), _torch.without_torch_function_modes():
-            return _range(one.tensor).stop > _range(other.tensor).start and (
-                _range(other.tensor).stop > _range(one.tensor).start
-            )
-
-
-def _is_same_view(tensor: torch.Tensor, value: torch.Tensor) -> bool:
-    """Return whether a tensor has the memory and layout of another one already."""
-    with _torch.outside_the_trace(), _torch.without_torch_function_modes():
-        fakes = isinstance(tensor, _torch.FakeTensor) and isinstance(value, _torch.FakeTensor)
-        return fakes and all(
-            layout(tensor) == layout(value) for layout in (_torch.memory_of, _range, _layout)
-        )
-
-
-def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
-    return tensor.dtype, tensor.shape, tensor.stride()
-
-
-def _range(tensor: torch.Tensor) -> range:
-    """Return the elements of its memory that a tensor spans."""
-    sides = zip(tensor.shape, tensor.stride(), strict=True)
-    begin, length = tensor.storage_offset(), 1 + sum((side - 1) * step for side, step in sides)
-    return range(begin, begin + (length if tensor.numel() else 0))

@@ -344,9 +344,14 @@ class _Interpreter(torch.fx.Interpreter):
         return super().run_node(n)
 
     def place(self) -> str:
-        """Return the user's line of the last node, after a comma; empty if it is unknown."""
-        line = user_line(self._node.stack_trace)
-        return "" if line is None else f", at {line[0]}:{line[1]}"
+        """Return the user's line of the last node; see ``_place``."""
+        return _place(self._node)
+
+
+def _place(node: torch.fx.Node) -> str:
+    """Return the user's line of a node, after a comma; empty if it is unknown."""
+    line = user_line(node.stack_trace)
+    return "" if line is None else f", at {line[0]}:{line[1]}"
 
 
 class _Memory:
@@ -529,8 +534,7 @@ def _layout(value: Any) -> Any:
 
 # -- constants as inputs ----------------------------------------------------------------------
 #
-# Functionalization follows writes to inputs and views of inputs, but not of constants. Constants
-# that share memory, one of which is written, become views of one input.
+# Functionalization follows writes to inputs and views of inputs, but not of constants.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -558,13 +562,15 @@ def _lift(graph: torch.fx.GraphModule) -> list[_Lifted]:
     for node in named:
         memories.setdefault(node.meta.get(SHARES, node), []).append(node)
     changed = {_base(each) for node in graph.graph.nodes for each in _written(node)}
-    lifted: list[_Lifted] = []
     for first, nodes in memories.items():
         if len(nodes) > 1 and first in changed:
-            lifted.append(_as_views(graph, nodes))
-        else:
-            lifted += [_as_input(graph, node) for node in nodes]
-    return lifted
+            raise CaptureError(
+                "forward changes a tensor that is neither a parameter nor a buffer, and computes "
+                f"with another one in the same memory{_place(nodes[1])}. A program has each as a "
+                "constant of its own. Use one of them and views that forward makes of it, or "
+                "register_buffer in __init__."
+            )
+    return [_as_input(graph, node) for node in named]
 
 
 def _lower(graph: torch.fx.GraphModule, lifted: Sequence[_Lifted]) -> None:
@@ -595,34 +601,6 @@ def _as_input(graph: torch.fx.GraphModule, node: torch.fx.Node) -> _Lifted:
     node.replace_all_uses_with(placed)
     graph.graph.erase_node(node)
     return _Lifted(str(node.target), value, node.meta["val"], node.meta)
-
-
-def _as_views(graph: torch.fx.GraphModule, nodes: Sequence[torch.fx.Node]) -> _Lifted:
-    """Return one input for the memory of several constants, each of which becomes a view of it."""
-    first = _value(graph, nodes[0])
-    assert isinstance(first, torch.Tensor)
-    storage = first.untyped_storage()
-    size = storage.nbytes() // first.element_size()
-    with _torch.outside_the_trace():
-        empty = torch.empty(0, dtype=first.dtype, device=first.device)
-        whole = empty.set_(storage, 0, (size,), (1,))
-    fake = nodes[0].meta["val"].new_empty(size)
-    placed = _placeholder(graph, str(nodes[0].target), fake)
-    for node in reversed(nodes):
-        value, source = node.meta["val"], placed
-        with graph.graph.inserting_after(placed):
-            if value.dtype is not first.dtype:
-                source = graph.graph.call_function(aten.view.dtype, (placed, value.dtype))
-                source.meta = {**node.meta, "val": fake.view(value.dtype)}
-        with graph.graph.inserting_after(source):
-            original = _value(graph, node)
-            assert isinstance(original, torch.Tensor)
-            layout = list(value.shape), list(value.stride()), int(original.storage_offset())
-            view = graph.graph.call_function(aten.as_strided.default, (source, *layout))
-        view.meta = {key: each for key, each in node.meta.items() if key != SHARES}
-        node.replace_all_uses_with(view)
-        graph.graph.erase_node(node)
-    return _Lifted(str(nodes[0].target), whole, fake, {"val": fake})
 
 
 def _placeholder(graph: torch.fx.GraphModule, name: str, fake: torch.Tensor) -> torch.fx.Node:

@@ -149,28 +149,6 @@ def test_equal_operators_run_once_without_data(remembered, monkeypatch):
     assert calls.count(torch.ops.aten.tanh.default) == (1 if remembered else 10)
 
 
-def test_where_an_argument_begins_matters_to_views_only():
-    counted = dict.fromkeys((torch.ops.aten.tanh.default, torch.ops.aten._unsafe_view.default), 0)
-    original = _torch.FakeTensorMode.dispatch
-
-    def dispatch(mode, function, types, args=(), kwargs=None):
-        counted[function] = counted.get(function, 0) + 1
-        return original(mode, function, types, args, kwargs or {})
-
-    def body(x, w, n):
-        rows = [torch.ops.aten._unsafe_view(row, [2, 1]) for row in x.unbind(0)]
-        return [row.tanh() for row in rows]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_torch.FakeTensorMode, "dispatch", dispatch)
-        graph = _traced(body, remembered=True)
-    rows = len(_values()[0])
-    assert counted[torch.ops.aten.tanh.default] == 1
-    assert counted[torch.ops.aten._unsafe_view.default] == rows
-    for one, other in zip(body(*_values()), graph(*_values()), strict=True):
-        assert torch.equal(one, other)
-
-
 class Module(torch.nn.Module):
     def forward(self, x):
         y = torch.tanh(x)
