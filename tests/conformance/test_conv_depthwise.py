@@ -15,9 +15,6 @@ from helpers.kernel_library import NEEDS_COMPILER
 pytestmark = NEEDS_COMPILER
 
 aten = torch.ops.aten
-# Images, channels, height and width.
-SHAPES = [(2, 3, 9, 11), (1, 5, 33, 48), (3, 2, 7, 7), (2, 4, 17, 65), (4, 1, 2, 1), (1, 2, 1, 40)]
-KERNELS = [(3, 1, 1), (3, 2, 1), (3, 1, 0), (3, 2, 2), (5, 1, 2), (5, 2, 3), (7, 1, 3), (7, 2, 6)]
 
 
 def numbers(*shape, seed):
@@ -60,23 +57,6 @@ class Depthwise:
         mask = [True] * 3
         rest = aten.convolution_backward(grad, x, weight, [len(bias)], *self.settings, mask)
         return y, *rest
-
-
-def suits(shape, size, pad):
-    return min(shape[2:]) + 2 * pad >= size
-
-
-CASES = [(s, k) for s in SHAPES for k in KERNELS if suits(s, k[0], k[2])]
-
-
-@pytest.mark.parametrize(("shape", "kernel"), CASES, ids=str)
-def test_as_accurate_as_torch(own, shape, kernel):
-    conv = Depthwise(own, shape, *kernel)
-    exact = conv.torchs(torch.float64)
-    ours, torchs = (conv.forward(), *conv.backward()), conv.torchs(torch.float32)
-    for mine, theirs, true in zip(ours, torchs, exact, strict=True):
-        errors = [(each.double() - true).abs().max() for each in (mine, theirs)]
-        assert errors[0] <= 1.5 * errors[1] + 1e-6 * true.abs().max()
 
 
 @pytest.mark.parametrize("mask", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0)], ids=str)

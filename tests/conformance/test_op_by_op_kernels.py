@@ -224,16 +224,6 @@ def test_sgd_is_the_rule(own, decay, nesterov):
     assert torch.equal(columns[2][1], actual[4])
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_sgd_keeps_what_is_no_number(own, number):
-    columns = [[torch.tensor([1.0, number])], [torch.tensor([number, 1.0])], [torch.zeros(2)]]
-    settings = torch.tensor([1e-2, 0.9, 1.0, 0.0, 0.0], dtype=torch.float64).unbind()
-    expected = sgd.update(*columns, *settings)
-    actual = updates.run_sgd(own, False, *columns, *settings)
-    for value, wanted in zip(actual, expected, strict=True):
-        torch.testing.assert_close(value, wanted, equal_nan=True)
-
-
 def test_a_library_that_is_none_is_refused():
     with pytest.raises(CorruptExecutable, match="kernels cannot be loaded"):
         binding.load(b"no library")

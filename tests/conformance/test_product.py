@@ -95,76 +95,6 @@ def test_dots_are_as_accurate_as_those_of_sixty_four_sums(own, columns, turned):
     assert error <= deviation(64 * 16**2 / 2 + 6 * 1024)
 
 
-@pytest.mark.parametrize("turned", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=str)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_products_are_as_accurate_as_sums_of_192(own, sizes, turned):
-    rows, columns, inner = sizes
-    a = factor(1, rows, inner, turned=turned[0], step=3, seed=1)
-    b = factor(1, inner, columns, turned=turned[1], step=2, seed=2)
-    error = (product(own, a, b) - a.double() @ b.double()).square().mean().sqrt()
-    longest = min(inner, 192)
-    sums = math.ceil(inner / longest)
-    # Few elements may be rounded worse than most are.
-    assert error <= 3 * deviation(sums * longest**2 / 2 + longest * sums**2 / 2)
-    assert torch.equal(product(own, a, b, packed=packed(own, b, rows)), product(own, a, b))
-
-
-@pytest.mark.parametrize("turned", [0, 1])
-@pytest.mark.parametrize(
-    "sizes", [(16, 972, 100), (8, 33, 65), (3, 31, 2), (17, 600, 785)], ids=str
-)
-def test_threads_share_the_inner_dimension(own, sizes, turned):
-    rows, columns, inner = sizes
-    a = factor(1, rows, inner, turned=turned, step=1, seed=9)
-    b = factor(1, inner, columns, turned=0, step=2, seed=10)
-    one = product(own, a, b, halves=1)
-    torch.testing.assert_close(one, a @ b, rtol=1e-5, atol=1e-5 * math.sqrt(inner))
-    for threads in (2, 3):
-        assert torch.equal(product(own, a, b, threads, halves=1), one)
-
-
-@pytest.mark.parametrize("turned", [(0, 0), (0, 1), (1, 1)], ids=str)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_products_are_summed(own, sizes, turned):
-    rows, columns, inner = sizes
-    a = factor(5, rows, inner, turned=turned[0], step=1, seed=11)
-    b = factor(5, inner, columns, turned=turned[1], step=2, seed=12)
-    exact = torch.einsum("nij,njk->ik", a.double(), b.double())
-    results = []
-    for threads in (1, 2, 3):
-        results.append(torch.full((rows, columns), math.nan))
-        sizes = described(a, b)
-        sizes.c_next = 0
-        pointers = (each.data_ptr() for each in (a, b, results[-1]))
-        own.abele_product(ctypes.byref(sizes), *pointers, threads)
-    assert (results[0] - exact).abs().max() < 2e-6 * math.sqrt(5 * inner) + 1e-6 * inner**0.5
-    assert all(torch.equal(each, results[0]) for each in results)
-    twice, sizes.added = results[0].clone(), 1
-    own.abele_product(ctypes.byref(sizes), *(each.data_ptr() for each in (a, b, twice)), threads)
-    torch.testing.assert_close(twice, 2 * results[0], rtol=1e-5, atol=1e-4)
-
-
-@pytest.mark.parametrize("threads", [2, 3, 6])
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_any_number_of_threads_gives_the_same_bits(own, sizes, threads):
-    rows, columns, inner = sizes
-    a = factor(1, rows, inner, turned=False, step=0, seed=3)
-    b = factor(1, inner, columns, turned=True, step=0, seed=4)
-    one = product(own, a, b)
-    assert torch.equal(product(own, a, b, threads), one)
-    ready = packed(own, b, rows, threads)
-    assert torch.equal(product(own, a, b, threads, packed=ready), one)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("rows", [13, 300])
-def test_rows_that_share_a_set_of_the_cache_give_the_same_bits(own, rows, threads):
-    apart = factor(1, rows, 1024, turned=False, step=3, seed=5)
-    b = factor(1, 1024, 80, turned=False, step=0, seed=6)
-    together = apart.contiguous()  # 4 KiB from row to row
-    assert torch.equal(product(own, together, b, threads), product(own, apart, b))
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("inner", [64, 385])
 def test_columns_that_share_a_set_of_the_cache_give_the_same_bits(own, inner, threads):
@@ -225,34 +155,6 @@ def test_others_take_the_rows_of_a_thread_that_is_held_up(own, threads):
     pointers = [each.data_ptr() for each in (a, b)]
     own.abele_product_by_rows(ctypes.byref(sizes), *pointers, binding.Rows(take), None, threads)
     assert in_time == [True]
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("count", [0, 1, 2, 7])
-def test_several_products(own, count, threads):
-    a = factor(count, 9, 33, turned=True, step=1, seed=5)
-    b = factor(count, 33, 21, turned=False, step=4, seed=6)
-    torch.testing.assert_close(product(own, a, b, threads), a @ b, rtol=1e-5, atol=1e-5)
-
-
-def test_one_matrix_times_several(own):
-    a = factor(1, 9, 33, turned=False, step=0, seed=5).expand(4, -1, -1)
-    b = factor(4, 33, 21, turned=False, step=0, seed=6)
-    torch.testing.assert_close(product(own, a, b, 2), a @ b, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize(("rows", "turned"), [(19, False), (30, True)], ids=["packed", "few rows"])
-def test_products_are_added_to_slices_of_a_larger_matrix(own, rows, turned, threads):
-    a = factor(3, rows, 300, turned=False, step=0, seed=5)
-    b = factor(3, 300, 40, turned=turned, step=0, seed=6)
-    sums = torch.randn(3, rows, 70)
-    wanted = sums.clone()
-    wanted[..., :40] += a @ b
-    sizes = binding.Product(3, rows, 40, 300, *a.stride(), *b.stride(), rows * 70, 70, 0, 1)
-    pointers = [each.data_ptr() for each in (a, b, sums)]
-    own.abele_product(ctypes.byref(sizes), *pointers, threads)
-    torch.testing.assert_close(sums, wanted, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("turned", [False, True])
