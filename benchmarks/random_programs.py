@@ -2,11 +2,9 @@
 
 python benchmarks/random_programs.py --record    2,000 programs; renews notes/random_programs.md
 python benchmarks/random_programs.py --programs 40
-python benchmarks/random_programs.py --types --programs 400    integers, truth values, halves, NaN
 
 Programs are composed of the operators in the database that torch tests itself with, forward and
-backward; those of ``--types`` of statements on tensors of all types, which are also compared with
-plain PyTorch, bit by bit. A program has a number, and the same number is the same program. They run
+backward. A program has a number, and the same number is the same program. They run
 in pieces, a process each, so that one that kills its process costs a piece and is named by it;
 ``--pieces FOLDER`` keeps them, and what is there is not run again. Needs the extra ``test``.
 """
@@ -33,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT / "src")
 sys.path.insert(1, str(ROOT / "tests"))
 
-PIECE, TYPED_TOGETHER = 240, 40
+PIECE = 240
 PAGE = ROOT / "benchmarks" / "notes" / "random_programs.md"
 BEGIN, END = "<!-- written by benchmarks/random_programs.py -->", "<!-- end of what it writes -->"
 
@@ -42,23 +40,20 @@ def main() -> int:
     """Run, print and, with --record, keep the result and renew the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--programs", type=int, default=2000, help="to compare (default 2000)")
-    parser.add_argument("--types", action="store_true", help="programs of all types instead")
     parser.add_argument("--pieces", type=Path, help="a folder in which pieces are kept")
     parser.add_argument("--record", action="store_true", help="keep the result under records/")
     parser.add_argument("--piece", type=int, nargs=2, metavar=("FIRST", "END"), help="these alone")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.piece:
-        print(json.dumps((piece_of_types if options.types else piece)(*options.piece)))
+        print(json.dumps(piece(*options.piece)))
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        way = run_types if options.types else run
-        result = way(options.programs, options.pieces or Path(folder))
-    print("\n".join(lines_of_types(result) if options.types else lines(result)))
+        result = run(options.programs, options.pieces or Path(folder))
+    print("\n".join(lines(result)))
     if options.record:
-        path = harness.write_record("random_types" if options.types else "random_programs", result)
-        if not options.types:
-            renew(result, path.name)
+        path = harness.write_record("random_programs", result)
+        renew(result, path.name)
         print(f"record: {path.relative_to(ROOT)}")
     return 1 if result["wrong"] else 0
 
@@ -71,53 +66,6 @@ def piece(first: int, end: int) -> dict[str, Any]:
     for start in range(first, end, TOGETHER):
         agreement.run(range(start, min(start + TOGETHER, end)))
     return {**agreement.data(), "process_s": round(time.process_time() - began, 1)}
-
-
-def piece_of_types(first: int, end: int) -> dict[str, Any]:
-    """Run programs of all types from ``first`` to ``end`` and return the totals."""
-    from helpers.typed_agreement import TypedAgreement
-
-    agreement, began = TypedAgreement(), time.process_time()
-    for start in range(first, end, TYPED_TOGETHER):
-        agreement.run(range(start, min(start + TYPED_TOGETHER, end)))
-    return {**agreement.data(), "process_s": round(time.process_time() - began, 1)}
-
-
-def run_types(programs: int, folder: Path) -> dict[str, Any]:
-    """Compare so many programs of all types, piece by piece.
-
-    Raises:
-        RuntimeError: a piece ended with an error, which is in the message.
-    """
-    from helpers.typed_agreement import TypedAgreement
-
-    folder.mkdir(parents=True, exist_ok=True)
-    agreement, process_s = TypedAgreement(), 0.0
-    for first in range(0, programs, PIECE):
-        end = min(first + PIECE, programs)
-        data = _kept(folder / f"types-{first}-{end}.json", first, end, "--types")
-        agreement.add(data)
-        process_s += data["process_s"]
-        print(f"{end} programs: {dict(agreement.counts)}", file=sys.stderr, flush=True)
-    return {
-        "environment": harness.environment(),
-        "numbers": [0, programs],
-        "process_s": process_s,
-        **agreement.data(),
-    }
-
-
-def lines_of_types(result: dict[str, Any]) -> list[str]:
-    """Return that result for people, line by line."""
-    counts = collections.Counter(result["programs"])
-    summary = (
-        f"Of {counts['tried']:,} random programs of {len(result['types'])} types, "
-        f"{counts['interpreted']:,} were compared with plain PyTorch and {counts['compiled']:,} "
-        f"also ran by emitted code and operator by operator: {counts['wrong'] or 'none'} differed. "
-        f"{counts['refused']:,} are refused, since they read a value or write to memory that "
-        "several elements share."
-    )
-    return [summary, *(f"{seed}: {how}" for seed, how in result["wrong"].items())]
 
 
 def run(programs: int, folder: Path) -> dict[str, Any]:
@@ -146,17 +94,17 @@ def run(programs: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def _kept(path: Path, first: int, end: int, *options: str) -> dict[str, Any]:
+def _kept(path: Path, first: int, end: int) -> dict[str, Any]:
     """Run a piece unless its file exists."""
     if not path.exists():
         part = path.with_suffix(".part")
-        part.write_text(json.dumps(_in_new_process(first, end, *options)))
+        part.write_text(json.dumps(_in_new_process(first, end)))
         part.rename(path)
     return json.loads(path.read_text())
 
 
-def _in_new_process(first: int, end: int, *options: str) -> dict[str, Any]:
-    piece = ["--piece", str(first), str(end), *options]
+def _in_new_process(first: int, end: int) -> dict[str, Any]:
+    piece = ["--piece", str(first), str(end)]
     words = [sys.executable, "-W", "ignore", __file__, *piece]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:

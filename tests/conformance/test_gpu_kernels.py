@@ -19,7 +19,7 @@ COUNT = int(os.environ.get("ABELE_RANDOM_KERNELS", "3"))
 pytestmark = pytest.mark.compiler
 
 
-@pytest.mark.parametrize("kind", ["networks", "operators", "types"])
+@pytest.mark.parametrize("kind", ["networks", "operators"])
 def test_random_programs_compute_what_is_interpreted(kind, tmp_path):
     compared, wrong = 0, {}
     with warnings.catch_warnings():

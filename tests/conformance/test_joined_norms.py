@@ -93,11 +93,10 @@ def _small_images_are_worth_it(monkeypatch):
 
 @pytest.mark.usefixtures("_small_images_are_worth_it")
 @pytest.mark.parametrize("first", range(0, COUNT, TOGETHER))
-@pytest.mark.parametrize("threads", [1, 3])
-def test_networks_of_joined_norms_train_as_interpreted(first, threads):
+def test_networks_of_joined_norms_train_as_interpreted(first):
     cases = [each for seed in range(first, first + TOGETHER) for each in of_network(seed)]
     wrong, joined = {}, 0
-    for outcome in emitted_programs.outcomes(cases, threads):
+    for outcome in emitted_programs.outcomes(cases, threads=3):
         joined += "abele_channel_gradients(begin" in outcome.plan.source.text
         difference = outcome.difference()
         if difference is not None:

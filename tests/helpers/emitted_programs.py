@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,8 +12,7 @@ import torch
 from abele import Program, Role, passes
 from abele.compile import verdict
 from abele.program import has_effect, is_view, subgraphs
-from abele.step.config import MeanStrategy, OutputMode, Reduction, StepConfig
-from abele.step.update_rules import Group, UpdateRule
+from abele.step.update_rules import UpdateRule
 from abele.targets.base import Run
 from abele.targets.cpu.emitted.lowering import Emitted, Plan, planned_code
 from abele.targets.reference import Interpreter
@@ -146,53 +144,22 @@ def traced(
     return Case(name, program, slots)
 
 
-def of_network(seed: int, *, odd: bool = False) -> list[Case]:
-    """Return the programs of a random network's training, with state that they may have.
-
-    Args:
-        seed: chooses everything.
-        odd: train odd networks in two parameter groups, by any update rule, with or without
-            accumulation.
-    """
-    made = random_networks.network(seed, odd=odd)
-    config, rule = StepConfig(), runs.rule_for(made.module, made.rule)
-    if odd:
-        config, rule = training_of(seed, made.module)
-    return cases_of(f"network {seed}", made, rule, config, seed=seed)
-
-
-def training_of(seed: int, module: torch.nn.Module) -> tuple[StepConfig, UpdateRule]:
-    """Return a random configuration of a step and a random rule of two parameter groups."""
-    choose = random.Random(seed)
-    kind = choose.choice(sorted(runs.DEFAULTS))
-    whole = runs.rule_for(module, kind).groups[0]
-    slower = whole.values | {"lr": whole.values["lr"] / 2}
-    if "weight_decay" in slower:
-        slower |= {"weight_decay": 0.01}
-    groups = [Group(params=whole.params[::2], values=whole.values)]
-    groups += [Group(params=whole.params[1::2], values=slower)] if whole.params[1:] else []
-    period = choose.randint(1, 2)
-    config = StepConfig(
-        gradient_accumulation=choose.choice([1, 1, 2, 3]),
-        device_iterations=period * choose.randint(1, 2),
-        reduction=choose.choice(list(Reduction)),
-        mean_strategy=choose.choice(list(MeanStrategy)),
-        output_mode=choose.choice(list(OutputMode)),
-        output_period=period,
-    )
-    return config, UpdateRule(kind=kind, groups=tuple(groups))
+def of_network(seed: int) -> list[Case]:
+    """Return the programs of a random network's training, with state that they may have."""
+    made = random_networks.network(seed)
+    rule = runs.rule_for(made.module, made.rule)
+    return cases_of(f"network {seed}", made, rule, seed=seed)
 
 
 def cases_of(
     name: str,
     made: random_networks.Network,
     rule: UpdateRule,
-    config: StepConfig | None = None,
     *,
     seed: int,
 ) -> list[Case]:
     """Return the programs of a network's training, with random state of the optimizer."""
-    programs = runs.captured(made.module, made.batch, config, rule).programs
+    programs = runs.captured(made.module, made.batch, rule=rule).programs
     name = f"{name} ({', '.join(made.layers)}; {rule.kind})"
     return [Case(name, each, _state(each, made, seed)) for each in programs]
 

@@ -21,7 +21,7 @@ from abele.targets.cuda.emitted import lowering
 from abele.targets.cuda.emitted.run import Runner
 from abele.targets.reference import Reference
 from abele.targets.translation.operations import constants_of
-from helpers import emitted_programs, random_operators, typed_agreement
+from helpers import emitted_programs, random_operators
 from helpers.emitted_operators import program_of
 from helpers.emitted_programs import Case
 
@@ -160,7 +160,7 @@ def drawn(kind: str, seeds: Iterable[int]) -> Iterator[tuple[Case, Program]]:
     """Yield random cases without effects and branches, and their programs after the passes.
 
     Args:
-        kind: ``networks``, ``operators`` or ``types``.
+        kind: ``networks`` or ``operators``.
         seeds: of the cases; those without gradients, or that are refused, are left out.
     """
     for seed in seeds:
@@ -177,8 +177,6 @@ def drawn(kind: str, seeds: Iterable[int]) -> Iterator[tuple[Case, Program]]:
 def _cases(kind: str, seed: int) -> list[Case]:
     if kind == "networks":
         return emitted_programs.of_network(seed)
-    if kind == "types":
-        return [typed_agreement.interpreted(seed)[0]]
     composed = random_operators.composed(seed)
     if not composed.calls:
         return []

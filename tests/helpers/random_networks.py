@@ -46,22 +46,16 @@ class _Stack(nn.Module):
         return x, self._loss(x, target)
 
 
-def network(seed: int, *, odd: bool = False) -> Network:
-    """Return the network of a seed.
-
-    Args:
-        seed: chooses everything.
-        odd: batches of 1 to 40 rows, with batch norms of them, selections by a bound, constants of
-            unusual layouts, scalars and empty tensors.
-    """
+def network(seed: int) -> Network:
+    """Return the network of a seed, which chooses everything."""
     choose = random.Random(seed)
     torch.manual_seed(seed)
     kind = choose.choice(["vectors", "sequence", "images", "tokens"])
-    x, steps, names = _rows(choose) if odd else _FIRST[kind](choose)
+    x, steps, names = _FIRST[kind](choose)
     with torch.no_grad():
         shape = tuple(_through(steps, x).shape)
         for _ in range(choose.randint(1, 7)):
-            name, step = _chosen(choose, shape, odd=odd and choose.random() < 0.6)
+            name, step = _chosen(choose, shape)
             y = step(_through(steps, x))
             if not y.numel() or not y.isfinite().all():
                 continue
@@ -80,12 +74,11 @@ def _through(steps: list[Layer], x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _chosen(choose: random.Random, shape: Shape, *, odd: bool = False) -> tuple[str, Layer]:
+def _chosen(choose: random.Random, shape: Shape) -> tuple[str, Layer]:
     if len(shape) > 1 and torch.Size(shape).numel() > _LARGEST:
         size = choose.randint(3, 9)
         return "smaller linear", nn.Linear(shape[-1], size)
-    makers = _ODD if odd else [*_ANY, *_BY_RANK.get(len(shape), [])]
-    make = choose.choice(makers)
+    make = choose.choice([*_ANY, *_BY_RANK.get(len(shape), [])])
     return make.__name__.strip("_"), make(choose, shape)
 
 
@@ -111,12 +104,6 @@ def _tokens(choose: random.Random) -> tuple[torch.Tensor, list[Layer], list[str]
     x = torch.randint(0, count, (choose.randint(1, 5), choose.randint(1, 7)))
     padding = choose.choice([None, None, 0])
     return x, [nn.Embedding(count, width, padding_idx=padding)], ["tokens"]
-
-
-def _rows(choose: random.Random) -> tuple[torch.Tensor, list[Layer], list[str]]:
-    width = choose.randint(1, 20)
-    width = choose.choice([(width,), (choose.randint(1, 5), width)])
-    return torch.randn(choose.randint(1, 40), *width), [], ["rows"]
 
 
 _FIRST = {"vectors": _vectors, "sequence": _sequence, "images": _images, "tokens": _tokens}
@@ -346,116 +333,6 @@ _BY_RANK = {
     3: [_recurrent, _recurrent, _attention, _attention, _products, _products, _last],
     4: [*(_convolution,) * 5, *(_pool,) * 3, *(_image_norm,) * 3, _upsampling],
 }
-
-# -- what compilers and layouts get wrong ----------------------------------------------------------
-
-
-def _norm_of_rows(choose: random.Random, shape: Shape) -> Layer:
-    if len(shape) not in (2, 3) or torch.Size(shape).numel() == shape[1]:
-        return torch.tanh
-    groups = choose.choice([n for n in (1, 2, 3, 5) if shape[1] % n == 0])
-    if choose.random() < 0.3 and torch.Size(shape[1:]).numel() > groups:
-        return nn.GroupNorm(groups, shape[1])
-    return nn.BatchNorm1d(shape[1], affine=choose.random() < 0.8)
-
-
-def _bounded(choose: random.Random, shape: Shape) -> Layer:
-    """A selection by a comparison of a clamped value with its own bound."""
-    bound = choose.choice([0.0, 0.25, -0.5])
-    other = torch.randn(shape[-1])
-    clamps: list[Layer] = [
-        lambda x: F.relu(x - bound),
-        lambda x: x.clamp(min=bound),
-        lambda x: x.clamp(max=bound),
-        lambda x: x.clamp(-1.0, bound),
-        lambda x: F.hardtanh(x, -1.0, bound),
-        lambda x: F.threshold(x, bound, bound),
-        lambda x: torch.maximum(x, torch.full_like(x, bound)),
-    ]
-    clamp = choose.choice(clamps)
-    selections: list[Layer] = [
-        lambda x: torch.where(clamp(x) > bound, x, 0.0),
-        lambda x: torch.where(clamp(x) <= bound, other, x * 0.5),
-        lambda x: x.masked_fill(clamp(x) == bound, 0.125),
-        lambda x: clamp(x) * (clamp(x) < bound) + x,
-        lambda x: clamp(x) + other,
-        lambda x: torch.where(clamp(x) >= bound, clamp(x), other),
-    ]
-    return choose.choice(selections)
-
-
-def _constant(choose: random.Random, shape: Shape) -> Layer:
-    """An operation with a plain tensor that lies in memory in an unusual way."""
-    size = shape[-1]
-    square = torch.randn(size, size)
-    tensors = [
-        square.t(),
-        square.triu().t(),
-        torch.randn(2 * size, size)[::2],
-        torch.randn(size, 2 * size)[:, 1::2],
-        torch.randn(size).expand(size, size),
-        torch.randn(size, 1).expand(size, size),
-        torch.randn(size, size + 3)[:, 3:],
-        torch.randn(()).expand(size, size),
-    ]
-    tensor = choose.choice(tensors)
-    layers: list[Layer] = [
-        lambda x: x @ tensor * 0.3,
-        lambda x: x + tensor[0],
-        lambda x: x * tensor[:, -1],
-        lambda x: F.linear(x, tensor) * 0.3,
-        lambda x: torch.where(tensor.diagonal() > 0, x, x.tanh()),
-        lambda x: x * tensor.sum() * 0.1,
-        lambda x: x[..., tensor[0].argsort()],
-        lambda x: torch.cat([x, x.new_zeros((*x.shape[:-1], 0))], -1) + tensor.mean(),
-    ]
-    return choose.choice(layers)
-
-
-class _Temperature(nn.Module):
-    """A 0-d parameter and a 0-d buffer that is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(1.25))
-        self.register_buffer("seen", torch.tensor(0.5))
-        self.seen: torch.Tensor
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen.lerp_(x.detach().mean(), 0.1)
-        return x * self.scale + self.seen
-
-
-def _scalar(choose: random.Random, shape: Shape) -> Layer:
-    """Operations with 0-d tensors."""
-    del shape
-    layers: list[Layer] = [
-        _Temperature(),
-        lambda x: x / (x.abs().amax() + 1),
-        lambda x: torch.where(x.abs().mean() > 0.1, x, -x),
-        lambda x: x - x.flatten()[0],
-        lambda x: x + x.flatten().unbind()[-1].tanh(),
-    ]
-    return choose.choice(layers)
-
-
-def _empty(choose: random.Random, shape: Shape) -> Layer:
-    """Operations with tensors without elements."""
-    dim, weight = choose.randrange(len(shape)), torch.randn(4, 0)
-    layers: list[Layer] = [
-        lambda x: torch.cat([x.narrow(dim, 0, 0), x, x.narrow(dim, 1, 0).exp()], dim),
-        lambda x: x + x.narrow(dim, 0, 0).sum(dim, keepdim=True),
-        lambda x: x * (1 + x[:0].prod(0)),
-        lambda x: x + F.linear(x[..., :0], weight).sum() + F.linear(x[..., :0], weight)[..., :1],
-        lambda x: torch.cat(x.split([0, x.shape[dim], 0], dim)[:2], dim) * 0.5,
-    ]
-    return choose.choice(layers)
-
-
-_ODD = [
-    *(_norm_of_rows, _norm_of_rows, _bounded, _bounded, _constant, _constant, _linear, _linear),
-    *(_scalar, _empty),
-]
 
 # -- losses ----------------------------------------------------------------------------------------
 
