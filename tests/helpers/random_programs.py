@@ -190,7 +190,7 @@ _OUTS = (
     "torch.sum({a}.detach().clone(), 0, out={o})",
     "torch.cat([{a}.detach(), {b}.detach()], out={o})",
 )
-_TARGETS = ("torch.empty(0)", "torch.empty(3, 4)", "{c}", "self.plain", "torch.empty(4)", "{c}[0]")
+_TARGETS = ("torch.empty(3, 4)", "{c}", "self.plain", "torch.empty(4)", "{c}[0]")
 
 
 def _statement(choose: random.Random, names: dict[str, Any], new: str) -> str:

@@ -16,7 +16,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -376,9 +376,6 @@ def identifier(name: str) -> str:
     return f"_{text}" if text[:1].isdigit() or keyword.iskeyword(text) else text
 
 
-if TYPE_CHECKING:
-    from abele.program.core import Program, Slot
-
 _DTYPES = {
     torch.float32: "f32",
     torch.float64: "f64",
@@ -591,10 +588,6 @@ def _source_text(node: torch.fx.Node) -> str | None:
         return None
     file, line, function = frame
     return f"{Path(file).name}:{line} in {function}"
-
-
-if TYPE_CHECKING:
-    from abele.program.core import Program
 
 
 def fingerprint(program: Program) -> str:

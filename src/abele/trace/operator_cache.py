@@ -195,7 +195,7 @@ class _Memo:
         if not _torch.schema_of(function).is_mutable:
             return call(function, args, kwargs)
         if has_out(function):
-            return write_results(function, args, kwargs, call, self._become)
+            return write_results(function, args, kwargs, call)
         once = each_once(function, args[0], call)
         if once is args[0]:
             return call(function, args, kwargs)
@@ -244,16 +244,6 @@ class _Memo:
         if is_sequence(value):
             return type(value)(map(self._as_constants, value))
         return self._plain.lifted(value) if isinstance(value, torch.Tensor) else value
-
-    def _become(self, tensor: torch.Tensor, other: torch.Tensor) -> bool:
-        """Turn a tensor without memory into another one; return False if it has memory."""
-        node = self._trace.node_of(other) if isinstance(tensor, _torch.FakeTensor) else None
-        if node is None or tensor.untyped_storage().nbytes():
-            return False
-        with _torch.without_torch_function_modes(), torch.no_grad():
-            torch.ops.aten.set_.source_Tensor(tensor, other)
-        self._trace.stand_for(tensor, node)
-        return True
 
     def _key(
         self,

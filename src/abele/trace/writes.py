@@ -24,22 +24,6 @@ from abele.warn import user_line
 
 aten = torch.ops.aten
 
-# Default keyword arguments of operators that create tensors.
-_OF_FACTORIES = {"dtype", "layout", "device", "pin_memory"}
-
-# Operators that add up in the dtype of their result, unless told another one.
-_SUMS = {
-    aten.sum.dim_IntList,
-    aten.sum.default,
-    aten.nansum.default,
-    aten.mean.dim,
-    aten.mean.default,
-    aten.prod.dim_int,
-    aten.prod.default,
-    aten.cumsum.default,
-    aten.cumprod.default,
-}
-
 Call = Callable[[OpOverload, Sequence[Any], dict[str, Any]], Any]
 
 
@@ -50,11 +34,7 @@ def has_out(function: OpOverload) -> bool:
 
 
 def write_results(
-    function: OpOverload,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    call: Call,
-    become: Callable[[torch.Tensor, torch.Tensor], bool],
+    function: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call
 ) -> Any:
     """Compute what an operator writes into its ``out`` arguments, and copy it there.
 
@@ -63,7 +43,6 @@ def write_results(
         args: its arguments.
         kwargs: further ones, those for results among them.
         call: traces an operator.
-        become: makes the first tensor, which has no elements, the second one; false if it cannot.
 
     Returns:
         The arguments that were written to.
@@ -75,11 +54,6 @@ def write_results(
     outs = [kwargs[name] for name in names]
     others = {name: value for name, value in kwargs.items() if name not in names}
     target = returning(function)
-    if target in _SUMS or (target is not None and _adds_dtype(function, target)):
-        # The dtype of ``out`` decides.
-        others.setdefault("dtype", outs[0].dtype)
-        if target not in _SUMS:
-            others.setdefault("device", outs[0].device)
     if target is None:
         raise CaptureError(
             f"{_name(function)} with out= is not supported, at {user_line()}. Assign its result "
@@ -87,17 +61,13 @@ def write_results(
         )
     computed = call(target, args, others)
     results = list(computed) if is_sequence(computed) else [computed]
-    if len(outs) == 1 and is_sequence(outs[0]):
-        outs = list(outs[0])
     for out, result in zip(outs, results, strict=True):
-        if out.shape != result.shape:
-            if out.numel() or not become(out, result):
-                _refuse(function, "shape", tuple(result.shape), tuple(out.shape))
-            continue
-        if out.dtype != result.dtype and torch.Tag.pointwise not in function.tags:
-            _refuse(function, "dtype", result.dtype, out.dtype)
-        if not torch.can_cast(result.dtype, out.dtype):
-            _refuse(function, "dtype", result.dtype, out.dtype)
+        if _layout(out) != _layout(result):
+            raise CaptureError(
+                f"{_name(function)} with out= has a result of {_layout(result)} and was given a "
+                f"tensor of {_layout(out)}, at {user_line()}. Assign the result instead, or copy "
+                "it: out.copy_(result)."
+            )
         call(aten.copy_.default, (out, result), {})
     return outs[0] if len(outs) == 1 else tuple(outs)
 
@@ -110,18 +80,14 @@ def returning(function: OpOverload) -> OpOverload | None:
     )
     inputs = [_text(each) for each in schema_of(function).arguments if not each.is_out]
     others = [other for other in _torch.overloads(packet) if not schema_of(other).is_mutable]
-    for ignored in (set[str](), _OF_FACTORIES):
-        for other in others:
-            arguments = [each for each in schema_of(other).arguments if each.name not in ignored]
-            if [_text(each) for each in arguments] == inputs:
-                return other
+    for other in others:
+        if [_text(each) for each in schema_of(other).arguments] == inputs:
+            return other
     return None
 
 
-def _adds_dtype(function: OpOverload, target: OpOverload) -> bool:
-    """Return whether the operator without ``out`` has to get its dtype as an argument."""
-    names = ["dtype" in [each.name for each in schema_of(f).arguments] for f in (function, target)]
-    return names == [False, True]
+def _layout(tensor: torch.Tensor) -> str:
+    return f"shape {list(tensor.shape)} and {tensor.dtype}"
 
 
 def _text(argument: Any) -> tuple[str, str]:
@@ -130,14 +96,6 @@ def _text(argument: Any) -> tuple[str, str]:
 
 def _name(function: OpOverload) -> str:
     return _torch.operator_name(function).split(".")[0].replace("aten::", "torch.")
-
-
-def _refuse(function: OpOverload, attribute: str, result: object, out: object) -> None:
-    raise CaptureError(
-        f"{_name(function)} with out= has a result of {attribute} {result} and was given a tensor "
-        f"of {attribute} {out}, at {user_line()}. Give one of the result's shape and dtype, or "
-        "assign the result."
-    )
 
 
 # -- elements that share memory ----------------------------------------------------------------

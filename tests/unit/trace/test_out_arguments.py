@@ -5,9 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
-from abele import _torch
 from abele.errors import CaptureError
-from abele.trace.writes import has_out, returning
 from helpers.runs import assert_same_bits, captured, rule_for, run, run_eagerly, started
 
 X = torch.tensor([[3.0, -2.0, 5.0], [1.0, 0.5, -1.0], [2.0, 2.0, 0.0]])
@@ -27,12 +25,6 @@ def empty(*shape, dtype=torch.float32):
     return torch.empty(shape, dtype=dtype)
 
 
-def resized(x):
-    out = torch.empty(0)
-    torch.add(x, 1, out=out)
-    return out.mul_(out.shape[0])
-
-
 def into_a_view(x):
     out = torch.zeros(2, 3, 3)
     torch.mul(x, 2, out=out[1])
@@ -50,11 +42,7 @@ FORWARDS = {
     "normalize": lambda x: F.normalize(x, out=empty(3, 3)),
     "two results": lambda x: torch.sort(x, out=(empty(3, 3), empty(3, 3, dtype=torch.int64)))[0],
     "its own argument": lambda x: (lambda y: torch.exp(y, out=y))(x * 2),
-    "wider": lambda x: torch.add(x, 1, out=empty(3, 3, dtype=torch.float64)),
-    "wider sum": lambda x: torch.sum(x / 3, 0, out=empty(3, dtype=torch.float64)),
-    "factory": lambda x: x + torch.arange(3, out=empty(3)),
     "random": lambda x: x + torch.randn(3, out=empty(3)),
-    "without elements": resized,
     "a view": into_a_view,
     "of torch itself": lambda x: torch.linalg.multi_dot([x, x, x], out=empty(3, 3)),
 }
@@ -94,29 +82,18 @@ def test_spectral_norm_trains():
 @pytest.mark.parametrize(
     ("forward", "words"),
     [
-        (lambda x: torch.add(x, 1, out=empty(2)), r"shape \(3, 3\) .* of shape \(2,\), at .*add"),
+        (
+            lambda x: torch.add(x, 1, out=empty(2)),
+            r"shape \[3, 3\] and \S+ and was given a tensor of shape \[2\] .*, at .*add",
+        ),
         (
             lambda x: torch.cummax(x, 0, out=(empty(3, 3), empty(3, 3))),
-            "dtype torch.int64 .* torch.float32",
+            "and torch.int64 .* and torch.float32",
         ),
-        (
-            lambda x: torch.add(x, 1, out=empty(3, 3, dtype=torch.int64)),
-            "dtype torch.float32 .* torch.int64",
-        ),
-        (lambda x: torch.add(x, 1, out=empty(12)[:0]), r"shape \(3, 3\) .* of shape \(0,\)"),
+        (lambda x: torch.arange(3, out=empty(3)), "torch.arange with out= is not supported"),
     ],
-    ids=["shape", "dtype", "cast", "part of something"],
+    ids=["shape", "dtype", "factory"],
 )
 def test_what_does_not_fit_is_refused_by_line(forward, words):
     with pytest.raises(CaptureError, match=words):
         captured(Calls(forward), (X,))
-
-
-def test_nearly_every_out_has_an_operator_that_returns():
-    without = []
-    for name in dir(torch.ops.aten):
-        packet = getattr(torch.ops.aten, name)
-        if isinstance(packet, _torch.OpOverloadPacket):
-            overloads = [getattr(packet, overload) for overload in packet.overloads()]
-            without += [str(f) for f in overloads if has_out(f) and returning(f) is None]
-    assert len(without) < 10, without

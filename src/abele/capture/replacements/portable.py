@@ -24,7 +24,6 @@ from abele.containers import is_sequence
 from abele.errors import LossError
 from abele.ops import ctc
 from abele.trace.decompositions import constant_value
-from abele.trace.writes import has_out
 from abele.warn import warn_user
 
 aten = torch.ops.aten
@@ -87,16 +86,6 @@ def _has_library_layer(
     return alike and not others and torch.backends.mkldnn.is_available()
 
 
-@functools.cache
-def _is_made_of_others(func: Function) -> bool:
-    """Return whether a function with ``out=`` calls others that may resize its result."""
-    packet = getattr(aten, getattr(func, "__name__", ""), None)
-    return any(
-        has_out(each) and len(_torch.schema_of(each).returns) == 1 and _torch.is_composite(each)
-        for each in _torch.overloads(packet)
-    )
-
-
 class _PortableFunctions(TorchFunctionMode):
     def __init__(self, training: bool, whole_layers: bool):
         super().__init__()
@@ -109,9 +98,6 @@ class _PortableFunctions(TorchFunctionMode):
             return self._ctc_loss(*args, **(kwargs or {}))
         if func in _OF_CLASSES:
             return _with_wide_classes(func, *args, **(kwargs or {}))
-        if kwargs and kwargs.get("out") is not None and _is_made_of_others(func):
-            others = {name: value for name, value in kwargs.items() if name != "out"}
-            return aten.clone.out(func(*args, **others), out=kwargs["out"])
         if func in _SPARSE_AT:
             return _with_dense_gradient(func, args, kwargs or {})
         if func is F.batch_norm:
