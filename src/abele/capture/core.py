@@ -18,7 +18,6 @@ import torch
 from abele import _torch, cpython
 from abele.capture import forward, gradient_hooks
 from abele.capture.gradients import Gradients, MicroBatch, micro_batch
-from abele.capture.origins import mark_updates
 from abele.capture.recipe import Call, Recipe, recipe_of, traced
 from abele.program import Program, Role
 from abele.program.core import hide_frames
@@ -159,8 +158,6 @@ def _captured(recipe: Recipe, anchors: Sequence[str]) -> Captured:
     else:
         programs, result = _forward(recipe, trace)
     lookup.check()
-    if recipe.origins:
-        mark_updates(programs)
     return Captured(
         programs=programs,
         constants={i: value.detach().clone() for i, value in result.constants.items()},

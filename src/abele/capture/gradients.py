@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import linecache
-import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +27,7 @@ from abele.capture.origins import backward_origins
 from abele.capture.recipe import CopiesNeeded, Recipe
 from abele.capture.replacements import recurrent_layers
 from abele.errors import CaptureError
-from abele.program import Role, core, node_argument
+from abele.program import Role, node_argument
 from abele.program.aliasing import base, written
 from abele.step import loss_scaling, reduction
 from abele.trace.tracer import Values
@@ -176,15 +174,13 @@ def _seed_factor(recipe: Recipe, values: Values) -> float | torch.Tensor:
 # The backward of reentrant checkpoints calls backward and leaves gradients on parameters. A program
 # has one backward: some of these checkpoints would fail in it, and others would not train.
 _NAME = "CheckpointFunctionBackward"
-# Of the frames of what is computed inside; that of other checkpoints is in another function.
-_INSIDE = re.compile(r'torch/utils/checkpoint\.py", line \d+, in forward\b')
 
 
 def refuse_reentrant_checkpoints(heads: Sequence[torch.Tensor]) -> None:
     """Look for reentrant checkpoints in what some tensors are computed from.
 
     Raises:
-        CaptureError: there is one; names the line of forward that calls it.
+        CaptureError: there is one.
     """
     waiting = [head.grad_fn for head in heads]
     seen = set(waiting)
@@ -194,25 +190,13 @@ def refuse_reentrant_checkpoints(heads: Sequence[torch.Tensor]) -> None:
             continue
         if function.name() == _NAME:
             raise CaptureError(
-                f"forward uses torch.utils.checkpoint with use_reentrant=True{_place()}, which "
+                "forward uses torch.utils.checkpoint with use_reentrant=True, which "
                 "calls backward inside backward; a program has one. Pass use_reentrant=False: the "
                 "numbers are the same."
             )
         below = {each for each, _ in function.next_functions} - seen
         seen |= below
         waiting.extend(below)
-
-
-def _place() -> str:
-    """Format the line that calls the first reentrant checkpoint of the trace; empty if unknown."""
-    for node in _torch.traced_nodes():
-        trace = node.meta.get("stack_trace") or ""
-        inside = _INSIDE.search(trace)
-        line = inside and core.user_line(trace[: inside.start()])
-        if line:
-            file, number, _ = line
-            return f" at {file}:{number}: `{linecache.getline(file, number).strip()}`"
-    return ""
 
 
 # What torch says; see tests/unit/capture/test_saved_values.py.

@@ -1,4 +1,4 @@
-"""Origins of the nodes of backward and update: lines and modules of forward.
+"""Origins of the nodes of backward: lines and modules of forward.
 
 Every function of autograd's graph is tied to the operation of forward that made it; while backward
 runs, the nodes traced under a function get that operation's line, module and marks, as the entries
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
@@ -20,9 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from abele import _torch
 from abele.containers import is_sequence
-from abele.program import Program, Role, Slot, marks_of, node_argument, writes
-from abele.program.core import node_phase, user_line
-from abele.step.replica_groups import ACCUMULATOR
+from abele.program.core import user_line
 
 _wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("origins", default=False)
 
@@ -135,51 +133,3 @@ def origin_of(node: torch.fx.Node) -> dict[str, Any]:
         "of_scope": custom.get("scope", ""),
         "of_line": f"{frame[0]}:{frame[1]} in {frame[2]}" if frame else "",
     }
-
-
-_KEYS = ("of_line", "of_scope")
-
-
-def mark_updates(programs: Sequence[Program]) -> None:
-    """Mark operations of updates with line and module of the first reader of their parameter.
-
-    Operations that serve several parameters, such as a scaling, get no marks.
-    """
-    origins: dict[str, tuple[str, str]] = {}
-    for program in programs:
-        for node, slot in zip(program.placeholders(), program.inputs, strict=True):
-            if slot.role is Role.PARAMETER and slot.name not in origins:
-                found = (origin_of(user) for user in node.users)
-                of_lines = ((each["of_line"], each["of_scope"]) for each in found)
-                first = next((each for each in of_lines if each[0]), None)
-                if first is not None:
-                    origins[slot.name] = first
-    for program in programs:
-        _mark_update(program, origins)
-
-
-def _mark_update(program: Program, origins: Mapping[str, tuple[str, str]]) -> None:
-    """Mark the operations of an update from the writes that they lead to."""
-    slots = dict(zip(program.placeholders(), program.inputs, strict=True))
-    marks: dict[torch.fx.Node, tuple[str, str]] = {}
-    for node in reversed(program.graph.graph.nodes):
-        if node.op != "call_function":
-            continue
-        if writes(node):
-            wanted = {origins.get(_parameter_of(slots[node_argument(node, 0)]))} - {None}
-        elif node_phase(node) == "update":
-            wanted = {marks.get(user) for user in node.users} - {None}
-        else:
-            continue
-        if len(wanted) == 1 and (origin := wanted.pop()) is not None:
-            marks[node] = origin
-            if node_phase(node) == "update":
-                custom = dict(zip(_KEYS, origin, strict=True))
-                node.meta["custom"] = {**marks_of(node), **custom}
-
-
-def _parameter_of(slot: Slot) -> str:
-    """Return the name of the parameter that state belongs to."""
-    if slot.role is Role.OPTIMIZER_STATE:
-        return slot.name.rpartition(".")[0]
-    return slot.name.removeprefix(ACCUMULATOR) if slot.role is Role.ACCUMULATOR else slot.name

@@ -19,7 +19,6 @@ from abele.capture.diagnose import explained
 from abele.capture.forward import state_in_place
 from abele.capture.gradients import differentiable, gradients_of
 from abele.capture.losses import LossFinder
-from abele.capture.origins import mark_updates
 from abele.capture.recipe import Call, Recipe, recipe_of, traced
 from abele.program import (
     Program,
@@ -190,8 +189,6 @@ def _step(
 
     slots = [*recipe.model_slots, *seeds, *recipe.update_slots]
     step, (constants, updated) = tracer.trace(STEP, body, slots, _torch.static_fakes(), Lookup())
-    if recipe.origins:
-        mark_updates([step])
     return _with_named_gradients(step, updated), constants, updated
 
 

@@ -6,12 +6,11 @@ that compute them. It sees the state through ``DeviceState`` and ends updates th
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -246,8 +245,8 @@ class RolledBack:
     replays = False
 
     def __init__(self, runner: Runner, state: DeviceState):
-        self._runner, self._rollback = runner, Rollback(state.written)
-        self._training = state.config.training
+        self._runner, self._state = runner, state
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # as after the last update
 
     def groups(self, steps: Iterable[Step], watched: bool) -> Iterable[Sequence[Step]]:
         """Return the groups of the other runner."""
@@ -255,9 +254,19 @@ class RolledBack:
 
     def run(self, group: Sequence[Step], marks: list[Any], wanted: bool) -> Sequence[Returned]:
         """Run them there; if they are stopped, restore the state of the last update."""
-        complete = group[-1][0].updates or not self._training
-        with self._rollback.around(complete=complete):
+        if not self._copies:
+            self._copies = [(tensor, tensor.clone()) for tensor in self._state.written()]
+        complete = group[-1][0].updates or not self._state.config.training
+        try:
             return self._runner.run(group, marks, wanted)
+        except BaseException:
+            for tensor, before in self._copies:
+                tensor.copy_(before)
+            complete = True
+            raise
+        finally:
+            if complete:
+                self._copies = []
 
     def alone(self) -> Alone | None:
         """Return None: a step that may be undone goes through ``run``."""
@@ -323,37 +332,9 @@ def _sentence(check: Check, result: float) -> str:
 
 
 def _place(check: Check) -> str:
-    """Format module and line; for an update, those of the parameter that it changes."""
+    """Format module and line; nothing for an update, which belongs to no line of the user's."""
+    if check.phase == "update":
+        return ""
     where = f"module {check.scope.replace('/', '.')!r}" if check.scope else "outside submodules"
-    if check.phase == "update" and check.line:
-        return f" of a parameter that forward reads at {check.line}, {where}"
     line = check.line or f"the {check.phase} pass, which has no line in the user's source"
     return f", {where}, at {line}"
-
-
-class Rollback:
-    """A copy of the state after the last complete update."""
-
-    def __init__(self, tensors: Callable[[], Iterable[torch.Tensor]]):
-        self._tensors = tensors
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    @contextlib.contextmanager
-    def around(self, *, complete: bool) -> Generator[None]:
-        """Undo everything since the last update if the micro-step inside is stopped.
-
-        Args:
-            complete: it ends with an update, so what comes after starts from its state.
-        """
-        if not self._copies:
-            self._copies = [(tensor, tensor.clone()) for tensor in self._tensors()]
-        try:
-            yield
-        except BaseException:
-            for tensor, before in self._copies:
-                tensor.copy_(before)
-            complete = True
-            raise
-        finally:
-            if complete:
-                self._copies = []

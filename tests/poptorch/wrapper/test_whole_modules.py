@@ -444,8 +444,7 @@ def test_a_lazy_module_trains_after_its_first_call():
 def test_a_reentrant_checkpoint_is_refused_in_training_only():
     model = Mean(Checkpointed())
     assert torch.equal(poptorch.inferenceModel(model, options())(ROWS), model(ROWS).detach())
-    line = r"at \S+test_whole_modules.py:\d+: `return torch.utils.checkpoint.checkpoint\(self.fc"
-    with pytest.raises(poptorch.Error, match=rf"{line}.*Pass use_reentrant=False"):
+    with pytest.raises(poptorch.Error, match="Pass use_reentrant=False"):
         poptorch.trainingModel(model, options())(ROWS)
 
 

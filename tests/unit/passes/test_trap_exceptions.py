@@ -210,10 +210,7 @@ def test_backward_names_the_line_of_forward():
     assert line == "root = scaled.sqrt()"
 
 
-READ_HERE = (
-    r"aten\.\w+\.\w+ \(update of a parameter that forward reads at .*test_trap_exceptions.*"
-    r"module 'inner'\): overflow"
-)
+IN_UPDATE = r"aten\.\w+\.\w+ \(update\): overflow"
 
 
 @pytest.mark.thorough
@@ -224,7 +221,7 @@ def test_an_overflowing_update_is_named(target):
     session.step([(big / 1e30).to(session.device)])
     after = session.params["inner.weight"].clone()
     state = {name: value.clone() for name, value in session.optimizer_state.items()}
-    with pytest.raises(TrappedError, match=READ_HERE):
+    with pytest.raises(TrappedError, match=IN_UPDATE):
         session.step([big.to(session.device)])
     assert not torch.equal(before, after)
     assert torch.equal(session.params["inner.weight"], after)
