@@ -63,7 +63,7 @@ def timed(run: Run, executable: Executable, state: DeviceState, budget_s: float 
 
 def _limits() -> Limits:
     """Return the peak rates of this machine with the present number of threads."""
-    limits = machine_limits.of_device()
+    limits = machine_limits.measured()
     return Limits(
         threads=limits.threads,
         operations=limits.operations_per_s,
