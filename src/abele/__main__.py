@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -72,11 +71,6 @@ _COMMANDS = {
 }
 
 
-# Names that commands had before.
-_ALIASES = {"why-different": "diff"}
-_BELOW_ZERO = re.compile(r"-\.?\d")
-
-
 class _Formatter(argparse.HelpFormatter):
     """Wraps descriptions, and leaves lines of examples as they are."""
 
@@ -91,7 +85,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command whose answer may be 1; 130 after Ctrl-C, 141 where nobody reads what it prints.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    words[:1] = [_ALIASES.get(word, word) for word in words[:1]]
     try:
         return _run(words)
     except BrokenPipeError:
@@ -133,7 +126,7 @@ def _run(words: list[str]) -> int:
     if not words:
         parser.print_help(sys.stderr)
         return 2
-    parsed, unknown = parser.parse_known_args(_with_values(words[:end]))
+    parsed, unknown = parser.parse_known_args(words[:end])
     if unknown:
         hint = "; those of SCRIPT come behind --" if hasattr(parsed, "script") else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
@@ -143,18 +136,6 @@ def _run(words: list[str]) -> int:
     except AbeleError as error:
         print(f"abele {parsed.name}: {error}", file=sys.stderr)
     return getattr(parsed, "cannot", 1)
-
-
-def _with_values(words: Sequence[str]) -> list[str]:
-    """Join numbers below zero to their options, so that they are no options of their own."""
-    result: list[str] = []
-    for word in words:
-        before = result[-1] if result else ""
-        if _BELOW_ZERO.match(word) and before.startswith("--") and "=" not in before:
-            result[-1] = f"{before}={word}"
-        else:
-            result.append(word)
-    return result
 
 
 def _parser(first: Sequence[str]) -> argparse.ArgumentParser:

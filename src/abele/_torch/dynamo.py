@@ -34,49 +34,20 @@ _HIDING = "__dynamo_disable"  # what torch remembers on a function that it hides
 
 @contextlib.contextmanager
 def compiled_functions_run_plainly() -> Generator[None]:
-    """While open, a trace sees what ``torch.compile`` was given instead of being refused."""
-    with contextlib.ExitStack() as stack:
-        if _NAME in sys.modules:
-            stack.enter_context(_run_plainly())
-        else:
-            # Nothing has been compiled before; forward may yet do so.
-            stack.enter_context(_noticed(lambda: stack.enter_context(_run_plainly())))
-        yield
-
-
-@contextlib.contextmanager
-def _run_plainly() -> Generator[None]:
-    """Do so once the front-end is loaded.
+    """While open, a trace sees what ``torch.compile`` was given instead of being refused.
 
     The public ``torch.compiler.set_stance("force_eager")`` is read later than the check for a
     trace, which raises unless this setting is off; then the original function runs.
     """
+    if _NAME not in sys.modules:  # nothing has been compiled
+        yield
+        return
     config = importlib.import_module(f"{_NAME}.config")
     with warnings.catch_warnings(), config.patch(error_on_nested_fx_trace=False):
         # Module hooks record scopes; a compiled module would open its scope twice.
         about_hooks = r"Using `torch\.compile\(module\)` when there are global hooks"
         warnings.filterwarnings("ignore", about_hooks, UserWarning)
         yield
-
-
-@contextlib.contextmanager
-def _noticed(call: Callable[[], object]) -> Generator[None]:
-    """While open, ``call`` runs before the first call of ``torch.compile``."""
-    untyped: Any = torch
-    original = untyped.compile
-
-    def compile(*args: Any, **kwargs: Any) -> Any:
-        if untyped.compile is compile:
-            untyped.compile = original
-            call()
-        return original(*args, **kwargs)
-
-    untyped.compile = compile
-    try:
-        yield
-    finally:
-        if untyped.compile is compile:
-            untyped.compile = original
 
 
 def load_when_needed() -> None:

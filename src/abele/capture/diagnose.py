@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from abele import _torch
 from abele.containers import is_array
 from abele.errors import CaptureError, DataDependentError
+from abele.program.aliasing import INSTEAD
 from abele.program.core import is_library
-from abele.program.dense import INSTEAD
 from abele.trace.decompositions import constant_value
 from abele.warn import user_line
 

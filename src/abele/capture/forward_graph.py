@@ -26,9 +26,8 @@ from abele.capture.forward import called, state_in_place
 from abele.capture.losses import LossFinder
 from abele.capture.recipe import Recipe, recipe_of
 from abele.errors import CaptureError
-from abele.program.aliasing import own_constants
+from abele.program.aliasing import other_kind, own_constants
 from abele.program.core import is_library
-from abele.program.dense import other_kind
 from abele.step.config import StepConfig
 from abele.trace import scopes, tracer
 from abele.trace.module_state import tensor_ids

@@ -26,7 +26,6 @@ from abele.program.core import (
     subgraphs,
     writes,
 )
-from abele.program.dense import INSTEAD, other_kind
 
 aten = torch.ops.aten
 
@@ -282,6 +281,22 @@ def _given(node: torch.fx.Node, index: int, name: str) -> Any:
 def _nodes(argument: Any) -> list[torch.fx.Node]:
     values = argument if is_sequence(argument) else [argument]
     return [value for value in values if isinstance(value, torch.fx.Node)]
+
+
+#: What to do with tensors that are not dense: programs compute with dense ones.
+INSTEAD = (
+    "Use a dense tensor (to_dense(), to_padded_tensor(), dequantize()), or indices and values as "
+    "two tensors."
+)
+
+
+def other_kind(tensor: torch.Tensor) -> str | None:
+    """Describe a tensor that is not dense, such as ``of layout torch.sparse_coo``; else None."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout is not torch.strided:
+        return f"of layout {tensor.layout}"
+    return f"quantized ({tensor.dtype})" if tensor.is_quantized else None
 
 
 def own_constants(graph: torch.fx.GraphModule) -> None:

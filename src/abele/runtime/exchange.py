@@ -269,7 +269,8 @@ class Exchange:
         before = self._facts.get(kind, "")
         for name, value in new.items():
             if name in old and not _same(value, old[name]):
-                before = digest(value, f"{before}{name}")
+                text = f"{before}{name}{digest(value)}".encode(errors="backslashreplace")
+                before = hashlib.blake2b(text, digest_size=16).hexdigest()
         if before != self._facts.get(kind, ""):
             self.note(kind, before[:12])
 
@@ -332,18 +333,10 @@ class Exchange:
             )
 
 
-def digest(value: torch.Tensor, start: str = "") -> str:
+def digest(value: torch.Tensor) -> str:
     """Return a hash of a tensor's bits."""
     data = value.detach().reshape(-1).contiguous().cpu().view(torch.uint8).numpy()
-    return hashlib.blake2b(data.tobytes(), digest_size=16, salt=_salt(start)).hexdigest()
-
-
-def _salt(text: str) -> bytes:
-    return (
-        hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=16).digest()
-        if text
-        else b""
-    )
+    return hashlib.blake2b(data.tobytes(), digest_size=16).hexdigest()
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from abele import _torch
 from abele.errors import CaptureError, ReassignedError
-from abele.program.dense import INSTEAD, other_kind
+from abele.program.aliasing import INSTEAD, other_kind
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,8 +23,7 @@ from abele._torch import OpOverload
 from abele.containers import is_sequence
 from abele.errors import CaptureError
 from abele.program import node_argument, writes
-from abele.program.aliasing import SHARES, base
-from abele.program.dense import INSTEAD, other_kind
+from abele.program.aliasing import INSTEAD, SHARES, base, other_kind
 from abele.trace.module_state import plain
 from abele.warn import user_line, warn_user
 

@@ -18,7 +18,7 @@ import torch
 
 from abele import _torch
 from abele.capture import reachable
-from abele.program import dense
+from abele.program import aliasing
 from abele.storage.values import bits
 from poptorch._error import error
 
@@ -203,10 +203,10 @@ def record(value: Any) -> Structure:
 
 def require_dense(tensor: torch.Tensor) -> None:
     """Raise poptorch.Error for a sparse, nested or quantized tensor, which no program takes."""
-    kind = dense.other_kind(tensor)
+    kind = aliasing.other_kind(tensor)
     if kind is not None:
         raise error(
-            f"Arguments and results are dense tensors, found one that is {kind}. {dense.INSTEAD}"
+            f"Arguments and results are dense tensors, found one that is {kind}. {aliasing.INSTEAD}"
         )
 
 

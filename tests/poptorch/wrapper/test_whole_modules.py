@@ -370,11 +370,6 @@ class Checkpointed(nn.Module):
         return torch.utils.checkpoint.checkpoint(self.fc, x, use_reentrant=True)
 
 
-class CompiledInside(nn.Module):
-    def forward(self, x):
-        return torch.compile(torch.sin)(x)
-
-
 def compiled_in_place():
     module = nn.Linear(3, 3)
     module.compile()
@@ -391,7 +386,6 @@ COMPUTED = {
     "compiled submodule": lambda: Mean(torch.compile(nn.Linear(3, 3))),
     "compiled model": lambda: torch.compile(Mean(nn.Tanh())),
     "compiled in place": compiled_in_place,
-    "compiled function": lambda: Mean(CompiledInside()),
 }
 
 

@@ -379,26 +379,6 @@ def test_training_loads_no_compiler_of_torch_and_leaves_it_to_whoever_wants_it()
     assert done.stdout.split("\n")[:3] == ["", "2.0", "True True"], done.stderr
 
 
-def test_forward_may_be_the_first_to_compile_something(monkeypatch):
-    seen = []
-    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
-    monkeypatch.setattr(torch, "compile", lambda function: function)
-    monkeypatch.setattr(dynamo, "_run_plainly", lambda: _noted(seen))
-    with dynamo.compiled_functions_run_plainly():
-        assert seen == []
-        torch.compile(torch.sin)
-        torch.compile(torch.sin)
-        assert seen == ["open"]
-    assert seen == ["open", "closed"]
-
-
-@contextlib.contextmanager
-def _noted(seen):
-    seen.append("open")
-    yield
-    seen.append("closed")
-
-
 def test_operators_are_of_the_class_we_ask_for():
     assert isinstance(torch.ops.aten.relu.default, _torch.OpOverload)
 

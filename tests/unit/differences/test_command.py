@@ -49,7 +49,7 @@ def test_settings_that_agree_exit_with_0(script, capsys):
 
 
 def test_settings_that_part_exit_with_1_and_name_the_line(script, capsys):
-    assert main(["why-different", script, "float32", "half", "--", "1e6"]) == 1
+    assert main(["diff", script, "float32", "half", "--", "1e6"]) == 1
     assert "train.py:12 in forward" in capsys.readouterr().out.splitlines()[0]
 
 
