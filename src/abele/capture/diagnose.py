@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import linecache
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -80,66 +79,10 @@ class _Shown(Exception):
 
 # In-place changes of a view's shape. While forward is traced, autograd derives the gradient of a
 # later write from how the view was made, and misses its new shape; plain PyTorch reads its strides.
-_OUT_OF_PLACE = {
-    torch.Tensor.t_: "t",
-    torch.Tensor.transpose_: "transpose",
-    torch.Tensor.swapaxes_: "swapaxes",
-    torch.Tensor.swapdims_: "swapdims",
-    torch.Tensor.squeeze_: "squeeze",
-    torch.Tensor.unsqueeze_: "unsqueeze",
-    torch.Tensor.as_strided_: "as_strided",
+_RESHAPES: set[Function] = {
+    *(_Tensor.t_, _Tensor.transpose_, _Tensor.swapaxes_, _Tensor.swapdims_),
+    *(_Tensor.squeeze_, _Tensor.unsqueeze_, _Tensor.as_strided_),
 }
-
-
-@dataclasses.dataclass
-class _Reshaped:
-    """A view, the version of its memory then, and what changed it where."""
-
-    view: torch.Tensor  # kept, because writes count even if forward drops it afterwards
-    version: int
-    by: str
-    line: str
-
-
-class _ReshapedViews:
-    """The views that forward has given another shape in place."""
-
-    def __init__(self):
-        self._reshaped: list[_Reshaped] = []
-
-    def called(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Call a function of torch, and remember its first argument if that is such a view."""
-        name = _OUT_OF_PLACE.get(function)
-        if name is None:
-            return function(*args, **kwargs)
-        view, before = args[0], args[0]._version
-        result = function(*args, **kwargs)
-        for each in self._reshaped:
-            if each.version == before and _whole(each.view) is _whole(view):
-                each.version = view._version  # the memory is as it was
-        if view._is_view():
-            self._reshaped.append(_Reshaped(view, view._version, name, user_line()))
-        return result
-
-    def check(self) -> None:
-        """Refuse views whose memory was written afterwards and that need a gradient.
-
-        Raises:
-            CaptureError: names the line where the view got its shape.
-        """
-        for each in self._reshaped:
-            if each.view.requires_grad and each.view._version != each.version:
-                raise CaptureError(
-                    f"forward changes the shape of a view in place at {each.line}, and writes into "
-                    "its memory later; a program does not get the gradient of that. Make another "
-                    f"view instead: `view = view.{each.by}(...)`."
-                )
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor._base is None else tensor._base
 
 
 class _NoPrinting(TorchFunctionMode):
@@ -152,15 +95,23 @@ class _NoPrinting(TorchFunctionMode):
     def __init__(self, shows: bool):
         super().__init__()
         self._shows = shows
-        self._views = _ReshapedViews()
+        # Views, the version of their memory then, and the line; kept, because writes count even if
+        # forward drops a view afterwards.
+        self._reshaped: dict[int, tuple[torch.Tensor, int, str]] = {}
 
     def check_writes(self) -> None:
-        """Refuse writes that the program does not see as plain PyTorch does.
+        """Refuse views that got another shape in place, were written and need a gradient.
 
         Raises:
-            CaptureError: into a view that got another shape in place.
+            CaptureError: names the line where the view got its shape.
         """
-        self._views.check()
+        for view, version, line in self._reshaped.values():
+            if view.requires_grad and view._version != version:
+                raise CaptureError(
+                    f"forward changes the shape of a view in place at {line}, and writes into its "
+                    "memory later; a program does not get the gradient of that. Make another view "
+                    "instead, such as `view = view.transpose(...)`."
+                )
 
     def __torch_function__(
         self, func: Function, types: Any, args: Any = (), kwargs: Any = None
@@ -178,12 +129,18 @@ class _NoPrinting(TorchFunctionMode):
             return value
         if isinstance(func, _NAMED_OPERATORS):
             return self._library_operator(func, args, kwargs or {})
-        return self._views.called(func, args, kwargs or {})
+        return self._called(func, args, kwargs or {})
+
+    def _called(self, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        if func in _RESHAPES and args[0]._is_view():
+            self._reshaped[id(args[0])] = args[0], args[0]._version, user_line()
+        return result
 
     def _library_operator(self, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
         """Call an operator by its name in ``torch.ops``; of a library, if it is not torch's own."""
         try:
-            return self._views.called(func, args, kwargs)
+            return self._called(func, args, kwargs)
         except Exception as error:
             if str(func).startswith(_OWN_OPERATORS) or not _is_data_dependent(error):
                 raise

@@ -37,7 +37,7 @@ from abele.trace.fake_results import (
     stated_results,
 )
 from abele.trace.plain_tensors import PlainMemory, PlainTensors
-from abele.trace.writes import each_once, has_out, write_results
+from abele.trace.writes import has_out, refuse_shared, write_results
 from abele.warn import user_line
 
 Run = Callable[[], Any]
@@ -196,11 +196,8 @@ class _Memo:
             return call(function, args, kwargs)
         if has_out(function):
             return write_results(function, args, kwargs, call)
-        once = each_once(function, args[0], call)
-        if once is args[0]:
-            return call(function, args, kwargs)
-        call(function, [once, *args[1:]], kwargs)
-        return args[0]
+        refuse_shared(function, args[0])
+        return call(function, args, kwargs)
 
     def _traced(self, function: OpOverload, args: Arguments, kwargs: Keywords, trace: Trace) -> Any:
         if _OF_VALUES.intersection(function.tags):

@@ -79,7 +79,7 @@ class Lookup:
     """The names of a capture's tensors, and the tensors that were requested.
 
     Args:
-        wanted: names of tensors that programs are to return besides their outputs.
+        requested: names of tensors that programs are to return besides their outputs.
     """
 
     def __init__(self, requested: Sequence[str] = ()):

@@ -1,11 +1,6 @@
 """Writes of operators into ``out`` arguments, and into elements that share memory.
 
-    torch.mm(x, y, out=o)      ->   r = mm(x, y); o.copy_(r)
-    x.expand(3, 4).fill_(2)    ->   x.expand(3, 4)[:1, :1].fill_(2)
-
-Setting all elements to one value is the same as setting each memory location once; torch refuses
-other writes into such tensors, as are ``add_`` and ``copy_``. Functionalization, by contrast,
-treats each element as separate.
+torch.mm(x, y, out=o)   ->   r = mm(x, y); o.copy_(r)
 """
 
 from __future__ import annotations
@@ -100,30 +95,26 @@ def _name(function: OpOverload) -> str:
 
 # -- elements that share memory ----------------------------------------------------------------
 
-_SETS_ALL = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}
+# Torch refuses writes into shared elements of these; it allows ``masked_fill_``. Functionalization
+# would treat each element as separate.
+_WRITES_EACH = {
+    aten.copy_.default,
+    aten.fill_.Scalar,
+    aten.fill_.Tensor,
+    aten.zero_.default,
+}
 
 
-def each_once(
-    function: OpOverload, tensor: torch.Tensor, call: Callable[..., torch.Tensor]
-) -> torch.Tensor:
-    """Return a view of what an operator is about to write, with each element in it once.
-
-    Args:
-        function: the operator; for all but those that set every element, nothing changes.
-        tensor: its first argument.
-        call: traces an operator.
+def refuse_shared(function: OpOverload, tensor: torch.Tensor) -> None:
+    """Refuse an operator that is about to write each element of an expanded tensor.
 
     Raises:
-        CaptureError: the operator writes each element, and some share their memory.
+        CaptureError: some elements share their memory.
     """
-    if function not in _SETS_ALL:
-        if _writes_each(function) and _is_expanded(tensor):
-            raise CaptureError(refusal(f", at {user_line()}"))
-        return tensor
-    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        if size > 1 and stride == 0:
-            tensor = call(aten.slice.Tensor, (tensor, dim, 0, 1), {})
-    return tensor
+    strides = zip(tensor.shape, tensor.stride(), strict=True)
+    writes_each = torch.Tag.pointwise in function.tags or function in _WRITES_EACH
+    if writes_each and any(size > 1 and stride == 0 for size, stride in strides):
+        raise CaptureError(refusal(f", at {user_line()}"))
 
 
 def refusal(place: str) -> str:
@@ -135,15 +126,4 @@ def refusal(place: str) -> str:
     return (
         f"forward writes into elements that share their memory{place}, as those of expand and "
         "unfold do; which value remains is not defined. Write into a clone."
-    )
-
-
-def _writes_each(function: OpOverload) -> bool:
-    """Return whether torch refuses a write into shared elements; it allows ``masked_fill_``."""
-    return torch.Tag.pointwise in function.tags or function is aten.copy_.default
-
-
-def _is_expanded(tensor: torch.Tensor) -> bool:
-    return any(
-        size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
