@@ -362,7 +362,6 @@ class Kernel:
     Attributes:
         name: in reports.
         kind: in ``sources.KINDS``.
-        why: the reason for its use.
         gains: returns whether it is faster than the library and the kernels after it.
         scratch: returns the bytes that it takes besides tensors.
         function: middle of the names of its functions in ``abi.h``.
@@ -370,7 +369,6 @@ class Kernel:
 
     name: str
     kind: str
-    why: str
     gains: Callable[[Convolution], bool]
     scratch: Callable[[Convolution], int] = _no_scratch
     function: str | None = None
@@ -379,7 +377,6 @@ class Kernel:
 WINOGRAD = Kernel(
     "winograd",
     "winograd",
-    "3x3 with enough channels: our kernel needs half of the multiplications",
     _winograd_gains,
     _winograd_scratch,
     "winograd",
@@ -387,13 +384,11 @@ WINOGRAD = Kernel(
 PATCHES = Kernel(
     "patches",
     "patches",
-    "windows side by side: our kernel computes them as a product",
     _patches_gain,
 )
 POINTWISE = Kernel(
     "pointwise",
     "pointwise",
-    "1x1 with enough channels: our kernel computes it as a product",
     _pointwise_gains,
     _pointwise_scratch,
     "pointwise",
@@ -401,7 +396,6 @@ POINTWISE = Kernel(
 DIRECT = Kernel(
     "direct",
     "convolutions",
-    "few channels on large images: our kernel is faster than the library's",
     _direct_gains,
     function="conv",
 )
@@ -418,18 +412,6 @@ def kernel_of(node: torch.fx.Node) -> Kernel | None:
     """Return the kernel that computes a node; ``None``: the library's, or no convolution."""
     convolution = convolution_of(node)
     return None if convolution is None else kernel_for(convolution)
-
-
-def why(convolution: Convolution) -> str:
-    """Return the reason for the choice of ``kernel_for``."""
-    kernel = kernel_for(convolution)
-    if kernel is not None:
-        return kernel.why
-    if not convolution.suits_kernels:
-        return "the library's: our kernels are for float32 images and wide registers"
-    if not convolution.moves_by_one:
-        return "the library's: it has a stride, dilation, groups, or is transposed"
-    return "the library's: it is faster with these channels, kernel and pixels"
 
 
 def scratch_bytes(node: torch.fx.Node) -> int:

@@ -17,7 +17,7 @@ from abele.ops import few_channel_conv, lstm, recurrent, recurrent_loop
 from abele.program import Program, is_getitem, is_view, marks_of
 from abele.program.core import node_phase
 from abele.report.record import Choice, Operators
-from abele.targets.kernel_choice import KernelChoice
+from abele.targets.kernel_choice import reason
 
 aten = torch.ops.aten
 
@@ -48,15 +48,14 @@ def of_program(program: Program) -> tuple[Operators, ...]:
     return tuple(entries.values())
 
 
-def choices(chosen: Mapping[torch.fx.Node, KernelChoice]) -> tuple[Choice, ...]:
+def choices(chosen: Mapping[torch.fx.Node, str]) -> tuple[Choice, ...]:
     """Return the backends of operators with reasons, grouped; the most frequent first."""
     counts = Counter(
-        (node_phase(node) or "program", str(node.target), each.by, each.why)
-        for node, each in chosen.items()
+        (node_phase(node) or "program", str(node.target), by) for node, by in chosen.items()
     )
     return tuple(
-        Choice(phase=phase, operator=name, by=by, why=why, count=count)
-        for (phase, name, by, why), count in counts.most_common()
+        Choice(phase=phase, operator=name, by=by, why=reason(by), count=count)
+        for (phase, name, by), count in counts.most_common()
     )
 
 

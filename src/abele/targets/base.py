@@ -15,12 +15,8 @@ from abele.errors import ForeignExecutable
 from abele.passes import Pass
 from abele.program import Program
 from abele.program.memory import MemoryUse, of_graph
-from abele.targets.kernel_choice import Kernel, KernelChoice, operators_of
+from abele.targets.kernel_choice import TORCH, Kernel, operators_of
 
-_TORCH = "torch"
-LOOP = "loop"
-#: Kernels that are beside others of the same operator: they add a bias, copy or pack an operand.
-BESIDE = frozenset({LOOP, "pack"})
 _REPEATS = 2000
 
 
@@ -89,7 +85,7 @@ class GraphClocks:
 def _who(target: Any) -> str:
     called: Any = target
     if isinstance(target, OpOverload) and called.namespace != "abele":
-        return _TORCH
+        return TORCH
     return str(getattr(called, "__name__", called)).removesuffix(".default")
 
 
@@ -356,14 +352,13 @@ class Lowering(abc.ABC):
         """
         return of_graph(program)
 
-    def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
-        """Return the kernel of each operator of ``program``, with the reason; for reports.
+    def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:
+        """Return the backend of each operator, as clocks call it; see ``kernel_choice.reason``.
 
         Args:
             program: after ``passes``.
         """
-        choice = KernelChoice(self.name, f"programs that are lowered this way {self.manner}")
-        return dict.fromkeys(operators_of(program), choice)
+        return dict.fromkeys(operators_of(program), self.name)
 
     def clocked(self, program: Program) -> Clocked | None:
         """``program`` with clocks inside, made anew; None if this way has no place for them.

@@ -7,23 +7,44 @@ from collections.abc import Iterator
 
 import torch
 
-from abele.program import Program, is_getitem
+from abele.program import Program, is_getitem, is_view
 
-#: Who computes a view: nobody.
+TORCH, LOOP = "torch", "loop"
+#: The backend of a view, and of an operator of which nothing is left: none.
 NOBODY = "no code"
+#: Kernels that are beside others of the same operator: they add a bias, copy or pack an operand.
+BESIDE = frozenset({LOOP, "pack"})
+
+_REASONS = {
+    TORCH: "torch's kernel: ours do not compute it, or are slower with these sizes",
+    NOBODY: "nothing is computed: a view, or a part of what another kernel writes",
+    LOOP: "an expression per element, in one loop with those that read or make the same tensors",
+    "adam": "all tensors in one call, each read and written once",
+    "attention": "float32 without mask and dropout: our kernel keeps scores in the cache",
+    "channels": "sums of channels and the loops around them: each block of channels is read once",
+    "column_sums": "sums by blocks of threads: parts of launches with loops beside them",
+    "convolution": "few channels: blocks of threads compute eight of some pixels",
+    "convolve": "few channels: our kernel is faster than the library's",
+    "convolve_and_pool": "only a pool of 2 x 2 reads the convolution: one kernel does both",
+    "depthwise": "a kernel for each channel: ours reads images where they are stored",
+    "direct_convolution": "few channels on large images: our kernel is faster than the library's",
+    "in_layout": "converts an image to the layout of our kernels, unless it has that already",
+    "multiply": "large enough for our kernel of products in float32",
+    "patches_convolution": "windows side by side: our kernel computes them as a product",
+    "pointwise_convolution": "1x1 with enough channels: our kernel computes it as a product",
+    "product": "too small for our kernel of products, or not in float32: the library's",
+    "recurrent": "all time steps of the layer: our kernel",
+    "sgd": "all tensors in one call, each read and written once",
+    "winograd_convolution": "3x3 with enough channels: ours needs half of the multiplications",
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class KernelChoice:
-    """The backend of an operator, and why.
-
-    Attributes:
-        by: ``torch``, ``loop``, the name of a function, or ``NOBODY``; as clocks call it.
-        why: a part of a sentence.
-    """
-
-    by: str
-    why: str
+def reason(backend: str) -> str:
+    """Return why an operator has its backend, as a part of a sentence."""
+    for name in (backend, backend.removesuffix("_backward"), backend.removesuffix("s")):
+        if name in _REASONS:
+            return _REASONS[name]
+    return "a kernel of ours, for its sizes"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,11 +62,13 @@ class Kernel:
     bytes: int | None = None
 
 
-VIEW = KernelChoice(NOBODY, "a view: the same memory, seen otherwise")
-
-
 def operators_of(program: Program) -> Iterator[torch.fx.Node]:
     """Yield the operators of a program, without those that only pick one of several results."""
     for node in program.graph.graph.nodes:
         if node.op == "call_function" and not is_getitem(node):
             yield node
+
+
+def by_torch(program: Program) -> dict[torch.fx.Node, str]:
+    """Return torch as the backend of every operator; views have none."""
+    return {each: NOBODY if is_view(each) else TORCH for each in operators_of(program)}

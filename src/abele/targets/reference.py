@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from abele import arena
-from abele.program import Program, is_view
+from abele.program import Program
 from abele.program.memory import MemoryUse, of_graph
 from abele.targets import index_checks
 from abele.targets.base import Clocked, Compiled, GraphClocks, Lowering, Run, Target
 from abele.targets.interpreter import function_of
-from abele.targets.kernel_choice import VIEW, KernelChoice, operators_of
+from abele.targets.kernel_choice import by_torch
 
 # By the graph, which nobody edits any more, and whether tensors have planned places. Whoever runs a
 # function keeps it, and its memory.
@@ -49,10 +49,9 @@ class Interpreter(Lowering):
             run = known[planned] = _run(program, function_of(program.graph))
         return Compiled(run)
 
-    def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
+    def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:
         """Return torch as the backend of every operator; views have none."""
-        torchs = KernelChoice("torch", "interpreted programs call torch for every operator")
-        return {each: VIEW if is_view(each) else torchs for each in operators_of(program)}
+        return by_torch(program)
 
     def clocked(self, program: Program) -> Clocked:
         """Look at the clock before and after each operator."""

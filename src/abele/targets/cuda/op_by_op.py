@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from abele.passes.of_lowerings.gpu import gpu_attention, gpu_norms, on_device
-from abele.program import Program, is_view
+from abele.program import Program
 from abele.targets.base import Compiled, Lowering, Run
 from abele.targets.interpreter import function_of
-from abele.targets.kernel_choice import VIEW, KernelChoice, operators_of
+from abele.targets.kernel_choice import by_torch
 from abele.targets.replay import CudaGraphs, replayed
 
 
@@ -53,7 +53,6 @@ class OpByOp(Lowering):
         """Write the graph as one function of Python."""
         return replayed(program, Compiled(straight_run(program)), CudaGraphs())
 
-    def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
+    def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:
         """Return torch as the backend of every operator; views have none."""
-        torchs = KernelChoice("torch", "programs that are lowered this way call torch's kernels")
-        return {each: VIEW if is_view(each) else torchs for each in operators_of(program)}
+        return by_torch(program)

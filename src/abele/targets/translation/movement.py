@@ -1,8 +1,7 @@
-"""Operators that only move elements, and gates of recurrent layers, as loops."""
+"""Operators that move elements, and those of several results per element, as loops."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -60,76 +59,7 @@ def fill(translator: Any, target: Place) -> None:
     translator.pointwise([0], "{0}".format, target)
 
 
-def around(shape: tuple[int, ...], dim: int) -> str:
-    """Return the number of elements outside, along and inside a dimension, as arguments.
-
-    A number counts as one dimension of one element, as in torch.
-    """
-    shape = shape or (1,)
-    dim %= len(shape)
-    return f"{math.prod(shape[:dim])}, {shape[dim]}, {math.prod(shape[dim + 1 :])}"
-
-
 aten = torch.ops.aten
-
-
-def log_sigmoid(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.log_sigmoid_forward``: the result, and what its backward reads."""
-    x = translator.places[arguments(node)[0]]
-    if not x.dtype.is_floating_point:
-        return False
-    results = [translator.new(x.shape, x.dtype) for _ in (0, 1)]
-    translator.pointwise([x], "abele::log_sigmoid({0})".format, results[0])
-    translator.pointwise([x], "abele::exp(-std::fabs({0}))".format, results[1])
-    translator.places[node] = results
-    return True
-
-
-def prelu_backward(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten._prelu_kernel_backward``: the gradients of the input and, by element, of the slope."""
-    reads = [translator.places[each] for each in arguments(node)]
-    results = [translator.new(tuple(v.shape), v.dtype) for v in node.meta["val"]]
-    translator.pointwise(reads, "({1} > 0 ? {0} : {2} * {0})".format, results[0])
-    translator.pointwise(reads[:2], "({1} > 0 ? 0 : {1} * {0})".format, results[1])
-    translator.places[node] = results
-    return True
-
-
-def glu(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.glu``."""
-    x = translator.places[arguments(node)[0]]
-    halves = _halves(x, arguments(node)[1:])
-    result = translator.new_like(node)
-    translator.pointwise(halves, "({0} * abele::sigmoid({1}))".format, result)
-    translator.places[node] = result
-    return True
-
-
-def glu_backward(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.glu_backward``."""
-    grad, x = (translator.places[each] for each in arguments(node)[:2])
-    result = translator.new(x.shape, x.dtype)
-    first, second = _halves(result, arguments(node)[2:])
-    a, b = _halves(x, arguments(node)[2:])
-    translator.pointwise([grad, b], "({0} * abele::sigmoid({1}))".format, first)
-    text = "abele::gate_backward({0}, {1}, {2})".format
-    translator.pointwise([grad, a, b], text, second)
-    translator.places[node] = result
-    return True
-
-
-def _halves(place: Any, dims: tuple[Any, ...]) -> list[Any]:
-    dim = (dims[0] if dims else -1) % len(place.shape)
-    size = place.shape[dim] // 2
-    return [sliced(place, dim, start, size, 1) for start in (0, size)]
-
-
-GATES = {
-    aten.log_sigmoid_forward.default: log_sigmoid,
-    aten._prelu_kernel_backward.default: prelu_backward,
-    aten.glu.default: glu,
-    aten.glu_backward.default: glu_backward,
-}
 
 
 def cat(translator: Any, node: torch.fx.Node) -> bool:
@@ -216,49 +146,6 @@ def slice_backward(translator: Any, node: torch.fx.Node) -> bool:
     return True
 
 
-def slice_scatter(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.slice_scatter``: a copy, and other values in one slice."""
-    x, value, *given = arguments(node)
-    dim, start, _, step = (*given, *_SLICE[len(given) :])
-    result = _copied(translator, node, x)
-    axis: int = dim % len(result.shape)
-    size, start = result.shape[axis], start or 0
-    start = min(max(start + size if start < 0 else start, 0), size)
-    place = translator.places[value]
-    store(translator, place, sliced(result, axis, start, place.shape[axis], step))
-    return True
-
-
-def select_scatter(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.select_scatter``."""
-    x, value, dim, index = arguments(node)
-    result = _copied(translator, node, x)
-    axis: int = dim % len(result.shape)
-    target = selected(result, axis, index % result.shape[axis])
-    store(translator, translator.places[value], target)
-    return True
-
-
-def _copied(translator: Any, node: torch.fx.Node, x: Any) -> Place:
-    result = translator.places[node] = translator.new_like(node)
-    store(translator, translator.places[x], result)
-    return result
-
-
-def repeat(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.repeat``: read with steps of 0 along dimensions that are written one by one."""
-    x, times = translator.places[arguments(node)[0]], arguments(node)[1]
-    missing = len(times) - len(x.shape)
-    sizes, steps = (1,) * missing + x.shape, (0,) * missing + x.stride
-    shape = tuple(n for pair in zip(times, sizes, strict=True) for n in pair)
-    stride = tuple(n for step in steps for n in (0, step))
-    result = translator.new(tuple(node.meta["val"].shape), x.dtype)
-    target = Place(result.buffer, shape, contiguous_stride(shape))
-    store(translator, Place(x.buffer, shape, stride, x.offset), target)
-    translator.places[node] = result
-    return True
-
-
 def pad(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.constant_pad_nd``; negative widths cut off."""
     x, widths, *value = arguments(node)
@@ -276,15 +163,23 @@ def pad(translator: Any, node: torch.fx.Node) -> bool:
     return True
 
 
-_SLICE: tuple[Any, ...] = (0, None, None, 1)
+def log_sigmoid(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.log_sigmoid_forward``: the result, and what its backward reads."""
+    x = translator.places[arguments(node)[0]]
+    if not x.dtype.is_floating_point:
+        return False
+    results = [translator.new(x.shape, x.dtype) for _ in (0, 1)]
+    translator.pointwise([x], "abele::log_sigmoid({0})".format, results[0])
+    translator.pointwise([x], "abele::exp(-std::fabs({0}))".format, results[1])
+    translator.places[node] = results
+    return True
+
 
 MOVES = {
+    aten.log_sigmoid_forward.default: log_sigmoid,
     aten.cat.default: cat,
     aten.stack.default: stack,
     aten.select_backward.default: select_backward,
     aten.slice_backward.default: slice_backward,
-    aten.slice_scatter.default: slice_scatter,
-    aten.select_scatter.default: select_scatter,
-    aten.repeat.default: repeat,
     aten.constant_pad_nd.default: pad,
 }

@@ -103,16 +103,6 @@ def _inverted(x: Any) -> Form:
     return (x,), f"({sign}{{0}})".format
 
 
-def _shifted(sign: str) -> Callable[..., Form]:
-    def form(x: Any, places: Any) -> Form:
-        bits = torch.iinfo(x.meta["val"].dtype).bits
-        if not isinstance(places, int) or not 0 <= places < bits - 1:
-            raise NotImplementedError(places)
-        return (x, places), f"({{0}} {sign} {{1}})".format
-
-    return form
-
-
 def _masked_fill(x: Any, mask: Any, value: Any) -> Form:
     return (mask, value, x), "({0} ? {1} : {2})".format
 
@@ -153,8 +143,6 @@ _CHOICES: dict[Any, Rule] = {
     },
     aten.logical_not.default: Rule(plain("(!{0})", 1), promoted=True),
     aten.bitwise_not.default: Rule(_inverted),
-    aten.__lshift__.Scalar: Rule(_shifted("<<")),
-    aten.__rshift__.Scalar: Rule(_shifted(">>")),
     aten.isnan.default: Rule(plain("({0} != {0})", 1), promoted=True),
     aten.isinf.default: Rule(plain(f"(abele::magnitude({{0}}) == {_INFINITY})", 1), promoted=True),
     aten.signbit.default: Rule(plain("std::signbit({0})", 1), promoted=True),
@@ -243,16 +231,7 @@ _SIMPLE = {
     aten.hardswish.default: ("({0} * abele::hard_sigmoid({0}))", 1),
     aten.hardswish_backward.default: ("abele::hard_swish_backward({0}, {1})", 2),
     aten._prelu_kernel.default: ("({0} > 0 ? {0} : {1} * {0})", 2),
-    aten.softshrink_backward.default: ("({1} >= -{2} && {1} <= {2} ? 0 : {0})", 3),
-    aten.hardshrink_backward.default: ("({1} >= -{2} && {1} <= {2} ? 0 : {0})", 3),
 }
-
-
-def _logit_backward(grad: Any, x: Any, eps: Any = None) -> Form:
-    slope = "{0} / ({1} * (1 - {1}))"
-    if eps is None or eps < 0:
-        return (grad, x), f"({{1}} < 0 || {{1}} > 1 ? {{1}} * NAN : {slope})".format
-    return (grad, x, eps), f"({{1}} < {{2}} || {{1}} > 1 - {{2}} ? 0 : {slope})".format
 
 
 _ACTIVATIONS: dict[Any, Rule] = {
@@ -264,22 +243,12 @@ _ACTIVATIONS: dict[Any, Rule] = {
     aten.elu.default: Rule(_elu, floating=True),
     aten.celu.default: Rule(_celu, floating=True),
     aten.elu_backward.default: Rule(_elu_backward, floating=True),
-    aten.logit_backward.default: Rule(_logit_backward, floating=True),
     aten.hardtanh.default: Rule(
         _with_defaults("abele::not_above(abele::not_below({0}, {1}), {2})", -1.0, 1.0),
         floating=True,
     ),
     aten.softplus.default: Rule(
         _with_defaults("abele::softplus({0}, {1}, {2})", 1.0, 20.0), floating=True
-    ),
-    aten.softshrink.default: Rule(
-        _with_defaults(
-            "({0} > {1} ? {0} - {1} : {0} < -{1} ? {0} + {1} : {0} != {0} ? {0} : 0)", 0.5
-        ),
-        floating=True,
-    ),
-    aten.hardshrink.default: Rule(
-        _with_defaults("({0} >= -{1} && {0} <= {1} ? 0 : {0})", 0.5), floating=True
     ),
 }
 
@@ -350,14 +319,6 @@ def _clamp(x: Any, low: Any = None, high: Any = None) -> Form:
     return (x, low, high), "abele::not_above(abele::not_below({0}, {1}), {2})".format
 
 
-def _logit(x: Any, eps: Any = None) -> Form:
-    text = "abele::log({0} / (1 - {0}))"
-    if eps is None or eps < 0:
-        return (x,), text.format
-    within = "({0} < {1} ? {1} : {0} > 1 - {1} ? 1 - {1} : {0})"  # NaN stays
-    return (x, eps), lambda *texts: text.format(within.format(*texts))
-
-
 def _divided(real: str, whole: str) -> Callable[..., Form]:
     """Return a form of a quotient or remainder; integers only by a safe constant divisor."""
 
@@ -379,14 +340,6 @@ def _rounded_quotient(a: Any, b: Any, rounding_mode: str | None = None) -> Form:
     if rounding_mode is None:
         raise NotImplementedError("rounding_mode")
     return (_FLOOR_DIVIDE if rounding_mode == "floor" else _TRUNCATED)(a, b)
-
-
-def _nan_to_num(x: Any, nan: Any = None, positive: Any = None, negative: Any = None) -> Form:
-    limits = torch.finfo(x.meta["val"].dtype)
-    high = limits.max if positive is None else positive
-    low = limits.min if negative is None else negative
-    text = "({0} != {0} ? {1} : {0} == {4} ? {2} : {0} == -{4} ? {3} : {0})"
-    return (x, nan or 0.0, high, low, math.inf), text.format
 
 
 # Exact at both ends, as torch has it.
@@ -428,8 +381,6 @@ _FLOATING = {
     aten.copysign.Tensor: ("std::copysign({0}, {1})", 2),
     aten.copysign.Scalar: ("std::copysign({0}, {1})", 2),
     aten.pow.Tensor_Tensor: ("std::pow({0}, {1})", 2),
-    aten.logaddexp.default: ("abele::log_add_exp({0}, {1})", 2),
-    aten.xlogy.Tensor: ("abele::x_log_y({0}, {1})", 2),
     aten.pow.Scalar: ("std::pow({0}, {1})", 2),
     aten.lerp.Scalar: (_LERP, 3),
     aten.lerp.Tensor: (_LERP, 3),
@@ -479,8 +430,6 @@ _ARITHMETIC: dict[Any, Rule] = {
     aten.pow.Tensor_Scalar: Rule(_power, floating=True),
     aten.clamp.default: Rule(_clamp),
     aten.clamp.Tensor: Rule(_clamp),
-    aten.nan_to_num.default: Rule(_nan_to_num, floating=True),
-    aten.logit.default: Rule(_logit, floating=True),
 }
 
 RULES: dict[Any, Rule] = {**_ACTIVATIONS, **_ARITHMETIC, **_CHOICES}

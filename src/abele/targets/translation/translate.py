@@ -27,11 +27,6 @@ from abele.targets.translation.pointwise import COMPUTED, RULES, Rule, literal
 Handler = Callable[[Any, torch.fx.Node], bool]
 
 
-def _none_leaves(graph: torch.fx.GraphModule) -> Callable[[torch.fx.Node], bool]:
-    del graph
-    return lambda node: False
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dialect:
     """Capabilities of a kind of code.
@@ -39,13 +34,10 @@ class Dialect:
     Attributes:
         handlers: translate operators that are no views and have no rule; torch computes the others.
         types: that loops know.
-        may_leave: says of a graph which of its operators may index outside of memory; these are
-            torch's, because code does not check.
     """
 
     handlers: Mapping[Any, Handler]
     types: Collection[torch.dtype]
-    may_leave: Callable[[torch.fx.GraphModule], Callable[[torch.fx.Node], bool]] = _none_leaves
 
 
 aten = torch.ops.aten
@@ -85,7 +77,7 @@ class Translator:
 
     def __init__(self, program: Program, dialect: Dialect):
         self._program, self._dialect, self._types = program, dialect, dialect.types
-        self._may_leave = dialect.may_leave(program.graph)
+        self.graph = program.graph
         self.places: dict[torch.fx.Node, Any] = {}
         self.operations: list[Operation] = []
         self._made = 0
@@ -193,9 +185,7 @@ class Translator:
             self.places[node] = self.places[arguments[0]][arguments[1]]
         elif not (self._view(node) or self._written(node) or self._by_rule(node)):
             handler = self._dialect.handlers.get(node.target, _no_code)
-            # Code does not check indices: those that nobody looks at before are torch's.
-            unsafe = not self._known(node) or self._may_leave(node)
-            if unsafe or not handler(self, node):
+            if not self._known(node) or not handler(self, node):
                 self._foreign(node)
 
     def _known(self, node: torch.fx.Node) -> bool:

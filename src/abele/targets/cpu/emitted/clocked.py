@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 
 from abele.program import Program
-from abele.targets.base import LOOP, Clocked, Compiled
+from abele.targets.base import Clocked, Compiled
 from abele.targets.cpu.emitted.calling import Calling
 from abele.targets.cpu.emitted.channel_blocking import ChannelBlocks
 from abele.targets.cpu.emitted.run import Runner
 from abele.targets.cpu.emitted.source import COST, MOMENTS, Segment
 from abele.targets.index_checks import checked
-from abele.targets.kernel_choice import Kernel
+from abele.targets.kernel_choice import LOOP, TORCH, Kernel
 from abele.targets.translation.groups import Unit
 from abele.targets.translation.operations import Call, ChannelCall, Foreign
 from abele.targets.translation.places import Buffer
@@ -107,7 +107,7 @@ def who(unit: Unit) -> str:
     if isinstance(unit, ChannelBlocks) or isinstance(operation, ChannelCall):
         return "channels"
     if isinstance(operation, Foreign):
-        return "torch"
+        return TORCH
     if not isinstance(operation, Call):
         return LOOP
     named = _NAME.search(operation.text.removeprefix("status |= "))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -24,7 +24,7 @@ from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
 from abele.targets.cpu.emitted.calls import HANDLERS
 from abele.targets.cpu.emitted.calls.convolutions import few_channel_convolutions
 from abele.targets.cpu.emitted.channel_blocking import block_channels
-from abele.targets.cpu.emitted.clocked import with_clocks
+from abele.targets.cpu.emitted.clocked import who, with_clocks
 from abele.targets.cpu.emitted.gemm_epilogues import GemmWithEpilogue, fuse_gemm_epilogues
 from abele.targets.cpu.emitted.memory import (
     arranged,
@@ -37,20 +37,15 @@ from abele.targets.cpu.emitted.pad_leading_dimension import pad_leading_dimensio
 from abele.targets.cpu.emitted.rematerialized_norms import rematerialize_norms
 from abele.targets.cpu.emitted.run import BoundRunner
 from abele.targets.cpu.emitted.source import Segment
-from abele.targets.index_checks import IndexBounds, checked
-from abele.targets.kernel_choice import KernelChoice
+from abele.targets.index_checks import checked
 from abele.targets.translation.groups import Unit, grouped
 from abele.targets.translation.operations import Foreign, Translation, constants_of
 from abele.targets.translation.places import Buffer, Kind
 from abele.targets.translation.pointwise import TYPES
+from abele.targets.translation.reasons import kernel_choices
 from abele.targets.translation.translate import Dialect, translate
 
-
-def _may_leave(graph: torch.fx.GraphModule) -> Callable[[torch.fx.Node], bool]:
-    return IndexBounds(graph).may_leave
-
-
-DIALECT = Dialect(handlers=HANDLERS, types=TYPES, may_leave=_may_leave)
+DIALECT = Dialect(handlers=HANDLERS, types=TYPES)
 
 
 class Emitted(Lowering):
@@ -129,9 +124,9 @@ class Emitted(Lowering):
         """Return why it was not chosen: loops, effects, or too many ATen calls."""
         return choice.why_not(program)
 
-    def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
+    def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:
         """Loops, calls, and what torch computes."""
-        return choice.kernel_choices(program, placed(program).units)
+        return kernel_choices(program, placed(program).units, who)
 
     def clocked(self, program: Program) -> Clocked:
         """Write and compile the code again, with a look at the clock between its units."""

@@ -46,7 +46,6 @@ def _convolutions(kernel: Kernel) -> Iterator[OwnKernel]:
             operator=operator,
             name=f"{kernel.name}_convolution{'_backward' if backward else ''}",
             kind=kernel.kind,
-            why=kernel.why,
             function=functools.partial(_convolution, kernel),
             suits=functools.partial(_suits_convolution, kernel),
         )
@@ -274,14 +273,12 @@ def _of_channels_last(
     return function
 
 
-_DOUBLED = "our kernel: images twice as large, in channels last"
 KERNELS_OF_IMAGES = (
     *(row for kernel in KERNELS for row in _convolutions(kernel)),
     OwnKernel(
         operator=aten.max_pool2d_with_indices.default,
         name="max_pool",
         kind="pools",
-        why="our kernel: windows of 2 x 2 side by side, in channels last",
         function=_max_pool,
         suits=suits_pool,
     ),
@@ -289,14 +286,12 @@ KERNELS_OF_IMAGES = (
         operator=aten.max_pool2d_with_indices_backward.default,
         name="max_pool_backward",
         kind="pools",
-        why="our kernel, where the pool was ours; else torch's call",
         function=_max_pool_backward,
     ),
     OwnKernel(
         operator=aten.upsample_bilinear2d.default,
         name="upsample",
         kind="upsampling",
-        why=_DOUBLED,
         function=functools.partial(
             _of_channels_last, on_tensors.upsample, aten.upsample_bilinear2d
         ),
@@ -306,7 +301,6 @@ KERNELS_OF_IMAGES = (
         operator=aten.upsample_bilinear2d_backward.default,
         name="upsample_backward",
         kind="upsampling",
-        why=_DOUBLED,
         function=functools.partial(
             _of_channels_last, on_tensors.upsample_backward, aten.upsample_bilinear2d_backward
         ),

@@ -29,7 +29,6 @@ class OwnKernel:
         operator: that it replaces.
         name: of the function, in reports.
         kind: in ``kernels.sources.KINDS``.
-        why: the reason for its use.
         function: returns the function of tensors for a node, from the node, the library and
             whether the first result is written over an argument.
         suits: returns whether it computes a node with this operator. Layouts are decided later: a
@@ -40,7 +39,6 @@ class OwnKernel:
     operator: Any
     name: str
     kind: str
-    why: str
     function: Callable[[_Node, ctypes.CDLL, bool], Callable[..., Any]]
     suits: Callable[[_Node], bool] = _always
     over: int | None = None

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Collection
+from typing import Any
 
 import torch
 
-from abele import arena
+from abele import _torch, arena
+from abele._torch.copies import copied_graph
+from abele.arena.running import Arena, kept
 from abele.kernels import binding, build
+from abele.ops.memory_layout import in_layout
 from abele.passes.of_lowerings.channels_last import channels_last
 from abele.passes.of_lowerings.convolutions import half_convolutions, pointwise_before_upsampling
 from abele.passes.of_lowerings.fused_sums import fused_sums
 from abele.passes.of_lowerings.fused_updates import fused_adam, fused_sgd, joined_counters
 from abele.passes.of_lowerings.normalisation import folded_normalisation, fused_normalisation
-from abele.program import Program
+from abele.program import Program, is_view
 from abele.program.memory import MemoryUse
-from abele.targets.base import Clocked, Compiled, Lowering, Run, require_code
+from abele.targets.base import Clocked, Compiled, GraphClocks, Lowering, Run, require_code
 from abele.targets.cpu.compiler import (
     compiler,
     instruction_set,
@@ -24,10 +29,12 @@ from abele.targets.cpu.compiler import (
     with_planned_places,
 )
 from abele.targets.cpu.op_by_op import choice
-from abele.targets.cpu.op_by_op.build import kinds_of, with_clocks, with_kernels
 from abele.targets.cpu.op_by_op.memory_use import memory_use
+from abele.targets.cpu.op_by_op.registry import Lifetimes, overwritten, own_kernel
+from abele.targets.cpu.op_by_op.updates import copies_back, erase_copies, is_update
 from abele.targets.index_checks import checked
-from abele.targets.kernel_choice import KernelChoice
+from abele.targets.interpreter import function_of
+from abele.targets.kernel_choice import NOBODY, TORCH, operators_of
 
 
 class OpByOp(Lowering):
@@ -52,8 +59,8 @@ class OpByOp(Lowering):
         return choice.why(program)
 
     def why_not_chosen(self, program: Program) -> str | None:
-        """Return why it was not chosen: the share of its work in convolutions."""
-        return choice.why_not(program)
+        """Return what the program lacks."""
+        return None if choice.why(program) is not None else choice.WHY_NOT
 
     def also_measure(self, program: Program) -> bool:
         """Be measured where its kernels have work: the rest is torch's or code either way."""
@@ -77,21 +84,24 @@ class OpByOp(Lowering):
     def load(self, program: Program, payload: bytes) -> Compiled:
         """Map the kernels into this process; milliseconds."""
         require_code(payload, "cpu")
-        memory = arena.Arena(arena.planned(memory_use(program)))
         library = binding.load(payload)
-        run = with_kernels(program, library, memory)
-        return checked(program, _OpByOp(run, payload, library, kinds_of(program)))
+        run = with_kernels(program, library, _arena(program))
+        kernels = map(own_kernel, program.graph.graph.nodes)
+        kinds = {kernel.kind for kernel in kernels if kernel is not None}
+        return checked(program, _OpByOp(run, payload, library, kinds))
 
-    def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
-        """Our kernels, and what torch computes."""
-        return choice.kernel_choices(program)
+    def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:
+        """Return our kernels, and torch."""
+        choices = {node: _backend(node) for node in operators_of(program)}
+        for node in filter(is_update, choices):  # it writes over its arguments: nothing is copied
+            choices |= dict.fromkeys(copies_back(node) or (), NOBODY)
+        return choices
 
     def clocked(self, program: Program) -> Clocked:
         """Look at the clock before and after each call."""
-        code = build.shared_library(compiler() or "g++", instruction_set())
-        return with_clocks(
-            program, binding.load(code), arena.Arena(arena.planned(memory_use(program)))
-        )
+        library = binding.load(build.shared_library(compiler() or "g++", instruction_set()))
+        clocks = GraphClocks({node.name: node for node in program.graph.graph.nodes})
+        return clocks.clocked(with_kernels(program, library, _arena(program), clocks))
 
     def memory(self, program: Program) -> MemoryUse:
         """Return the memory of a program whose kernels overwrite dead arguments."""
@@ -108,3 +118,60 @@ class _OpByOp(Compiled):
     def kernel_problem(self, *, noted: bool) -> str | None:
         """Test the kernels that the program calls."""
         return kernel_problem(self._library, self._kinds, noted=noted)
+
+
+def _arena(program: Program) -> Arena:
+    return Arena(arena.planned(memory_use(program)))
+
+
+def _backend(node: torch.fx.Node) -> str:
+    kernel = own_kernel(node)
+    if kernel is not None:
+        return kernel.name
+    if node.target is in_layout:
+        return "in_layout"
+    return NOBODY if is_view(node) else TORCH
+
+
+def with_kernels(
+    program: Program,
+    library: ctypes.CDLL,
+    arena: Arena | None = None,
+    clocks: GraphClocks | None = None,
+) -> Run:
+    """Return the program as a function of its input tensors; state is updated in place.
+
+    Args:
+        program: after the passes of its lowering.
+        library: the kernels.
+        arena: has places for its tensors; without it they come from the C library.
+        clocks: are read before and after each call.
+    """
+    planned = contextlib.nullcontext if arena is None else arena.used
+    function = function_of(_replaced(program, library), clocks, frees_inputs=True)
+
+    def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.no_grad(), kept(), planned():
+            return list(function(inputs))
+
+    return run
+
+
+def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
+    """Return the graph with each operator replaced by the function that computes it."""
+    graph = _torch.graph_module(program.graph, copied_graph(program.graph.graph))
+    lifetimes = Lifetimes(graph.graph)
+    copies = {node: copies_back(node) for node in graph.graph.nodes if is_update(node)}
+    for node in list(graph.graph.nodes):
+        kernel = own_kernel(node)
+        if kernel is None:
+            continue
+        overwrite = overwritten(node, lifetimes) is not None
+        if node in copies:
+            overwrite = copies[node] is not None
+            erase_copies(copies[node] or ())
+        function: Any = kernel.function(node, library, overwrite)
+        function.__name__ = kernel.name  # as clocks and reports call it
+        node.target = function
+    graph.graph.lint()
+    return graph

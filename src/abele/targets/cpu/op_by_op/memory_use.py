@@ -16,7 +16,7 @@ from abele.program import Program, is_getitem, node_argument
 from abele.program.aliasing import Liveness, aliases_of_calls
 from abele.program.memory import MemoryUse, Piece
 from abele.targets.cpu.op_by_op import images
-from abele.targets.cpu.op_by_op.overwriting import Lifetimes, overwritten
+from abele.targets.cpu.op_by_op.registry import Lifetimes, overwritten
 from abele.targets.cpu.op_by_op.updates import copies_back, is_update
 
 aten = torch.ops.aten

@@ -186,7 +186,6 @@ def _row(operator: Any, function: Callable[..., Any], over: int) -> OwnKernel:
         operator=operator,
         name=function.__name__,
         kind="norms",
-        why="our kernel: a normalisation with its activation",
         function=lambda node, library, overwrite: functools.partial(function, library, overwrite),
         over=over,
     )

@@ -119,7 +119,6 @@ def _row(operator: Any, kind: str, function: Callable[..., Any]) -> OwnKernel:
         operator=operator,
         name=kind,
         kind=kind,
-        why="our kernel: all tensors in one call, each read and written once",
         function=lambda node, library, overwrite: functools.partial(function, library, overwrite),
     )
 

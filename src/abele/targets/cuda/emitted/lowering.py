@@ -20,15 +20,14 @@ from abele.targets.cuda.emitted import (
     nvrtc,
     sums,
 )
-from abele.targets.cuda.emitted.choices import Step, decoded, encoded, measured, of_unit
+from abele.targets.cuda.emitted.choices import Step, backend, decoded, encoded, measured
 from abele.targets.cuda.emitted.gemms import ConcurrentGemms, is_product, scheduled
 from abele.targets.cuda.emitted.run import Runner
 from abele.targets.cuda.emitted.source import Launch, Writer
 from abele.targets.cuda.op_by_op import current_gpu, to_gpu
-from abele.targets.kernel_choice import KernelChoice
 from abele.targets.replay import CudaGraphs, replayed
 from abele.targets.translation.groups import Unit, grouped
-from abele.targets.translation.movement import GATES, MOVES
+from abele.targets.translation.movement import MOVES
 from abele.targets.translation.operations import Foreign, Translation, constants_of
 from abele.targets.translation.places import Buffer, Kind
 from abele.targets.translation.pointwise import NAMES
@@ -40,23 +39,10 @@ aten = torch.ops.aten
 # Kernels are compiled in so many pieces, each by a thread.
 _FILES = 4
 
-#: What moves elements, or has several results of each, as loops; sums, batch norms and convolutions
+#: What moves elements as loops; sums, batch norms and convolutions
 #: of few channels by blocks of threads. Of other operators torch has kernels for GPUs.
 _HANDLERS: dict[Any, Handler] = {
-    **{
-        target: MOVES[target]
-        for target in (
-            *(
-                aten.cat.default,
-                aten.stack.default,
-                aten.repeat.default,
-                aten.constant_pad_nd.default,
-            ),
-            *(aten.select_backward.default, aten.slice_backward.default),
-            *(aten.slice_scatter.default, aten.select_scatter.default),
-        )
-    },
-    **GATES,
+    **MOVES,
     **sums.HANDLERS,
     **sums.BATCH_NORMS,
     **convolutions.HANDLERS,
@@ -105,10 +91,10 @@ class Emitted(Lowering):
         require_code(payload, "cuda")
         return _runnable(program, planned(program), payload)
 
-    def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
+    def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:
         """Loops, and what torch computes."""
         units = grouped(translate(program, _DIALECT).operations)
-        return kernel_choices(program, units, of_unit)
+        return kernel_choices(program, units, backend)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,17 +15,14 @@ from abele.targets.cpu.emitted.calls import (
     reductions,
     windows,
 )
-from abele.targets.translation.movement import GATES, MOVES
+from abele.targets.translation.movement import MOVES
 from abele.targets.translation.translate import Handler
 
 HANDLERS: dict[Any, Handler] = {
     **attention.HANDLERS,
-    **indices.TABLES,
     **windows.HANDLERS,
     **norms.BATCH_NORMS,
     **convolutions.HANDLERS,
-    **reductions.EXTREMES,
-    **GATES,
     **indices.HANDLERS,
     **losses.HANDLERS,
     **matrices.HANDLERS,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from abele.targets.cpu.emitted.calls import shared
+from abele.targets.index_checks import is_checked
 from abele.targets.translation.movement import arguments
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
@@ -102,6 +103,8 @@ def nll_loss_backward(translator: Any, node: torch.fx.Node) -> bool:
 
 def _labelled(translator: Any, x: Any, nodes: tuple[Any, ...]) -> list[Place] | None:
     place, target = translator.places[x], translator.places[nodes[1]]
+    if not is_checked(nodes[1], translator.graph):
+        return None
     if place.dtype is not torch.float32 or len(place.shape) < 2 or target.dtype is not torch.int64:
         return None
     return [translator.contiguous(translator.places[each]) for each in nodes if each is not None]
