@@ -138,7 +138,7 @@ def _register_rate() -> float:
 def _account(
     program: Program, clocked: Any, inputs: list[torch.Tensor], eager: Any, seconds: float
 ) -> dict[str, Any]:
-    units = lowering.placed(program).units
+    units = lowering.planned_code(program).units
     runs: dict[int, list[list[float]]] = {threads: [] for threads in THREADS}
     steps: dict[int, list[float]] = {threads: [] for threads in THREADS}
     end = time.perf_counter() + seconds

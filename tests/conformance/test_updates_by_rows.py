@@ -117,7 +117,7 @@ def test_all_gradients_that_only_the_update_reads_have_no_memory(both, monkeypat
         monkeypatch.setattr(products, limit, 0)
     updated = 0
     for program, _ in both(name, 0):
-        placed = lowering.placed(program)
+        placed = lowering.planned_code(program)
         for unit in placed.units:
             slots = [
                 p for each in unit.operations for p in each.writes if p.buffer.kind is Kind.INPUT

@@ -25,6 +25,7 @@ from abele.runtime.device_state import DeviceState
 from abele.targets import base
 from abele.targets.base import Clocked
 from abele.targets.base import Run as Call
+from abele.targets.kernel_choice import BESIDE
 
 BUDGET_S = 2.0
 _MOST_RUNS = 30
@@ -239,13 +240,13 @@ def _parts_of_nodes(kernels: Sequence[base.Kernel]) -> dict[torch.fx.Node, int]:
     counts: dict[torch.fx.Node, int] = {}
     for kernel in kernels:
         for node in kernel.nodes:
-            counts[node] = counts.get(node, 0) + (kernel.what not in base.BESIDE)
+            counts[node] = counts.get(node, 0) + (kernel.what not in BESIDE)
     return counts
 
 
 def _work(kernel: base.Kernel, parts: dict[torch.fx.Node, int]) -> int:
     """Operations of a kernel."""
-    beside = kernel.what in base.BESIDE
+    beside = kernel.what in BESIDE
     counted = [node for node in kernel.nodes if not (beside and parts[node])]
     return sum(operators.operations(node) // max(1, parts[node]) for node in counted)
 

@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -114,29 +114,14 @@ Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 OfBatch = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
-class Repeated(Protocol):
-    """Runs a program for one micro-batch after the other, with no Python between them."""
-
-    def __call__(
-        self,
-        inputs: list[torch.Tensor],
-        batches: Sequence[Sequence[torch.Tensor]],
-        kept: Sequence[bool],
-        marks: list[Any],
-    ) -> list[list[torch.Tensor]]:
-        """Run the program for each of ``batches`` in turn.
-
-        Args:
-            inputs: one tensor for each slot, as for ``Run``; those of the batch are ignored.
-            batches: of each run, the tensors of the slots that are the batch, in their order.
-            kept: of each run, whether its results are wanted.
-            marks: gets beginning and end of each run, in ns of ``time.perf_counter_ns``; the first
-                before anything changes.
-
-        Returns:
-            The results of each run; those that are not wanted share their memory.
-        """
-        ...
+# Runs a program for one micro-batch after the other, with no Python between them. Takes the inputs
+# as ``Run`` does, ignoring those of the batch; the batch of each run; whether the results of each
+# run are wanted; and a list that gets beginning and end of each run, in ns of
+# ``time.perf_counter_ns``, the first before anything changes. Returns the results of each run.
+Repeated = Callable[
+    [list[torch.Tensor], Sequence[Sequence[torch.Tensor]], Sequence[bool], list[Any]],
+    list[list[torch.Tensor]],
+]
 
 
 class Compiled:

@@ -15,7 +15,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -38,31 +38,17 @@ _ON_HOST = {
 }
 
 
-class Recorder(Protocol):
-    """Captures work on a device."""
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture ``work`` without doing it, and return what does it.
-
-        Raises:
-            RuntimeError: something in it cannot be captured.
-        """
-        ...
-
-    def on_host(self, like: torch.Tensor) -> torch.Tensor:
-        """Memory of the host for a tensor of the device, which captures may copy from and to."""
-        ...
-
-    def wait(self) -> None:
-        """Return when the device has done what was asked of it."""
-        ...
-
-
 class CudaGraphs:
     """Captures work on the current GPU."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See ``Recorder``; other threads may use the GPU meanwhile."""
+        """Capture ``work`` without doing it, and return what does it.
+
+        Other threads may use the GPU meanwhile.
+
+        Raises:
+            RuntimeError: something in it cannot be captured.
+        """
         graph = torch.cuda.CUDAGraph()
         with warnings.catch_warnings():  # that nothing is in it: some programs return what they get
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")
@@ -80,40 +66,29 @@ class CudaGraphs:
         torch.cuda.current_stream().synchronize()
 
 
-def why_not(program: Program, *, draws: bool = True) -> str | None:
-    """Return why a program cannot be captured, or None if nothing is known that forbids it.
+def may_be_captured(program: Program) -> bool:
+    """Return whether nothing is known of a program that forbids its capture.
+
+    The host must not look at values in it: loops, branches, and what prints or calls the host do.
 
     Args:
         program: after the passes of its lowering.
-        draws: random numbers may be drawn in a capture, because torch's kernels do it.
     """
-    if os.environ.get(ENVIRONMENT) == "0":
-        return f"{ENVIRONMENT}=0"
-    if program.uses_random and not draws:
-        return "it draws random numbers"
-    if any(True for _ in subgraphs(program.graph)):
-        return "it branches or loops by values"
-    if any(str(node.target) in _ON_HOST for node in program.graph.graph.nodes):
-        return "the host looks at values in it"
-    if any(has_effect(node) for node in program.graph.graph.nodes):
-        return "it calls the host"
-    return None
+    if os.environ.get(ENVIRONMENT) == "0" or any(True for _ in subgraphs(program.graph)):
+        return False
+    nodes = program.graph.graph.nodes
+    return not any(str(node.target) in _ON_HOST or has_effect(node) for node in nodes)
 
 
-def replayed(
-    program: Program, compiled: Compiled, recorder: Recorder, *, draws: bool = True
-) -> Compiled:
+def replayed(program: Program, compiled: Compiled, recorder: CudaGraphs) -> Compiled:
     """Return ``compiled``, replayed from its second call on where the program allows that.
 
     Args:
         program: after the passes of its lowering.
         compiled: of it.
         recorder: captures.
-        draws: see ``why_not``.
     """
-    if why_not(program, draws=draws) is not None:
-        return compiled
-    return Replayed(program, compiled, recorder)
+    return Replayed(program, compiled, recorder) if may_be_captured(program) else compiled
 
 
 class Replayed(Compiled):
@@ -127,7 +102,7 @@ class Replayed(Compiled):
 
     replays = True
 
-    def __init__(self, program: Program, compiled: Compiled, recorder: Recorder):
+    def __init__(self, program: Program, compiled: Compiled, recorder: CudaGraphs):
         super().__init__(self._call, compiled.payload)
         self._plain, self._compiled, self._recorder = compiled.run, compiled, recorder
         self._batch = [i for i, slot in enumerate(program.inputs) if slot.role is Role.INPUT]
@@ -244,7 +219,7 @@ class _FromHost:
         program: Replayed,
         arguments: list[torch.Tensor],
         batch: Sequence[int],
-        recorder: Recorder,
+        recorder: CudaGraphs,
     ):
         self._program, self._recorder = program, recorder
         self._arguments, self._batch = arguments, batch
@@ -284,7 +259,7 @@ class _Capture:
         run: Run,
         arguments: Sequence[torch.Tensor],
         batch: Sequence[int],
-        recorder: Recorder,
+        recorder: CudaGraphs,
     ):
         self._arguments = list(arguments)
         for index in batch:
@@ -327,7 +302,7 @@ class _HostCapture:
         arguments: Sequence[torch.Tensor],
         batch: Sequence[int],
         results: Sequence[torch.Tensor],
-        recorder: Recorder,
+        recorder: CudaGraphs,
     ):
         given = list(arguments)
         for index in batch:

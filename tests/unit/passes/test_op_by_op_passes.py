@@ -390,8 +390,8 @@ def test_networks_of_our_convolutions_run_operator_by_operator(monkeypatch):
     assert choice.why(program) is None
     monkeypatch.setattr(choice, "LEAST_WORK", 2 * 8 * 8 * 16 * 16 * 9)
     assert choice.why(program) == (
-        "3 convolutions of 3x3 do 100 % of its multiply-adds; "
-        "our kernels do them faster than the library, and nothing needs compiling"
+        "3 convolutions of large images, or of 3x3 that our kernels compute, do 100 % of its "
+        "multiply-adds, and nothing needs compiling"
     )
 
 
@@ -406,7 +406,7 @@ def test_only_networks_of_large_convolutions_run_operator_by_operator(monkeypatc
     monkeypatch.setattr(choice, "LARGE_IMAGE", 1024)
     lowering, reason = CPU.choose(program)
     assert lowering is OP_BY_OP
-    assert "convolutions with images of" in reason
+    assert "convolutions of large images" in reason
 
 
 def test_networks_of_many_convolutions_with_norms_run_operator_by_operator(monkeypatch):
@@ -418,7 +418,7 @@ def test_networks_of_many_convolutions_with_norms_run_operator_by_operator(monke
     monkeypatch.setattr(choice, "MEAN_WORK", 1)
     lowering, reason = CPU.choose(program)
     assert lowering is OP_BY_OP
-    assert reason.startswith(f"{count} convolutions of 0 million multiply-adds on average")
+    assert reason == f"compiling its {count} convolutions takes long and gains nothing"
     monkeypatch.setattr(choice, "MANY_CONVOLUTIONS", count + 1)
     assert choice.why(program) is None
 
@@ -443,7 +443,7 @@ def test_separable_convolutions_of_large_images_are_compiled(monkeypatch):
     monkeypatch.setattr(
         choice, "is_product_or_depthwise", lambda _: False
     )  # then the library computes them
-    assert "8 convolutions with images of" in (choice.why(program) or "")
+    assert (choice.why(program) or "").startswith("8 convolutions of large images")
 
 
 class Bottlenecks(nn.Module):
@@ -466,15 +466,9 @@ def test_only_what_compiled_code_leaves_to_the_library_decides(monkeypatch):
     monkeypatch.setattr(choice, "LEAST_CONVOLUTIONS", 3)
     monkeypatch.setattr(choice, "LEAST_WORK", 1)
     program = passes.run(captured(Bottlenecks(), (torch.randn(2, 96, 8, 8),)).programs[0])
-    assert (choice.why(program) or "").startswith("3 convolutions of 3x3 do 43 % of its")
+    assert (choice.why(program) or "").startswith("3 convolutions of")
     monkeypatch.setattr(choice, "is_product_or_depthwise", lambda _: False)
     assert choice.why(program) is None
-
-
-def test_networks_of_many_convolutions_without_norms_are_compiled(monkeypatch):
-    monkeypatch.setattr(choice, "MANY_CONVOLUTIONS", 1)
-    monkeypatch.setattr(choice, "MEAN_WORK", 1)
-    assert choice.why(step_of_forked()) is None
 
 
 def test_the_plain_network_agrees_with_itself_in_eager():

@@ -83,7 +83,7 @@ def test_the_plan_of_emitted_code_is_reported_as_it_is(name, monkeypatch):
     monkeypatch.setattr(arena, "available", lambda: False)
     program, lowering = lowered(name)
     use = lowering.memory(program)
-    placed = emitted.placed(program)
+    placed = emitted.planned_code(program)
     taken = bytearray(placed.size)
     for step, alive in enumerate(use.alive()):
         # Counted again byte by byte: no two pieces that are in use share one.

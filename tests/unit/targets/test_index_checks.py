@@ -11,6 +11,8 @@ from abele.errors import IndexCheckError
 from abele.targets.base import Compiled
 from abele.targets.index_checks import Checked, checked
 from abele.targets.reference import Interpreter, Reference
+from helpers.emitted_operators import Case
+from helpers.emitted_operators import Compiled as Code
 from helpers.runs import captured, rule_for, started
 
 ROWS = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
@@ -205,6 +207,22 @@ def test_compiled_training_goes_on_after_a_wrong_index(tmp_path):
 def _state(session):
     tensors = {**session.params, **session.buffers[0], **session.read_optimizer_state()}
     return {name: value.clone() for name, value in tensors.items()}
+
+
+@pytest.mark.compiler
+def test_torch_computes_rows_of_indices_that_are_not_checked_before():
+    """Torch raises there; code of ours would read memory of others."""
+    generator = torch.Generator().manual_seed(1)
+    x, table = (torch.randn(rows, 5, generator=generator) for rows in (6, 5))
+
+    def function(x, table):
+        rows = ((x @ table)[:, 0] * 9).long()
+        return F.embedding(rows, table), F.cross_entropy(x, rows)
+
+    code = Code({"case": Case(function, (x, table), gradients=True)})
+    assert {"embedding.default", "nll_loss_forward.default"} <= code.calls("case").keys()
+    with pytest.raises(IndexError, match="out of range"):
+        code.run("case")
 
 
 def test_kernels_behind_a_check_are_tested():

@@ -14,8 +14,7 @@ from abele.program import Role, memory
 from abele.step.config import StepConfig
 from abele.targets.cpu import Cpu
 from abele.targets.cpu.compiler import compiler, instruction_set
-from abele.targets.cpu.op_by_op.build import with_kernels
-from abele.targets.cpu.op_by_op.lowering import OpByOp
+from abele.targets.cpu.op_by_op.lowering import OpByOp, with_kernels
 from helpers.models import plain_loss
 from helpers.runs import captured, rule_for
 

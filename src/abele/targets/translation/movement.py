@@ -146,6 +146,20 @@ def slice_backward(translator: Any, node: torch.fx.Node) -> bool:
     return True
 
 
+def repeat(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.repeat``: read with steps of 0 along dimensions that are written one by one."""
+    x, times = translator.places[arguments(node)[0]], arguments(node)[1]
+    missing = len(times) - len(x.shape)
+    sizes, steps = (1,) * missing + x.shape, (0,) * missing + x.stride
+    shape = tuple(n for pair in zip(times, sizes, strict=True) for n in pair)
+    stride = tuple(n for step in steps for n in (0, step))
+    result = translator.new(tuple(node.meta["val"].shape), x.dtype)
+    target = Place(result.buffer, shape, contiguous_stride(shape))
+    store(translator, Place(x.buffer, shape, stride, x.offset), target)
+    translator.places[node] = result
+    return True
+
+
 def pad(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.constant_pad_nd``; negative widths cut off."""
     x, widths, *value = arguments(node)
@@ -181,5 +195,6 @@ MOVES = {
     aten.stack.default: stack,
     aten.select_backward.default: select_backward,
     aten.slice_backward.default: slice_backward,
+    aten.repeat.default: repeat,
     aten.constant_pad_nd.default: pad,
 }

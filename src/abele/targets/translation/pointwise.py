@@ -381,6 +381,7 @@ _FLOATING = {
     aten.copysign.Tensor: ("std::copysign({0}, {1})", 2),
     aten.copysign.Scalar: ("std::copysign({0}, {1})", 2),
     aten.pow.Tensor_Tensor: ("std::pow({0}, {1})", 2),
+    aten.xlogy.Tensor: ("abele::x_log_y({0}, {1})", 2),
     aten.pow.Scalar: ("std::pow({0}, {1})", 2),
     aten.lerp.Scalar: (_LERP, 3),
     aten.lerp.Tensor: (_LERP, 3),

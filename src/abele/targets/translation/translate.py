@@ -12,7 +12,6 @@ import torch
 
 from abele._torch import OpOverload, schema_of
 from abele.program import Program, is_getitem, is_view, returned_nodes
-from abele.targets.translation.copies import without_copies
 from abele.targets.translation.operations import (
     Foreign,
     Operation,
@@ -103,8 +102,6 @@ class Translator:
         for each in self.operations:
             each.resolve()
         outputs = [each.resolved() for each in outputs]
-        returned = {each.buffer for each in outputs}
-        self.operations = without_copies(self.operations, returned)
         inputs = [self.places[node] for node in self._program.placeholders()]
         return Translation(self.operations, inputs, constants, outputs)
 

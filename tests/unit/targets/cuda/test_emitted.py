@@ -24,7 +24,7 @@ X, Y = torch.randn(5, 7), torch.rand(5, 7) + 0.5
 N = torch.randint(-20, 20, (5, 7))
 ACTIVATIONS = [
     *(F.relu, F.gelu, F.silu, F.mish, F.elu, F.celu, F.selu, F.leaky_relu, F.softplus, F.hardswish),
-    *(F.hardsigmoid, F.hardtanh, F.logsigmoid, F.softshrink, F.hardshrink, torch.sigmoid),
+    *(F.hardsigmoid, F.hardtanh, F.logsigmoid, torch.sigmoid),
     *(torch.tanh, torch.erf, torch.exp, torch.expm1, torch.sin, torch.cos, torch.atan, torch.sinh),
 ]
 OF_POSITIVE = [torch.log, torch.log1p, torch.sqrt, torch.rsqrt, torch.log2, torch.reciprocal]
@@ -35,7 +35,7 @@ OF_WHOLE = [
 ]
 OF_TWO = [
     *(torch.maximum, torch.minimum, torch.atan2, torch.fmod, torch.remainder, torch.pow),
-    *(torch.logaddexp, torch.xlogy, torch.lerp, torch.addcmul, torch.addcdiv, torch.copysign),
+    *(torch.xlogy, torch.lerp, torch.addcmul, torch.addcdiv, torch.copysign),
 ]
 
 
@@ -117,7 +117,7 @@ def test_half_numbers_are_rounded_as_torch_rounds_them(dtype, tmp_path):
     def function(x):
         results = [each(x) for each in (*ACTIVATIONS[:16], torch.tanh, *OF_POSITIVE)]
         results += [x * 0.1, x + 3, x > 0.3, (x > 0.3) * x, x.float() * 2, x.to(torch.int32)]
-        results += [x.clamp(-1, 1), x.maximum(x * x), torch.where(x > 1, x, 0.7), x.nan_to_num()]
+        results += [x.clamp(-1, 1), x.maximum(x * x), torch.where(x > 1, x, 0.7)]
         results += [torch.addcmul(x, x, x, value=0.3), torch.cat([x, x + 1])[::2], x.half()]
         return [*results, x.bfloat16(), x.double(), (x * 1e6).float(), x.float().to(dtype)]
 

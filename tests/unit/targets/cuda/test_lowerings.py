@@ -47,19 +47,4 @@ def test_each_operator_has_who_computes_it():
     program = program_of(lambda x: (torch.exp(x) + 1) @ x.t(), (x,), gradients=False)
     for name, expected in (("emitted", {"loop", "torch"}), ("op_by_op", {"torch"})):
         choices = get_target("cuda").lowering(name).kernel_choices(program)
-        assert {choice.by for choice in choices.values()} - {"no code"} == expected
-
-
-def test_what_torch_computes_on_a_gpu_has_reasons_of_its_own():
-    x = torch.ones(4, 3, 8, 8)
-    weight = torch.ones(2, 3, 3, 3)
-    program = program_of(
-        lambda x, w: (torch.conv2d(x, w), x.to(torch.complex64) * 2, x.sum((0, 1, 2))),
-        (x, weight),
-        gradients=False,
-    )
-    chosen = get_target("cuda").lowering("emitted").kernel_choices(program)
-    reasons = {str(node.target): choice for node, choice in chosen.items()}
-    assert "stays torch's" in reasons["aten.convolution.default"].why
-    assert "loops do not know complex64" in reasons["aten._to_copy.default"].why
-    assert reasons["aten.sum.dim_IntList"].by == "column_sums"
+        assert {*choices.values()} - {"no code"} == expected

@@ -195,13 +195,13 @@ class Network(torch.nn.Module):
         return torch.nn.functional.mse_loss(made, y)
 
 
-def placed(activation) -> tuple[Program, lowering.Placed]:
+def placed(activation) -> tuple[Program, lowering.Plan]:
     module = Network(activation)
     batch = [torch.rand(2, 3, 66, 66), torch.rand(2, 8, 64, 64)]
     config = StepConfig(training=True)
     (program,) = runs.captured(module, batch, config, runs.rule_for(module)).programs
     program = passes.run_only(passes.run(program), lowering.Emitted.passes)
-    return program, lowering.placed(program)
+    return program, lowering.planned_code(program)
 
 
 @pytest.mark.parametrize("activation", [torch.nn.ReLU(), torch.nn.ReLU6(), torch.nn.SiLU()])

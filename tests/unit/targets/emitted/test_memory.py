@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from abele.targets.cpu.emitted.memory import (
     ALIGNMENT,
-    MOST_APART,
     allocated,
-    arranged,
     planned,
 )
 from abele.targets.translation.places import Buffer, Kind
@@ -60,14 +58,6 @@ def test_the_arena_is_no_larger_than_all_buffers_and_no_smaller_than_those_in_us
 def test_one_after_the_other_share_a_place():
     lives = lives_of([(100, torch.float32, (i, 0)) for i in range(10)])
     assert planned(lives)[1] == 448
-
-
-def test_little_memory_is_not_shared():
-    """Threads find what they wrote in their caches."""
-    lives = lives_of([(100, torch.float32, (i, 0)) for i in range(10)])
-    assert arranged(lives)[1] == 4480
-    many = lives_of([(MOST_APART // 16, torch.float32, (i, 0)) for i in range(5)])
-    assert arranged(many) == planned(many)
 
 
 def test_only_buffers_of_the_arena_are_placed():

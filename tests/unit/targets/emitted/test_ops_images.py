@@ -35,33 +35,6 @@ CASES = {
         True,
         calls={"avg_pool2d.default": 1, "avg_pool2d_backward.default": 1},
     ),
-    "adaptive pools": Case(
-        lambda x: (
-            F.adaptive_avg_pool2d(x, (4, 9)),
-            F.adaptive_avg_pool2d(x, 1),
-            F.adaptive_avg_pool2d(x, (12, 1)),
-        ),
-        (X,),
-        gradients=True,
-    ),
-    "uneven adaptive pools": Case(
-        lambda x: F.adaptive_avg_pool2d(x, (5, 7)), (X,), calls={"_adaptive_avg_pool2d.default": 1}
-    ),
-    "upsampling": Case(
-        lambda x: (
-            F.interpolate(x, scale_factor=2),
-            F.interpolate(x, size=(24, 54)),
-            F.interpolate(x, scale_factor=1),
-        ),
-        (X,),
-        gradients=True,
-    ),
-    "uneven upsampling": Case(
-        lambda x: F.interpolate(x, scale_factor=1.5), (X,), calls={"upsample_nearest2d.default": 1}
-    ),
-    "upsampling and activation": Case(
-        lambda x: F.relu(F.interpolate(x.transpose(2, 3) + 1, scale_factor=3)), (X,), gradients=True
-    ),
     "max pools": Case(
         lambda x, y: (F.max_pool2d(x, 2), F.max_pool2d(y, 2)), (X, ODD), gradients=True
     ),

@@ -51,7 +51,7 @@ CASES = {
             *("floor", "ceil", "round", "trunc", "sign", "frac", "isnan", "isinf", "isfinite"),
             *("exp2", "expm1", "log2", "log10", "tan", "atan", "sinh", "cosh", "asinh", "erfc"),
             *("square", "signbit", "logical_not", "relu", "abs", "neg", "sgn", "acosh"),
-            *("atanh", "asin", "acos", "special_entr", "logit"),
+            *("atanh", "asin", "acos", "special_entr"),
         )
         if hasattr(torch, name)
         for kind, values in (("numbers", X), ("odd numbers", ODD))
@@ -64,8 +64,8 @@ CASES = {
         )
         for name in (
             *("pow", "remainder", "fmod", "copysign", "maximum", "minimum", "atan2", "fmax"),
-            *("fmin", "logical_and", "logical_or", "logical_xor", "hypot", "xlogy"),
-            *("floor_divide", "true_divide", "logaddexp", "add", "mul", "sub"),
+            *("fmin", "logical_and", "logical_or", "logical_xor", "hypot"),
+            *("floor_divide", "true_divide", "add", "mul", "sub"),
         )
     },
     **{
@@ -94,15 +94,8 @@ CASES = {
             "hardswish": lambda x: F.hardswish(x * 4),
             "hardsigmoid": lambda x: F.hardsigmoid(x * 4),
             "softsign": F.softsign,
-            "prelu": lambda x: F.prelu(x, x.detach()[0, :1, 0].abs()),
             "clamp": lambda x: x.clamp(-0.5, 0.5),
-            "glu": lambda x: F.glu(x[..., :6]),
-            "softshrink": F.softshrink,
-            "hardshrink": F.hardshrink,
             "tanhshrink": F.tanhshrink,
-            "logit": lambda x: x.sigmoid().logit(),
-            "logit of clamped": lambda x: x.sigmoid().logit(0.2),
-            "xlogy": lambda x: torch.xlogy(x, x.abs() + 1),
         }.items()
     },
     "wide gelu": Case(
@@ -153,9 +146,7 @@ CASES = {
         ),
         (X, MASK),
     ),
-    "shifts": Case(
-        lambda i: (i << 2, i >> 1, i & 3, i | 8, -i, i.abs(), i % 4, i // 4, i.sign()), (INTS,)
-    ),
+    "integers": Case(lambda i: (i & 3, i | 8, -i, i.abs(), i % 4, i // 4, i.sign()), (INTS,)),
     **{
         f"overflow of {dtype}": Case(_overflowing, (_extremes(dtype),))
         for dtype in (torch.int64, torch.int32, torch.int16, torch.int8)
@@ -171,7 +162,6 @@ CASES = {
         ),
         (X, Y),
     ),
-    "nan_to_num": Case(lambda x: (x.nan_to_num(), x.nan_to_num(1.0, 2.0, 3.0)), (ODD,)),
 }
 
 

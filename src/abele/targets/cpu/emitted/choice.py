@@ -108,7 +108,7 @@ def _is_expressible(node: torch.fx.Node) -> bool:
     if _is_no_work(node):
         return True
     if node.target in convolutions.OPERATORS:
-        return convolutions.why_not(node) is None
+        return convolutions.is_ours(node)
     if node.target in attention.HANDLERS:
         return attention.is_ours(node)
     known = node.target in RULES or node.target in HANDLERS or node.target is aten.copy_.default

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import functools
 from collections.abc import Collection, Sequence
 
@@ -27,9 +26,9 @@ from abele.targets.cpu.emitted.channel_blocking import block_channels
 from abele.targets.cpu.emitted.clocked import who, with_clocks
 from abele.targets.cpu.emitted.gemm_epilogues import GemmWithEpilogue, fuse_gemm_epilogues
 from abele.targets.cpu.emitted.memory import (
-    arranged,
     memory_use,
     ordered,
+    planned,
     until_code_ends,
     used_by,
 )
@@ -39,7 +38,7 @@ from abele.targets.cpu.emitted.run import BoundRunner
 from abele.targets.cpu.emitted.source import Segment
 from abele.targets.index_checks import checked
 from abele.targets.translation.groups import Unit, grouped
-from abele.targets.translation.operations import Foreign, Translation, constants_of
+from abele.targets.translation.operations import Foreign, constants_of
 from abele.targets.translation.places import Buffer, Kind
 from abele.targets.translation.pointwise import TYPES
 from abele.targets.translation.reasons import kernel_choices
@@ -86,7 +85,7 @@ class Emitted(Lowering):
     def required_kernels(self, program: Program) -> Collection[str]:
         """Return the kernels that its code calls, and the allocator if it has ATen calls."""
         plan = planned_code(program)
-        return {*build.kernels_of(plan.source.text), *([] if plan.torchs is None else [arena.NAME])}
+        return {*build.kernels_of(plan.source.text), *([arena.NAME] if plan.calls_torch else [])}
 
     def source(self, program: Program) -> Source:
         """Return the code, and what compiles it."""
@@ -111,13 +110,12 @@ class Emitted(Lowering):
 
     def memory(self, program: Program) -> MemoryUse:
         """Return the memory of the plan: the arena, tensors of ATen calls, and results."""
-        use = _memory_use(program, placed(program))
-        if len(use.bare) == len(use.nodes):  # torch computes nothing
+        plan = planned_code(program)
+        use = plan.memory_use()
+        if not plan.calls_torch:
             return use
         is_planned = with_planned_places()
-        use = arena.with_inner(
-            use, {node for step, node in enumerate(use.nodes) if step in use.bare}
-        )
+        use = arena.with_inner(use, {use.nodes[step] for step in use.bare})
         return arena.placed(use) if is_planned else use
 
     def why_not_chosen(self, program: Program) -> str | None:
@@ -126,135 +124,108 @@ class Emitted(Lowering):
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:
         """Loops, calls, and what torch computes."""
-        return kernel_choices(program, placed(program).units, who)
+        return kernel_choices(program, planned_code(program).units, who)
 
     def clocked(self, program: Program) -> Clocked:
         """Write and compile the code again, with a look at the clock between its units."""
-        units = placed(program)
-        plan = _plan(program, units, clocked=True)
-        library = build.loaded(build.compiled(program.name, plan.source.text))
-        return with_clocks(program, plan.calling(), library, units.units, units.kept)
+        plan = planned_code(program)
+        code = plan.written(clocked=True)
+        library = build.loaded(build.compiled(program.name, code.text))
+        return with_clocks(program, plan.calling(code), library, plan.units, plan.kept)
 
 
-@dataclasses.dataclass(frozen=True)
 class Plan:
-    """A program's code and memory before it is compiled.
+    """A program's units, their memory and their code, before it is compiled.
 
-    Attributes:
-        torchs: what torch makes between pieces of code; None if it computes nothing.
-    """
-
-    translation: Translation
-    source: source.Source
-    offsets: dict[Buffer, int]
-    size: int
-    lives: dict[Buffer, tuple[int, int]]
-    torchs: MemoryUse | None
-
-    def calling(self) -> Calling:
-        """Return the plan for calling the code."""
-        translation, parts = self.translation, self.source.parts
-        touched = {
-            place.buffer
-            for part in parts
-            if isinstance(part, Foreign)
-            for place in (*part.reads, *part.writes)
-        }
-        touched.update(place.buffer for place in translation.outputs)
-        return Calling(
-            parts=parts,
-            table=self.source.table,
-            inputs=translation.inputs,
-            outputs=translation.outputs,
-            constants=translation.constants,
-            offsets={each: at for each, at in self.offsets.items() if each in touched},
-            size=self.size,
-            freed=self._freed(),
-            places=None if self.torchs is None else arena.planned(self.torchs),
-        )
-
-    def _freed(self) -> list[list[Buffer]]:
-        """After each part, the results of torch's that are not needed any more."""
-        returned = {place.buffer for place in self.translation.outputs}
-        parts = self.source.parts
-        part_of: list[int] = []  # by unit
-        for index, part in enumerate(parts):
-            part_of += [index] * (part.calls if isinstance(part, Segment) else 1)
-        freed: list[list[Buffer]] = [[] for _ in parts]
-        for buffer, (_, last) in self.lives.items():
-            if buffer.kind is Kind.FOREIGN and buffer not in returned:
-                freed[part_of[last]].append(buffer)
-        return freed
-
-
-@dataclasses.dataclass(frozen=True)
-class Placed:
-    """A program as units in their order, and where their results lie.
+    Args:
+        program: after the passes of the lowering.
 
     Attributes:
         translation: the program as operations.
         units: in the order in which they run.
         kept: memory that is written.
         lives: first and last unit that uses each piece of it.
-        offsets: where each piece of the arena lies, in bytes.
+        offsets: where each piece of the arena is, in bytes.
         size: of the arena, in bytes.
     """
 
-    translation: Translation
-    units: list[Unit]
-    kept: set[Buffer]
-    lives: dict[Buffer, tuple[int, int]]
-    offsets: dict[Buffer, int]
-    size: int
+    def __init__(self, program: Program):
+        self._program, self.translation = program, translate(program, DIALECT)
+        self._returned = returned = {place.buffer for place in self.translation.outputs}
+        operations = rematerialize_norms(self.translation.operations, returned)
+        units = fuse_gemm_epilogues(grouped(operations))
+        pad_leading_dimension(units, returned)
+        units = ordered(units)
+        self.kept = _kept(units, returned)
+        self.units = block_channels(units, returned)
+        lives = lifetimes([b for b in used_by(unit) if b in self.kept] for unit in self.units)
+        self.lives = until_code_ends(self.units, lives)
+        self.offsets, self.size = planned(self.lives)
+
+    @functools.cached_property
+    def source(self) -> source.Source:
+        """The code."""
+        return self.written()
+
+    def written(self, *, clocked: bool = False) -> source.Source:
+        """Write the code, with reads of the clock between units if it is to be ``clocked``."""
+        constants = constants_of(self._program, self.translation.constants)
+        subnormals = choice.are_meant(self._program, constants)
+        return source.write(
+            self.units, self.offsets, self.kept, clocked=clocked, subnormals=subnormals
+        )
+
+    @property
+    def calls_torch(self) -> bool:
+        """True if torch computes something between pieces of code."""
+        return any(isinstance(unit.operations[0], Foreign) for unit in self.units)
+
+    def memory_use(self) -> MemoryUse:
+        """Return the memory of the program, with each result of an ATen call by itself."""
+        output = self._program.graph.graph.output_node()
+        return memory_use(self.units, self.lives, self.size, self._returned, output)
+
+    def calling(self, code: source.Source | None = None) -> Calling:
+        """Return the plan for calling the code, or other code of the same units."""
+        parts, table = (code or self.source).parts, (code or self.source).table
+        called = [part for part in parts if isinstance(part, Foreign)]
+        touched = {place.buffer for part in called for place in (*part.reads, *part.writes)}
+        touched |= self._returned
+        return Calling(
+            parts=parts,
+            table=table,
+            inputs=self.translation.inputs,
+            outputs=self.translation.outputs,
+            constants=self.translation.constants,
+            offsets={each: at for each, at in self.offsets.items() if each in touched},
+            size=self.size,
+            freed=self._freed(parts),
+            places=arena.planned(self.memory_use()) if called else None,
+        )
+
+    def _freed(self, parts: Sequence[Segment | Foreign]) -> list[list[Buffer]]:
+        """Return, after each part, the results of torch's that are not needed any more."""
+        part_of: list[int] = []  # by unit
+        for index, part in enumerate(parts):
+            part_of += [index] * (part.calls if isinstance(part, Segment) else 1)
+        freed: list[list[Buffer]] = [[] for _ in parts]
+        for buffer, (_, last) in self.lives.items():
+            if buffer.kind is Kind.FOREIGN and buffer not in self._returned:
+                freed[part_of[last]].append(buffer)
+        return freed
 
 
 def planned_code(program: Program) -> Plan:
     """Translate, group, order, place in memory and write a program."""
-    return _plan(program, placed(program), clocked=False)
+    return Plan(program)
 
 
-def _plan(program: Program, plan: Placed, *, clocked: bool) -> Plan:
-    constants = constants_of(program, plan.translation.constants)
-    text = source.write(
-        plan.units,
-        plan.offsets,
-        plan.kept,
-        clocked=clocked,
-        subnormals=choice.are_meant(program, constants),
-    )
-    foreign = any(isinstance(each, Foreign) for each in text.parts)
-    torchs = _memory_use(program, plan) if foreign else None
-    return Plan(plan.translation, text, plan.offsets, plan.size, plan.lives, torchs)
-
-
-def placed(program: Program) -> Placed:
-    """Translate, group and order a program, and place it in memory."""
-    translation = translate(program, DIALECT)
-    returned = {place.buffer for place in translation.outputs}
-    units = fuse_gemm_epilogues(grouped(rematerialize_norms(translation.operations, returned)))
-    pad_leading_dimension(units, returned)
-    units = ordered(units)
-    kept = _kept(units, translation)
-    units = block_channels(units, returned)
-    lives = lifetimes([each for each in used_by(unit) if each in kept] for unit in units)
-    lives = until_code_ends(units, lives)
-    offsets, size = arranged(lives)
-    return Placed(translation, units, kept, lives, offsets, size)
-
-
-def _memory_use(program: Program, plan: Placed) -> MemoryUse:
-    returned = {place.buffer for place in plan.translation.outputs}
-    output = program.graph.graph.output_node()
-    return memory_use(plan.units, plan.lives, plan.size, returned, output)
-
-
-def _kept(units: list[Unit], translation: Translation) -> set[Buffer]:
+def _kept(units: list[Unit], returned: Collection[Buffer]) -> set[Buffer]:
     """Return the buffers that are written to memory: other results stay in registers."""
     users: dict[Buffer, set[Unit]] = {}
     for unit in units:
         for buffer in used_by(unit):
             users.setdefault(buffer, set()).add(unit)
-    returned = {place.buffer for place in translation.outputs}
     written = {
         place.buffer
         for unit in units

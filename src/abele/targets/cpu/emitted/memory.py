@@ -1,9 +1,4 @@
-"""Order of units, and memory of emitted code: its arena, and what torch allocates in parallel.
-
-Buffers share memory where they need much. Where they need little, each has its own: a thread
-writes the same rows of it in every call, and finds them in its cache. Memory that another thread
-wrote last would have to come from there, even to be written over.
-"""
+"""Order of units, and memory of emitted code: its arena, and what torch allocates in parallel."""
 
 from __future__ import annotations
 
@@ -11,7 +6,7 @@ import contextlib
 import heapq
 import itertools
 import mmap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -24,8 +19,6 @@ from abele.targets.translation.places import Buffer, Kind
 #: First and last unit, by index, that uses each buffer.
 Lives = Mapping[Buffer, tuple[int, int]]
 
-#: Buffers of so many bytes together do not share memory: as much as caches near two cores hold.
-MOST_APART = 1 << 21
 # Processors note where few pages lie; products read matrices whose rows are pages apart.
 _HUGE_PAGE = 1 << 21
 
@@ -68,27 +61,6 @@ def _updates(unit: Unit) -> bool:
 def used_by(unit: Unit) -> list[Buffer]:
     """Return the buffers that a unit reads and writes."""
     return [place.buffer for op in unit.operations for place in (*op.reads, *op.writes)]
-
-
-def arranged(lives: Lives) -> tuple[dict[Buffer, int], int]:
-    """Offsets in bytes of all buffers of the arena, and its size; ``lives`` as in ``planned``."""
-    apart = _side_by_side(lives)
-    return apart if apart[1] <= MOST_APART else planned(lives)
-
-
-def _side_by_side(buffers: Iterable[Buffer]) -> tuple[dict[Buffer, int], int]:
-    """Return offsets and size of an arena in which each buffer has memory of its own."""
-    own = [each for each in buffers if each.kind is Kind.ARENA and each.size]
-    offsets: dict[Buffer, int] = {}
-    total = 0
-    for buffer in sorted(own, key=lambda each: -each.bytes):
-        offsets[buffer] = total
-        total += _whole_lines(buffer.bytes)
-    return offsets, total
-
-
-def _whole_lines(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def planned(lives: Lives) -> tuple[dict[Buffer, int], int]:

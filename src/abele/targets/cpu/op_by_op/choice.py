@@ -23,10 +23,13 @@ LARGE_UPDATE, MANY_TENSORS = 2**23, 64
 LEAST_WORK = 2**22
 # Fewer are compiled in seconds.
 LEAST_CONVOLUTIONS = 8
+# So many take 10 s and more. Where each has so many multiply-adds on average, calls from Python
+# cost little beside them.
+MANY_CONVOLUTIONS, MEAN_WORK = 64, 2**23
 #: Why a program is lowered otherwise.
 WHY_NOT = (
     f"it has no {LEAST_CONVOLUTIONS} convolutions of large images, or of 3x3 that our kernels "
-    "compute, with enough of its multiply-adds, and is no large update"
+    "compute, that do much of its multiply-adds, and is no large update"
 )
 
 # Of large images, these are passes through memory, which our kernels make fewer.
@@ -43,7 +46,8 @@ def why(program: Program) -> str | None:
     Args:
         program: before any lowering pass; they change what is counted here.
     """
-    total, left, ours = 0, 0, list[int]()  # multiply-adds of convolutions
+    total = 0  # multiply-adds of convolutions
+    left, ours = list[int](), list[int]()  # those that emitted code leaves to the library, and ours
     for node in program.graph.graph.nodes:
         if node.target is not aten.convolution.default:
             continue
@@ -52,20 +56,23 @@ def why(program: Program) -> str | None:
             continue
         adds = result.numel() * math.prod(weight.shape[1:])
         total += adds
-        if is_product_or_depthwise(node):  # emitted code computes it well
+        if is_product_or_depthwise(node):
             continue
-        left += adds
+        left.append(adds)
         image_bytes = math.prod(result.shape[1:]) * result.element_size()
         if image_bytes >= LARGE_IMAGE or (adds >= LEAST_WORK and suits_winograd(node)):
             ours.append(adds)
     if not total:
         return _why_update(program)
-    if len(ours) < LEAST_CONVOLUTIONS or 2 * sum(ours) < left or 4 * sum(ours) < total:
-        return None
-    return (
-        f"{len(ours)} convolutions of large images, or of 3x3 that our kernels compute, do "
-        f"{round(100 * sum(ours) / total)} % of its multiply-adds, and nothing needs compiling"
-    )
+    enough = len(ours) >= LEAST_CONVOLUTIONS
+    if enough and 2 * sum(ours) >= sum(left) and 4 * sum(ours) >= total:
+        return (
+            f"{len(ours)} convolutions of large images, or of 3x3 that our kernels compute, do "
+            f"{round(100 * sum(ours) / total)} % of its multiply-adds, and nothing needs compiling"
+        )
+    if len(left) >= MANY_CONVOLUTIONS and sum(left) >= MEAN_WORK * len(left):
+        return f"compiling its {len(left)} convolutions takes long and gains nothing"
+    return None
 
 
 def has_work(program: Program) -> bool:

@@ -5,6 +5,7 @@ A program that is loaded makes the same choices, so it has the bits of the one t
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import statistics
@@ -192,52 +193,28 @@ def _replayed(graph: torch.cuda.CUDAGraph) -> float:
     return began.elapsed_time(ended) * 1e3
 
 
-_MARK = b"abele kernels\n"
-_OTHERS = "the kernels of a program have no choices that are known here"
-
-
 def encoded(choices: Choices, codes: Sequence[bytes]) -> bytes:
-    """Return one text of bytes, each piece behind its length; a program may need no kernels.
-
-    Args:
-        choices: of the program.
-        codes: of its kernels.
-    """
-    pieces = [json.dumps(dataclasses.asdict(choices)).encode(), *codes]
-    return _MARK + b"".join(len(piece).to_bytes(8, "little") + piece for piece in pieces)
+    """Return choices and the kernels of a program, which may need none, as JSON."""
+    texts = [base64.b64encode(code).decode() for code in codes]
+    return json.dumps({**dataclasses.asdict(choices), "codes": texts}).encode()
 
 
 def decoded(payload: bytes) -> tuple[Choices, list[bytes]]:
-    """Return choices and codes again.
-
-    Args:
-        payload: what ``encoded`` returned.
+    """Return what ``encoded`` was given.
 
     Raises:
-        CorruptExecutable: it is incomplete, or something else.
+        CorruptExecutable: the payload is incomplete, or something else.
     """
-    if not payload.startswith(_MARK):
-        raise CorruptExecutable("the kernels of a program begin with something else")
-    first, *codes = _pieces(payload[len(_MARK) :])
     try:
-        choices = Choices(**json.loads(first))
+        data = json.loads(payload)
+        codes = [base64.b64decode(text, validate=True) for text in data.pop("codes")]
+        choices = Choices(**data)
         usable = {*gemms.NAMES} >= {*choices.libraries} and {True, False} >= {*choices.together}
-    except (TypeError, ValueError) as problem:
-        raise CorruptExecutable(f"{_OTHERS}: {problem}") from problem
+    except (AttributeError, KeyError, TypeError, ValueError) as problem:
+        raise CorruptExecutable(f"the kernels of a program cannot be read: {problem}") from problem
     if not usable:
-        raise CorruptExecutable(_OTHERS)
+        raise CorruptExecutable("the kernels of a program have choices that are not known here")
     return choices, codes
-
-
-def _pieces(rest: bytes) -> list[bytes]:
-    pieces: list[bytes] = []
-    while rest or not pieces:
-        size, rest = int.from_bytes(rest[:8], "little"), rest[8:]
-        if len(rest) < size or not size:
-            raise CorruptExecutable("the kernels of a program are incomplete")
-        pieces.append(rest[:size])
-        rest = rest[size:]
-    return pieces
 
 
 def backend(unit: Unit) -> str:

@@ -9,29 +9,17 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from abele.targets.cuda.emitted import gemms
+from abele.targets.cuda.emitted import gemms, nvrtc
 from abele.targets.cuda.emitted.choices import Choices, Step, products_of
 from abele.targets.cuda.emitted.gemms import ConcurrentGemms
 from abele.targets.cuda.emitted.source import THREADS, Launch, Pointer
 from abele.targets.streams import on_capture_stream
 from abele.targets.translation.operations import Foreign, Translation, places_changed
 from abele.targets.translation.places import Buffer, Kind, Place, laid_out
-
-
-class Kernels(Protocol):
-    """A module of CUDA kernels that was loaded on a GPU."""
-
-    def use(self) -> None:
-        """Let launches of this thread run where they are loaded."""
-        ...
-
-    def launch(self, name: str, blocks: int, threads: int, addresses: Sequence[int], /) -> None:
-        """Queue a kernel that is given addresses."""
-        ...
 
 
 class Runner:
@@ -55,7 +43,7 @@ class Runner:
         freed: Sequence[Sequence[Buffer]],
         written: Sequence[bool],
         constants: Sequence[torch.Tensor],
-        kernels: Kernels,
+        kernels: nvrtc.Kernels,
         device: torch.device,
         choices: Choices | None = None,
     ):

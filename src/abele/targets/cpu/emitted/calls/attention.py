@@ -10,7 +10,7 @@ import torch
 
 from abele.targets.cpu.emitted.calls.products import threads_for
 from abele.targets.translation.movement import arguments, options
-from abele.targets.translation.operations import StridedCall
+from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
 
 aten = torch.ops.aten
@@ -28,13 +28,9 @@ def attention(translator: Any, node: torch.fx.Node) -> bool:
     result, logarithms = node.meta["val"]
     results = [_heads(translator, node, 0), translator.new(tuple(logarithms.shape), result.dtype)]
     described, threads = _described(node, inputs, given)
-
-    def form(reads: Sequence[Place], writes: Sequence[Place]) -> str:
-        steps = _steps([*reads, writes[0]])
-        return f"status |= abele::attention({described}, {steps}, {_places(5)}, {threads})"
-
-    text = form(inputs, results)
-    translator.add(StridedCall(inputs, results, text, form, frozenset((0, 1, 2, 3)), _is_in_rows))
+    steps = _steps([*inputs, results[0]])
+    text = f"status |= abele::attention({described}, {steps}, {_places(5)}, {threads})"
+    translator.add(Call(inputs, results, text))
     translator.places[node] = results
     return True
 
@@ -48,15 +44,9 @@ def attention_backward(translator: Any, node: torch.fx.Node) -> bool:
     saved = translator.contiguous(translator.places[logarithms])
     results = [_heads(translator, node, index) for index in range(3)]
     described, threads = _described(node, inputs[1:4], given)
-
-    def form(reads: Sequence[Place], writes: Sequence[Place]) -> str:
-        steps = _steps([*reads[:5], *writes])
-        places = _places(9)
-        return f"status |= abele::attention_backward({described}, {steps}, {places}, {threads})"
-
-    reads = [*inputs, saved]
-    free = frozenset((0, 1, 2, 3, 4, 6, 7, 8))  # all but the logarithms
-    translator.add(StridedCall(reads, results, form(reads, results), form, free, _is_in_rows))
+    steps = _steps([*inputs, *results])
+    text = f"status |= abele::attention_backward({described}, {steps}, {_places(9)}, {threads})"
+    translator.add(Call([*inputs, saved], results, text))
     translator.places[node] = results
     return True
 
@@ -78,12 +68,10 @@ def is_ours(node: torch.fx.Node) -> bool:
 def _inputs(translator: Any, nodes: tuple[torch.fx.Node, ...]) -> list[Place]:
     """Return the tensors of heads, copied unless elements along the depth are adjacent."""
     places = [translator.places[each] for each in nodes]
-    return [each if _is_in_rows(each) else translator.contiguous(each) for each in places]
-
-
-def _is_in_rows(heads: Place) -> bool:
-    """Return whether elements along the depth are adjacent."""
-    return heads.stride[3] == 1 or heads.shape[3] == 1
+    return [
+        each if each.stride[3] == 1 or each.shape[3] == 1 else translator.contiguous(each)
+        for each in places
+    ]
 
 
 def _heads(translator: Any, node: torch.fx.Node, index: int) -> Place:

@@ -50,23 +50,18 @@ def few_channel_convolutions(program: Program) -> Program:
     return few_channels.replaced(program, _has_few_channels)
 
 
-def why_not(node: _Node) -> str | None:
-    """Return why the library computes a convolution or its backward; ``None`` if our code does.
+def is_ours(node: _Node) -> bool:
+    """Return whether our code computes a convolution or its backward, instead of the library.
 
     Args:
         node: any of the two, before or after ``few_channel_convolutions``.
     """
-    why = few_channels.why_not(node)
-    if why is None or is_product_or_depthwise(node):
-        return None
-    if pointwise_convolutions.is_one(node):
-        return pointwise_convolutions.why_not(node)
-    return _why_not_depthwise(node) if _is_depthwise(node) else why
+    return few_channels.why_not(node) is None or is_product_or_depthwise(node)
 
 
 def is_product_or_depthwise(node: _Node) -> bool:
     """Return whether a convolution or its backward is a product, or has a kernel per channel."""
-    return pointwise_convolutions.why_not(node) is None or _why_not_depthwise(node) is None
+    return pointwise_convolutions.is_ours(node) or _is_depthwise(node)
 
 
 def _has_few_channels(node: _Node) -> bool:
@@ -74,32 +69,21 @@ def _has_few_channels(node: _Node) -> bool:
 
 
 def _is_depthwise(node: _Node) -> bool:
-    """Return whether a node is a convolution with one group for each channel, or its backward."""
+    """Return whether our kernel of each channel computes a convolution or its backward.
+
+    It knows square windows of some sizes, and images that are stored as planes.
+    """
     convolution = convolution_of(node)
     if convolution is None or convolution.transposed or convolution.image.dim() != 4:
         return False
-    channels = convolution.weight.shape[0]
-    return channels > 1 and channels == convolution.groups == convolution.image.shape[1]
-
-
-def _why_not_depthwise(node: _Node) -> str | None:
-    """Return why our kernel does not compute a convolution or its backward; ``None`` if it does.
-
-    Args:
-        node: any of the two; its images are described in ``meta["val"]``.
-    """
-    convolution = convolution_of(node)
-    if convolution is None or not _is_depthwise(node):
-        return "the library's: it has no kernel for each channel"
-    if not convolution.suits_kernels:
-        return "the library's: our kernels are for float32 images and wide registers"
-    size, step, pad = convolution.weight.shape[2:], convolution.stride, convolution.padding
+    channels, size = convolution.weight.shape[0], convolution.weight.shape[2:]
+    if channels < 2 or not channels == convolution.groups == convolution.image.shape[1]:
+        return False
+    step, pad = convolution.stride, convolution.padding
     plain = len(set(size)) == len(set(step)) == 1 and set(convolution.dilation) == {1}
-    if not plain or size[0] not in _SIZES or step[0] not in _STEPS or max(pad) >= size[0]:
-        return "the library's: our kernel of each channel is for 3x3, 5x5 and 7x7, strides 1 and 2"
-    if convolution.reads_channels_last or not convolution.image.numel():
-        return "the library's: our kernel of each channel is for images that lie as planes"
-    return None
+    known = plain and size[0] in _SIZES and step[0] in _STEPS and max(pad) < size[0]
+    in_planes = convolution.image.numel() > 0 and not convolution.reads_channels_last
+    return known and in_planes and convolution.suits_kernels
 
 
 # -- calls of the kernels ------------------------------------------------------------------------
@@ -117,7 +101,7 @@ def _forward_pointers(bias: _Node | None) -> str:
 
 def _depthwise(translator: Any, node: _Node) -> bool:
     """``aten.convolution`` with a kernel for each channel."""
-    if _why_not_depthwise(node) is not None:
+    if not _is_depthwise(node):
         return False
     x, weight, bias, stride, padding, *_ = arguments(node)
     reads = _dense(translator, x, weight, bias)
@@ -131,7 +115,7 @@ def _depthwise(translator: Any, node: _Node) -> bool:
 
 def _depthwise_backward(translator: Any, node: _Node) -> bool:
     """``aten.convolution_backward`` with a kernel for each channel."""
-    if _why_not_depthwise(node) is not None:
+    if not _is_depthwise(node):
         return False
     grad, x, weight, _, stride, padding, *_, mask = arguments(node)
     reads = _dense(translator, grad, x, weight)
@@ -319,7 +303,7 @@ def _pays(chain: _Chain) -> bool:
 
 def _max_pool(translator: Any, node: _Node) -> bool:
     """``aten.max_pool2d_with_indices`` of windows of 2 x 2 that tile an image."""
-    if not _is_ours(node):
+    if not _is_our_pool(node):
         return False
     x = translator.contiguous(translator.places[arguments(node)[0]])
     places = torch.uint8 if _only_for_backward(node) else torch.int64
@@ -353,7 +337,7 @@ def _max_pool_backward(translator: Any, node: _Node) -> bool:
     return True
 
 
-def _is_ours(pool: _Node) -> bool:
+def _is_our_pool(pool: _Node) -> bool:
     """Return whether our kernel computes a max pool."""
     x = arguments(pool)[0].meta["val"]
     small = math.prod(x.shape[-2:]) <= _LARGEST_IMAGE

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from abele.targets.cpu.emitted.calls import shared
+from abele.targets.cpu.emitted.calls.reductions import summed
 from abele.targets.index_checks import is_checked
 from abele.targets.translation.movement import arguments
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
-from abele.targets.translation.pointwise import literal
 
 aten = torch.ops.aten
 
@@ -112,7 +112,6 @@ def _labelled(translator: Any, x: Any, nodes: tuple[Any, ...]) -> list[Place] | 
 
 # -- losses that compare two tensors element by element
 
-_COMPARED_PER_THREAD = 16384
 _MEAN, _SUM = 1, 2
 
 
@@ -135,19 +134,12 @@ def loss(text: str, limit: float | None = None, *, weighted: bool = False) -> Ca
             return False
         limits = [] if limit is None else [float(rest[1]) if len(rest) > 1 else limit]
         result = translator.places[node] = translator.new_like(node)
-        if kind not in (_MEAN, _SUM):
-            translator.pointwise([*places, *limits], text.format, result)
-            return True
-        numbers = [literal(each, torch.float32) for each in limits]
-        body = text.format("x", "y", *numbers)
-        size = places[0].size
-        most = max(1, min(16, size // _COMPARED_PER_THREAD))
-        scale = 1 / size if kind == _MEAN else 1.0
-        call = (
-            f"abele::reduced_loss<{most}>({size}, {scale!r}, {{0}}, {{1}}, {{2}}, threads, "
-            f"[](float x, float y) {{{{ return {body}; }}}})"
-        )
-        translator.add(Call(places, [result], call))
+        several = kind in (_MEAN, _SUM)
+        each = translator.new(places[0].shape, result.dtype) if several else result
+        translator.pointwise([*places, *limits], text.format, each)
+        if several:
+            scale = 1 / each.size if kind == _MEAN else 1.0
+            translator.add(summed(each, result, set(range(len(each.shape))), scale))
         return True
 
     return handler

@@ -30,40 +30,30 @@ _LEAST_PIXELS, _LEAST_FILLED = 32, 0.9
 _FEW_WEIGHTS = 1 << 16
 
 
-def is_one(node: torch.fx.Node) -> bool:
-    """Return whether a node convolves windows of 1x1 or side by side, or is its backward."""
-    convolution = convolution_of(node)
-    if convolution is None:
-        return False
-    return _are_side_by_side(convolution.weight.shape, convolution.stride)
+def is_ours(node: torch.fx.Node) -> bool:
+    """Return whether a convolution or its backward is computed as a product.
 
-
-def why_not(node: torch.fx.Node) -> str | None:
-    """Return why a convolution or its backward is no product; ``None`` if it is one.
+    Its windows do not overlap, it has no padding, dilation, transposition or groups, and its images
+    are float32 as planes, with enough channels and pixels.
 
     Args:
         node: any of the two; its images are described in ``meta["val"]``.
     """
     convolution = convolution_of(node)
-    if convolution is None or not is_one(node):
-        return "the library's: its windows overlap"
+    if convolution is None or not _are_side_by_side(convolution.weight.shape, convolution.stride):
+        return False
     plain = not any(convolution.padding) and not convolution.transposed
     if not plain or convolution.groups != 1 or set(convolution.dilation) != {1}:
-        return "the library's: our products know no padding, dilation, transposition or groups"
+        return False
     types = {convolution.image.dtype, convolution.weight.dtype}
-    if types != {torch.float32} or convolution.reads_channels_last:
-        return "the library's: our products are for images in float32 that lie as planes"
+    if types != {torch.float32} or convolution.reads_channels_last or not convolution.image.numel():
+        return False
     outputs, inputs = convolution.weight.flatten(1).shape
     sizes = convolution.image.shape, convolution.weight.shape
     pixels = math.prod(_windows_along(*sizes, convolution.stride))
-    if not convolution.image.numel():
-        return "the library's: it has no images"
     columns = convolution.image.shape[0] * pixels
-    if pixels > 1 and not products.is_ours(torch.float32, outputs, inputs, columns):
-        return "the library's: it has too few channels for our products"
-    if pixels > 1 and columns < _LEAST_PIXELS:
-        return "the library's: it has too few pixels for our products"
-    return None
+    enough = columns >= _LEAST_PIXELS and products.is_ours(torch.float32, outputs, inputs, columns)
+    return pixels == 1 or enough
 
 
 def _fills_tiles(pixels: int, weights: int) -> bool:
@@ -76,7 +66,7 @@ def _fills_tiles(pixels: int, weights: int) -> bool:
 
 def convolution(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.convolution`` of such windows."""
-    if why_not(node) is not None:
+    if not is_ours(node):
         return False
     x, weight, bias, stride, *_ = arguments(node)
     x, weight = (translator.places[each] for each in (x, weight))
@@ -93,7 +83,7 @@ def convolution(translator: Any, node: torch.fx.Node) -> bool:
 
 def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.convolution_backward`` of such windows."""
-    if why_not(node) is not None:
+    if not is_ours(node):
         return False
     grad, x, weight, _, stride, *_, mask = arguments(node)
     grad, x, weight = (translator.places[each] for each in (grad, x, weight))
