@@ -79,7 +79,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
 
 
 def _draw_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = lowering.BoundRunner
+    runner = lowering.Runner
     run = runner.run
 
     def drawing(self, inputs):

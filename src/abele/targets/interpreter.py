@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-import operator as operators
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -25,48 +24,20 @@ from abele.targets.base import GraphClocks
 aten = torch.ops.aten
 
 # torch's own functions call these operators with the same arguments and have less to check.
+_SAME = (
+    *("abs.default", "add.Tensor", "addcdiv.default", "addcmul.default", "addmm.default"),
+    *("bmm.default", "cat.default", "clone.default", "div.Tensor", "exp.default", "lerp.Scalar"),
+    *("log.default", "maximum.default", "mean.dim", "mm.default", "mul.Tensor", "neg.default"),
+    *("native_layer_norm.default", "permute.default", "pow.Scalar", "pow.Tensor_Scalar"),
+    *("reciprocal.default", "relu.default", "rsqrt.default", "rsub.Scalar", "select.int"),
+    *("sigmoid.default", "sqrt.default", "squeeze.dim", "stack.default", "sub.Tensor"),
+    *("sum.dim_IntList", "t.default", "tanh.default", "transpose.int", "unbind.int"),
+    *("unsafe_split.Tensor", "unsqueeze.default", "where.self"),
+)
 _DIRECT: dict[Any, Callable[..., Any]] = {
-    aten.abs.default: torch.abs,
-    aten.add.Tensor: torch.add,
-    aten.addcdiv.default: torch.addcdiv,
-    aten.addcmul.default: torch.addcmul,
-    aten.addmm.default: torch.addmm,
-    aten.bmm.default: torch.bmm,
-    aten.cat.default: torch.cat,
-    aten.clone.default: torch.clone,
+    **{operator.attrgetter(each)(aten): getattr(torch, each.split(".")[0]) for each in _SAME},
     aten.copy_.default: torch.Tensor.copy_,
-    aten.div.Tensor: torch.div,
-    aten.exp.default: torch.exp,
     aten.expand.default: torch.Tensor.expand,
-    aten.lerp.Scalar: torch.lerp,
-    aten.log.default: torch.log,
-    aten.maximum.default: torch.maximum,
-    aten.mean.dim: torch.mean,
-    aten.mm.default: torch.mm,
-    aten.mul.Tensor: torch.mul,
-    aten.native_layer_norm.default: torch.native_layer_norm,
-    aten.neg.default: torch.neg,
-    aten.permute.default: torch.permute,
-    aten.pow.Scalar: torch.pow,
-    aten.pow.Tensor_Scalar: torch.pow,
-    aten.reciprocal.default: torch.reciprocal,
-    aten.relu.default: torch.relu,
-    aten.rsqrt.default: torch.rsqrt,
-    aten.rsub.Scalar: torch.rsub,
-    aten.select.int: torch.select,
-    aten.sigmoid.default: torch.sigmoid,
-    aten.sqrt.default: torch.sqrt,
-    aten.squeeze.dim: torch.squeeze,
-    aten.stack.default: torch.stack,
-    aten.sub.Tensor: torch.sub,
-    aten.sum.dim_IntList: torch.sum,
-    aten.t.default: torch.t,
-    aten.tanh.default: torch.tanh,
-    aten.transpose.int: torch.transpose,
-    aten.unbind.int: torch.unbind,
-    aten.unsafe_split.Tensor: torch.unsafe_split,
-    aten.unsqueeze.default: torch.unsqueeze,
-    aten.where.self: torch.where,
     # A trace makes a view of what torch says of tensors without data; plain PyTorch copies where a
     # kernel's result is laid out in another way.
     aten.view.default: torch.reshape,
@@ -118,7 +89,7 @@ class _Writer:
             if node.op == "output":
                 lines.append(f"    return {self._text(node.args[0])}")
             elif node.op == "get_attr":
-                value = operators.attrgetter(str(node.target))(self._root)
+                value = operator.attrgetter(str(node.target))(self._root)
                 self._names[node] = self._bind(value)
             elif node.op != "placeholder":
                 # The name comes second: it is not known in its own arguments.
@@ -171,14 +142,14 @@ def called(node: torch.fx.Node) -> Callable[..., Any]:
     target: Any = node.target
     if not isinstance(target, _torch.OpOverload):
         return target
-    operator = cast("_torch.OpOverload", target)
-    direct = _DIRECT.get(operator)
-    return _torch.kernel_of(operator) if direct is None or _has_numbers(node, operator) else direct
+    called = cast("_torch.OpOverload", target)
+    direct = _DIRECT.get(called)
+    return _torch.kernel_of(called) if direct is None or _has_numbers(node, called) else direct
 
 
-def _has_numbers(node: torch.fx.Node, operator: _torch.OpOverload) -> bool:
+def _has_numbers(node: torch.fx.Node, called: _torch.OpOverload) -> bool:
     """Return whether a number stands for a tensor, which only operators accept."""
-    given = zip(_torch.schema_of(operator).arguments, node.args, strict=False)
+    given = zip(_torch.schema_of(called).arguments, node.args, strict=False)
     return any(
         str(argument.type) == "Tensor" and not isinstance(value, torch.fx.Node)
         for argument, value in given

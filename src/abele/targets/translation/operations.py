@@ -179,12 +179,14 @@ class Translation:
         inputs: where the program's arguments lie.
         constants: names of tensors of the program's graph, by the number of their buffer.
         outputs: where its results lie.
+        subnormals: whether it has a subnormal number, as in ``(mask + 1e-45).log()``.
     """
 
     operations: Sequence[Operation]
     inputs: Sequence[Place]
     constants: Sequence[str]
     outputs: Sequence[Place]
+    subnormals: bool
 
 
 def constants_of(program: Program, names: Sequence[str]) -> list[torch.Tensor]:

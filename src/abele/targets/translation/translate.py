@@ -41,6 +41,7 @@ class Dialect:
 
 aten = torch.ops.aten
 
+_SMALLEST = torch.finfo(torch.float32).smallest_normal  # 1.2e-38
 # Operators that are told positions in the memory that a tensor is a part of.
 _COUNT_FROM_THE_START = (
     aten.as_strided.default,
@@ -81,6 +82,7 @@ class Translator:
         self.operations: list[Operation] = []
         self._made = 0
         self._node: torch.fx.Node | None = None  # that is being translated
+        self._subnormals = False
 
     def translation(self) -> Translation:
         """Translate a program into operations on buffers, one node at a time."""
@@ -92,6 +94,7 @@ class Translator:
             if node.op == "get_attr":
                 constant = operator.attrgetter(str(node.target))(self._program.graph)
                 self.places[node] = self._owned(Kind.CONSTANT, len(constants), constant)
+                self._subnormals |= _has_subnormals(constant)
                 constants.append(str(node.target))
             elif node.op == "call_function":
                 self._node = node
@@ -103,7 +106,7 @@ class Translator:
             each.resolve()
         outputs = [each.resolved() for each in outputs]
         inputs = [self.places[node] for node in self._program.placeholders()]
-        return Translation(self.operations, inputs, constants, outputs)
+        return Translation(self.operations, inputs, constants, outputs, self._subnormals)
 
     # -- memory ----------------------------------------------------------------------------
 
@@ -159,6 +162,7 @@ class Translator:
 
     def _pointwise(self, operands: list[Any], types: Any, expression: Any, result: Place) -> None:
         types = [COMPUTED.get(dtype, dtype) for dtype in types]
+        self._subnormals |= any(isinstance(n, float) and 0 < abs(n) < _SMALLEST for n in operands)
         texts: list[Any] = [
             each if isinstance(each, Place) else literal(each, dtype)
             for each, dtype in zip(operands, types, strict=True)
@@ -332,6 +336,14 @@ class Translator:
         result = Place(buffer, shape, contiguous_stride(shape))
         self.pointwise([place], "{0}".format, result)
         return result
+
+
+def _has_subnormals(constant: torch.Tensor) -> bool:
+    """Return whether a constant has numbers that are subnormal in float32."""
+    if constant.dtype not in (torch.float32, torch.float64):
+        return False  # of the others, half has subnormals, but none is one in float32
+    sizes = constant.abs()
+    return bool(((sizes > 0) & (sizes < _SMALLEST)).any())
 
 
 def _no_code(*_: Any) -> bool:

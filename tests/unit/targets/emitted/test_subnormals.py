@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from abele.targets.cpu.compiler import compiler
-from abele.targets.cpu.emitted import choice
-from abele.targets.cpu.emitted.lowering import Emitted
+from abele.targets.cpu.emitted.lowering import DIALECT, Emitted
+from abele.targets.translation.translate import _has_subnormals, translate
 from helpers.emitted_programs import traced
 
 SMALL = 1e-40  # times one is itself, or zero
@@ -83,12 +83,11 @@ def test_programs_that_name_one_compute_with_them():
 
 
 def test_what_names_one():
-    assert not choice.are_meant(program(scaled), [])
-    assert choice.are_meant(program(masked), [])
-    assert not choice.are_meant(program(scaled), [torch.tensor([0.0, 1e-37]), torch.tensor(3)])
-    assert choice.are_meant(program(scaled), [torch.tensor([1.0, -SMALL])])
+    def names_one(made):
+        return translate(made, DIALECT).subnormals
 
-
-def test_numbers_in_lists_and_options_count():
-    numbers = choice._numbers(((1, [2.0, None]), {"eps": 3.0, "dims": (4.0,)}))
-    assert list(numbers) == [2.0, 3.0, 4.0]
+    assert not names_one(program(scaled))
+    assert names_one(program(masked))
+    assert not _has_subnormals(torch.tensor([0.0, 1e-37]))
+    assert not _has_subnormals(torch.tensor(3))
+    assert _has_subnormals(torch.tensor([1.0, -SMALL]))

@@ -1,8 +1,8 @@
-"""Choice of the programs that are worth code of their own, and reasons per operator."""
+"""Choice of the programs that are worth code of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -13,41 +13,6 @@ from abele.targets.cpu.emitted.calls import HANDLERS, attention, convolutions
 from abele.targets.translation.pointwise import RULES, TYPES
 from abele.targets.translation.translate import VIEWS
 
-_SMALLEST = torch.finfo(torch.float32).smallest_normal  # 1.2e-38
-
-
-def are_meant(program: Program, constants: Iterable[torch.Tensor]) -> bool:
-    """Return whether a program has a subnormal number, as in ``(mask + 1e-45).log()``.
-
-    Args:
-        program: whose operators may have it as an argument.
-        constants: tensors of the program that may hold it.
-    """
-    arguments = ((node.args, node.kwargs) for node in program.graph.graph.nodes)
-    numbers = (number for each in arguments for number in _numbers(each))
-    return any(0.0 < abs(number) < _SMALLEST for number in numbers) or any(
-        map(_has_some, constants)
-    )
-
-
-def _numbers(argument: Any) -> Iterator[float]:
-    if isinstance(argument, float):
-        yield argument
-    elif isinstance(argument, dict):
-        for value in cast(dict[str, Any], argument).values():
-            yield from _numbers(value)
-    elif isinstance(argument, list | tuple):
-        for value in cast(Sequence[Any], argument):
-            yield from _numbers(value)
-
-
-def _has_some(constant: torch.Tensor) -> bool:
-    if constant.dtype not in (torch.float32, torch.float64):
-        return False  # of the others, half has subnormals, but none is one in float32
-    sizes = constant.abs()
-    return bool(((sizes > 0) & (sizes < _SMALLEST)).any())
-
-
 aten = torch.ops.aten
 
 
@@ -57,13 +22,7 @@ def why(program: Program) -> str | None:
     Args:
         program: after the common pipeline.
     """
-    if why_not(program) is not None:
-        return None
-    foreign, total = _foreign(program)
-    reason = "C++ of its own runs it, compiled in seconds"
-    if foreign:
-        reason += f"; {len(foreign)} of {total} operators are called as torch has them"
-    return reason
+    return None if why_not(program) else "C++ of its own runs it, compiled in seconds"
 
 
 def why_not(program: Program) -> str | None:
@@ -95,12 +54,6 @@ def _is_worth_code(node: torch.fx.Node) -> bool:
 def _is_no_work(node: torch.fx.Node) -> bool:
     """Return whether an operator only picks or views the result of another one."""
     return is_getitem(node) or is_view(node) or node.target in VIEWS
-
-
-def _foreign(program: Program) -> tuple[list[torch.fx.Node], int]:
-    """Return the operators that stay ATen calls, and the number of all."""
-    operators = [node for node in program.graph.graph.nodes if node.op == "call_function"]
-    return [node for node in operators if not _is_expressible(node)], len(operators)
 
 
 def _is_expressible(node: torch.fx.Node) -> bool:

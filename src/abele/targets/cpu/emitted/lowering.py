@@ -34,14 +34,13 @@ from abele.targets.cpu.emitted.memory import (
 )
 from abele.targets.cpu.emitted.pad_leading_dimension import pad_leading_dimension
 from abele.targets.cpu.emitted.rematerialized_norms import rematerialize_norms
-from abele.targets.cpu.emitted.run import BoundRunner
+from abele.targets.cpu.emitted.run import Runner
 from abele.targets.cpu.emitted.source import Segment
 from abele.targets.index_checks import checked
-from abele.targets.translation.groups import Unit, grouped
-from abele.targets.translation.operations import Foreign, constants_of
+from abele.targets.translation.groups import Unit, grouped, kernel_choices
+from abele.targets.translation.operations import Foreign
 from abele.targets.translation.places import Buffer, Kind
 from abele.targets.translation.pointwise import TYPES
-from abele.targets.translation.reasons import kernel_choices
 from abele.targets.translation.translate import Dialect, translate
 
 DIALECT = Dialect(handlers=HANDLERS, types=TYPES)
@@ -169,8 +168,7 @@ class Plan:
 
     def written(self, *, clocked: bool = False) -> source.Source:
         """Write the code, with reads of the clock between units if it is to be ``clocked``."""
-        constants = constants_of(self._program, self.translation.constants)
-        subnormals = choice.are_meant(self._program, constants)
+        subnormals = self.translation.subnormals
         return source.write(
             self.units, self.offsets, self.kept, clocked=clocked, subnormals=subnormals
         )
@@ -248,12 +246,12 @@ def _compiled(program: Program, *, conservative: bool) -> Compiled:
 
 def _runnable(program: Program, calling: Calling, payload: bytes) -> Compiled:
     library = build.loaded(payload)
-    runner = BoundRunner(program, calling, library)
+    runner = Runner(program, calling, library)
     return checked(program, _Emitted(runner, library, payload, to_text(calling)))
 
 
 class _Emitted(Compiled):
-    def __init__(self, runner: BoundRunner, library: ctypes.CDLL, payload: bytes, plan: str | None):
+    def __init__(self, runner: Runner, library: ctypes.CDLL, payload: bytes, plan: str | None):
         super().__init__(runner.run, payload, plan)
         self._runner, self._library = runner, library
 

@@ -21,6 +21,8 @@ from abele.targets.translation.operations import Foreign, constants_of, places_c
 from abele.targets.translation.places import Buffer, Kind, Place, laid_out
 
 _Part = Callable[[int], None]
+_Batch = Sequence[torch.Tensor]
+_empty, _address = torch.empty_strided, torch.Tensor.data_ptr
 # The number of an input, the input, and a copy of it in the order that the code expects.
 _Copy = tuple[int, torch.Tensor, torch.Tensor]
 
@@ -32,6 +34,10 @@ class Runner:
         program: says what its inputs are for, and has the constants.
         calling: where tensors lie, and what torch computes.
         library: the compiled code.
+
+    Attributes:
+        repeats: whether ``repeated`` and ``bound`` may be called: where torch computes nothing, and
+            what is returned is in memory of its own.
     """
 
     def __init__(self, program: Program, calling: Calling, library: ctypes.CDLL):
@@ -62,7 +68,30 @@ class Runner:
         self._addresses = [0] * len(self._inputs)
         self._known: list[Callable[[], torch.Tensor | None]] = [_nothing] * len(self._inputs)
         self._outputs = calling.outputs
-        self._state: object = None  # whose addresses the table has; see ``BoundRunner``
+        self._state: object = None  # whose addresses the table has; see ``bound``
+        self.repeats = (
+            self._alone
+            and hasattr(library, REPEAT)
+            and all(p.buffer.kind is Kind.OUTPUT for p in self._outputs)
+        )
+        if self.repeats:
+            self._prepare_repeats(program, library)
+
+    def _prepare_repeats(self, program: Program, library: ctypes.CDLL) -> None:
+        """Note which addresses change from run to run."""
+        self._batch = [i for i, slot in enumerate(program.inputs) if slot.role is Role.INPUT]
+        entries = [self._entries.get(self._inputs[i].buffer) for i in self._batch]
+        # Of the tensors of a batch, those that the code reads.
+        self._read = [i for i, entry in enumerate(entries) if entry is not None]
+        self._results_at = [
+            entry for buffer, entry in self._entries.items() if buffer.kind is Kind.OUTPUT
+        ]
+        changing = [entry for entry in entries if entry is not None] + self._results_at
+        self._changing = (ctypes.c_int64 * max(1, len(changing)))(*changing)
+        self._repeat = getattr(library, REPEAT)
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        last = (number, number, pointer, pointer, pointer)
+        self._repeat.argtypes = [pointer, pointer, ctypes.c_int, *last]
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """Update state in place and return the results.
@@ -215,52 +244,7 @@ class Runner:
             return memory
         return memory.as_strided(place.shape, place.stride, memory.storage_offset() + place.offset)
 
-
-def _is_short(tensor: torch.Tensor, place: Place) -> bool:
-    """Return whether an ATen call returned an empty tensor in place of a declared result.
-
-    So it is of ``embedding_bag`` in half, whose further results only its own gradient reads.
-    """
-    return place.buffer.kind is Kind.FOREIGN and not tensor.numel() and place.buffer.size > 0
-
-
-def _nothing() -> None:
-    """Return None: no input is known before the first call."""
-
-
-_Batch = Sequence[torch.Tensor]
-
-
-class RepeatedRunner(Runner):
-    """Calls a program, or the same for one micro-batch after the other.
-
-    Arguments are those of ``Runner``.
-
-    Attributes:
-        repeats: whether ``repeated`` may be called: where torch computes nothing, and what is
-            returned lies in memory of its own.
-    """
-
-    def __init__(self, program: Program, calling: Calling, library: ctypes.CDLL):
-        super().__init__(program, calling, library)
-        parts = calling.parts
-        single = len(parts) == 1 and isinstance(parts[0], Segment)
-        self.repeats = single and all(p.buffer.kind is Kind.OUTPUT for p in self._outputs)
-        if not self.repeats:
-            return
-        self._batch = [i for i, slot in enumerate(program.inputs) if slot.role is Role.INPUT]
-        entries = [self._entries.get(self._inputs[i].buffer) for i in self._batch]
-        # Of the tensors of a batch, those that the code reads.
-        self._read = [i for i, entry in enumerate(entries) if entry is not None]
-        self._results_at = [
-            entry for buffer, entry in self._entries.items() if buffer.kind is Kind.OUTPUT
-        ]
-        changing = [entry for entry in entries if entry is not None] + self._results_at
-        self._changing = (ctypes.c_int64 * max(1, len(changing)))(*changing)
-        self._repeat = getattr(library, REPEAT)
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
-        last = (number, number, pointer, pointer, pointer)
-        self._repeat.argtypes = [pointer, pointer, ctypes.c_int, *last]
+    # -- several runs, and runs with the same state ------------------------------------------
 
     def repeated(
         self,
@@ -335,19 +319,6 @@ class RepeatedRunner(Runner):
             addresses += made[1]
         return results, addresses
 
-
-def _lie_alike(batches: Sequence[_Batch]) -> bool:
-    """Return whether all micro-batches have the same memory layout."""
-    strides = [tensor.stride() for tensor in batches[0]]
-    return all([tensor.stride() for tensor in batch] == strides for batch in batches)
-
-
-_empty, _address = torch.empty_strided, torch.Tensor.data_ptr
-
-
-class BoundRunner(RepeatedRunner):
-    """Calls a program with other state each time, or with the same; arguments as of ``Runner``."""
-
     def bound(self, arguments: Sequence[torch.Tensor], batch: Sequence[int]) -> OfBatch | None:
         """Return a call that takes the tensors of the batch alone; see ``base.Compiled.bound``."""
         buffers = [place.buffer for place in self._outputs]
@@ -402,3 +373,21 @@ class BoundRunner(RepeatedRunner):
             return self._run(inputs)
         finally:
             self._memory.clear()
+
+
+def _is_short(tensor: torch.Tensor, place: Place) -> bool:
+    """Return whether an ATen call returned an empty tensor in place of a declared result.
+
+    So it is of ``embedding_bag`` in half, whose further results only its own gradient reads.
+    """
+    return place.buffer.kind is Kind.FOREIGN and not tensor.numel() and place.buffer.size > 0
+
+
+def _nothing() -> None:
+    """Return None: no input is known before the first call."""
+
+
+def _lie_alike(batches: Sequence[_Batch]) -> bool:
+    """Return whether all micro-batches have the same memory layout."""
+    strides = [tensor.stride() for tensor in batches[0]]
+    return all([tensor.stride() for tensor in batch] == strides for batch in batches)

@@ -19,6 +19,7 @@ from abele.ops import norm_activation as operators
 from abele.targets.cpu.op_by_op.kernels import OwnKernel
 
 Tensor = torch.Tensor
+_Results = tuple[Tensor, ...]
 
 
 def _prepared(
@@ -65,19 +66,9 @@ def _statistics(
     return outputs, bool(y_is_enough)
 
 
-def norm_activation(
-    library: ctypes.CDLL,
-    overwrite: bool,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    momentum: float,
-    eps: float,
-    slope: float,
-) -> tuple[Tensor, ...]:
+def norm_activation(library: ctypes.CDLL, overwrite: bool, *given: Any) -> _Results:
     """Compute ``abele::norm_activation``; may write y over x."""
+    x, weight, bias, mean, var, momentum, eps, slope = given
     x = channels_last(x)
     norm, worth = _prepared(library, x.shape, slope, momentum, eps)
     threads = worth()
@@ -90,16 +81,10 @@ def norm_activation(
 
 
 def norm_activation_backward(
-    library: ctypes.CDLL,
-    overwrite: bool,
-    grad: Tensor,
-    kept: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    statistics: Tensor,
-    slope: float,
+    library: ctypes.CDLL, overwrite: bool, *given: Any
 ) -> tuple[Tensor, ...]:
     """Compute ``abele::norm_activation_backward``; may write the input gradient over ``grad``."""
+    grad, kept, weight, bias, statistics, slope = given
     grad, (weight, bias) = channels_last(grad), dense(weight, bias)
     norm, worth = _prepared(library, kept.shape, slope)
     results = (
@@ -112,20 +97,9 @@ def norm_activation_backward(
     return results
 
 
-def norm_sum_activation(
-    library: ctypes.CDLL,
-    overwrite: bool,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    added: Tensor,
-    momentum: float,
-    eps: float,
-    slope: float,
-) -> tuple[Tensor, ...]:
+def norm_sum_activation(library: ctypes.CDLL, overwrite: bool, *given: Any) -> _Results:
     """Compute ``abele::norm_sum_activation``; may write y over what is added."""
+    x, weight, bias, mean, var, added, momentum, eps, slope = given
     x, added = channels_last(x), channels_last(added)
     norm, worth = _prepared(library, x.shape, slope, momentum, eps)
     threads = worth()
@@ -139,17 +113,10 @@ def norm_sum_activation(
 
 
 def norm_sum_activation_backward(
-    library: ctypes.CDLL,
-    overwrite: bool,
-    grad: Tensor,
-    more: Tensor | None,
-    y: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    statistics: Tensor,
-    slope: float,
+    library: ctypes.CDLL, overwrite: bool, *given: Any
 ) -> tuple[Tensor, ...]:
     """Compute ``abele::norm_sum_activation_backward``; may write over the gradient of y."""
+    grad, more, y, x, weight, statistics, slope = given
     grad, more = channels_last(grad), None if more is None else channels_last(more)
     (weight,) = dense(weight)
     norm, worth = _prepared(library, x.shape, slope)
@@ -165,15 +132,9 @@ def norm_sum_activation_backward(
     return results
 
 
-def scale_shift_activation(
-    library: ctypes.CDLL,
-    overwrite: bool,
-    x: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    slope: float,
-) -> Tensor:
+def scale_shift_activation(library: ctypes.CDLL, overwrite: bool, *given: Any) -> Tensor:
     """Compute ``abele::scale_shift_activation``; may write y over x."""
+    x, scale, shift, slope = given
     x, (scale, shift) = channels_last(x), dense(scale, shift)
     y = x if overwrite else torch.empty_like(x)
     norm, worth = _prepared(library, x.shape, slope)

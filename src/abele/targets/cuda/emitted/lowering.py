@@ -26,12 +26,11 @@ from abele.targets.cuda.emitted.run import Runner
 from abele.targets.cuda.emitted.source import Launch, Writer
 from abele.targets.cuda.op_by_op import current_gpu, to_gpu
 from abele.targets.replay import CudaGraphs, replayed
-from abele.targets.translation.groups import Unit, grouped
+from abele.targets.translation.groups import Unit, grouped, kernel_choices
 from abele.targets.translation.movement import MOVES
 from abele.targets.translation.operations import Foreign, Translation, constants_of
 from abele.targets.translation.places import Buffer, Kind
 from abele.targets.translation.pointwise import NAMES
-from abele.targets.translation.reasons import kernel_choices
 from abele.targets.translation.translate import Dialect, Handler, translate
 
 aten = torch.ops.aten

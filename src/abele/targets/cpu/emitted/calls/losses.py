@@ -190,14 +190,6 @@ _SMOOTH_SLOPE = (
     "({1} - {2} <= -{4} ? -{3} * {0} : {1} - {2} >= {4} ? {3} * {0} "
     ": {3} * ({1} - {2}) * {0} / {4})"
 )
-_HUBER = (
-    "(std::fabs({0} - {1}) <= {2} ? 0.5f * ({0} - {1}) * ({0} - {1}) "
-    ": {2} * (std::fabs({0} - {1}) - 0.5f * {2}))"
-)
-_HUBER_SLOPE = (
-    "({1} - {2} <= -{4} ? -{3} * {0} * {4} : {1} - {2} >= {4} ? {3} * {0} * {4} "
-    ": {3} * ({1} - {2}) * {0})"
-)
 _ENTROPY_SLOPE = "({0} * {3} * ({1} - {2}) / abele::maximum((1 - {1}) * {1}, 1e-12f))"
 
 HANDLERS = {
@@ -213,12 +205,6 @@ HANDLERS = {
     aten.mse_loss_backward.default: gradient("({3} * 2 * ({1} - {2}) * {0})"),
     aten.smooth_l1_loss.default: loss(_SMOOTH, 1.0),
     aten.smooth_l1_loss_backward.default: gradient(_SMOOTH_SLOPE, limited=True),
-    aten.huber_loss.default: loss(_HUBER, 1.0),
-    aten.huber_loss_backward.default: gradient(_HUBER_SLOPE, limited=True),
     aten.binary_cross_entropy.default: loss("abele::cross_entropy({0}, {1})", weighted=True),
     aten.binary_cross_entropy_backward.default: gradient(_ENTROPY_SLOPE, weighted=True),
-    aten.soft_margin_loss.default: loss("abele::log(abele::exp(-{1} * {0}) + 1)"),
-    aten.soft_margin_loss_backward.default: gradient(
-        "(-{3} * {2} * abele::sigmoid(-{2} * {1}) * {0})"
-    ),
 }
