@@ -16,6 +16,7 @@ import torch
 from abele import _torch, processor
 from abele.kernels.binding import CONSTANTS
 from abele.kernels.on_tensors import result_shape
+from abele.program import node_argument
 
 aten = torch.ops.aten
 
@@ -345,6 +346,71 @@ def _patches_gain(convolution: Convolution) -> bool:
         and small % _LANES == 0
         and kernel[1] * large % _LANES == 0
     )
+
+
+# -- planes: few channels of NCHW images, in emitted code ---------------------------------------
+
+# Fewer samples are computed one by one if rows and columns advance by one, which pays for images of
+# any size; else most lanes of a register idle, and only few channels are worth that.
+_LEAST_BATCH = 8
+_MOST_CHANNELS_OF_ANY_BATCH = 16
+# Where both channel counts divide by this the library is as good, and soon better; with few samples
+# not before it has so many.
+_LIBRARY_BLOCK = 16
+_LIBRARY_CHANNELS = 32
+_MOST_CHANNELS = 64
+# Larger images leave the second-level cache when 16 samples are kept side by side.
+_MOST_PIXELS_PER_SAMPLE = 65536
+
+
+def why_not_planes(node: torch.fx.Node) -> str | None:
+    """Return why the library computes a convolution or its backward; ``None`` if planes do.
+
+    Kernels of planes support more than they are chosen for. A gradient that is not contiguous is
+    copied.
+    """
+    convolution = convolution_of(node)
+    if (
+        convolution is None
+        or {*convolution.dilation, convolution.groups} != {1}
+        or convolution.transposed
+    ):
+        return "the library's: our kernels know no dilation, transposition or groups"
+    result = node if not convolution.backward else node_argument(node, 0)
+    values = convolution.image, convolution.weight, result.meta["val"]
+    plain = all(
+        each.dim() == 4 and each.numel() > 0 and each.dtype is torch.float32 for each in values
+    )
+    if not plain or not all(each.is_contiguous() for each in values[:2]):
+        return "the library's: our kernels are for contiguous images in float32"
+    where = _library_gains_over_planes(convolution, values[2])
+    return where and f"the library's: it is faster with {where}"
+
+
+def _library_gains_over_planes(convolution: Convolution, result: torch.Tensor) -> str | None:
+    """Return the reason why oneDNN is as fast or faster; None if it is slower."""
+    x, weight = convolution.image, convolution.weight
+    borders = zip(pair(convolution.padding), weight.shape[2:], strict=True)
+    one_by_one = {*convolution.stride} == {1} and all(pad < kernel for pad, kernel in borders)
+    channels, few = weight.shape[:2], x.shape[0] < _LEAST_BATCH
+    most, blocks = max(channels), all(count % _LIBRARY_BLOCK == 0 for count in channels)
+    if one_by_one and few:
+        limit = _LIBRARY_CHANNELS if blocks else _MOST_CHANNELS
+        return f"more than {limit} channels" if most > limit else None
+    if few and most >= _MOST_CHANNELS_OF_ANY_BATCH:
+        return f"fewer than {_LEAST_BATCH} samples"
+    if blocks:
+        return f"numbers of channels that divide by {_LIBRARY_BLOCK}"
+    if most > _MOST_CHANNELS:
+        return f"more than {_MOST_CHANNELS} channels"
+    if max(x[0].numel(), result[0].numel()) > _MOST_PIXELS_PER_SAMPLE:
+        return f"samples of more than {_MOST_PIXELS_PER_SAMPLE:,} numbers"
+    return None
+
+
+def pair(values: Sequence[int]) -> list[int]:
+    """Return (height, width) from a one- or two-element list."""
+    return [*values] * 2 if len(values) == 1 else [*values]
 
 
 # -- the registry --------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from abele import _torch
-from abele._torch import OpOverload
 from abele._torch.copies import copied_graph
 from abele.program import Program, subgraphs
 
@@ -63,15 +62,6 @@ def finished(program: Program, graph: torch.fx.GraphModule) -> Program:
     else:
         graph.graph.lint()
     return program.replace(graph=graph)
-
-
-def substitute(node: torch.fx.Node, target: OpOverload, arguments: tuple[Any, ...]) -> None:
-    """Replace ``node`` by ``target(*arguments)`` and keep its metadata."""
-    with node.graph.inserting_before(node):
-        new = node.graph.call_function(target, arguments)
-    new.meta = dict(node.meta)
-    node.replace_all_uses_with(new)
-    node.graph.erase_node(node)
 
 
 def inserted(before: torch.fx.Node, target: Any, *arguments: Any, **options: Any) -> torch.fx.Node:

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from abele import _torch
 from abele.containers import is_sequence
-from abele.ops import few_channel_conv, lstm, recurrent, recurrent_loop
+from abele.ops import lstm, recurrent, recurrent_loop
 from abele.program import Program, is_getitem, is_view, marks_of
 from abele.program.core import node_phase
 from abele.report.record import Choice, Operators
@@ -25,8 +25,6 @@ _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _counter: Any = flop_counter
 _sdpa, _sdpa_backward = _counter.sdpa_flop_count, _counter.sdpa_backward_flop_count
-# What our convolutions do without: dilation, transposition, output padding, groups.
-_REST = ([1, 1], False, [0, 0], 1)
 
 
 def of_program(program: Program) -> tuple[Operators, ...]:
@@ -83,13 +81,7 @@ def operations(node: torch.fx.Node) -> int:
     """Floating-point operations of convolutions, products, attention, recurrent layers; else 0."""
     values: Any = torch.fx.map_arg((node.args, dict(node.kwargs)), _value)
     target, arguments, options = cast("Any", node.target), *values
-    if target is few_channel_conv.forward:
-        target, arguments = aten.convolution.default, (*arguments, *_REST)
-    elif target is few_channel_conv.backward:
-        grad, x, weight, stride, padding, mask = arguments
-        target = aten.convolution_backward.default
-        arguments = (grad, x, weight, [0], stride, padding, *_REST, mask)
-    elif target is not None and target is _torch.convolution_with_activation():
+    if target is not None and target is _torch.convolution_with_activation():
         x, weight, bias, padding, stride, dilation, groups, *_ = arguments
         target = aten.convolution.default
         arguments = (x, weight, bias, stride, padding, dilation, False, [0, 0], groups)

@@ -15,6 +15,7 @@ from abele.kernels.convolutions import (
     kernel_of,
     scratch_bytes,
     suits_winograd,
+    why_not_planes,
 )
 from helpers.kernel_library import replacement
 
@@ -244,3 +245,56 @@ def test_halves_of_registers_gain_where_they_multiply_as_fast(
 def test_few_channels_and_those_that_fill_not_even_halves_gain_nothing(monkeypatch, inputs, out):
     monkeypatch.setattr(processor, "has", lambda name: name == "clzero")
     assert not any(map(gains, forms(image=(2, inputs, 16, 16), out=out)))
+
+
+# -- planes in emitted code -------------------------------------------------------------------
+
+
+def planes(x, weight, **settings):
+    """Whether kernels of planes compute a convolution of these shapes, and its backward."""
+    convolution, backward, *_ = forms(x, weight[0], kernel=weight[2], **settings)
+    for each in (convolution, *backward.args[:1]):
+        each.meta["val"] = torch.empty(x[0], weight[0], *x[2:])
+    (ours,) = {why_not_planes(each) is None for each in (convolution, backward)}
+    return ours
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "settings"),
+    [
+        pytest.param((8, 4, 9, 9), (4, 1, 3, 3), {"groups": 4}, id="groups"),
+        pytest.param((8, 4, 9, 9), (4, 4, 3, 3), {"dilation": 2}, id="dilated"),
+        pytest.param((8, 4, 9, 9), (4, 4, 3, 3), {"transposed": True}, id="transposed"),
+        pytest.param((8, 4, 9, 9), (4, 4, 3, 3), {"dtype": torch.float64}, id="double"),
+        pytest.param((4, 4, 9, 9), (20, 4, 3, 3), {"stride": 2}, id="lanes would idle"),
+        pytest.param((4, 4, 9, 9), (20, 4, 1, 1), {}, id="lanes would idle, borders are wider"),
+        pytest.param((2, 48, 9, 9), (48, 48, 3, 3), {}, id="channels fill registers of one sample"),
+        pytest.param((8, 16, 9, 9), (16, 16, 3, 3), {}, id="channels fill registers"),
+        pytest.param((8, 4, 9, 9), (96, 4, 3, 3), {}, id="many filters"),
+        pytest.param((8, 4, 256, 256), (4, 4, 3, 3), {}, id="image leaves the cache"),
+    ],
+)
+def test_planes_are_left_to_the_library(x, weight, settings):
+    assert not planes(x, weight, **settings)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight"),
+    [
+        pytest.param((8, 4, 9, 9), (4, 4, 3, 3), id="few channels"),
+        pytest.param((4, 4, 9, 9), (20, 4, 3, 3), id="few samples"),
+        pytest.param((2, 16, 9, 9), (32, 16, 3, 3), id="channels that fill registers"),
+        pytest.param((1, 3, 512, 512), (4, 3, 3, 3), id="large image"),
+    ],
+)
+def test_planes_are_ours(x, weight):
+    assert planes(x, weight)
+
+
+def test_planes_are_contiguous():
+    convolution, *_ = forms((8, 4, 9, 9), 4)
+    image = convolution.args[0].meta["val"]
+    convolution.meta["val"] = image
+    assert why_not_planes(convolution) is None
+    convolution.args[0].meta["val"] = image.to(memory_format=torch.channels_last)
+    assert "contiguous images" in why_not_planes(convolution)

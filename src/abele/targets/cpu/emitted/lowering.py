@@ -21,7 +21,6 @@ from abele.targets.cpu.compiler import kernel_problem, with_planned_places
 from abele.targets.cpu.emitted import build, choice, source
 from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
 from abele.targets.cpu.emitted.calls import HANDLERS
-from abele.targets.cpu.emitted.calls.convolutions import few_channel_convolutions
 from abele.targets.cpu.emitted.channel_blocking import block_channels
 from abele.targets.cpu.emitted.clocked import who, with_clocks
 from abele.targets.cpu.emitted.gemm_epilogues import GemmWithEpilogue, fuse_gemm_epilogues
@@ -55,7 +54,6 @@ class Emitted(Lowering):
     passes = (
         recurrent_loops,
         half_convolutions,
-        few_channel_convolutions,
         stacked_gradients,
         kept_derivatives,
     )

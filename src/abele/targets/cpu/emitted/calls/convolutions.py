@@ -17,11 +17,9 @@ from typing import Any
 
 import torch
 
-from abele.kernels.convolutions import convolution_of
+from abele.kernels.convolutions import convolution_of, pair, why_not_planes
 from abele.kernels.on_tensors import place_count
-from abele.ops import few_channel_conv
-from abele.passes.of_lowerings import convolutions as few_channels
-from abele.program import Program, is_getitem
+from abele.program import is_getitem
 from abele.targets.cpu.emitted.calls import pointwise_convolutions
 from abele.targets.translation.movement import arguments
 from abele.targets.translation.operations import Call
@@ -45,27 +43,18 @@ _LARGEST_IMAGE = 2**31 - 1  # pixels
 # -- who computes a convolution ------------------------------------------------------------------
 
 
-def few_channel_convolutions(program: Program) -> Program:
-    """Replace convolutions of few channels by our kernels; GEMMs and depthwise ones stay."""
-    return few_channels.replaced(program, _has_few_channels)
-
-
 def is_ours(node: _Node) -> bool:
     """Return whether our code computes a convolution or its backward, instead of the library.
 
     Args:
-        node: any of the two, before or after ``few_channel_convolutions``.
+        node: any of the two; its images are described in ``meta["val"]``.
     """
-    return few_channels.why_not(node) is None or is_product_or_depthwise(node)
+    return why_not_planes(node) is None or is_product_or_depthwise(node)
 
 
 def is_product_or_depthwise(node: _Node) -> bool:
     """Return whether a convolution or its backward is a product, or has a kernel per channel."""
     return pointwise_convolutions.is_ours(node) or _is_depthwise(node)
-
-
-def _has_few_channels(node: _Node) -> bool:
-    return not is_product_or_depthwise(node) and few_channels.why_not(node) is None
 
 
 def _is_depthwise(node: _Node) -> bool:
@@ -170,12 +159,14 @@ def _add_backward(
 
 
 def _few_channel(translator: Any, node: _Node) -> bool:
-    """``abele::few_channel_conv``, with the activation and pool that alone read its result."""
+    """``aten.convolution`` of few channels, with activation and pool if only they read it."""
+    if why_not_planes(node) is not None:
+        return False
     chain = _chain(node)
     if chain is not None and _pays(chain):
         _pooled(translator, chain)
         return True
-    x, weight, bias, stride, padding = arguments(node)
+    x, weight, bias, stride, padding, *_ = arguments(node)
     relu = next(iter(node.users), None) if len(node.users) == 1 else None
     if relu is not None and relu.target is not aten.relu.default:
         relu = None
@@ -188,8 +179,10 @@ def _few_channel(translator: Any, node: _Node) -> bool:
 
 
 def _few_channel_backward(translator: Any, node: _Node) -> bool:
-    """``abele::few_channel_conv_backward``."""
-    grad, x, weight, stride, padding, mask = arguments(node)
+    """``aten.convolution_backward`` of few channels."""
+    if why_not_planes(node) is not None:
+        return False
+    grad, x, weight, _, stride, padding, *_, mask = arguments(node)
     reads = _dense(translator, grad, x, weight)
     sizes = _few_channel_sizes(reads[1], reads[2], stride, padding)
     _add_backward(translator, node, "convolve_backward", reads, mask, sizes)
@@ -208,7 +201,8 @@ def _few_channel_sizes(
         padding: zeros at each border.
         slope: of its activation below zero.
     """
-    numbers = (*x.shape, weight.shape[0], *weight.shape[2:], *stride, *padding, 0, slope)
+    steps = *pair(stride), *pair(padding)
+    numbers = (*x.shape, weight.shape[0], *weight.shape[2:], *steps, 0, slope)
     return f"AbeleConv{{{{{', '.join(map(str, numbers))}}}}}"
 
 
@@ -224,7 +218,7 @@ class _Chain:
 
 def _pooled(translator: Any, chain: _Chain) -> None:
     """Add a convolution with its activation and pool."""
-    x, weight, bias, stride, padding = arguments(chain.conv)
+    x, weight, bias, stride, padding, *_ = arguments(chain.conv)
     inputs = _dense(translator, x, weight, bias)
     y = translator.new(tuple(chain.pool.meta["val"][0].shape), torch.float32)
     places = translator.new((place_count(y.shape),), torch.uint8)
@@ -244,11 +238,11 @@ def _pooled(translator: Any, chain: _Chain) -> None:
 def _pooled_backward(translator: Any, node: _Node) -> None:
     """Add the gradient of a pool with those of its activation and convolution."""
     nodes = [node]
-    while nodes[-1].target is not few_channel_conv.backward:
+    while nodes[-1].target is not aten.convolution_backward.default:
         (user,) = nodes[-1].users
         nodes.append(user)
     *between, last = nodes
-    _, x, weight, stride, padding, mask = arguments(last)
+    _, x, weight, _, stride, padding, *_, mask = arguments(last)
     reads = _dense(translator, arguments(node)[0], arguments(node)[-1], x, weight)
     sizes, name = _few_channel_sizes(reads[2], reads[3], stride, padding), "convolve_and_pool"
     also = tuple(nodes[1:])
@@ -278,12 +272,12 @@ def _leads_back(back: _Node, mask: _Node | None, source: _Node, conv: _Node) -> 
     nodes = [back] if mask is None else [back, mask]
     if mask is not None and list(mask.args) != [back, source, 0]:
         return False
-    after = [*nodes[1:], _user(nodes[-1], few_channel_conv.backward)]
+    after = [*nodes[1:], _user(nodes[-1], aten.convolution_backward.default)]
     if any(list(node.users) != [user] for node, user in zip(nodes, after, strict=True)):
         return False
     last = after[-1]
     assert last is not None
-    same = arguments(last)[1] is conv.args[0] and last.args[3:5] == conv.args[3:5]
+    same = arguments(last)[1] is conv.args[0] and last.args[4:10] == conv.args[3:9]
     return last.args[0] is nodes[-1] and last.args.count(nodes[-1]) == 1 and same
 
 
@@ -365,11 +359,6 @@ def _only_for_backward(pool: _Node) -> bool:
     return all(user.target is backward and user.args[7] in picked for user in readers)
 
 
-def pair(values: Any) -> list[int]:
-    """Return (height, width) from a one- or two-element list."""
-    return list(values) * 2 if len(values) == 1 else list(values)
-
-
 def _sizes_and_threads(images: Place) -> tuple[str, str]:
     """Return ``AbelePool`` of ``abi.h`` and the number of useful threads, both in C++."""
     height, width = images.shape[-2:]
@@ -378,21 +367,20 @@ def _sizes_and_threads(images: Place) -> tuple[str, str]:
 
 
 def _convolution(translator: Any, node: _Node) -> bool:
-    """``aten.convolution``, as GEMMs or by channel."""
-    return pointwise_convolutions.convolution(translator, node) or _depthwise(translator, node)
+    """``aten.convolution``, as GEMMs, by channel or of few channels."""
+    ways = pointwise_convolutions.convolution, _depthwise, _few_channel
+    return any(way(translator, node) for way in ways)
 
 
 def _convolution_backward(translator: Any, node: _Node) -> bool:
-    """``aten.convolution_backward``, as GEMMs or by channel."""
-    by_gemm = pointwise_convolutions.convolution_backward(translator, node)
-    return by_gemm or _depthwise_backward(translator, node)
+    """``aten.convolution_backward``, as GEMMs, by channel or of few channels."""
+    ways = pointwise_convolutions.convolution_backward, _depthwise_backward, _few_channel_backward
+    return any(way(translator, node) for way in ways)
 
 
 HANDLERS = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
-    few_channel_conv.forward: _few_channel,
-    few_channel_conv.backward: _few_channel_backward,
     aten.max_pool2d_with_indices.default: _max_pool,
     aten.max_pool2d_with_indices_backward.default: _max_pool_backward,
 }
