@@ -127,9 +127,7 @@ class Instances:
         self.check(topic, problem)
 
     def check(self, topic: str, problem: CosmicTaggerError | OSError | None) -> None:
-        """Raise on all instances if one of them has a problem; what ``together`` ends with.
-
-        """
+        """Raise on all instances if one of them has a problem; what ``together`` ends with."""
         texts = self.gather(topic, None if problem is None else str(problem))
         self.is_told = any(text is not None for text in texts)
         if problem is not None:

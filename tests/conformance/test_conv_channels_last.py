@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from abele.errors import CorruptExecutable
-from abele.kernels import binding, build, self_test, sources
+from abele.kernels import binding, self_test, sources
 from abele.kernels.binding import Conv
-from helpers.kernel_library import COMPILER, NEEDS_COMPILER, error, replacement
+from helpers.kernel_library import COMPILER, NEEDS_COMPILER, compiled, error, replacement
 
 aten = torch.ops.aten
 pytestmark = NEEDS_COMPILER
@@ -295,7 +295,7 @@ def library_for(folder, *flags):
     # GCC says of vectors in template arguments what -Wno-psabi says already.
     warnings = "-Wall", "-Wextra", "-Werror", "-Wno-ignored-attributes"
     flags = *usual, *warnings, *flags
-    objects = build.compiled(COMPILER, str(folder), sources.KERNELS, flags)
+    objects = compiled(folder, sources.KERNELS, flags)
     path = folder / "kernels.so"
     subprocess.run([COMPILER, "-shared", "-fopenmp", "-o", str(path), *objects], check=True)
     return binding.bound(path)

@@ -14,7 +14,7 @@ from abele.compile import native
 from abele.errors import CompilerError
 from abele.kernels import binding, build, sources
 from abele.targets.cpu.compiler import instruction_set
-from helpers.kernel_library import COMPILER, NEEDS_COMPILER, kernels
+from helpers.kernel_library import COMPILER, NEEDS_COMPILER, compiled, kernels
 
 pytestmark = NEEDS_COMPILER
 
@@ -110,7 +110,7 @@ def test_a_compiler_that_fails_is_named_and_quoted(tmp_path):
     broken = tmp_path / "broken.cpp"
     broken.write_text("#error this is not C++\n")
     with pytest.raises(CompilerError, match="could not be compiled") as caught:
-        build.compiled(COMPILER, str(tmp_path), [str(broken)])
+        compiled(tmp_path, [broken])
     assert "this is not C++" in caught.value.log
 
 
@@ -151,15 +151,15 @@ def two_sources(cache_folder, monkeypatch):
 
 def ended_in(source, monkeypatch):
     """Make the library in a process that ends while it compiles one of the sources."""
-    compiled = build.compiled
+    make = build.make
 
-    def one(compiler, folder, names):
-        if names == [source]:
+    def one(making):
+        if making.path.endswith(f"{source}.o"):
             raise KeyboardInterrupt
-        return compiled(compiler, folder, names)
+        make(making)
 
     with monkeypatch.context() as patch:
-        patch.setattr(build, "compiled", one)
+        patch.setattr(build, "make", one)
         with pytest.raises(KeyboardInterrupt):
             build.library(COMPILER, "here")
 
@@ -169,15 +169,15 @@ def test_what_a_run_has_compiled_before_it_ended_is_not_compiled_again(two_sourc
     ended_in("adam.cpp", monkeypatch)
     assert build.missing_s(COMPILER, "here") == pytest.approx(all_s - 0.5)
     assert [each.name for each in two_sources.glob("*/*")] == ["calls.cpp.o"]
-    compiled, names = build.compiled, []
+    make, names = build.make, []
 
-    def noted(compiler, folder, given):
-        names.extend(given)
-        return compiled(compiler, folder, given)
+    def noted(making):
+        names.append(Path(making.path).name)
+        make(making)
 
-    monkeypatch.setattr(build, "compiled", noted)
-    build.library(COMPILER, "here")
-    assert names == ["adam.cpp"]
+    monkeypatch.setattr(build, "make", noted)
+    library = build.library(COMPILER, "here")
+    assert names == ["adam.cpp.o", library.name]
 
 
 def test_objects_are_compiled_one_by_one_and_used_by_the_library(two_sources):
@@ -214,17 +214,17 @@ def test_a_damaged_object_costs_compiling_all_again(two_sources, monkeypatch):
 
 @pytest.mark.usefixtures("cache_folder")
 def test_of_several_that_want_them_at_once_one_compiles(monkeypatch):
-    compiled, calls = build.compiled, []
+    make, calls = build.make, []
 
-    def slowly(*arguments):
-        calls.append(arguments)
+    def slowly(making):
+        calls.append(making)
         time.sleep(0.2)
-        return compiled(*arguments)
+        make(making)
 
-    monkeypatch.setattr(build, "compiled", slowly)
+    monkeypatch.setattr(build, "make", slowly)
     with ThreadPoolExecutor(3) as pool:
         paths = {*pool.map(lambda _: build.library(COMPILER, "here"), range(3))}
-    assert len(paths) == len(calls) == 1
+    assert (len(paths), len(calls)) == (1, 2)  # an object, and the library
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(cache_folder):

@@ -22,7 +22,7 @@ from abele.step.config import StepConfig
 from abele.targets.cpu.compiler import instruction_set
 from abele.targets.cpu.emitted import headers
 from abele.targets.cpu.op_by_op.lowering import OpByOp
-from helpers.kernel_library import COMPILER, NEEDS_COMPILER, kernels
+from helpers.kernel_library import COMPILER, NEEDS_COMPILER, compiled, kernels
 from helpers.runs import captured, session_of
 
 pytestmark = NEEDS_COMPILER
@@ -127,7 +127,7 @@ def test_a_fault_is_found(kind, file, old, new, function, tmp_path):
     own, *others = sources.KINDS[kind]
     if file in others:
         own, others = file, [each for each in sources.KINDS[kind] if each != file]
-    objects = build.compiled(COMPILER, str(tmp_path), [str(folder / own)], FAST)
+    objects = compiled(tmp_path, [folder / own], FAST)
     objects += build.linkable(COMPILER, instruction_set(), others)
     library = str(tmp_path / "kind.so")
     subprocess.run([COMPILER, "-shared", "-fopenmp", *objects, "-o", library], check=True)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import shutil
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
-from abele.kernels import binding, build, on_tensors
+from abele.kernels import binding, build, on_tensors, sources
 from abele.targets.cpu.compiler import instruction_set
 from abele.targets.cpu.op_by_op.registry import own_kernel
 
@@ -26,6 +30,17 @@ def kernels() -> ctypes.CDLL:
     """The library that programs use, loaded."""
     assert COMPILER is not None
     return binding.load(build.shared_library(COMPILER, instruction_set()))
+
+
+def compiled(folder: Path, names: Iterable[str | Path], flags: Iterable[str] = sources.FLAGS):
+    """Compile sources with other flags into a folder; return the objects' paths."""
+    objects = [str(folder / f"{Path(name).name}.o") for name in names]
+    commands = [
+        [*sources.compiling(COMPILER, str(name), flags), "-o", build.RESULT] for name in names
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(build.make, map(build.Making, commands, objects)))
+    return objects
 
 
 def error(actual: torch.Tensor, exact: torch.Tensor) -> float:

@@ -87,7 +87,7 @@ def test_kernels_are_compiled_and_listed(hook, monkeypatch):
     assert data == {"pure_python": False, "tag": "py3-none-linux_x86_64"}
     monkeypatch.setattr(sources, "KERNELS", {"calls.cpp": 0.4})
     monkeypatch.setattr(packaged, "FOLDER", Path(folder))
-    packaged._whole.cache_clear()
+    packaged._usable.cache_clear()
     assert packaged.folder() == Path(folder, LEVEL)
     made.finalize("standard", {}, "a.whl")
     assert not Path(folder).exists()

@@ -17,7 +17,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -59,51 +59,41 @@ class Places(NamedTuple):
 
     Attributes:
         library: for ``binding.load``.
-        objects: a folder; one for each source that the package does not bring compiled.
-        packaged: the folder of those that it brings, or None.
+        objects: the folder of the objects, one for each source.
     """
 
     library: Path
     objects: Path
-    packaged: Path | None
 
     def object(self, source: str) -> Path:
         """Return the object of a source."""
-        return (self.packaged or self.objects) / f"{source}.o"
+        return self.objects / f"{source}.o"
 
 
 def shared_library(compiler: str, instruction_set: str) -> bytes:
     """Return the library for ``binding.load``, compiled unless it is there already.
 
     Args:
-        compiler: path of the C++ compiler; not needed for a library that the package brings.
+        compiler: path of the C++ compiler; not needed for a library that the package contains.
         instruction_set: what this processor has; another one needs another library.
 
     Raises:
         CompilerError: the compiler does not accept the kernels.
     """
-    brought = packaged.folder()
-    if brought is not None:
-        return (brought / packaged.LIBRARY).read_bytes()
     with files.open_regular(library(compiler, instruction_set)) as file:
         return file.read()
 
 
 def library(compiler: str, instruction_set: str) -> Path:
-    """Return the path of the library; arguments and errors are those of ``shared_library``.
-
-    Of processes that want it at once, instances of a program for example, one compiles.
-    """
-    places = _places(compiler, instruction_set)
-    if not places.library.is_file():
-        with folder_lock(cache_folder(), WAITS_S):
-            if not places.library.is_file():
-                _make(compiler, places)
-    return places.library
+    """Return the path of the library; arguments and errors are those of ``shared_library``."""
+    compile_objects(compiler, instruction_set, [LIBRARY])
+    return _places(compiler, instruction_set).library
 
 
 def compile_objects(compiler: str, instruction_set: str, names: Collection[str]) -> None:
     """Compile objects of some sources, unless they are there.
+
+    Of processes that want them at the same time, instances of a program for example, one compiles.
 
     Args:
         compiler: path of the C++ compiler.
@@ -113,12 +103,15 @@ def compile_objects(compiler: str, instruction_set: str, names: Collection[str])
     Raises:
         CompilerError: the compiler does not accept the kernels.
     """
-    places = _places(compiler, instruction_set)
-    if LIBRARY in names:
-        library(compiler, instruction_set)
-    if _missing(places, names):
-        with folder_lock(cache_folder(), WAITS_S):
-            _compile(compiler, places, _missing(places, names))
+    if not any(makings(compiler, instruction_set, names)):
+        return
+    with folder_lock(cache_folder(), WAITS_S), ThreadPoolExecutor(os.cpu_count()) as pool:
+        try:
+            for stage in makings(compiler, instruction_set, names):
+                list(pool.map(make, stage))
+        except CompilerError:  # an object may be damaged: the next run compiles all again
+            shutil.rmtree(_places(compiler, instruction_set).objects, ignore_errors=True)
+            raise
 
 
 def linkable(compiler: str, instruction_set: str, names: Iterable[str]) -> list[str]:
@@ -129,14 +122,14 @@ def linkable(compiler: str, instruction_set: str, names: Iterable[str]) -> list[
         instruction_set: what this processor has.
         names: of sources, whose objects need not be there yet.
     """
-    folder = packaged.folder() or _places(compiler, instruction_set).objects
-    return [str(folder / f"{name}.o") for name in names]
+    places = _places(compiler, instruction_set)
+    return [str(places.object(name)) for name in names]
 
 
 def makings(
     compiler: str, instruction_set: str, names: Collection[str] | None = None
 ) -> list[list[Making]]:
-    """Return the commands for missing files, for another process to run.
+    """Return the commands for missing files, which another process may run.
 
     Args:
         compiler: path of the C++ compiler.
@@ -144,17 +137,23 @@ def makings(
         names: what ``compile_objects`` takes; None: all of it.
 
     Returns:
-        Stages: what one makes is there before the next begins; files of one may be made at once.
+        Stages: the files of one are there before the next begins, and are made in parallel.
     """
     places = _places(compiler, instruction_set)
+    flags = sources.flags(packaged.level())
     objects = [
-        Making([*_compiling(compiler, source), "-o", RESULT], str(places.object(source)))
+        Making(
+            [*sources.compiling(compiler, source, flags), "-o", RESULT], str(places.object(source))
+        )
         for source in _missing(places, names)
     ]
-    wanted = names is None or LIBRARY in names
-    if wanted and not places.library.is_file():
-        return [objects, [_linking(compiler, places)]]
-    return [objects]
+    if not _wants_library(places, names):
+        return [objects]
+    linked = [str(places.object(source)) for source in KERNELS]
+    return [
+        objects,
+        [Making(sources.linking(compiler, linked, RESULT), str(places.library))],
+    ]
 
 
 def make(making: Making) -> None:
@@ -163,10 +162,19 @@ def make(making: Making) -> None:
     Raises:
         CompilerError: the command fails.
     """
+    path = Path(making.path)
     with temporary.folder(cache_folder()) as folder:
-        made = os.path.join(folder, os.path.basename(making.path))
+        made = os.path.join(folder, path.name)
         tool_output([made if part == RESULT else part for part in making.command])
-        _published(made, Path(making.path))
+        try:
+            with open(made, "rb") as file:
+                os.fsync(file.fileno())
+        except FileNotFoundError as error:
+            raise CompilerError(
+                f"The C++ compiler made no file, and said nothing. {ADVICE}"
+            ) from error
+        path.parent.mkdir(exist_ok=True)
+        os.replace(made, path)
 
 
 def missing_s(compiler: str, instruction_set: str, names: Collection[str] | None = None) -> float:
@@ -175,20 +183,25 @@ def missing_s(compiler: str, instruction_set: str, names: Collection[str] | None
     Takes what ``makings`` does, and raises what ``shared_library`` does.
     """
     places = _places(compiler, instruction_set)
-    wanted = names is None or LIBRARY in names
-    linking = _LINK_S if wanted and not places.library.is_file() else 0.0
+    linking = _LINK_S if _wants_library(places, names) else 0.0
     return sum(KERNELS[each] for each in _missing(places, names)) + linking
+
+
+def _wants_library(places: Places, names: Collection[str] | None) -> bool:
+    return (names is None or LIBRARY in names) and not places.library.is_file()
 
 
 def _missing(places: Places, names: Collection[str] | None) -> list[str]:
     """Return the sources still to be compiled: for programs that link them, or for the library."""
-    whole = (names is None or LIBRARY in names) and not places.library.is_file()
-    wanted = KERNELS if whole else names or ()
+    wanted = KERNELS if _wants_library(places, names) else names or ()
     in_order = (source for source in KERNELS if source in wanted)
     return [source for source in in_order if not places.object(source).is_file()]
 
 
 def _places(compiler: str, instruction_set: str) -> Places:
+    brought = packaged.folder()
+    if brought is not None:
+        return Places(brought / packaged.LIBRARY, brought)
     parts = (
         sources.fingerprint(),
         _version(compiler),
@@ -197,85 +210,13 @@ def _places(compiler: str, instruction_set: str) -> Places:
         torch.__version__,
     )
     name = hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()[:16]
-    made, brought = cache_folder() / f"abele_shared_{name}.so", packaged.folder()
-    path = made if brought is None else brought / packaged.LIBRARY
-    return Places(path, made.with_suffix(".objects"), brought)
+    made = cache_folder() / f"abele_shared_{name}.so"
+    return Places(made, made.with_suffix(".objects"))
 
 
 @functools.cache
 def _version(compiler: str) -> str:
     return tool_output([compiler, "--version"])
-
-
-def _make(compiler: str, places: Places) -> None:
-    _compile(compiler, places, _missing(places, [LIBRARY]))
-    try:
-        make(_linking(compiler, places))
-    except CompilerError:  # one of them is damaged: the next run compiles all again
-        shutil.rmtree(places.objects, ignore_errors=True)
-        raise
-
-
-def _published(made: str, path: Path) -> None:
-    """Move a file to its final path; a crash of the system leaves all of it, or none."""
-    try:
-        with open(made, "rb") as file:
-            os.fsync(file.fileno())
-    except FileNotFoundError as error:
-        raise CompilerError(f"The C++ compiler made no file, and said nothing. {ADVICE}") from error
-    path.parent.mkdir(exist_ok=True)
-    os.replace(made, path)
-
-
-def _linking(compiler: str, places: Places) -> Making:
-    """Return the command that links the objects to the library."""
-    objects = [str(places.object(source)) for source in KERNELS]
-    return Making(sources.linking(compiler, objects, RESULT), str(places.library))
-
-
-def _compile(compiler: str, places: Places, names: Collection[str]) -> None:
-    """Compile what an earlier run has not; one that is ended meanwhile loses unfinished ones."""
-    with temporary.folder(cache_folder()) as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
-
-        def one(source: str) -> None:
-            path = places.object(source)
-            if not path.is_file():
-                (made,) = compiled(compiler, folder, [source])
-                _published(made, path)
-
-        list(pool.map(one, names))
-
-
-def compiled(
-    compiler: str, folder: str, names: Sequence[str], flags: Sequence[str] | None = None
-) -> list[str]:
-    """Compile several sources at once.
-
-    Args:
-        compiler: path of the C++ compiler.
-        folder: where the objects go.
-        names: of sources in this folder, or paths.
-        flags: for the compiler; None: those for kernels on this machine.
-
-    Returns:
-        Paths of the objects, in the order of ``names``.
-
-    Raises:
-        CompilerError: the compiler does not accept one of them.
-    """
-    objects = [os.path.join(folder, f"{Path(source).name}.o") for source in names]
-
-    def one(source: str, output: str) -> None:
-        tool_output([*_compiling(compiler, source, flags), "-o", output])
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(one, names, objects))
-    return objects
-
-
-def _compiling(compiler: str, source: str, flags: Sequence[str] | None = None) -> list[str]:
-    wanted = sources.flags(packaged.level()) if flags is None else flags
-    return sources.compiling(compiler, source, wanted)
 
 
 def tool_output(command: list[str]) -> str:
