@@ -1,4 +1,4 @@
-"""An operator that prints a tensor in each run of a program, and its gradient in backward.
+"""Tensors as text, and an operator that prints one, and its gradient, in each run of a program.
 
 The operator returns its argument (a copy: an operator of our own may not return an alias), so a
 print happens exactly where its result is used. Importing this module registers it.
@@ -7,15 +7,87 @@ print happens exactly where its result is used. Importing this module registers 
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from abele.ops._register import register_gradient, shapes_of
 from abele.ops.silence import is_silenced
-from abele.ops.tensor_text import Layout, tensor_text
 from abele.program import declare_effect
 from abele.warn import show
+
+FORMATS = ("auto", "fixed", "scientific", "none")
+# Outside of these magnitudes fixed-point numbers are all zeros or all digits.
+_SMALLEST, _LARGEST = 1e-4, 1e8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The format of a tensor as text.
+
+    Attributes:
+        summarise_threshold: from more elements than this only the edges are written.
+        edge_items: entries at both ends of each dimension of a summary.
+        max_line_width: columns after which rows break; 0 for never.
+        digits: digits after the point.
+        float_format: ``fixed``, ``scientific``, ``auto`` (by magnitude), or ``none`` for type and
+            shape without values.
+        separator: between entries.
+        open_bracket: before the entries of a dimension.
+        close_bracket: after them.
+    """
+
+    summarise_threshold: int = 1000
+    edge_items: int = 3
+    max_line_width: int = 80
+    digits: int = 4
+    float_format: str = "auto"
+    separator: str = ", "
+    open_bracket: str = "("
+    close_bracket: str = ")"
+
+
+def tensor_text(tensor: torch.Tensor, layout: Layout) -> str:
+    """Return the values of ``tensor``, nested brackets by dimension, columns aligned."""
+    values = tensor.detach().cpu()
+    if layout.float_format == "none":
+        return f"{str(values.dtype).removeprefix('torch.')}{list(values.shape)}"
+    code = _float_code(values.double(), layout) if values.is_floating_point() else ""
+    array: Any = (values.double() if code else values).numpy()
+    entries: list[str] = []
+
+    def written(entry: Callable[[Any], str]) -> str:
+        return np.array2string(
+            array,
+            max_line_width=layout.max_line_width or sys.maxsize,
+            separator=layout.separator,
+            threshold=layout.summarise_threshold,
+            edgeitems=layout.edge_items,
+            formatter={"all": entry},
+        )
+
+    def noted(value: Any) -> str:
+        entries.append(format(value, code))
+        return entries[-1]
+
+    written(noted)
+    width = max(map(len, entries), default=0)
+    text = written(lambda value: format(value, code).rjust(width))
+    return text.translate({ord("["): layout.open_bracket, ord("]"): layout.close_bracket})
+
+
+def _float_code(numbers: torch.Tensor, layout: Layout) -> str:
+    """Return the format of floating-point numbers, such as ``.4f``."""
+    kind = layout.float_format
+    if kind == "auto":
+        sizes = numbers[numbers.isfinite() & (numbers != 0)].abs()
+        plain = sizes.numel() == 0 or bool(sizes.min() >= _SMALLEST and sizes.max() < _LARGEST)
+        kind = "fixed" if plain else "scientific"
+    return f".{layout.digits}{'f' if kind == 'fixed' else 'e'}"
+
 
 _NAME = "abele::print_tensor"
 _LAYOUT = (

@@ -11,8 +11,7 @@ from torch.overrides import TorchFunctionMode
 from abele import _torch
 from abele.capture.replacements import offsets
 from abele.ops import ctc, farthest_points
-from abele.ops.print_tensor import print_tensor
-from abele.ops.tensor_text import FORMATS, Layout
+from abele.ops.print_tensor import FORMATS, Layout, print_tensor
 from abele.trace import control_flow
 from poptorch._error import Error, error, require
 from poptorch._forward.running import capturing, isRunningOnIpu

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from abele.ops.tensor_text import Layout, tensor_text
+from abele.ops.print_tensor import Layout, tensor_text
 
 
 def text(values, **settings):
@@ -23,7 +23,7 @@ def text(values, **settings):
         ([1.0, 2.0], {"digits": 1, "separator": ";"}, "(1.0;2.0)"),
         ([1.0], {"digits": 0, "open_bracket": "[", "close_bracket": "]"}, "[1]"),
         ([[1, 2], [3, 4]], {}, "((1, 2),\n (3, 4))"),
-        ([[[1], [2]], [[3], [4]]], {}, "(((1),\n  (2)),\n ((3),\n  (4)))"),
+        ([[[1], [2]], [[3], [4]]], {}, "(((1),\n  (2)),\n\n ((3),\n  (4)))"),
         ([math.nan, math.inf], {}, "(nan, inf)"),
     ],
 )
