@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import shutil
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,15 +30,9 @@ def kernels() -> ctypes.CDLL:
     return binding.load(build.shared_library(COMPILER, instruction_set()))
 
 
-def compiled(folder: Path, names: Iterable[str | Path], flags: Iterable[str] = sources.FLAGS):
+def compiled(folder: Path, names: Iterable[str | Path], flags: Collection[str] = sources.FLAGS):
     """Compile sources with other flags into a folder; return the objects' paths."""
-    objects = [str(folder / f"{Path(name).name}.o") for name in names]
-    commands = [
-        [*sources.compiling(COMPILER, str(name), flags), "-o", build.RESULT] for name in names
-    ]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(build.make, map(build.Making, commands, objects)))
-    return objects
+    return build.compile_with(COMPILER, str(folder), map(str, names), flags)
 
 
 def error(actual: torch.Tensor, exact: torch.Tensor) -> float:

@@ -177,6 +177,30 @@ def make(making: Making) -> None:
         os.replace(made, path)
 
 
+def compile_with(
+    compiler: str, folder: str, names: Iterable[str], flags: Collection[str]
+) -> list[str]:
+    """Compile sources with other flags than the library's; return the objects in their order.
+
+    Args:
+        compiler: path of the C++ compiler.
+        folder: receives the objects.
+        names: names of sources of this package, or paths.
+        flags: arguments of the compiler.
+
+    Raises:
+        CompilerError: the compiler does not accept a source.
+    """
+    objects = {name: os.path.join(folder, f"{Path(name).name}.o") for name in names}
+
+    def one(name: str) -> None:
+        tool_output([*sources.compiling(compiler, name, flags), "-o", objects[name]])
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(one, objects))
+    return list(objects.values())
+
+
 def missing_s(compiler: str, instruction_set: str, names: Collection[str] | None = None) -> float:
     """Return the CPU seconds needed to build missing files; 0 if there are none.
 

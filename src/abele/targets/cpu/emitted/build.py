@@ -161,7 +161,7 @@ def compiled(name: str, text: str, *, conservative: bool = False) -> bytes:
         Path(source).write_text(text, encoding="utf-8", errors="backslashreplace")
         if conservative:
             flags = (*sources.FLAGS, *_CONSERVATIVE_FLAGS)
-            objects = kernels.compiled(_compiler(), folder, called, flags)
+            objects = kernels.compile_with(_compiler(), folder, called, flags)
         parts = command(text, source, result, objects)
         done = subprocess.run(
             parts, capture_output=True, encoding="utf-8", errors="backslashreplace", check=False
