@@ -30,7 +30,7 @@ def kernels() -> ctypes.CDLL:
     return binding.load(build.shared_library(COMPILER, instruction_set()))
 
 
-def compiled(folder: Path, names: Iterable[str | Path], flags: Collection[str] = sources.FLAGS):
+def compiled(folder: Path, names: Iterable[str | Path], flags=sources.FLAGS):
     """Compile sources with other flags into a folder; return the objects' paths."""
     return build.compile_with(COMPILER, str(folder), map(str, names), flags)
 

@@ -83,7 +83,7 @@ GROUPS: dict[str, dict[str, Callable[[], Any]]] = {
         for name, changes in {"small": SMALL, **NETWORKS}.items()
     },
 }
-"""What each choice of a group makes."""
+"""The choices of each group of the configuration, and the class that each makes."""
 
 _FREE = "framework.environment_variables."  # the one place for names of one's own
 _SWITCH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
