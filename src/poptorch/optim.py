@@ -21,57 +21,37 @@ __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttr
 class VariableAttributes:
     """The attributes of an optimizer that may change after compilation.
 
+    Methods raise AssertionError if the optimizer has no attribute of the name ``attr``.
+
     Args:
         variable_attributes: those that may.
         allowed_attributes: all that exist.
     """
 
     def __init__(self, variable_attributes: list[str], allowed_attributes: list[str]):
+        # Published programs set these names.
         self._variable_attributes = list(variable_attributes)
         self._allowed_attributes = list(allowed_attributes)
 
     def isConstant(self, attr: str) -> bool:
-        """Return whether an attribute is compiled in.
-
-        Args:
-            attr: its name.
-
-        Raises:
-            AssertionError: the optimizer has no such attribute.
-        """
-        self._check(attr)
-        return attr not in self._variable_attributes
+        """Return whether an attribute is compiled in."""
+        return self._known(attr) not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
-        """Compile an attribute in: changing it afterwards is an error.
-
-        Args:
-            attr: its name.
-
-        Raises:
-            AssertionError: the optimizer has no such attribute.
-        """
-        self._check(attr)
-        self._variable_attributes = [name for name in self._variable_attributes if name != attr]
+        """Compile an attribute in: changing it afterwards is an error."""
+        if not self.isConstant(attr):
+            self._variable_attributes.remove(attr)
 
     def markAsVariable(self, attr: str) -> None:
-        """Let an attribute change after compilation.
-
-        Args:
-            attr: its name.
-
-        Raises:
-            AssertionError: the optimizer has no such attribute.
-        """
-        self._check(attr)
-        if attr not in self._variable_attributes:
+        """Let an attribute change after compilation."""
+        if self.isConstant(attr):
             self._variable_attributes.append(attr)
 
-    def _check(self, attr: str) -> None:
+    def _known(self, attr: str) -> str:
         if attr not in self._allowed_attributes:
-            raise AssertionError(
-                f"Unknown attribute {attr!r}. Known are {self._allowed_attributes}."
-            )
+            known = self._allowed_attributes
+            raise AssertionError(f"Unknown attribute {attr!r}. Known are {known}.")
+        return attr
 
 
 def _accumulator(value: torch.dtype | None) -> torch.dtype:

@@ -42,7 +42,7 @@ def processes_of(model: PoplarExecutor) -> int:
 
 
 def state_of(model: PoplarExecutor) -> dict[str, Any]:
-    """State of a wrapper for resuming to the bit.
+    """Return the state of a wrapper for resuming to the bit.
 
     Args:
         model: the wrapper.
@@ -70,7 +70,7 @@ def named_weights(model: PoplarExecutor, tensors: Mapping[str, Any]) -> dict[str
 
 
 def put_back(model: PoplarExecutor, state: Mapping[str, Any], optimizer: Any = None) -> None:
-    """Continues from a state; before the first call of the wrapper, at that call.
+    """Continue from a state; before the first call of the wrapper, at that call.
 
     Args:
         model: a wrapper made as the one whose state it is.

@@ -196,7 +196,7 @@ def _on_stderr() -> Generator[None]:
 
 
 def _while_running(script: Path, trace: TracebackType | None) -> str:
-    """Says that a script was running, and which of its lines."""
+    """Describe the interrupted script, with its line if that is known."""
     of_script = _of_script(trace, script)
     line = "" if of_script is None else f", in line {of_script.tb_lineno}"
     return f"while {script} ran{line}"

@@ -54,7 +54,7 @@ class Interval:
         return bytes_text(self.low), bytes_text(self.expected), bytes_text(self.high)
 
     def scaled(self, factor: float) -> Interval:
-        """Every number times a factor."""
+        """Multiply all three numbers by a factor."""
         return Interval(self.low * factor, self.expected * factor, self.high * factor)
 
 

@@ -59,7 +59,7 @@ class Limit:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of ``8GiB``, ``500 MB`` or ``123456``; ``8G`` is 8 GiB.
+    """Return the bytes of ``8GiB``, ``500 MB`` or ``123456``; ``8G`` is 8 GiB.
 
     Raises:
         LimitError: it is no size, or not above zero.
@@ -134,7 +134,7 @@ def of_device(name: str, named: str = MK2) -> Limit:
 
 
 def host_memory() -> tuple[int, str]:
-    """Bytes that this process may use on the host, and who says so."""
+    """Return the bytes that this process may use on the host, and who says so."""
     size, source = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine"
     for path in map(Path, _GROUPS):
         try:

@@ -74,7 +74,7 @@ def of_calls(model: Program, config: StepConfig, *, on_host: bool) -> Results:
 
 
 def _taken(sizes: list[int], on_host: bool) -> Interval:
-    """Bytes of the process for tensors of these sizes."""
+    """Return the bytes of the process for tensors of these sizes."""
     return Interval.sum(returned(size) if on_host else Interval.exact(size) for size in sizes)
 
 
@@ -399,7 +399,7 @@ class Allocation:
     most: float
 
     def of(self, size: float) -> Interval:
-        """Bytes of the process for planned ones."""
+        """Return the bytes of the process for planned ones."""
         return Interval(size, size * self.expected, size * self.most)
 
 
@@ -423,14 +423,14 @@ WHOLE = Allocation(1.0, 1.0)
 
 
 def returned(size: float) -> Interval:
-    """Bytes of the process for a result of so many bytes that lies on the host."""
+    """Return the bytes of the process for a result of so many bytes that lies on the host."""
     if size >= _MAPPED:
         return WHOLE.of(size)
     return (_RETURNED if arena.available() else _LEAVING_HOLES).of(size)
 
 
 def workspace(node: torch.fx.Node, *, known: bool) -> Interval:
-    """Bytes that an operator may need inside.
+    """Return the bytes that an operator may need inside.
 
     Args:
         node: its value, and those of its arguments, are in ``meta["val"]``.

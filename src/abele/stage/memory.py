@@ -256,7 +256,7 @@ class Memory:
         )
 
     def _made_inside(self, values: Sequence[Value]) -> Table:
-        """Bytes of the values that a range computes and keeps for its backward."""
+        """Return the bytes of the values that a range computes and keeps for its backward."""
         return self._used(values, _backward) - self._used(values, _backward, behind=True)
 
     def _largest_segment(self) -> Table:
@@ -271,7 +271,7 @@ class Memory:
         return np.maximum.reduce([np.zeros_like(self._saved), *tables])
 
     def table(self, end: End, stage: int, stages: int, micro_batches: int) -> Table:
-        """Bytes of every range, if it is this stage: the sum of ``parts``."""
+        """Return the bytes of every range, if it is this stage: the sum of ``parts``."""
         parts = self._parts(end, stage, stages, micro_batches)
         return self._with_code(sum(parts.values(), np.zeros_like(self._saved)), end)
 

@@ -353,7 +353,7 @@ class OptimizerInUse:
     # -- host to device --------------------------------------------------------------------
 
     def take_loaded_values(self) -> None:
-        """Has the groups of a loaded state dictionary count without another ``setOptimizer``."""
+        """Use the groups of a loaded state dictionary without another ``setOptimizer``."""
         if self.reread:
             self.use(self.in_use)
 
@@ -422,7 +422,7 @@ class OptimizerInUse:
     # -- values -----------------------------------------------------------------------------
 
     def warn_of_unsent_rate(self) -> None:
-        """Says once that the host's learning rate is no longer the one that the device has.
+        """Warn once that the host's learning rate is no longer the one that the device has.
 
         Called at every training step, so that it looks at the first group only.
         """

@@ -234,7 +234,7 @@ class _Wrapped(torch.nn.Module):
         return _fetch_for(self)
 
     def destroy(self) -> None:
-        """Destroys the executor that trains this module, if it is alive, and unwraps it."""
+        """Destroy the executor that trains this module, if it is alive, and unwrap it."""
         executor = shared_by(self).trainer
         if executor is not None:
             executor.destroy()
@@ -286,7 +286,7 @@ def _stored(module: torch.nn.Module, kind: str) -> Iterator[Any]:
 
 
 def wrap(module: torch.nn.Module, executor: Any, watch: Any) -> None:
-    """Ties a module to the executor that trains it.
+    """Tie a module to the executor that trains it.
 
     Args:
         module: the user's.
@@ -355,7 +355,7 @@ def unwrapModelIfNecessary(model: torch.nn.Module) -> None:
 
 
 def rewrapModelIfNecessary(model: torch.nn.Module) -> None:
-    """Undoes ``unwrapModelIfNecessary``, if the executor is still there and none came after it."""
+    """Undo ``unwrapModelIfNecessary`` if the executor is alive and no other one came after it."""
     shared = shared_by(model)
     reference, shared.unwrapped_from = shared.unwrapped_from, None
     executor = None if reference is None else reference()
@@ -367,7 +367,7 @@ def rewrapModelIfNecessary(model: torch.nn.Module) -> None:
 
 
 class ParameterProxy:
-    """Stands for a parameter of a wrapped model; not a ``torch.nn.Parameter`` itself.
+    """A stand-in for a parameter of a wrapped model; not a ``torch.nn.Parameter`` itself.
 
     Attributes, operators and torch functions are those of the parameter.
 

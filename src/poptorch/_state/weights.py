@@ -382,7 +382,7 @@ class Weights:
         return newer
 
     def refresh(self) -> None:
-        """Brings an inference model in step with the wrappers that train its module or parts."""
+        """Update an inference model from the wrappers that train its module or parts of it."""
         if self.fetch_sources():
             self.copyWeightsToDevice()
 
@@ -497,7 +497,7 @@ class Weights:
         return result
 
     def present_state(self) -> dict[str, torch.Tensor]:
-        """All tensors that the next call would start from, by ``kind/name``."""
+        """Return all tensors that the next call would start from, by ``kind/name``."""
         model, session = self._model, self._model.session
         if not model.training:
             self.refresh()

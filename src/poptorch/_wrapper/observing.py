@@ -164,7 +164,7 @@ class Inspection:
         return latency(self.getPerfCounters(), INPUT, READY)
 
     def getComputeLatency(self) -> tuple[float, float, float]:
-        """Seconds of computing in the last call: minimum, maximum, average."""
+        """Return the seconds of computing in the last call: minimum, maximum, average."""
         return latency(self.getPerfCounters(), READY, DONE)
 
     def getIpuHostLatency(self) -> tuple[float, float, float]:
