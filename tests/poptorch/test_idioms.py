@@ -173,18 +173,6 @@ def test_an_average_of_the_weights_is_kept_on_the_host():
     torch.testing.assert_close(average, expected, rtol=0, atol=1e-6)
 
 
-def test_detaching_is_guarded_by_a_question():
-    wrapped = trainer(scorer())
-    for _ in range(2):
-        if wrapped.isAttachedToDevice():
-            wrapped.detachFromDevice()
-    wrapped(*rows(4))
-    for expected in (True, False):
-        assert wrapped.isAttachedToDevice() is expected
-        if wrapped.isAttachedToDevice():
-            wrapped.detachFromDevice()
-
-
 @pytest.mark.parametrize("stages", [AutoStage.SameAsIpu, AutoStage.AutoIncrement])
 def test_a_pipeline_with_checkpoints_from_hooks(stages):
     plain, model = layered(), layered()

@@ -493,19 +493,3 @@ def test_a_loss_that_becomes_nan_is_in_the_first_sentence(tmp_path):
     wrapped.destroy()
     text = words(tmp_path / "net" / "report.html")
     assert "The loss was not finite in 2 calls, first in call 3." in text
-
-
-def test_an_infinity_that_stops_a_call_is_on_the_page(tmp_path):
-    opts = poptorch.Options().showCompilationProgressBar(False)
-    opts.Precision.enableFloatingPointExceptions(True)
-    opts.enableProfiling(str(tmp_path)).modelName("net")
-    model = scorer()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    wrapped = poptorch.trainingModel(model, opts, optimizer)
-    x, y = rows(4)
-    wrapped(x, y)
-    with pytest.raises(poptorch.RecoverableError, match="Floating-point exception"):
-        wrapped(x * float("inf"), y)
-    text = words(tmp_path / "net" / "report.html")
-    assert "in call 2" in text
-    assert "Floating-point exception" in text
