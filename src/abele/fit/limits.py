@@ -28,8 +28,6 @@ _UNITS = {
     "t": 2**40,
 }
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
-# A group that is not limited says a number near the end of the address space.
-_NO_LIMIT = 2**60
 #: One IPU of the second generation: tiles, and bytes of each.
 MK2 = "mk2"
 _TILES, _TILE_BYTES = 1472, 624 * 1024
@@ -43,13 +41,11 @@ class Limit:
     Attributes:
         name: name on the command line.
         size: bytes.
-        source: origin of the size, in words.
         of_process: the limit is for the full process, not only for what programs need.
     """
 
     name: str
     size: int
-    source: str
     of_process: bool = True
 
     @property
@@ -107,8 +103,7 @@ def of_machine(name: str) -> Limit:
         LimitError: the name is neither, or the device does not exist.
     """
     if name == "cpu":
-        size, source = host_memory()
-        return Limit(name=name, size=size, source=source)
+        return Limit(name=name, size=host_memory())
     if name == "cuda" or name.startswith("cuda:"):
         return _of_gpu(name)
     return of_device(name, f"cpu, cuda:0 or {MK2}")
@@ -122,28 +117,21 @@ def of_device(name: str, named: str = MK2) -> Limit:
     """
     if name != MK2:
         try:
-            return Limit(name=name, size=parse_bytes(name), source="as asked")
+            return Limit(name=name, size=parse_bytes(name))
         except LimitError as error:
             raise LimitError(f"{error} Or {named}.") from None
-    return Limit(
-        name=MK2,
-        size=_TILES * _TILE_BYTES,
-        source=f"an IPU has {_TILES} tiles of {_TILE_BYTES // 1024} KiB",
-        of_process=False,
-    )
+    return Limit(name=MK2, size=_TILES * _TILE_BYTES, of_process=False)
 
 
-def host_memory() -> tuple[int, str]:
-    """Return the bytes that this process may use on the host, and who says so."""
-    size, source = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine"
+def host_memory() -> int:
+    """Return the bytes that the machine and this process's control group allow."""
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in map(Path, _GROUPS):
         try:
-            limit = int(path.read_text(encoding="utf-8"))
+            size = min(size, int(path.read_text(encoding="utf-8")))
         except (OSError, ValueError):  # there is none, or it says "max"
             continue
-        if limit < min(size, _NO_LIMIT):
-            size, source = limit, f"the control group of this process ({path})"
-    return size, source
+    return size
 
 
 def _of_gpu(name: str) -> Limit:
@@ -155,4 +143,4 @@ def _of_gpu(name: str) -> Limit:
             f"There is no device {name!r}: this machine {has}. Give a size such as 16GiB instead."
         )
     _, size = torch.cuda.mem_get_info(int(index))
-    return Limit(name=name, size=size, source="the GPU", of_process=False)
+    return Limit(name=name, size=size, of_process=False)

@@ -184,7 +184,7 @@ def test_of_moments_that_all_come_the_largest_counts():
 )
 def test_only_what_is_sure_to_fit_fits(size, verdict, words):
     beside = (fit.Part(role="process", size=fit.Interval.exact(30)),)
-    limit = Limit(name="x", size=size, source="test")
+    limit = Limit(name="x", size=size)
     answer = fit.decide(of(exactly(fit.Interval(70, 90, 120))), limit, beside)
     assert answer.verdict is verdict
     assert answer.data()["verdict"] == verdict.value
