@@ -116,7 +116,7 @@ def generate(argv: Sequence[str]) -> int:
     if path.exists() and not args.force:
         raise ConfigError(f"{path} exists already. Choose another --output, or add --force.")
     size = (args.rows, args.columns)
-    generator.generate(path, args.events, args.seed, size=size, progress=True)
+    generator.generate(path, args.events, args.seed, size=size)
     print(f"{path}: {args.events} events of {args.rows} x {args.columns}, seed {args.seed}")
     return 0
 

@@ -80,7 +80,6 @@ class Launch:
     def backend(self, image_size: tuple[int, int], *, training: bool) -> Backend:
         """Build the network and hand it to the backend of the run's compute mode."""
         config = self.config
-        models.check_not_sparse(config.framework.sparse)
         rows, columns = (edge << config.data.downsample for edge in image_size)
         models.check_image_size(config.network, image_size, (rows, columns))
         torch.manual_seed(self.seed)

@@ -11,37 +11,36 @@ from cosmictagger.config.keys import DataKind, ModeKind
 from cosmictagger.data.larcv import EventFile
 from cosmictagger.data.loader import Batch, BatchStream, EventLoader, SyntheticLoader
 from cosmictagger.errors import ConfigError, DataError
-from cosmictagger.instances import Instances, alone
+from cosmictagger.instances import Instances
 from cosmictagger.recording import logger, warn_once
 
 _CACHE = "COSMICTAGGER_CACHE"
 _HELD_OUT = 1_000_000  # added to the generator's seed for events that nothing is trained on
 
 
-def training(config: Config, seed: int, instances: Instances | None = None) -> BatchStream:
+def training(config: Config, seed: int, instances: Instances) -> BatchStream:
     """Endless shuffled batches of the images of one update.
 
     Args:
         config: settled.
         seed: of the order.
-        instances: that share the images; None for one.
+        instances: that share the images.
     """
-    together = instances or alone()
-    size = minibatch(config, together.count) * config.run.num_replicas
+    size = minibatch(config, instances.count) * config.run.num_replicas
     size *= config.mode.optimizer.gradient_accumulation
     data = config.data
     if data.name is DataKind.synthetic:
-        return _synthetic(config, size, seed, together)
+        return _synthetic(config, size, seed, instances)
     if data.name is DataKind.real and not data.label:
         raise ConfigError("data.label is empty, but training needs labels. Name their producer.")
     file = _main_file(config) if data.name is DataKind.real else _generated(config, held_out=False)
     return EventLoader(
         _opened(config, file), batch_size=size, shuffle=True, seed=seed, across_epochs=True,
-        shard=together.shard, **_look(config),
+        shard=instances.shard, **_look(config),
     )  # fmt: skip
 
 
-def validation(config: Config, instances: Instances | None = None) -> BatchStream | None:
+def validation(config: Config, instances: Instances) -> BatchStream | None:
     """Return batches of other events than those trained on, in order; None where there are none.
 
     A file that is missing is said in the log. The last batch of an epoch may be smaller, and of
@@ -63,10 +62,9 @@ def validation(config: Config, instances: Instances | None = None) -> BatchStrea
             return None
     if file is None:
         return None
-    together = instances or alone()
-    size = minibatch(config, together.count)
+    size = minibatch(config, instances.count)
     file = _opened(config, file)
-    return EventLoader(file, batch_size=size, shard=together.shard, equal=True, **_look(config))
+    return EventLoader(file, batch_size=size, shard=instances.shard, equal=True, **_look(config))
 
 
 def prepare(config: Config) -> None:
@@ -79,7 +77,7 @@ def prepare(config: Config) -> None:
             _generated(config, held_out=True)
 
 
-def in_order(config: Config, seed: int, instances: Instances | None = None) -> BatchStream:
+def in_order(config: Config, seed: int, instances: Instances) -> BatchStream:
     """Return every event once, in the order of the file; the last batch may be smaller.
 
     Of generated events those that nothing is trained on.
@@ -87,15 +85,15 @@ def in_order(config: Config, seed: int, instances: Instances | None = None) -> B
     Args:
         config: settled.
         seed: of random events.
-        instances: that take the batches in turn; None for one.
+        instances: that take the batches in turn.
     """
     size, data = config.run.minibatch_size, config.data
     if data.name is DataKind.synthetic:
         return _synthetic(config, size, seed, instances)
     generated = data.name is DataKind.generated
     file = _generated(config, held_out=True) if generated else _main_file(config)
-    shard = (instances or alone()).shard
-    return EventLoader(_opened(config, file), batch_size=size, shard=shard, **_look(config))
+    file = _opened(config, file)
+    return EventLoader(file, batch_size=size, shard=instances.shard, **_look(config))
 
 
 def endless(loader: BatchStream) -> Iterator[Batch]:
@@ -146,11 +144,8 @@ def _look(config: Config) -> dict[str, Any]:
     return {"downsample": config.data.downsample, "img_transform": config.data.img_transform}
 
 
-def _synthetic(
-    config: Config, size: int, seed: int, instances: Instances | None = None
-) -> SyntheticLoader:
-    shard = (instances or alone()).shard
-    return SyntheticLoader(batch_size=size, seed=seed, shard=shard, **_look(config))
+def _synthetic(config: Config, size: int, seed: int, instances: Instances) -> SyntheticLoader:
+    return SyntheticLoader(batch_size=size, seed=seed, shard=instances.shard, **_look(config))
 
 
 def _main_file(config: Config) -> Path:

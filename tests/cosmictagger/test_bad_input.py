@@ -80,7 +80,7 @@ def test_events_without_a_pixel_are_events(run, bad, mode):
     [
         (["data.image=wire"], "no sparse images of producer 'wire'; it has .'sbnd_.*', 'sbndwire'"),
         (["data.downsample=9"], "does not fit images of 64 x 128.* fit: 0 to 6"),
-        (["network.depth=6"], "For images of 64 x 128, data.downsample may be 0 at this depth"),
+        (["network.depth=6"], "for images of 64 x 128 a data.downsample of 0"),
         (["mode.weights_location=random.ckpt"], "random.ckpt does not exist"),
     ],
 )  # fmt: skip

@@ -145,6 +145,7 @@ def test_what_cannot_be():
         ("data.generator_seed", -1, "the least is 0"),
         ("framework.seed", 2**63, "the largest is"),
         ("mode.quantization_aware", True, "8-bit integers"),
+        ("framework.sparse", True, "sparse=True was asked for, but no library"),
         ("output_dir", " ", "output_dir is missing or empty"),
         ("run.id", " ", "run.id is missing or empty"),
         ("run.id", ".", r"run.id=\. .* it names another folder"),

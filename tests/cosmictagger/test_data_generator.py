@@ -31,16 +31,16 @@ def pixels(event, producer):
 
 
 def test_equal_seeds_give_equal_files(tmp_path):
-    generator.generate(tmp_path / "a.h5", 2, 5, SMALL, progress=False)
-    generator.generate(tmp_path / "b.h5", 2, 5, SMALL, progress=False)
-    generator.generate(tmp_path / "c.h5", 2, 6, SMALL, progress=False)
+    generator.generate(tmp_path / "a.h5", 2, 5, SMALL)
+    generator.generate(tmp_path / "b.h5", 2, 5, SMALL)
+    generator.generate(tmp_path / "c.h5", 2, 6, SMALL)
     contents = [(tmp_path / f"{name}.h5").read_bytes() for name in "abc"]
     assert contents[0] == contents[1]
     assert contents[0] != contents[2]
 
 
 def test_an_event_does_not_depend_on_those_before(tmp_path):
-    generator.generate(tmp_path / "f.h5", 3, 5, SMALL, progress=False)
+    generator.generate(tmp_path / "f.h5", 3, 5, SMALL)
     with EventFile(tmp_path / "f.h5") as file:
         assert file.image_size == SMALL
         assert file.event_ids.tolist() == [[1, 0, n] for n in range(3)]
@@ -250,7 +250,7 @@ def test_smaller_images_keep_shares_and_brightness(full, size):
     ],
 )
 def test_numbers_out_of_range(tmp_path, settings, message):
-    arguments = {"events": 1, "progress": False, **settings}
+    arguments = {"events": 1, **settings}
     with pytest.raises(DataError, match=message):
         generator.generate(tmp_path / "f.h5", **arguments)
     assert not list(tmp_path.iterdir())
@@ -274,5 +274,5 @@ def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(generator, "_simulated", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        generator.generate(tmp_path / "f.h5", 4, 1, SMALL, progress=False)
+        generator.generate(tmp_path / "f.h5", 4, 1, SMALL)
     assert not list(tmp_path.iterdir())

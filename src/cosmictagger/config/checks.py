@@ -153,6 +153,11 @@ def settle(config: Config) -> list[str]:
             "mode.quantization_aware=True was asked for; training for 8-bit integers is not "
             "available. Leave it False."
         )
+    if config.framework.sparse:
+        raise ConfigError(
+            "framework.sparse=True was asked for, but no library for sparse convolutions that can "
+            "be installed trains without CUDA. Use framework.sparse=False."
+        )
     return [*settle_processes(config), *_without_effect(config)]
 
 

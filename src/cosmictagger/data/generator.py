@@ -398,7 +398,6 @@ def generate(
     events: int,
     seed: int = 0,
     size: tuple[int, int] = FULL_SIZE,
-    progress: bool = True,
 ) -> None:
     """Write a file of simulated events.
 
@@ -409,7 +408,6 @@ def generate(
         events: how many.
         seed: another seed gives other events; the same one gives the same file.
         size: (H, W) of the images; smaller ones show the same detector with coarser pixels.
-        progress: show a progress bar, where standard error is a terminal.
     """
     if events < 1:
         raise DataError(f"{events} events were asked for; at least 1 is needed.")
@@ -417,8 +415,8 @@ def generate(
         raise DataError(f"The seed is {seed}; it has to be 0 or more.")
     detector = _detector(size)
     with event_writer(path, size, particles=True) as writer:
-        off = None if progress else True  # None: where nobody sees it
-        for number in tqdm(range(events), "generating", unit="event", disable=off):
+        # None: no bar where standard error is no terminal.
+        for number in tqdm(range(events), "generating", unit="event", disable=None):
             writer.write(_simulated(number, seed, detector))
 
 

@@ -21,7 +21,10 @@ def measure(launch: Launch) -> int | None:
     """
     total = launch.config.run.iterations
     seconds: list[float] = []
-    with sources.in_order(launch.config, launch.data_seed) as events, Stop() as stop:
+    with (
+        sources.in_order(launch.config, launch.data_seed, launch.instances) as events,
+        Stop() as stop,
+    ):
         if launch.config.data.name is not DataKind.synthetic:
             launch.record.update({"events": events.events})
         batches = sources.endless(events)

@@ -485,9 +485,11 @@ def compile_program(config: Config) -> None:
             "compile makes the file that training in RDU mode loads. Add run.compute_mode=RDU; "
             "other modes compile by themselves at their first step."
         )
-    with launched(config) as launch, sources.training(config, launch.data_seed) as events:
+    with launched(config) as launch, contextlib.ExitStack() as stack:
         from cosmictagger.backends.rdu import RduBackend
 
+        seed, instances = launch.data_seed, launch.instances
+        events = stack.enter_context(sources.training(config, seed, instances))
         backend = launch.backend(events.image_size, training=True)
         assert isinstance(backend, RduBackend)
         logger.info(f"Compiled {backend.compile(events.image_size)}")
