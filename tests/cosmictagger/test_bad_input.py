@@ -177,20 +177,6 @@ def test_a_signal_while_events_are_made_leaves_nothing(tmp_path, monkeypatch, ca
     assert not list(tmp_path.iterdir())
 
 
-def test_what_dead_processes_left_goes_and_what_others_write_stays(tmp_path):
-    path = tmp_path / "run.json"
-    here = temporary.this_machine()
-    left = tmp_path / f"abele-{here}-99999999-5-run.json.part"
-    others = [
-        tmp_path / f"abele-{here}-1-0-run.json.part",  # a process that is there
-        tmp_path / "abele-01234567-99999999-5-run.json.part",  # of another machine, a shared disk
-    ]
-    for file in (left, *others):
-        file.write_text("half")
-    atomic.write_text(path, "whole")
-    assert sorted(tmp_path.iterdir()) == sorted([path, *others])
-
-
 HOLDER = """
 import sys, time
 from pathlib import Path

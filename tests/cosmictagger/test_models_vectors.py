@@ -1,7 +1,5 @@
 """The networks against numbers of the original application: sizes, names, and what they compute."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -11,11 +9,6 @@ from cosmictagger.config.network import named
 from helpers import cosmic_reference as reference
 
 FULL_SIZE = (1280, 2048)
-LONG = pytest.mark.skipif(
-    "COSMICTAGGER_LONG_TESTS" not in os.environ,
-    reason="takes seconds more: set COSMICTAGGER_LONG_TESTS to run it",
-)
-
 SIZES = {
     "uresnet": (18_382_131, 14_329, 358),
     "a21": (8_510_547, 5_580, 178),
@@ -64,13 +57,6 @@ VECTORS = {
         ((772.119, 8040.78), (519.997, 5623.47), (295.96, 2512.26)),
         (1.45508, -5.45794, -9.92305),
     ),
-    "a21 of the ports": (
-        ("a21_graphcore", {}, 8_525_699),
-        ((0.242255, 0.724707), (0.250804, 0.734492), (0.231347, 0.743962)),
-        (0.0806961, 0.201444, 0.229783),
-        ((1272.57, 13138), (949.061, 8560.93), (675.532, 7309.78)),
-        (-149.24, -273.032, -274.271),
-    ),
     "uresnet": (
         ("uresnet", SMALL, 378_543),
         ((0.882558, 7.79802), (0.822033, 7.80576), (0.772394, 7.80344)),
@@ -85,13 +71,6 @@ VECTORS = {
         ((1810.35, 15722.4), (2077.65, 18089), (2193.62, 19161.5)),
         (-143.994, 110.437, -63.8025),
     ),
-    "planes apart": (
-        ("a21", {"block_concat": True, "bottleneck_deepest": 32}, 359_747),
-        ((0.219277, 0.815142), (0.22976, 0.81324), (0.181676, 0.817478)),
-        (0.241177, 0.0874866, -0.107461),
-        ((847.683, 8267.6), (577.947, 6320.36), (335.866, 2845.64)),
-        (7.16479, -8.4212, -20.2292),
-    ),
     "uresnet3d": (
         ("uresnet3d", SMALL, 378_375),
         ((0.516065, 4.2387), (0.447672, 3.33258), (0.299433, 1.95402)),
@@ -101,9 +80,7 @@ VECTORS = {
     ),
 }
 CASES = [
-    pytest.param(name, id=name, marks=[LONG] if name in LONGER else [])
-    for LONGER in [{"a21 of the ports", "planes apart", "uresnet3d"}]
-    for name in VECTORS
+    pytest.param(name, marks=pytest.mark.long if name == "uresnet3d" else []) for name in VECTORS
 ]
 
 

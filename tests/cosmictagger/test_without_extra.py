@@ -8,7 +8,7 @@ import pytest
 from helpers.warm_python import python
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-EXTRAS = ["hydra", "omegaconf", "h5py", "tensorboard", "matplotlib", "pynvml", "sklearn", "PIL"]
+EXTRAS = ["h5py", "tensorboard", "matplotlib", "pynvml", "sklearn", "PIL"]
 # None in sys.modules is what Python's import takes for "there is no such module".
 MISSING = """
 import sys
