@@ -17,7 +17,6 @@ from matplotlib.patches import Patch, Rectangle
 from numpy.typing import NDArray
 
 from abele.storage.atomic import replacing
-from cosmictagger.errors import DataError
 from cosmictagger.measures import NEUTRINO, PLANES
 from cosmictagger.results.tally import EventRecord, PlaneView
 
@@ -315,23 +314,10 @@ def read(path: Path) -> Curves:
     A resumed run may have repeated steps after its last checkpoint: the last line of a step counts.
     """
     with path.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.reader(file))
-    if not lines or not lines[0] or lines[0][0] != "step":
-        raise DataError(f"{path}: not a metrics file; its first line must start with 'step'.")
-    header, *body = lines
-    rows: dict[float, list[float]] = {}
-    for number, line in enumerate(body, start=2):
-        if len(line) < len(header):
-            continue
-        try:
-            values = [float(cell) if cell else np.nan for cell in line]
-        except ValueError as error:
-            raise DataError(f"{path}, line {number}: {error}.") from None
-        if len(values) != len(header):
-            raise DataError(
-                f"{path}, line {number}: {len(values)} cells, but the header has {len(header)}."
-            )
-        rows[values[0]] = values
+        header, *body = csv.reader(file)
+    # A run that was killed leaves a line unfinished.
+    lines = [line for line in body if len(line) == len(header)]
+    rows = {int(line[0]): [float(cell or "nan") for cell in line] for line in lines}
     table = np.array([rows[step] for step in sorted(rows)], np.float64).reshape(-1, len(header))
     return dict(zip(header, table.T, strict=True))
 
@@ -341,7 +327,7 @@ def read_curves(folder: Path) -> dict[str, Curves]:
     by_file: dict[str, Curves] = {}
     for name in ("train", "test"):
         path = folder / f"{name}_metrics.csv"
-        if path.is_file() and len((curves := read(path))["step"]):
+        if path.is_file() and path.stat().st_size and len((curves := read(path))["step"]):
             by_file[name] = curves
     return by_file
 
