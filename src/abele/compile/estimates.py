@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import statistics
 import time
@@ -31,8 +30,7 @@ from abele.storage import atomic
 _KEPT = 24  # latest compiles of each lowering
 # Seconds, and seconds per node: a median over the rows of the benchmarks' table.
 _RATES = {"emitted": (0.7, 0.0003)}
-_NEAREST = 3  # programs of about as many nodes, whose times count
-_ALIKE = 1.2  # and by which factor they may differ, to say that this one takes less than usual
+_LATEST = 3  # compiles of as many nodes, whose median counts
 
 
 def nodes(program: Program) -> int:
@@ -48,33 +46,23 @@ def expected_s(
     """Estimate the processor time that compiling will take, in seconds.
 
     Returns:
-        An estimate, often wrong by half; None where nothing like it was ever compiled.
+        An estimate, often wrong by half; None for a lowering without rates that has not compiled
+        such a program.
     """
     known, total = _noted(_file(machine)), 0.0
     for program, name in ((each, name) for each in programs for name in lowerings[each.name]):
-        base, rate = _RATES.get(name, (0.0, 1.0))
-        size = nodes(program)
-        near = _nearest(known.get(name, []), size)
-        ratios = [seconds / (base + rate * count) for count, seconds in near]
-        if name in _RATES and not any(_is_alike(count, size) for count, _ in near):
-            ratios.append(1.0)  # of programs that are not alike, the cheap ones say little
-            ratios = [max(ratios)]
-        if not ratios:
+        size, compiles = nodes(program), known.get(name, [])
+        same = [seconds for count, seconds in compiles if count == size]
+        if same:
+            total += statistics.median(same[-_LATEST:])
+        elif name in _RATES:
+            base, rate = _RATES[name]
+            # This machine may be slow; that other programs were cheap says little of this one.
+            ratios = [seconds / (base + rate * count) for count, seconds in compiles]
+            total += (base + rate * size) * max(1.0, statistics.median(ratios or [1.0]))
+        else:
             return None
-        total += (base + rate * size) * statistics.median(ratios)
     return total
-
-
-def _is_alike(count: int, other: int) -> bool:
-    """Return whether two programs have about as many nodes."""
-    return max(count, other) <= _ALIKE * min(count, other)
-
-
-def _nearest(compiles: Sequence[tuple[int, float]], count: int) -> list[tuple[int, float]]:
-    """Return the latest compiles of programs with as many nodes, else the most similar ones."""
-    same = [each for each in compiles if each[0] == count]
-    ordered = sorted(compiles, key=lambda each: abs(math.log(each[0] / count)))
-    return same[-_NEAREST:] or ordered[:_NEAREST]
 
 
 @contextlib.contextmanager

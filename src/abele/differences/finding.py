@@ -87,10 +87,10 @@ def _compiled(subject: Subject, settings: tuple[Setting, Setting], say: Say) -> 
     worst: tuple[Worst, ...] = ()
     for each in settings:
         if each.target is not None:
-            made = _Search(subject, each, say).run()
-            parts.append((made.results, made.blamed))
-            notes.append(f"{each.name} runs the program through {made.lowering}: {made.why}")
-            if made.blamed is None and any(result.parted for result in made.results):
+            results, blamed, how = _Search(subject, each, say).run()
+            parts.append((results, blamed))
+            notes.append(f"{each.name} runs the program through {how}")
+            if blamed is None and any(result.parted for result in results):
                 notes.append(f"only the whole program of {each.name} shows it, no beginning of it")
         else:
             both = Lockstep(subject.program, subject, (PLAIN, each))
@@ -140,23 +140,6 @@ def _notes(both: Lockstep) -> list[str]:
     return notes
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Found:
-    """The comparison of a compiled setting with the interpreter.
-
-    Attributes:
-        results: errors of the results; the interpreter's errors come first.
-        blamed: first operation that diverges; None if none does, or only the full graph.
-        lowering: name of the lowering.
-        why: reason for this lowering.
-    """
-
-    results: tuple[Result, ...]
-    blamed: Blamed | None
-    lowering: str
-    why: str
-
-
 class _Search:
     """Compares a compiled setting with the interpreter, and searches for the first divergence."""
 
@@ -166,8 +149,13 @@ class _Search:
         self._target: Target = setting.target
         self._tolerance = setting.tolerance
 
-    def run(self) -> Found:
-        """Compare results, and search for the cause if they diverge."""
+    def run(self) -> tuple[tuple[Result, ...], Blamed | None, str]:
+        """Compare results, and search for the cause if they diverge.
+
+        Returns:
+            Errors of the results, the interpreter's first; the first operation that diverges, None
+            if none does, or only the full graph; and the lowering with its reason.
+        """
         versions, lowering, why = self._versions()
         self._say(f"compiling the program through {lowering.name}")
         truth, plain = self._values(versions[0], TRUTH), self._values(versions[0], PLAIN)
@@ -182,7 +170,7 @@ class _Search:
         blamed = None
         if any(each.parted for each in results):
             blamed = self._of_passes(versions, truth) or self._of_code(versions[-1], lowering)
-        return Found(results=results, blamed=blamed, lowering=lowering.name, why=why)
+        return results, blamed, f"{lowering.name}: {why}"
 
     # -- passes ------------------------------------------------------------------------------
 
