@@ -341,7 +341,7 @@ def _done(work: distributed.Work) -> bool:
 
 
 def _done_on_gpu(work: distributed.Work) -> bool:
-    """Do the same for NCCL, whose ``wait`` returns at once even if the exchange hangs."""
+    """Wait a moment for an exchange by NCCL, whose ``wait`` returns immediately."""
     until = time.monotonic() + _LOOK_S
     while not work.is_completed():
         if time.monotonic() > until:
@@ -421,7 +421,7 @@ _MOST_VIEWS = 64
 
 
 class SharedSums:
-    """Memory that all processes of a run have mapped.
+    """An all-reduce in memory that all processes of a host have mapped.
 
     Args:
         board: of this process.

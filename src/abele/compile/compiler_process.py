@@ -1,4 +1,4 @@
-"""Programs that this process writes and another process compiles.
+"""Compilation of programs in another process, while this one runs steps.
 
 The other process (``native``) runs the C++ compiler and loads no torch, which would take as much of
 a processor as compiling. Of processes that step together with one cache, one has its compiler run
@@ -65,7 +65,7 @@ class Job:
 
 
 class FromCompiler(Later):
-    """Programs that another process compiles, with the compilers that it starts.
+    """Programs that another process compiles.
 
     They are written after the first step, which does not wait for that, unless it is said when they
     have to be there. Where a process that steps with this one compiles them for the same cache,
@@ -222,7 +222,7 @@ class FromCompiler(Later):
     # -- waiting -------------------------------------------------------------------------------
 
     def _leave_it_a_share(self, process: subprocess.Popen[bytes]) -> None:
-        """Pause, so that the cores are the other process's, unless this one has slept anyway.
+        """Pause for the compiler's share of the time, less what writing the programs took.
 
         The time that writing the programs took counts as part of that: steps had to wait for it.
         """
@@ -307,7 +307,7 @@ def _end(process: subprocess.Popen[bytes], folder: Path, owner: int) -> None:
 
 
 class _File:
-    """A program that one lowering has written."""
+    """The source file of a program, written by one lowering."""
 
     def __init__(self, folder: Path, number: int, lowering: str, program: Program, written: Source):
         self.key = program.name, lowering

@@ -1,4 +1,4 @@
-"""Every program of an executable through its lowering: what this process or another one does."""
+"""Compilation of all programs of an executable, and the measured choice between lowerings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Clocked = Callable[[Compiled, list[torch.Tensor]], float]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Way:
-    """A program that was lowered in one of several ways.
+    """A program compiled by one of several lowerings.
 
     Attributes:
         name: of the lowering.

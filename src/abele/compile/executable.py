@@ -161,7 +161,7 @@ class ExecutableSource(Protocol):
 
 @dataclasses.dataclass(kw_only=True)
 class Running:
-    """The programs of a model that run now.
+    """The record of which programs of a model run now, and why.
 
     Updates are counted from the first call; without training, batches are.
 
@@ -234,7 +234,7 @@ class Failure:
 
 
 class Later(abc.ABC):
-    """Compiled programs that will be there later; a session asks for them between two calls.
+    """Compiled programs that come later; a session queries them between two calls.
 
     Attributes:
         running: kept up to date by the session that they take over in.
@@ -260,7 +260,7 @@ class Later(abc.ABC):
 
 
 class Ready(Later):
-    """Compiled programs that are there, and have to wait until it is their turn.
+    """Compiled programs that take over at a later update or call.
 
     Args:
         executable: the programs.

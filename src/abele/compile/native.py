@@ -1,4 +1,4 @@
-"""The process that runs native compilers for another one, and what ends it with that one.
+"""Program of the process that runs native compilers for another one, and ends with that one.
 
 As a program of its own it is run by its path and imports nothing but the standard library: it is
 there in a few hundredths of a second, where one that loads torch takes seconds of a processor that

@@ -1,4 +1,4 @@
-"""Programs and their compiled code in a container, and making them runnable again elsewhere.
+"""Saved models: programs with their compiled code, restored or compiled again elsewhere.
 
 The file carries the programs as captured, so that a machine for which its code was not made can
 compile them again without the model's source. Which of the two happened is said.

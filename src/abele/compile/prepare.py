@@ -1,4 +1,4 @@
-"""``abele prepare``: makes beforehand what is otherwise made beside the first program."""
+"""Command ``abele prepare``: compiles the kernels before a program needs them."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def _checked(text: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _meaning(kind: str) -> Generator[None]:
-    """While open, whatever goes wrong with a text is a SerializationError."""
+    """Raise any error of reading a text as a SerializationError."""
     try:
         yield
     except AbeleError:

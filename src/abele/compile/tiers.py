@@ -94,7 +94,7 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lowered:
-    """Programs of which is known how they are lowered, and which may have been compiled before.
+    """Programs with their possible lowerings, and the executable if one is stored.
 
     Attributes:
         programs: before the passes of lowerings.

@@ -388,7 +388,7 @@ _MOVES = (aten._to_copy.default, aten.copy.default, aten.clone.default, operator
 
 
 class Lockstep:
-    """Runs a program in two interpreted settings and in float64.
+    """A run of a program in two interpreted settings and in float64, node by node.
 
     Args:
         program: the subject's program or one that computes the same.

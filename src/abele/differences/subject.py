@@ -114,7 +114,7 @@ class Subject:
 
 
 class _Taken(BaseException):
-    """Ends a script before its first training step; not caught by ``except Exception``."""
+    """The end of a script before its first training step; no ``except Exception`` catches it."""
 
 
 def of_script(script: Path, arguments: Sequence[str] = ()) -> Subject:
@@ -152,7 +152,7 @@ def of_script(script: Path, arguments: Sequence[str] = ()) -> Subject:
 
 
 class _Taker:
-    """Takes the first step of a script."""
+    """Receiver of the first step of a script."""
 
     def __init__(self) -> None:
         self.subject: Subject | None = None
@@ -174,7 +174,7 @@ class _Taker:
 
 
 class _First(Observer):
-    """Takes the first call of a session."""
+    """Observer that takes the first call of a session."""
 
     def __init__(self, taker: _Taker, session: Session, captured: dict[str, Program]):
         self._taker, self._session, self._captured = taker, session, captured

@@ -1,9 +1,9 @@
 """Pipelines: the micro-batches of one update pass through stages that work at the same time.
 
-A training program is cut into the forward and the backward of each stage (``assignment``, ``cut``);
-each part is a program like any other and is compiled by the same targets. Stages run in threads of
-their own (``workers``) in the order of a schedule; values pass from stage to stage in memory
-(``running``). ``runner`` does so for a session, ``report`` is what it measured.
+A training program is cut into the forward and the backward of each stage (``cut``); each part is
+a program like any other and is compiled by the same targets. Stages run in threads of their own in
+the order of a schedule; values pass from stage to stage in memory (``running``). ``runner`` runs
+and measures them for a session.
 """
 
 from abele.pipeline.cut import Cut, Part, Uncuttable, cut

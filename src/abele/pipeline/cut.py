@@ -39,7 +39,7 @@ Node = torch.fx.Node
 
 
 class Uncuttable(Exception):
-    """Why a program runs sequentially; the text completes "runs sequentially, because ..."."""
+    """The reason why a program runs sequentially; completes "runs sequentially, because ..."."""
 
 
 def part_name(index: int, stages: int) -> str:
@@ -239,7 +239,7 @@ def cut(program: Program, stages: int, config: StepConfig) -> Cut:
     """Cut ``forward`` or ``accumulate`` by the marks of its operations.
 
     Args:
-        program: as captured, with marks; see ``assignment.STAGE``.
+        program: as captured, with marks; see ``STAGE``.
         stages: how many there are, at least 2.
         config: what the program was captured with.
 

@@ -120,7 +120,7 @@ def _window(passage: Passage) -> int:
 
 
 def state_bytes(cut: Cut) -> list[dict[str, int]]:
-    """Bytes of each stage's state by kind; what several stages use counts where it comes first."""
+    """Return each stage's bytes of state by kind; shared state counts in the first stage."""
     seen: set[tuple[Role, str]] = set()
     by_stage: list[dict[str, int]] = []
     for stage in range(cut.stages):
@@ -185,7 +185,7 @@ def pipelined(cut: Cut) -> Plan:
 
 
 class PipelineRunner:
-    """Runs the micro-steps of an update together; a ``Runner``.
+    """A ``Runner`` of the micro-steps of an update, together.
 
     Args:
         cut: the parts of the program.
@@ -259,7 +259,7 @@ class PipelineRunner:
         ]
 
     def alone(self) -> None:
-        """None: even one micro-step passes through all stages."""
+        """Return None: even one micro-step passes through all stages."""
         return None
 
     def _timed(self, passage: Passage, count: int) -> tuple[Passage, list[int]]:

@@ -64,12 +64,12 @@ class Passage:
 
 
 class _Stopped(BaseException):
-    """Ends a worker's job because another one has failed."""
+    """The end of a worker's job because another one has failed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Ready:
-    """A part made ready: its call, and where what it takes belongs among its arguments."""
+    """The call of a part, and the positions of its inputs among its arguments."""
 
     part: Part
     run: Run
@@ -80,7 +80,7 @@ class _Ready:
 
 
 class Pipeline:
-    """Runs the parts of a program in the order of a schedule.
+    """A runner of the parts of a program in the order of a schedule.
 
     Args:
         cut: the parts.

@@ -53,7 +53,7 @@ def _exit(before: Callable[[Any], NoReturn], status: Any = None, /) -> NoReturn:
 
 
 class _Freed:
-    """Is freed together with the exception that has it."""
+    """An object that is freed together with the exception that has it."""
 
     def __init__(self, code: Any):
         self._code = code
@@ -103,7 +103,7 @@ def with_causes(error: BaseException) -> str:
 
 
 def watch(run: Ending) -> None:
-    """Tell ``run`` when the process ends."""
+    """Notify ``run`` of the end of the process."""
     global _pid
     _pid = os.getpid()
     _watched.append(run)
@@ -126,7 +126,7 @@ def _begin() -> None:
 
 
 def _watch_signal(number: signal.Signals) -> None:
-    """Only where it would end the process without a word; a handler of somebody else's stays."""
+    """Handle a signal that would end the process; a handler of the program stays."""
     if signal.getsignal(number) is not signal.SIG_DFL:
         return
     prints_stack = faulthandler.unregister(number)
@@ -174,7 +174,7 @@ def _line(trace: TracebackType | None) -> str:
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
-    """Says that the signal came, then lets it do what it does."""
+    """Record the signal, then let it end the process."""
     for each in _here():
         each.ended(f"ended by {signal.Signals(number).name}")
     signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Reads the content of ``run.json`` off a session."""
+"""Facts of a session for ``run.json``: process, machine, build, programs and memory."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def _read(line: bytes) -> Window | Moment | None:
 
 
 class JournalWriter:
-    """Writes a journal; may be used by several threads. A forked child writes nothing.
+    """Writer of a journal, for several threads. A forked child writes nothing.
 
     A thread asks for calls that wait for their line, so that a process that is killed later has
     written them.
@@ -278,7 +278,7 @@ class JournalWriter:
         self._written += len(line)
 
     def _give_up(self, error: OSError) -> None:
-        """Says in the journal and to the user that it ends here; the run itself goes on."""
+        """End the journal, and tell its reader and the user so; the run itself goes on."""
         self._given_up = True
         if self._reserve is not None and is_full(error):
             self._reserve.unlink(missing_ok=True)
@@ -336,7 +336,7 @@ def window_of(
 
 
 def quarters_of(times: Sequence[float]) -> tuple[float, float, float, float, float]:
-    """Shortest, quartiles and longest of one or more times."""
+    """Return the shortest, the quartiles and the longest of one or more times."""
     if len(times) == 1:
         (only,) = times
         return only, only, only, only, only
@@ -345,7 +345,7 @@ def quarters_of(times: Sequence[float]) -> tuple[float, float, float, float, flo
 
 
 def joined(windows: Iterable[Window]) -> Window:
-    """Neighbouring windows as one; its quartiles are those of theirs, weighted by their calls."""
+    """Join adjacent windows; quartiles are averaged, weighted by the number of calls."""
     parts = list(windows)
     count = sum(each.count for each in parts)
     middle = [
@@ -372,7 +372,7 @@ def joined(windows: Iterable[Window]) -> Window:
 
 
 def _thinned(lines: Sequence[bytes]) -> Iterator[bytes]:
-    """Half as many lines of calls; of other lines, the first and the last ones."""
+    """Yield half as many lines of calls, and the first and last of other lines."""
     entries = [_read(line) for line in lines]
     other = [i for i, each in enumerate(entries) if isinstance(each, Moment)]
     dropped = set(other[MOMENTS:-MOMENTS])

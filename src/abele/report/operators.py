@@ -64,7 +64,7 @@ def module_of(node: torch.fx.Node) -> str:
 
 
 def moved_bytes(node: torch.fx.Node) -> int:
-    """Bytes of the tensors that an operation reads and makes; none of a view."""
+    """Return the bytes of the tensors that an operation reads and writes; 0 for a view."""
     if is_view(node):
         return 0
     values = [each.meta.get("val") for each in node.all_input_nodes]
@@ -78,7 +78,7 @@ def _bytes(value: Any) -> int:
 
 
 def operations(node: torch.fx.Node) -> int:
-    """Floating-point operations of convolutions, products, attention, recurrent layers; else 0."""
+    """Return the FLOPs of a convolution, GEMM, attention or recurrent layer; else 0."""
     values: Any = torch.fx.map_arg((node.args, dict(node.kwargs)), _value)
     target, arguments, options = cast("Any", node.target), *values
     if target is not None and target is _torch.convolution_with_activation():

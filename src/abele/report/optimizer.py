@@ -29,7 +29,7 @@ class ParameterGroup:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Change:
-    """Numbers that calls get from then on.
+    """Values of an optimizer that changed between two calls.
 
     Attributes:
         calls: number of calls before it.
@@ -60,7 +60,7 @@ class Optimizer:
     left_out: int = 0
 
     def begins_with(self) -> dict[str, float]:
-        """All values before the first call, by the names that changes have."""
+        """Return all values before the first call, by the names that changes have."""
         of_groups = {
             f"group{index}.{name}": value
             for index, group in enumerate(self.groups)
@@ -69,14 +69,14 @@ class Optimizer:
         return of_groups | self.values
 
     def latest(self) -> dict[str, float]:
-        """All values after the last change."""
+        """Return all values after the last change."""
         values = self.begins_with()
         for each in self.changes:
             values |= each.values
         return values
 
     def known_calls(self) -> float:
-        """After how many calls every value is known; infinity if no change was left out."""
+        """Return up to which call all values are known; infinity if no change was left out."""
         return self.changes[KEPT - 1].calls if self.left_out else math.inf
 
     def history(self, name: str) -> Iterator[tuple[int, float]]:

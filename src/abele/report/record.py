@@ -126,13 +126,13 @@ class Operators:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Uses of one operator in one phase that are computed alike, and why they are.
+    """Uses of one operator in one phase by one backend, with the reason.
 
     Attributes:
         operator: as ``Operators.name``.
         phase: as of ``Operators``.
-        by: who computes them, as ``Kernel.what``; ``no code`` where nobody has to.
-        why: a part of a sentence.
+        by: backend, as ``Kernel.what``; ``no code`` for a view and the like.
+        why: reason, as a part of a sentence.
         count: number of uses.
     """
 
@@ -170,7 +170,7 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """Work between two readings of the clock, in a run of its own.
+    """Work between two readings of the clock in a run that is timed.
 
     Attributes:
         what: backend: ``torch``, ``loop``, or the name of a kernel.
@@ -246,7 +246,7 @@ class Limits:
     bandwidths: tuple[tuple[int, float], ...]
 
     def least(self, operations: int, moved: int) -> float:
-        """Seconds that so many operations on so many bytes take at least."""
+        """Return the least seconds for so many FLOPs and bytes on this machine."""
         fitting = [rate for size, rate in self.bandwidths if size <= moved]
         rate = fitting[-1] if fitting else self.bandwidths[0][1]
         return max(operations / self.operations, moved / rate)
@@ -261,7 +261,7 @@ def _rate(value: float) -> str:
 
 @dataclasses.dataclass(slots=True)
 class Waits:
-    """Time that one thread has waited for its batches.
+    """Waiting time of one thread for its batches.
 
     Attributes:
         ns: nanoseconds so far.
@@ -512,7 +512,7 @@ def _is_record(file: Path) -> bool:
 
 
 def _inside(path: Path) -> list[Path]:
-    """Folders of runs in a folder, or else in those that it has."""
+    """Return the folders of runs in a folder, or else in its subfolders."""
     for pattern in (f"*/{FILE}", f"*/*/{FILE}"):
         if found := sorted(each for each in path.glob(pattern) if _is_record(each)):
             return [each.parent for each in found]

@@ -35,7 +35,7 @@ from abele.warn import warn_user
 
 
 class Uncalled:
-    """Waits for the end of a run that has not begun; then writes the page that says so.
+    """Writer of the page of a wrapper that was never called, at the end of the process.
 
     Args:
         folder: of the run; one that has a run of this process already stays as it is.
@@ -49,7 +49,7 @@ class Uncalled:
         endings.watch(self)
 
     def begun(self) -> None:
-        """Somebody has called it: there is nothing to be said here."""
+        """Stop waiting, because the wrapper was called."""
         endings.leave(self)
 
     def failed(self, where: str, error: BaseException) -> None:
@@ -100,7 +100,7 @@ CHANGED_S = 1.0
 
 
 class Trouble:
-    """Blocks that write a report: the first error becomes a warning, and none ends the run.
+    """Context of code that writes a report: its first error is a warning, and none ends the run.
 
     No generator of ``contextlib``, in whose file the warning would be.
     """
@@ -367,7 +367,7 @@ def _mean(losses: torch.Tensor) -> float:
 
 
 def parts_of(call: CallRecord) -> tuple[int, int, int]:
-    """Nanoseconds of a call for inputs, computing and outputs; together they are all of it."""
+    """Return the nanoseconds of a call for inputs, computing and outputs; they add up to it."""
     marks = nanoseconds(call.marks)
     ends = marks[1::2]
     if not ends:

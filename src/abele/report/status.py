@@ -185,7 +185,7 @@ class Entry:
 
 
 def by_operator(timing: Timing) -> list[tuple[tuple[str, str], Entry]]:
-    """Phase and name of each operator, and its kernels; what takes most time first."""
+    """Return phase and name of each operator with its kernels, the longest first."""
     entries: dict[tuple[str, str], Entry] = {}
     for kernel in timing.kernels:
         for name, share in kernel.operators:

@@ -129,7 +129,7 @@ def _both(
     known: Limits,
     budget_s: float,
 ) -> Timing:
-    """Run both in turn, and average the fastest quarter of each; others were disturbed."""
+    """Run a program with and without clocks in turns, and average the fastest quarter of each."""
     fresh = _Copies(program, arguments)
     random_state = torch.get_rng_state()
     without: list[float] = []
@@ -186,7 +186,7 @@ def _seconds(call: Call, arguments: list[torch.Tensor]) -> tuple[int, float]:
 
 
 class _Copies:
-    """Arguments that a program may write, the same ones and with the same values for each run."""
+    """Buffers that a program may write, reset to the same values for each run."""
 
     def __init__(self, program: Program, arguments: Sequence[torch.Tensor]):
         self._values = arguments
@@ -245,14 +245,14 @@ def _parts_of_nodes(kernels: Sequence[base.Kernel]) -> dict[torch.fx.Node, int]:
 
 
 def _work(kernel: base.Kernel, parts: dict[torch.fx.Node, int]) -> int:
-    """Operations of a kernel."""
+    """Return the FLOPs of a kernel."""
     beside = kernel.what in BESIDE
     counted = [node for node in kernel.nodes if not (beside and parts[node])]
     return sum(operators.operations(node) // max(1, parts[node]) for node in counted)
 
 
 def _shares(nodes: Sequence[torch.fx.Node], moved: Sequence[int]) -> tuple[tuple[str, float], ...]:
-    """Each operator's share of a kernel, by the bytes that it moves."""
+    """Return each operator's share of a kernel, by the bytes that it moves."""
     whole = sum(moved)
     shares: dict[str, float] = {}
     for node, size in zip(nodes, moved, strict=True):

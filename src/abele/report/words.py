@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Formats of bytes, durations, shares, counts and numbers for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 
 def size(count: float) -> str:
-    """Bytes, with a unit that leaves one to four digits."""
+    """Format bytes with a unit that leaves one to four digits."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(count) >= scale:
             return f"{count / scale:,.1f} {unit}"
@@ -39,7 +39,7 @@ def share(part: float, whole: float) -> str:
 
 
 def count(value: int, noun: str) -> str:
-    """``1 call``, ``2 calls``, ``3 batches``."""
+    """Format a count with its noun: ``1 call``, ``2 calls``, ``3 batches``."""
     plural = noun[:-1] + "ies" if noun.endswith("y") else f"{noun}s"
     if noun.endswith("ch"):
         plural = f"{noun}es"

@@ -218,7 +218,6 @@ svg { display: block; width: 100%; background: var(--card); border-radius: 4px; 
 .wait { fill: var(--wait); background: var(--wait); }
 rect:hover { opacity: .8; }
 path.line { fill: none; stroke: var(--c1); stroke-width: 2; vector-effect: non-scaling-stroke; }
-path.range { fill: var(--c1); fill-opacity: .22; }
 .bar { display: block; height: .7rem; min-width: 1px; width: var(--length); background: var(--c1);
   border-radius: 2px; margin: .3rem 0 0 var(--begin, 0); }
 .bar.move { background: var(--move); }
@@ -260,7 +259,7 @@ def as_text(page: str) -> str:
 
 
 class _Reader(HTMLParser):
-    """Collects the lines of a page."""
+    """Parser that collects the text lines of a page."""
 
     def __init__(self):
         super().__init__()
@@ -332,7 +331,7 @@ def frame(
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> Html:
-    """Return what the colours mean: class and words."""
+    """Return a list of colours with their meanings, from pairs of class and words."""
     items = [tag("li", tag("i", class_=name), words) for name, words in entries]
     return tag("ul", items, class_="legend")
 
@@ -343,7 +342,7 @@ def stacked(
     kinds: Sequence[tuple[str, Sequence[float]]],
     top: float,
 ) -> Html:
-    """Return levels that never change, and curves of steps on top of them.
+    """Return a chart of constant levels with stacked curves on top of them.
 
     Args:
         bands: class, words and height of each level, from the bottom.
@@ -379,16 +378,10 @@ def _band(
     return "".join([*path, "Z"])
 
 
-def line(points: Sequence[tuple[float, float]], name: str = "line") -> Html:
+def line(points: Sequence[tuple[float, float]]) -> Html:
     """Return a line through points in the box of the picture."""
     path = "L".join(f"{_n(x)},{_n(y)}" for x, y in points)
-    return tag("path", d=f"M{path}", class_=name)
-
-
-def area(lower: Sequence[tuple[float, float]], upper: Sequence[tuple[float, float]]) -> Html:
-    """Return what lies between two lines."""
-    path = "L".join(f"{_n(x)},{_n(y)}" for x, y in [*lower, *reversed(upper)])
-    return tag("path", d=f"M{path}Z", class_="range")
+    return tag("path", d=f"M{path}", class_="line")
 
 
 def height_of(low: float, high: float) -> Callable[[float], float]:

@@ -86,7 +86,7 @@ def _peak(run: Run) -> str:
 
 
 def trouble(journal: Journal, status: Status) -> list[Html]:
-    """Errors, the one that ended the run first; fallbacks and the like are in the proof."""
+    """Return a box for each error, first the one that ended the run."""
     errors = journal.of_kind("error")
     if status.error is not None:
         errors = [*(each for each in errors if each is not status.error), status.error]
@@ -100,7 +100,7 @@ def trouble(journal: Journal, status: Status) -> list[Html]:
 
 
 def _together(errors: list[Moment]) -> list[list[Moment]]:
-    """Errors with those that say no more than a later one.
+    """Group each error with earlier ones whose text it contains.
 
     One that passes a call is noted there, again where it ends the program, and perhaps as the
     cause of another. The last in each group says most.

@@ -48,13 +48,13 @@ def _kinds(program: Program) -> str:
 
 
 def _why(program: Program) -> list[Content]:
-    """Why it got its lowering, and why not those that would have come first."""
+    """Return the reason for a program's lowering, and those against preferred ones."""
     declined = [f"By rule not {name}: {reason}." for name, reason in program.declined.items()]
     return [tag("div", each, class_="why") for each in (f"{program.reason}.", *declined)]
 
 
 def _computers(program: Program) -> Html:
-    """Operators by who computes them and why, those with the most uses first."""
+    """Return a table of backends and reasons with their operators, the most used first."""
     groups: dict[tuple[str, str], list[Choice]] = {}
     for each in program.choices:
         groups.setdefault((each.by, each.why), []).append(each)
@@ -75,7 +75,7 @@ def _computers(program: Program) -> Html:
 
 
 def _listed(group: list[Choice]) -> str:
-    """Operators with their phases: how often each, where that is more than once."""
+    """Format operators with their phases, and counts above one."""
     counts: dict[str, list[str]] = {}
     for each in group:
         often = f"{each.phase}\u00a0x\u00a0{each.count:,}" if each.count > 1 else each.phase
@@ -118,7 +118,7 @@ def _cut(text: str) -> str:
 
 
 def options(run: Run) -> Html | None:
-    """Options that somebody has set, and what each leads to."""
+    """Return a section of the options that were set, with the effect of each."""
     if not run.options:
         return None
     rows: list[list[Content]] = [
@@ -334,7 +334,7 @@ def _memory_of(program: Program) -> list[Content]:
 
 
 def _bands(program: Program) -> list[tuple[str, str, float]]:
-    """Class, words and bytes of what is there all the time."""
+    """Return class, words and bytes of inputs and state, by role."""
     roles = sorted(program.given, key=lambda role: [*_BANDS, role].index(role))
     return [
         (_BANDS.get(role, _OTHER), f"{_name(role)}: {words.size(program.given[role])}", size)

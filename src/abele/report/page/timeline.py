@@ -109,19 +109,12 @@ def loss(journal: Journal) -> Html | None:
         return None
     size = -(-len(values) // (2 * _POINTS))
     groups = [values[i : i + size] for i in range(0, len(values), size)]
-    middles = [sum(v for _, v in group) / len(group) for group in groups]
-    lows, highs = ([pick(v for _, v in group) for group in groups] for pick in (min, max))
-    low, high = min(lows), max(highs)
-    y, last = markup.height_of(low, high), values[-1][0]
+    means = [sum(value for _, value in group) / len(group) for group in groups]
+    y, last = markup.height_of(min(means), max(means)), values[-1][0]
     xs = [group[-1][0] / last * markup.WIDTH for group in groups]
-    shapes: list[Content] = []
-    if size > 1:
-        lower = list(zip(xs, map(y, lows), strict=True))
-        shapes.append(markup.area(lower, list(zip(xs, map(y, highs), strict=True))))
-    shapes.append(markup.line(list(zip(xs, map(y, middles), strict=True))))
     picture = markup.frame(
-        shapes,
-        top=f"{words.number(high)} to {words.number(low)}",
+        markup.line(list(zip(xs, map(y, means), strict=True))),
+        top=f"{words.number(max(means))} to {words.number(min(means))}",
         left="call 1",
         right=f"call {last:,}",
         title=f"Loss from {words.number(values[0][1])} to {words.number(values[-1][1])}",
@@ -166,7 +159,7 @@ _MOST = 12  # rows of a table at first
 
 
 def optimizer(run: Run) -> Html | None:
-    """Return the section; None for inference."""
+    """Return a section of the optimizer's values; None for inference."""
     known = run.optimizer
     if known is None:
         return None
