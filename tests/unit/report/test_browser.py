@@ -1,4 +1,4 @@
-"""Pages in a real browser: light and dark, narrow and wide.
+"""Pages in a real browser, narrow and wide.
 
 Needs Chromium: any of ``BROWSERS`` on the PATH, or ``ABELE_BROWSER``, the path of one.
 ``scripts/test --thorough`` installs Debian's where it can.
@@ -32,28 +32,6 @@ def browser():
             "scripts/test --thorough installs one"
         )
     return path
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [500, 1200], ids=["narrow", "wide"])
-def test_a_page_is_drawn_in_its_colours_and_fits(browser, dark, width, tmp_path):
-    images = pytest.importorskip("PIL.Image")
-    text = page(run_of("introduction"), journal_of(("stage", "capture"), ("end", "finished")))
-    if dark:  # what the browser prefers cannot be said on the command line
-        text = text.replace("(prefers-color-scheme: dark)", "all")
-    (tmp_path / "page.html").write_text(text)
-    picture = tmp_path / "page.png"
-    flags = [*FLAGS, f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={picture}"]
-    command = [browser, *flags, f"--window-size={width},700", f"file://{tmp_path / 'page.html'}"]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
-    with images.open(picture) as opened:
-        drawn = opened.convert("RGB")
-    assert drawn.size == (width, 700)
-    paper = (0x14, 0x18, 0x1C) if dark else (0xFF, 0xFF, 0xFF)
-    # Nothing reaches the right margin, and a good part of the page is not empty.
-    assert drawn.crop((width - 5, 0, width, 700)).getcolors() == [(5 * 700, paper)]
-    colours = [drawn.crop((0, y, width, y + 1)).getcolors(width) for y in range(700)]
-    assert sum(len(each) > 1 for each in colours) > 200
 
 
 CLICKS = """

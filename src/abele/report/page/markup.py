@@ -152,14 +152,14 @@ STYLE = """
   color-scheme: light dark;
   --paper: #ffffff; --ink: #1c2126; --soft: #56616b; --line: #dfe4e8; --card: #f5f7f8;
   --good: #00704f; --bad: #a83a00; --c1: #0072b2; --c2: #5e2079; --c3: #0a9b74; --c4: #b97d00;
-  --c5: #707b84; --c6: #9c3300; --move: #3a8dc6; --wait: #c9ced3;
+  --c5: #707b84; --c6: #9c3300;
   --m1: #86c5ec; --m2: #b279b8; --m3: #eccf80; --m4: #bcc3c9;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --paper: #14181c; --ink: #e6eaed; --soft: #a3aeb8; --line: #2f373e; --card: #1c2227;
     --good: #4cc9a0; --bad: #ff9d5c; --c1: #3a8fc7; --c2: #d3b8f5; --c3: #3fd0a4; --c4: #ecc552;
-    --c5: #7d8993; --c6: #dd6a33; --move: #67b3e3; --wait: #454e56;
+    --c5: #7d8993; --c6: #dd6a33;
     --m1: #8ecbf2; --m2: #b06fb3; --m3: #d9c07c; --m4: #66717a;
   }
 }
@@ -215,14 +215,8 @@ svg { display: block; width: 100%; background: var(--card); border-radius: 4px; 
 .c5 { fill: var(--c5); background: var(--c5); } .c6 { fill: var(--c6); background: var(--c6); }
 .m1 { fill: var(--m1); background: var(--m1); } .m2 { fill: var(--m2); background: var(--m2); }
 .m3 { fill: var(--m3); background: var(--m3); } .m4 { fill: var(--m4); background: var(--m4); }
-.wait { fill: var(--wait); background: var(--wait); }
 rect:hover { opacity: .8; }
 path.line { fill: none; stroke: var(--c1); stroke-width: 2; vector-effect: non-scaling-stroke; }
-.bar { display: block; height: .7rem; min-width: 1px; width: var(--length); background: var(--c1);
-  border-radius: 2px; margin: .3rem 0 0 var(--begin, 0); }
-.bar.move { background: var(--move); }
-td:has(> .bar) { width: 7rem; min-width: 4rem; }
-td:has(> .bar.placed) { width: 24rem; min-width: 7rem; }
 .axis span:last-child { white-space: nowrap; }
 details { margin: .3rem 0; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
@@ -233,7 +227,6 @@ details details { margin-left: 1.1rem; }
 @media (max-width: 40rem) {
   main { padding: 1rem .8rem 3rem; } h1 { font-size: 1.4rem; }
   .at, #memory td { white-space: nowrap; } .why { min-width: 10rem; } .list { min-width: 14rem; }
-  .bar:not(.placed) { display: none; } td:has(> .bar:not(.placed)) { width: 0; min-width: 0; }
   #runs td:has(> .value) { min-width: 4.2rem; } }
 """
 
@@ -242,7 +235,7 @@ details details { margin-left: 1.1rem; }
 _SILENT = frozenset({"head", "svg", "nav"})
 _LINES = frozenset({"h1", "h2", "h3", "p", "tr", "summary", "pre", "li"})
 _CELLS = frozenset({"td", "th", "dd"})
-#: Sections that a terminal has no room for: programs after each pass.
+#: Sections that a terminal has no room for: programs after all passes.
 _OMITTED = frozenset({"programs"})
 
 
@@ -388,13 +381,6 @@ def height_of(low: float, high: float) -> Callable[[float], float]:
     """Return the function from a value to its y in the picture."""
     span = (high - low) or 1.0
     return lambda value: HEIGHT - (value - low) / span * HEIGHT
-
-
-def part(length: float, name: str = "", *, begin: float = 0.0) -> Html:
-    """Return a bar in a table: ``length`` from 0 to 1, and where it begins."""
-    start = f";--begin:{100 * begin:.1f}%" if begin else ""
-    style = f"--length:{100 * length:.1f}%{start}"
-    return tag("span", class_=f"bar {name}".strip(), style=style)
 
 
 def _n(value: float) -> str:

@@ -211,7 +211,6 @@ def _operators(program: Program) -> Html:
         for key in sums.keys() | times.keys()
     }
     whole = sum(weights.values()) if timing is None else timing.whole
-    top = max(weights.values(), default=0.0) or 1.0
     rows: list[list[Content]] = []
     for key in sorted(weights, key=lambda key: (-weights[key], -sums[key][2], key)):
         (phase, name), (count, work, moved) = key, sums[key]
@@ -220,7 +219,6 @@ def _operators(program: Program) -> Html:
             phase,
             f"{count:,}",
             words.share(weights[key], whole),
-            markup.part(weights[key] / top),
             words.size(moved),
             f"{words.large(work)}FLOP" if work else "",
             _who(chosen[key]),
@@ -231,8 +229,8 @@ def _operators(program: Program) -> Html:
             cells[3:3] = words.seconds(entry.seconds), limit
         rows.append(cells)
     of_time = () if timing is None else ("time", "limit")
-    heads = ("operator", "phase", "uses", *of_time, "share", "", "bytes", "operations")
-    numbers = [index for index, head in enumerate(heads) if index > 1 and head]
+    heads = ("operator", "phase", "uses", *of_time, "share", "bytes", "operations")
+    numbers = range(2, len(heads))
     return long_table((*heads, "computed by"), rows, numbers=numbers, most=_MOST)
 
 
@@ -371,11 +369,9 @@ def _picture(use: Memory, bands: list[tuple[str, str, float]], level: float) -> 
 
 def _largest(use: Memory) -> Html:
     whole = sum(each.bytes for each in use.largest) + use.others
-    top = max((each.bytes for each in use.largest), default=1)
     rows: list[list[Content]] = [
         [
             words.size(each.bytes),
-            markup.part(each.bytes / top, "move"),
             tag("code", each.operator or "?"),
             tag("code", each.type),
             path_of(each.module),
@@ -386,10 +382,10 @@ def _largest(use: Memory) -> Html:
         if each.bytes
     ]
     if use.others:
-        rows.append([words.size(use.others), "", "all others", "", "", "", ""])
-    heads = ("bytes", "", "made by", "type", "module", "line", "steps")
+        rows.append([words.size(use.others), "all others", "", "", "", ""])
+    heads = ("bytes", "made by", "type", "module", "line", "steps")
     title = tag("p", f"The largest of {words.size(whole)} there at the peak:")
-    return tag("div", title, table(heads, rows, numbers=(0, 6))) if rows else tag("div")
+    return tag("div", title, table(heads, rows, numbers=(0, 5))) if rows else tag("div")
 
 
 _OUTSIDE = "outside of all modules"

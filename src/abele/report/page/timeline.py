@@ -11,22 +11,20 @@ from abele.report.record import Run
 from abele.report.status import steady
 
 _POINTS = 240
-#: Colour, name and words of each part of the time from call to call.
-Parts = tuple[tuple[str, str, str], ...]
+#: Name and words of each part of the time from call to call.
+Parts = tuple[tuple[str, str], ...]
 _COMPILING: Parts = (
-    ("c3", "compiling", "left to a process that compiles, and comparing what it has made"),
+    ("compiling", "left to a process that compiles, and comparing what it has made"),
 )
 _IN_CALL: Parts = (
-    ("c6", "handed", "inputs: from the call to its first micro-step"),
-    ("c1", "computed", "computing: micro-steps and updates"),
-    ("c2", "outputs", "outputs: until the results are where the program wants them"),
+    ("handed", "inputs: from the call to its first micro-step"),
+    ("computed", "computing: micro-steps and updates"),
+    ("outputs", "outputs: until the results are where the program wants them"),
 )
-_BEFORE: Parts = (
-    ("wait", "waited", "before the call: loading data, and what else the program does"),
-)
+_BEFORE: Parts = (("waited", "before the call: loading data, and what else the program does"),)
 _BEFORE_WITH_LOADER: Parts = (
-    ("c4", "loading", "waiting for a batch of the loader"),
-    ("wait", "other", "what else the program does between calls"),
+    ("loading", "waiting for a batch of the loader"),
+    ("other", "what else the program does between calls"),
 )
 
 
@@ -51,29 +49,19 @@ def _building(run: Run, journal: Journal) -> Html:
     stages = journal.of_kind("stage")
     last = journal.moments[-1].at if journal.moments else 0.0
     ends = [*(each.at for each in stages[1:]), last]
-    lasted = [
-        (each.what, max(0.0, end - each.at), each.at)
+    rows: list[list[Content]] = [
+        [each.what, words.seconds(max(0.0, end - each.at)), f"{each.at:.2f} s"]
         for each, end in zip(stages, ends, strict=False)
         if each.what != "calls"
     ]
-    whole = max((at + took for _, took, at in lasted), default=0) or 1.0
-    rows: list[list[Content]] = [
-        [
-            what,
-            words.seconds(took),
-            markup.part(took / whole, "placed", begin=at / whole),
-            f"{at:.2f} s",
-        ]
-        for what, took, at in lasted
-    ]
-    heads = ("stage", "took", "", "began after")
+    heads = ("stage", "took", "began after")
     parts: list[Content] = [tag("h3", "Building")]
     if run.build is not None:
         seconds = sorted(run.build.seconds.items(), key=lambda each: each[0] != "capture")
         listed = [f"{name} {words.seconds(took)}" for name, took in seconds]
         said = f"Cache: {run.build.cache}. The executable was made in: {', '.join(listed)}."
         parts.append(tag("p", said))
-    parts.append(table(heads, rows, numbers=(1, 3)) if rows else tag("p", "Nothing was built."))
+    parts.append(table(heads, rows, numbers=(1, 2)) if rows else tag("p", "Nothing was built."))
     return tag("div", parts)
 
 
@@ -93,11 +81,10 @@ def _steady(journal: Journal, parts: Parts) -> Html | None:
             said,
             words.seconds(getattr(later, name)),
             words.share(getattr(later, name), later.whole),
-            markup.part(getattr(later, name) / later.whole if later.whole else 0, kind),
         ]
-        for kind, name, said in parts
+        for name, said in parts
     ]
-    return tag("div", tag("p", spread), table(("part", "seconds", "share", ""), rows, (1, 2)))
+    return tag("div", tag("p", spread), table(("part", "seconds", "share"), rows, (1, 2)))
 
 
 def loss(journal: Journal) -> Html | None:
