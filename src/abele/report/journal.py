@@ -124,12 +124,10 @@ class Journal:
     Attributes:
         windows: calls, in their order.
         moments: everything else, in its order.
-        modified: seconds since 1970 of the last write; 0 if it was not read from a file.
     """
 
     windows: tuple[Window, ...] = ()
     moments: tuple[Moment, ...] = ()
-    modified: float = 0.0
 
     def of_kind(self, *kinds: str) -> list[Moment]:
         """Return the moments of some kinds."""
@@ -154,7 +152,7 @@ def read_journal(path: Path) -> Journal:
     """
     file = path / FILE if path.is_dir() else path
     try:
-        data, modified = file.read_bytes(), file.stat().st_mtime
+        data = file.read_bytes()
     except OSError:
         return Journal()
     *lines, _ = data.split(b"\n")
@@ -166,7 +164,7 @@ def read_journal(path: Path) -> Journal:
             windows.append(entry)
         elif entry is not None:
             moments.append(entry)
-    return Journal(windows=tuple(windows), moments=tuple(moments), modified=modified)
+    return Journal(windows=tuple(windows), moments=tuple(moments))
 
 
 def _read(line: bytes) -> Window | Moment | None:

@@ -178,7 +178,6 @@ class Kernel:
         phase: ``forward``, ``backward`` or ``update``.
         module: path of the module, names joined by ``/``; empty outside all.
         line: ``FILE:LINE in FUNCTION`` of the user's source; empty if unknown.
-        began: seconds since the program began.
         seconds: mean time in the fastest quarter of the runs.
         operations: FLOPs of the operators for which torch has a formula.
         bytes: least bytes read and written.
@@ -190,7 +189,6 @@ class Kernel:
     phase: str
     module: str
     line: str
-    began: float
     seconds: float
     operations: int
     bytes: int

@@ -111,16 +111,6 @@ def _arguments(program: Program, state: DeviceState) -> list[torch.Tensor]:
     ]
 
 
-@dataclasses.dataclass
-class _Sums:
-    """Sums of the times of runs with clocks, in total and per kernel."""
-
-    took: list[float] = dataclasses.field(default_factory=list[float])
-    kernels: list[list[tuple[float, float]]] = dataclasses.field(
-        default_factory=list[list[tuple[float, float]]]
-    )
-
-
 def _both(
     program: Program,
     plain: Call,
@@ -133,7 +123,8 @@ def _both(
     fresh = _Copies(program, arguments)
     random_state = torch.get_rng_state()
     without: list[float] = []
-    sums = _Sums()
+    clocked: list[float] = []
+    of_kernels: list[list[float]] = []
     try:
         _seconds(plain, fresh.taken())
         _seconds(with_clocks.run, fresh.taken())
@@ -142,28 +133,23 @@ def _both(
             len(without) < _MOST_RUNS and time.perf_counter() - began < budget_s
         ):
             if len(without) % 2:  # each is the first one as often: caches favour the second
-                without.append(_seconds(plain, fresh.taken())[1])
-            start, took = _seconds(with_clocks.run, fresh.taken())
-            sums.took.append(took)
-            if len(without) < len(sums.took):
-                without.append(_seconds(plain, fresh.taken())[1])
-            sums.kernels.append(
-                [
-                    ((a - start) / 1e9, (b - a) / 1e9) if b else (0.0, 0.0)
-                    for a, b in with_clocks.times()
-                ]
+                without.append(_seconds(plain, fresh.taken()))
+            clocked.append(_seconds(with_clocks.run, fresh.taken()))
+            if len(without) < len(clocked):
+                without.append(_seconds(plain, fresh.taken()))
+            of_kernels.append(
+                [(end - begin) / 1e9 if end else 0.0 for begin, end in with_clocks.times()]
             )
     finally:
         torch.set_rng_state(random_state)
-    chosen = _fastest(sums.took)
-    kernels = _described(with_clocks.kernels, sums.kernels, chosen, known)
-    ran = sum(end > 0 for _, end in sums.kernels[chosen[0]])
+    chosen = _fastest(clocked)
+    ran = sum(took > 0 for took in of_kernels[chosen[0]])
     return Timing(
         runs=len(chosen),
         seconds=_mean([without[i] for i in _fastest(without)]),
-        clocked=_mean([sums.took[i] for i in chosen]),
+        clocked=_mean([clocked[i] for i in chosen]),
         clocks=ran * with_clocks.cost_ns / 1e9,
-        kernels=kernels,
+        kernels=_described(with_clocks.kernels, [of_kernels[i] for i in chosen], known),
     )
 
 
@@ -176,13 +162,13 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _seconds(call: Call, arguments: list[torch.Tensor]) -> tuple[int, float]:
-    """Return the start of a run in ns, and its duration."""
+def _seconds(call: Call, arguments: list[torch.Tensor]) -> float:
+    """Return the seconds of a run."""
     began = time.perf_counter_ns()
     results = call(arguments)
     took = time.perf_counter_ns() - began
     del results  # freeing them is no part of it
-    return began, took / 1e9
+    return took / 1e9
 
 
 class _Copies:
@@ -202,15 +188,13 @@ class _Copies:
 
 def _described(
     kernels: Sequence[base.Kernel],
-    runs: Sequence[Sequence[tuple[float, float]]],
-    chosen: Sequence[int],
+    runs: Sequence[Sequence[float]],
     known: Limits,
 ) -> tuple[Kernel, ...]:
-    """Describe each kernel, with mean times in the chosen runs."""
+    """Describe each kernel, with its mean time in some runs."""
     parts = _parts_of_nodes(kernels)
     described: list[Kernel] = []
     for index, kernel in enumerate(kernels):
-        times = [runs[i][index] for i in chosen]
         moved = [operators.moved_bytes(node) for node in kernel.nodes]
         size = sum(moved) if kernel.bytes is None else kernel.bytes
         work = _work(kernel, parts)
@@ -222,8 +206,7 @@ def _described(
                 phase="program" if first is None else node_phase(first) or "program",
                 module="" if first is None else operators.module_of(first),
                 line="" if first is None else facts.line_of(first),
-                began=_mean([began for began, _ in times]),
-                seconds=_mean([took for _, took in times]),
+                seconds=_mean([run[index] for run in runs]),
                 operations=work,
                 bytes=size,
                 least=known.least(work, size),
