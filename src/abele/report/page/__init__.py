@@ -10,10 +10,9 @@ import datetime
 from pathlib import Path
 
 from abele.report.journal import Journal
-from abele.report.page import overview, programs, timeline
+from abele.report.page import overview, programs
 from abele.report.page.markup import STYLE, Html, html, tag
 from abele.report.page.programs import memory, modules, operators
-from abele.report.page.timeline import optimizer, pipeline
 from abele.report.record import Run
 from abele.report.status import status_of
 from abele.storage.atomic import is_full, write_text
@@ -51,11 +50,11 @@ def page(run: Run, journal: Journal, *, alive: bool | None = None) -> str:
         "modules": modules(run) if has else None,
         "operators": operators(run, journal) if has else None,
         "lowerings": programs.lowerings(run) if has else None,
-        "time": timeline.timeline(run, journal),
-        "pipeline": pipeline(run),
-        "optimizer": optimizer(run),
+        "time": overview.timeline(run, journal),
+        "pipeline": overview.pipeline(run),
+        "optimizer": overview.optimizer(run),
         "options": programs.options(run),
-        "loss": timeline.loss(journal),
+        "loss": overview.loss(journal),
         "programs": programs.passes(run) if has else None,
     }
     shown = {name: each for name, each in sections.items() if each is not None}
