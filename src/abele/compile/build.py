@@ -20,7 +20,13 @@ from typing import Any, NamedTuple
 
 from abele import cpython, passes
 from abele.compile import keys, tiers
-from abele.compile.compiling import compile_programs, lowered_by, needed_once
+from abele.compile.compiling import (
+    Lowered,
+    compile_programs,
+    exchanges,
+    lowered_by,
+    needed_once,
+)
 from abele.compile.executable import (
     Announce,
     ChosenLowering,
@@ -30,7 +36,7 @@ from abele.compile.executable import (
     Running,
 )
 from abele.compile.start import Start
-from abele.compile.tiers import Gather, Lowered, Wanted
+from abele.compile.tiers import Gather, Wanted
 from abele.errors import CompilerError, TargetError
 from abele.passes.trap_exceptions import trap_exceptions
 from abele.program import Program
@@ -212,7 +218,7 @@ def _build_for(
     running.required = target.name if record.forced else None
     running.lowerings = record.lowerings
     made = _begun(lowered, record, wanted) if running.interpreted else stored
-    if wanted.gather is not None and tiers.exchanges(config):
+    if wanted.gather is not None and exchanges(config):
         made = tiers.agreed(made, lowered, running, wanted.gather)
     made = made or _compiled_once(lowered, record, progress)
     record.lowerings.update(made.chosen)

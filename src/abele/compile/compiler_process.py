@@ -9,7 +9,6 @@ process, so that a folder left by a killed process is deleted by the next one.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import os
@@ -20,7 +19,6 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,39 +27,26 @@ import filelock
 from abele import cpython, passes
 from abele.compile import estimates, native
 from abele.compile.cache import ExecutableCache
-from abele.compile.compiling import Way, compile_programs, lowered_by, needed_once
+from abele.compile.compiling import (
+    Lowered,
+    Way,
+    compile_programs,
+    exchanges,
+    lowered_by,
+    needed_once,
+)
 from abele.compile.executable import Announce, Executable, Failure, Later, Running, lowerings_of
 from abele.compile.keys import key_of
 from abele.errors import CompilerError
 from abele.kernels.build import ADVICE
 from abele.program import Program
 from abele.storage import temporary
-from abele.targets import Target
 from abele.targets.base import Source
 
 _LOOK_EVERY_S = 0.05
 # The shortest pause for the other process, and the longest, in seconds.
 _PIECE_S, _LONGEST_S = 0.01, 5.0
 _LOG, _LOG_BYTES = "worker.log", 2000
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
-    """Programs to be compiled.
-
-    Attributes:
-        programs: before the passes of lowerings.
-        parts: of the executable's key.
-        target: the target that they are compiled for.
-        cache: where the executable goes; None to keep it in this process.
-        shared: processes that step together have the same job; with a cache one of them compiles.
-    """
-
-    programs: tuple[Program, ...]
-    parts: Mapping[str, Any]
-    target: Target
-    cache: ExecutableCache | None
-    shared: bool = False
 
 
 class FromCompiler(Later):
@@ -72,7 +57,7 @@ class FromCompiler(Later):
     this one loads its executable instead.
     """
 
-    def __init__(self, job: Job, running: Running, at: int | None, announce: Announce):
+    def __init__(self, job: Lowered, running: Running, at: int | None, announce: Announce):
         self.running, self.at, self.announce = running, at, announce
         self._job, self._first = job, at is None
         self._files: list[_File] = []
@@ -83,8 +68,10 @@ class FromCompiler(Later):
         self._outcome: Executable | Failure | None = None
         self._end = lambda: None
         # Not for processes that step alone: one that pauses would keep the others waiting.
-        shared = job.cache if job.shared else None
-        self._lock = None if shared is None else shared.lock(key_of(job.parts))
+        self._cache: ExecutableCache | None = None
+        if isinstance(job.cache, ExecutableCache) and exchanges(job.config):
+            self._cache = job.cache
+        self._lock = None if self._cache is None else self._cache.lock(key_of(job.parts))
         if at is not None:
             self._write()
 
@@ -155,7 +142,7 @@ class FromCompiler(Later):
 
     def _has_turn(self, *, block: bool) -> bool:
         """Return whether no other process compiles the programs; take what one has stored."""
-        cache, job = self._job.cache, self._job
+        cache, job = self._cache, self._job
         if cache is None or self._lock is None:
             return True
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import math
 import statistics
 import sys
@@ -15,12 +16,19 @@ from typing import Any
 import torch
 
 from abele import passes
-from abele.compile import estimates, executable, keys
-from abele.compile.executable import ChosenLowering, Executable
+from abele.compile import estimates, keys
+from abele.compile.executable import (
+    ChosenLowering,
+    Executable,
+    ExecutableSource,
+    lowerings_of,
+)
 from abele.errors import CompilerError, CorruptExecutable, ProgramError, TargetError
 from abele.program import Program, Role, Slot
+from abele.step.config import StepConfig
 from abele.targets import Target
 from abele.targets.base import Compiled
+from abele.targets.candidates import considered
 
 # Whatever compiling took, this may be spent on first runs, which find no memory ready, and this on
 # those that count, for which the first step waits; or this share of what compiling took.
@@ -190,6 +198,61 @@ def _made_up(slot: Slot, generator: torch.Generator) -> torch.Tensor:
     return values.to(slot.dtype)
 
 
+# -- programs to be compiled ----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lowered:
+    """Programs with their possible lowerings, and the executable if one is stored.
+
+    Attributes:
+        programs: before the passes of lowerings.
+        parts: of the executable's key; they name each program's lowerings.
+        target: what runs the programs in the end.
+        config: how a call consumes its batch.
+        cache: where executables are kept.
+        stored: the executable, if it was there.
+    """
+
+    programs: Sequence[Program]
+    parts: Mapping[str, Any]
+    target: Target
+    config: StepConfig
+    cache: ExecutableSource | None
+    stored: Executable | None
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """The lowerings that the programs may have."""
+        each = (lowerings_of(self.parts, program.name) for program in self.programs)
+        return sorted({name for names in each for name in names})
+
+    @functools.cached_property
+    def setup_seconds_left(self) -> float:
+        """Processor time of what the programs need that is made once per machine, in seconds."""
+        return self.target.setup_seconds_left(needed_once(self.target, self.programs, self.parts))
+
+    @functools.cached_property
+    def expected_s(self) -> float | None:
+        """Processor time that compiling may take, in seconds; None where nobody can tell."""
+        lowerings = {
+            program.name: [
+                name
+                for name in lowerings_of(self.parts, program.name)
+                if self.target.lowering(name).compiles
+            ]
+            for program in self.programs
+        }
+        programs = [considered(self.target, program) for program in self.programs]
+        seconds = estimates.expected_s(programs, lowerings, self.parts["target"])
+        return None if seconds is None else seconds + self.setup_seconds_left
+
+
+def exchanges(config: StepConfig) -> bool:
+    """Return whether updates are shared with other processes."""
+    return config.training and config.processes > 1
+
+
 # -- compiling -------------------------------------------------------------------------------
 
 #: Programs that have been compiled, by their names and those of the lowerings that did; each raises
@@ -224,7 +287,7 @@ def compile_programs(
         TargetError: the target cannot compile here.
         CompilerError: the compiler behind the target failed.
     """
-    named = {name for each in programs for name in executable.lowerings_of(parts, each.name)}
+    named = {name for each in programs for name in lowerings_of(parts, each.name)}
     reason = target.cannot_compile(named)
     if reason is not None:
         raise TargetError(f"Target {target.name!r} cannot compile: {reason}")
@@ -233,7 +296,7 @@ def compile_programs(
     chosen: dict[str, ChosenLowering] = {}
     for index, program in enumerate(programs):
         begins(index, program.name)
-        names = executable.lowerings_of(parts, program.name)
+        names = lowerings_of(parts, program.name)
         ways = _ways(target, program, names, ready or {})
         if len(names) == 1:
             (way,) = ways
@@ -266,7 +329,7 @@ def needed_once(
     needed = set[str]()
     with passes.one_after_the_other():
         for program in programs:
-            for name in executable.lowerings_of(parts, program.name):
+            for name in lowerings_of(parts, program.name):
                 lowering = target.lowering(name)
                 at_most = lowering.possible_kernels(program)
                 if at_most is None:

@@ -8,32 +8,27 @@ from the other.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from abele.compile import estimates, keys, start
 from abele.compile.cache import ExecutableCache
-from abele.compile.compiler_process import FromCompiler, Job
-from abele.compile.compiling import compile_programs, needed_once
+from abele.compile.compiler_process import FromCompiler
+from abele.compile.compiling import Lowered, compile_programs, exchanges
 from abele.compile.estimates import wall_s
 from abele.compile.executable import (
     Announce,
     Executable,
-    ExecutableSource,
     Later,
     Ready,
     Running,
-    lowerings_of,
 )
 from abele.compile.start import Start
 from abele.program import Program
 from abele.step.config import StepConfig
 from abele.targets import Target, get_target
 from abele.targets.base import COMPILED
-from abele.targets.candidates import considered
 
 #: Interprets: needs no compiler and gives the bits of plain PyTorch.
 INTERPRETING = "reference"
@@ -90,53 +85,6 @@ class Wanted:
         if self.start is not Start.TIERED or self.at_once:
             return self
         return dataclasses.replace(self, start=Start.WAIT)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Lowered:
-    """Programs with their possible lowerings, and the executable if one is stored.
-
-    Attributes:
-        programs: before the passes of lowerings.
-        parts: of the executable's key; they name each program's lowerings.
-        target: what runs the programs in the end.
-        config: how a call consumes its batch.
-        cache: where executables are kept.
-        stored: the executable, if it was there.
-    """
-
-    programs: Sequence[Program]
-    parts: Mapping[str, Any]
-    target: Target
-    config: StepConfig
-    cache: ExecutableSource | None
-    stored: Executable | None
-
-    @functools.cached_property
-    def names(self) -> list[str]:
-        """The lowerings that the programs may have."""
-        each = (lowerings_of(self.parts, program.name) for program in self.programs)
-        return sorted({name for names in each for name in names})
-
-    @functools.cached_property
-    def setup_seconds_left(self) -> float:
-        """Processor time of what the programs need that is made once per machine, in seconds."""
-        return self.target.setup_seconds_left(needed_once(self.target, self.programs, self.parts))
-
-    @functools.cached_property
-    def expected_s(self) -> float | None:
-        """Processor time that compiling may take, in seconds; None where nobody can tell."""
-        lowerings = {
-            program.name: [
-                name
-                for name in lowerings_of(self.parts, program.name)
-                if self.target.lowering(name).compiles
-            ]
-            for program in self.programs
-        }
-        programs = [considered(self.target, program) for program in self.programs]
-        seconds = estimates.expected_s(programs, lowerings, self.parts["target"])
-        return None if seconds is None else seconds + self.setup_seconds_left
 
 
 def decided(wanted: Wanted, lowered: Lowered) -> Running:
@@ -210,11 +158,6 @@ def _why_not_worth_it(lowered: Lowered) -> str | None:
     return f"compiling takes {estimates.about(seconds)}, which is sooner than another process could"
 
 
-def exchanges(config: StepConfig) -> bool:
-    """Return whether updates are shared with other processes."""
-    return config.training and config.processes > 1
-
-
 def _why_no_worker(lowered: Lowered) -> str | None:
     if lowered.target.cannot_compile(lowered.names) is not None:
         return "there is no compiler"
@@ -280,7 +223,7 @@ def _instead(
 
 def _following(lowered: Lowered, running: Running, announce: Announce) -> Later | str:
     """Return the compiled programs to come, or why there is nothing to wait for."""
-    at, cache = start.swap_at(), lowered.cache
+    at = start.swap_at()
     if lowered.stored is not None:
         return Ready(lowered.stored, running, at, announce)
     if _is_ready(lowered) and at is None:
@@ -288,14 +231,7 @@ def _following(lowered: Lowered, running: Running, announce: Announce) -> Later 
         if made.is_proven():
             return "nothing is compiled for these programs"
         return Ready(made, running, at, announce, after_first=True)
-    job = Job(
-        programs=tuple(lowered.programs),
-        parts=lowered.parts,
-        target=lowered.target,
-        cache=cache if isinstance(cache, ExecutableCache) else None,
-        shared=exchanges(lowered.config),
-    )
-    return FromCompiler(job, running, at, announce)
+    return FromCompiler(lowered, running, at, announce)
 
 
 def interpreted(programs: Sequence[Program], config: StepConfig, later: Later | None) -> Executable:

@@ -17,7 +17,8 @@ import pytest
 
 from abele import ExecutableCache, StepConfig, get_target
 from abele.compile import compiler_process, estimates, keys, native
-from abele.compile.compiler_process import FromCompiler, Job
+from abele.compile.compiler_process import FromCompiler
+from abele.compile.compiling import Lowered
 from abele.compile.executable import Executable, Failure, Running
 from abele.kernels.build import RESULT, Making
 from abele.storage import temporary
@@ -68,7 +69,10 @@ def job_of(*commands, cache=None):
     names = [lowering.name for lowering in target.lowerings]
     lowerings = {program.name: names if len(names) > 1 else names[0] for program in programs}
     parts = keys.key_parts(programs, config, target, lowerings)
-    return Job(programs=programs, parts=parts, target=target, cache=cache, shared=True)
+    config = StepConfig(processes=2)  # these processes step together
+    return Lowered(
+        programs=programs, parts=parts, target=target, config=config, cache=cache, stored=None
+    )
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from abele import StepConfig, build
-from abele.compile import estimates, tiers
+from abele.compile import compiling, estimates
 from helpers.fakes import Keeping
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
@@ -138,7 +138,7 @@ def test_what_is_made_once_per_machine_is_no_part_of_a_program(program, folder, 
 
 def test_what_is_made_once_per_machine_is_expected(program, monkeypatch):
     monkeypatch.setattr(estimates, "expected_s", lambda *_: 1.0)
-    lowered = tiers.Lowered(
+    lowered = compiling.Lowered(
         programs=[program],
         parts={"lowerings": {"step": "kept code"}, "target": {}},
         target=Prepared(20.0),
