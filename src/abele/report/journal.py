@@ -35,8 +35,8 @@ SINGLE = 256  # so many calls have a line each
 SPAN_S = 0.25
 FLUSH_S = 0.5
 MOMENTS = 500  # a thinned journal keeps so many at its beginning, and as many at its end
-#: Set free when the disk is full, so that the journal can still say so.
-RESERVE_BYTES = 8192
+#: Freed when the disk is full, so that the journal can still say so, and a page can grow.
+RESERVE_BYTES = 65536
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
