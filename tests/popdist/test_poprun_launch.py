@@ -297,17 +297,15 @@ if len(sys.argv) > 1:
     assert "Instance 3 on alpha was killed by SIGKILL (signal 9) first" in run.err
 
 
-def test_other_hosts_are_asked_before_anything_is_launched(poprun, other_hosts, server, tmp_path):
-    run = poprun(["-H", "alpha,nowhere", "--num-instances", "2"], "print('no')", **other_hosts)
-    assert run.status == 2
-    (said,) = run.log
-    assert said.startswith(
-        "[E] The host nowhere cannot be reached: ssh: Could not resolve hostname"
-    )
+def test_hosts_that_cannot_start_an_instance_are_named(poprun, other_hosts, server, tmp_path):
+    run = poprun(["-H", "alpha,nowhere", "--num-instances", "2"], "time.sleep(99)", **other_hosts)
+    assert run.status == 255
+    assert "Instance 1 on nowhere lost its connection (ssh ended with status 255) first" in run.err
+    assert "Could not resolve hostname nowhere" in run.log[-1]
     run = server.run(tmp_path, "-H", "alpha", "no-such-program", **other_hosts)
     assert run.status == 127
-    assert run.log == ["[E] The host alpha has no program no-such-program."]
-    assert run.out == ""
+    assert "Instance 0 on alpha could not be started" in run.err
+    assert "no-such-program cannot be started: No such file" in run.log[-1]
 
 
 def test_a_port_that_is_taken_is_told(poprun):

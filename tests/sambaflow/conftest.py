@@ -26,7 +26,6 @@ def load(tmp_path):
     def run(model, inputs, optimizer=None, session=samba.session, **settings):
         where = {"output_folder": str(tmp_path / "out"), "pef_name": "model"}
         pef = session.compile(model, inputs, optimizer, config_dict=where, **settings)
-        settings.pop("fused_only", None)
         settings.pop("inference", None)
         return session.trace_graph(model, inputs, optimizer, pef=pef, **settings)
 

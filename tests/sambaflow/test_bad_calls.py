@@ -121,10 +121,6 @@ def test_scores_need_gradients_of_the_host(load):
     load(model, inputs, samba.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(UsageError, match=r"output_0 \[4, 3\] is neither scalar .*grad_of_outputs"):
         samba.session.run(inputs)
-    other = samba.from_torch_model_(Net())
-    optimizer = samba.optim.SGD(other.parameters(), lr=0.1)
-    with pytest.raises(GraphError, match=r"fused_only was asked for, but no output"):
-        compiled(other, inputs, optimizer, fused_only=True)
 
 
 def test_an_inference_program_does_not_train(load):
@@ -283,13 +279,6 @@ def test_names_and_norms_that_are_something_else(dense):
         ANY.from_torch_tensor(3)
     with pytest.raises(ValueError, match=r"max_grad_norm has to be above 0, found a"):
         ANY.optim.AdamW(Dense().parameters(), max_grad_norm="a")
-
-
-def test_a_fused_program_has_no_sections(load):
-    model = samba.from_torch_model_(Dense())
-    load(model, named(rows(0)), SGD(model.parameters(), lr=0.1), fused_only=True)
-    with pytest.raises(UsageError, match=r"compiled with fused_only and cannot run \['fwd'\]"):
-        samba.session.run(named(rows(0)), section_types=["fwd"])
 
 
 def test_an_optimizer_for_inference():

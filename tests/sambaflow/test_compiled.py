@@ -35,7 +35,7 @@ def test_a_pef_runs_in_another_process(monkeypatch, tmp_path):
     monkeypatch.setenv("ABELE_TARGET", "cpu")
     model = samba.from_torch_model_(Dense())
     optimizer = samba.optim.AdamW(model.parameters(), lr=0.0)
-    pef = samba.session.compile(model, named(rows(0)), optimizer, fused_only=True)
+    pef = samba.session.compile(model, named(rows(0)), optimizer)
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")]),

@@ -36,7 +36,6 @@ def stored(tmp_path_factory):
             name="dense",
             config_dict=WHERE,
             pef_metadata={"made_by": "a test"},
-            fused_only=True,
         )
     return folder
 
@@ -66,7 +65,7 @@ def test_it_says_what_it_is(pef):
     assert result["made_by"] == "a test"
     assert result["name"] == "dense"
     assert result["target"] == "reference"
-    assert result["programs"] == ["step"]
+    assert result["programs"] == ["step", "forward", "backward", "update"]
     assert result["config"]["learning_rate"] == "0.5"
     assert [each["name"] for each in result["inputs"]] == ["image", "label"]
 

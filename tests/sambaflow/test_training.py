@@ -76,7 +76,7 @@ class PerSample(Dense):
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_the_fused_step_is_pytorchs(load, kind):
-    with followed(load, kind=kind, fused_only=True) as (_, reference, other, _):
+    with followed(load, kind=kind) as (_, reference, other, _):
         for step in range(STEPS):
             outputs = samba.session.run(named(rows(step)))
             expected = plain_step(reference, other, rows(step))
@@ -86,7 +86,7 @@ def test_the_fused_step_is_pytorchs(load, kind):
 @pytest.mark.parametrize(
     ("make", "settings", "gradient", "loss_of"),
     [
-        (Dense, {"fused_only": True}, 4.0, lambda outputs: outputs[0] * 4),
+        (Dense, {}, 4.0, lambda outputs: outputs[0] * 4),
         (Dense, {"loss_indices": [1]}, None, lambda outputs: outputs[1].sum()),
         (PerSample, {}, None, lambda outputs: outputs[0].sum()),
     ],
@@ -101,7 +101,7 @@ def test_where_backward_starts(load, make, settings, gradient, loss_of):
 
 
 def test_a_run_changes_lr_momentum_and_decay_without_compiling(load):
-    with followed(load, fused_only=True) as (_, reference, other, _):
+    with followed(load) as (_, reference, other, _):
         for step in range(STEPS):
             values = {"lr": 0.1 / (step + 1), "momentum": 0.5 + 0.1 * step}
             values["weight_decay"] = 0.01 * step
@@ -111,7 +111,7 @@ def test_a_run_changes_lr_momentum_and_decay_without_compiling(load):
 
 
 def test_schedulers_of_torch_are_followed(load):
-    with followed(load, fused_only=True) as (optimizer, reference, other, _):
+    with followed(load) as (optimizer, reference, other, _):
         schedulers = [torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in (optimizer, other)]
         for step in range(STEPS):
             samba.session.run(named(rows(step)))
@@ -203,7 +203,7 @@ def test_several_optimizers_are_groups_with_values_of_their_own(load):
         ]
 
     ours = optimizers(model, samba.optim.SGD)
-    load(model, named(rows(0)), ours, fused_only=True)
+    load(model, named(rows(0)), ours)
     for step in range(STEPS):
         values = {"lr": [0.1 + step, 0.2]} if step == 2 else {}
         samba.session.run(named(rows(step)), hyperparam_dict=values)
@@ -253,7 +253,7 @@ def test_a_model_in_bfloat16(load):
 
 def test_training_goes_on_from_a_checkpoint(load):
     (model, optimizer), (reference, other) = pair(Dense, "adamw")
-    load(model, named(rows(0)), optimizer, fused_only=True)
+    load(model, named(rows(0)), optimizer)
     samba.session.run(named(rows(0)))
     samba.session.to_cpu(model, optimizer)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
@@ -272,7 +272,7 @@ def test_training_goes_on_from_a_checkpoint(load):
 
 def test_state_of_the_optimizer_is_torchs(load):
     (model, optimizer), (reference, other) = pair(Dense, "adam")
-    load(model, named(rows(0)), optimizer, fused_only=True)
+    load(model, named(rows(0)), optimizer)
     samba.session.run(named(rows(0)))
     plain_step(reference, other, rows(0))
     samba.session.to_cpu(model, optimizer)
@@ -294,7 +294,7 @@ def test_inference_runs_forward_alone(load):
 
 def test_two_sessions_hold_a_model_for_training_and_one_for_evaluation(load):
     (model, optimizer), (reference, other) = pair(NetWithLoss)
-    load(model, named(batch(0)), optimizer, fused_only=True)
+    load(model, named(batch(0)), optimizer)
     samba.session.run(named(batch(0)))
     samba.session.to_cpu(model)
     plain_step(reference, other, batch(0))
@@ -330,7 +330,7 @@ def test_frozen_parameters_stay(load):
     model.layer.bias.requires_grad_(False)
     before = model.layer.bias.clone()
     optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-    load(model, named(rows(0)), optimizer, fused_only=True)
+    load(model, named(rows(0)), optimizer)
     samba.session.run(named(rows(0)))
     samba.session.to_cpu(model)
     assert torch.equal(model.layer.bias, before)
@@ -348,7 +348,7 @@ def test_each_forward_serves_one_backward(load):
 
 def test_a_missing_name_has_the_optimizers_value(load):
     (model, optimizer), (reference, other) = pair(Dense)
-    load(model, named(rows(0)), optimizer, fused_only=True)
+    load(model, named(rows(0)), optimizer)
     samba.session.run(named(rows(0)), hyperparam_dict={"lr": 0.5})
     other.param_groups[0]["lr"] = 0.5
     plain_step(reference, other, rows(0))
@@ -361,7 +361,7 @@ def test_a_missing_name_has_the_optimizers_value(load):
 
 def test_weights_changed_on_the_host_are_pushed(load):
     (model, optimizer), (reference, other) = pair(Dense)
-    load(model, named(rows(0)), optimizer, fused_only=True)
+    load(model, named(rows(0)), optimizer)
     with torch.no_grad():
         for module in (model, reference):
             module.layer.weight.zero_()

@@ -25,7 +25,7 @@ def open_regular(path: Path) -> BinaryIO:
     if not stat.S_ISREG(mode):
         os.close(handle)
         number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-        raise OSError(number, f"it is no ordinary file but a {_kind(mode)}", str(path))
+        raise OSError(number, "it is no ordinary file", str(path))
     return os.fdopen(handle, "rb")
 
 
@@ -60,17 +60,6 @@ def why_no_folder_name(name: str) -> str | None:
         return f"it has a {found[0]!r}, so it is a path or no name at all"
     size = len(name.encode(errors="surrogatepass"))
     return f"it has {size} bytes; names have at most {_LONGEST}" if size > _LONGEST else None
-
-
-def _kind(mode: int) -> str:
-    kinds = {
-        stat.S_IFIFO: "pipe",
-        stat.S_IFSOCK: "socket",
-        stat.S_IFBLK: "device",
-        stat.S_IFCHR: "device",
-        stat.S_IFDIR: "folder",
-    }
-    return kinds.get(stat.S_IFMT(mode), "special file")
 
 
 WAITS_S = 10.0

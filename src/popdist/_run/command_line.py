@@ -21,8 +21,6 @@ class Problem(Exception):
         self.status = status
 
 
-#: Of instances, replicas, domains and hosts: more than any run has, and lists stay small.
-MOST = 65536
 NOT_FOUND = 127  # what shells say of a program that is not there
 
 
@@ -173,15 +171,14 @@ def convert(option: Option, text: Any) -> Any:
         expected = "yes or no"
     elif option.kind in ("count", "number"):
         least = 1 if option.kind == "count" else 0
-        if re.fullmatch(r"[0-9]{1,18}", word) and int(word) >= least:
+        if re.fullmatch(r"[0-9]{1,9}", word) and int(word) >= least:
             return int(word)
-        limit = ", of up to 18 digits" if len(word) > 18 else ""
-        expected = f"an integer, {least} or more{limit}"
+        expected = f"an integer of up to nine digits, {least} or more"
     else:
         if word:
             return word
         expected = "a value"
-    raise _not_taken(option, expected, word)
+    raise Problem(f"--{option.name} takes {expected}, not {word!r}.")
 
 
 def _take(word: str, rest: list[str], values: dict[str, Any]) -> None:
@@ -206,11 +203,6 @@ def _next(option: Option, rest: list[str]) -> str:
     if not rest:
         raise Problem(f"--{option.name} needs a value: --{option.name} {option.metavar}.")
     return rest.pop(0)
-
-
-def _not_taken(option: Option, expected: str, word: str) -> Problem:
-    shown = word if len(word) <= 60 else f"{word[:57]}..."
-    return Problem(f"--{option.name} takes {expected}, not {shown!r}.")
 
 
 def _option(name: str) -> Option:

@@ -114,7 +114,6 @@ def check(plan: Plan, program: Sequence[str], port: int) -> None:
             f"--master-port {port} is taken by another process; choose another one, or leave the "
             "option out for a free one."
         )
-    ssh.check_hosts([host for host in plan.hosts if not placement.is_here(host)], program[0])
 
 
 def check_program(program: Sequence[str]) -> None:

@@ -1,7 +1,6 @@
 """Placement of instances: hosts, replicas, environment, and places that Slurm or MPI assigned."""
 
 import dataclasses
-import itertools
 import json
 import os
 import re
@@ -13,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from popdist import _environment as names
-from popdist._run.command_line import MOST, Problem
+from popdist._run.command_line import Problem
 
 _RANGE = re.compile(r"(?P<head>[^\[\]]*)\[(?P<numbers>[\d,-]+)\](?P<tail>.*)")
 _BETWEEN = re.compile(r",(?![^\[]*\])")  # commas outside of brackets
 _DIGITS = re.compile(r"[0-9]{1,9}")
-_SHOWN = 200  # characters of a list in a message
 _NAME = re.compile(r"[A-Za-z0-9_.:@-]+")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -26,13 +24,11 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 def expand_hosts(text: str) -> tuple[str, ...]:
     """Write out names with commas: ``n[0-2,4]`` is n0, n1, n2 and n4; ``n[08-10]`` keeps zeros."""
     listed = (name for part in _BETWEEN.split(text) for name in _ranges(part.strip(), text))
-    names = tuple(itertools.islice(listed, MOST + 1))
-    if len(names) > MOST:
-        raise Problem(f"The list of hosts {_short(text)} has more than {MOST} of them.")
+    names = tuple(listed)
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise Problem(
-            f"The host {twice[0]} is listed twice in {_short(text)}; list it once, and say with "
+            f"The host {twice[0]} is listed twice in {text!r}; list it once, and say with "
             "--num-instances how many instances there are."
         )
     return names
@@ -62,13 +58,9 @@ def is_here(name: str) -> bool:
 
 def _no_range(piece: str, text: str) -> Problem:
     return Problem(
-        f"{_short(piece)} in the list of hosts {_short(text)} is not a range such as 0-2, of "
+        f"{piece!r} in the list of hosts {text!r} is not a range such as 0-2, of "
         "numbers of up to nine digits."
     )
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
 
 
 def _ranges(part: str, text: str) -> Iterator[str]:
@@ -76,7 +68,7 @@ def _ranges(part: str, text: str) -> Iterator[str]:
     if not match:
         if not _NAME.fullmatch(part) or part.startswith("-"):
             raise Problem(
-                f"{_short(part)} in the list of hosts {_short(text)} is not a host; write names "
+                f"{part!r} in the list of hosts {text!r} is not a host; write names "
                 "with commas in between, such as a,b[0-2]."
             )
         yield part
@@ -123,9 +115,6 @@ def make_plan(
 ) -> Plan:
     """Divide instances evenly over hosts and domains, and replicas over instances."""
     replicas = instances if replicas is None else replicas
-    for name, count in (("num-instances", instances), ("num-replicas", replicas)):
-        if count > MOST:
-            raise Problem(f"--{name} {count} is more than poprun starts: at most {MOST}.")
     if replicas % instances:
         below, above = replicas // instances * instances, (replicas // instances + 1) * instances
         near = f"{below} or {above}" if below else f"{above}"

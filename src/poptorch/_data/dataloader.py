@@ -7,9 +7,8 @@ import atexit
 import copy
 import logging
 import os
-import signal
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from multiprocessing import util
 from typing import Any
@@ -202,15 +201,6 @@ class DataLoader(torch.utils.data.DataLoader):
         torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         pinned = self.pin_memory and torch.accelerator.is_available()
         return WholeBatches(self.dataset, self._whole_indices(), pinned=pinned)
-
-    def _get_iterator(self) -> Any:
-        # Of torch, which calls it whenever it starts workers.
-        source = self
-        if self.num_workers > 0:  # another object, because users read this one's function
-            source = object.__new__(type(self))
-            source.__dict__.update(self.__dict__)
-            source.__dict__["worker_init_fn"] = _LeftToTheProgram(self.worker_init_fn)
-        return super(DataLoader, source)._get_iterator()
 
     def _whole_indices(self) -> Any:
         """Return a sampler of whole batches' indices, as tensors where results are equal."""
@@ -460,22 +450,6 @@ def _check_exclusions(
         "async_options cannot manually specify rebatched_size, it is the combined batch size; "
         "rebatched_worker_size sets how many rows workers load at once",
     )
-
-
-class _LeftToTheProgram:
-    """A worker's start: terminals send Ctrl-C to all processes, and it is the program's to handle.
-
-    Args:
-        init: the user's own function for the start of a worker, if any.
-    """
-
-    def __init__(self, init: Callable[[int], None] | None) -> None:
-        self._init = init
-
-    def __call__(self, worker: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if self._init is not None:
-            self._init(worker)
 
 
 def _never_empty(batches: Iterator[Any], loader: DataLoader) -> Iterator[Any]:

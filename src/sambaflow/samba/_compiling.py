@@ -39,7 +39,6 @@ def compile_model(
     loss_indices: Sequence[int] | None,
     *,
     inference: bool,
-    fused_only: bool,
 ) -> Path:
     """Write a compiled file; see ``SambaSession.compile``."""
     named, keywords = arguments.named_inputs(inputs)
@@ -52,14 +51,14 @@ def compile_model(
     described = _pef.interface(model, named, keywords, rule, loss_indices)
     _refuse_questions()
     started = time.perf_counter()
-    traced = traced_with(model, named, keywords, rule, loss_indices, fused_only=fused_only)
+    traced = traced_with(model, named, keywords, rule, loss_indices)
     _say_traced(traced, time.perf_counter() - started)
     with _graph_errors():
         config = StepConfig(training=rule is not None)
         made, record = build(traced.captured.programs, config, log_folder=path.parent)
         seconds = record.seconds.get("compile", 0.0)
         say(f"Compiled for target {record.target!r} in {seconds:.1f} s")
-        about = _about(name, settings, pef_metadata, record.target, fused_only=fused_only)
+        about = _about(name, settings, pef_metadata, record.target)
         _pef.write(path, traced, made, described, about)
     text = "\n\n".join(program.text() for program in made.programs)
     atomic.write_text(log, text)
@@ -130,15 +129,13 @@ def traced_with(
     keywords: Sequence[str],
     rule: UpdateRule | None,
     loss_indices: Sequence[int] | None,
-    *,
-    fused_only: bool,
 ) -> Sectioned:
     """Capture the model with inputs from ``named_inputs``."""
     values = list(named.values())
     by_keyword = dict(zip(keywords, values, strict=True)) if keywords else {}
     positional = [] if keywords else values
     with _graph_errors():
-        return trace_model(model, positional, by_keyword, rule, loss_indices, fused_only=fused_only)
+        return trace_model(model, positional, by_keyword, rule, loss_indices)
 
 
 def _destination(name: str, settings: Mapping[str, Any]) -> Path:
@@ -162,15 +159,12 @@ def _about(
     settings: Mapping[str, Any],
     metadata: Mapping[str, Any] | None,
     target: str,
-    *,
-    fused_only: bool,
 ) -> dict[str, Any]:
     return {
         "name": name,
         "config": {k: _plain(v) for k, v in settings.items() if not callable(v)},
         "metadata": {k: _plain(v) for k, v in (metadata or {}).items()},
         "target": target,
-        "fused_only": fused_only,
     }
 
 
@@ -191,8 +185,6 @@ def trace_model(
     keywords: Mapping[str, torch.Tensor],
     rule: UpdateRule | None,
     loss_indices: Sequence[int] | None = None,
-    *,
-    fused_only: bool = False,
 ) -> Sectioned:
     """Capture a module with its loss, backward pass and update.
 
@@ -202,7 +194,7 @@ def trace_model(
 
     Returns:
         ``forward``; for training also ``backward``, ``update`` and, where something is a loss,
-        ``step``; with ``fused_only`` only ``step``.
+        ``step``.
     """
     names = tuple(keywords)
 
@@ -232,7 +224,7 @@ def trace_model(
         lambda outputs: _starts(module, rule, outputs, loss_indices),
         hidden_paths=hidden,
     )
-    return _with_sections(whole, loss_indices, fused_only=fused_only)
+    return _with_sections(whole, loss_indices)
 
 
 def _inferred(captured: Captured) -> tuple[Output, ...]:
@@ -246,19 +238,10 @@ def _inferred(captured: Captured) -> tuple[Output, ...]:
     )
 
 
-def _with_sections(
-    whole: Sectioned, loss_indices: Sequence[int] | None, *, fused_only: bool
-) -> Sectioned:
+def _with_sections(whole: Sectioned, loss_indices: Sequence[int] | None) -> Sectioned:
     """Keep the programs that can run: the step where something is a loss, and its sections."""
     hosts = not (loss_indices or any(whole.outputs[i].loss for i in whole.starts))
-    if fused_only and hosts:
-        raise GraphError(
-            "fused_only was asked for, but no output of forward is a loss, so that gradients "
-            "come from the host. Return the loss from forward or leave fused_only unset."
-        )
-    programs = () if hosts else whole.captured.programs
-    if not fused_only:
-        programs += sections(whole)
+    programs = (*(() if hosts else whole.captured.programs), *sections(whole))
     captured = dataclasses.replace(whole.captured, programs=programs)
     return dataclasses.replace(whole, captured=captured)
 

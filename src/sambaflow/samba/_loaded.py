@@ -245,13 +245,6 @@ class LoadedGraph:
                 f"section_types {lower} cannot run. Sections are fwd, bckwd and opt, and opt needs "
                 "the gradients of bckwd."
             )
-        missing = {"fwd": FORWARD, "bckwd": BACKWARD, "opt": UPDATE}
-        whole = len(wanted) == 3 and STEP in self.session.programs
-        if not whole and any(missing[name] not in self.session.programs for name in wanted):
-            raise UsageError(
-                f"{self.path} was compiled with fused_only and cannot run {wanted} by themselves. "
-                "Compile without fused_only."
-            )
         return wanted
 
     def _step(
@@ -417,9 +410,8 @@ def _load(
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> LoadedGraph:
     content = file.content
-    fused_only = bool(content["about"]["fused_only"])
     losses = content["interface"]["loss_indices"]
-    here = traced_with(model, named, keywords, rule, losses, fused_only=fused_only)
+    here = traced_with(model, named, keywords, rule, losses)
     captured = _same_as_stored(file, content["executable"], here.captured)
     outputs = tuple(
         Output(

@@ -67,7 +67,6 @@ class SambaSession:
         metadata: Any = None,
         inference: bool = False,
         loss_indices: Sequence[int] | None = None,
-        fused_only: bool = False,
         **hints: Any,
     ) -> str:
         """Capture forward, backward and update with dummy inputs, and write them compiled.
@@ -85,7 +84,6 @@ class SambaSession:
             metadata: hints how to tile; accepted, without effect.
             inference: forward alone.
             loss_indices: the outputs from which backward starts; see ``trace_model``.
-            fused_only: leave out the sections: compiles faster, runs with all sections only.
             hints: of the vendor's compiler; accepted, said once.
 
         Returns:
@@ -112,7 +110,6 @@ class SambaSession:
             pef_metadata,
             loss_indices,
             inference=inference or bool(settings.get("inference")),
-            fused_only=fused_only,
         )
         return str(path)
 

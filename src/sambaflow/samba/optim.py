@@ -1,7 +1,8 @@
 """Optimizers: torch's own, with SambaFlow's constructor and gradient clipping.
 
 ``session.compile`` makes the update part of the program. ``step`` works too, on the host, and then
-computes what torch's class computes.
+computes what torch's class computes. Parameters are those of torch's classes; ``max_grad_norm``
+clips the global norm of all gradients.
 """
 
 import math
@@ -40,12 +41,8 @@ class _Clipping(torch.optim.Optimizer):
 class SGD(_Clipping, torch.optim.SGD):
     """Stochastic gradient descent with momentum.
 
-    Args:
-        params: parameters or groups of them.
-        lr: step width; ``hyperparam_dict`` may replace it at each run.
-        momentum: keep it above zero here if a run is to change it.
-        weight_decay: L2 penalty.
-        max_grad_norm: clip the global norm of gradients to this.
+    ``hyperparam_dict`` may replace values at each run. Keep ``momentum`` above zero if a run is
+    to change it.
     """
 
     def __init__(
@@ -61,16 +58,7 @@ class SGD(_Clipping, torch.optim.SGD):
 
 
 class Adam(_Clipping, torch.optim.Adam):
-    """Adam (arXiv 1412.6980).
-
-    Args:
-        params: parameters or groups of them.
-        lr: step width.
-        betas: decay of the two moments.
-        eps: added to the root of the second moment.
-        weight_decay: L2 penalty.
-        max_grad_norm: clip the global norm of gradients to this.
-    """
+    """Adam (arXiv 1412.6980)."""
 
     def __init__(
         self,
@@ -86,16 +74,7 @@ class Adam(_Clipping, torch.optim.Adam):
 
 
 class AdamW(_Clipping, torch.optim.AdamW):
-    """Adam with decoupled weight decay (arXiv 1711.05101).
-
-    Args:
-        params: parameters or groups of them.
-        lr: step width.
-        betas: decay of the two moments.
-        eps: added to the root of the second moment.
-        weight_decay: fraction of the weights, times lr, that each step removes.
-        max_grad_norm: clip the global norm of gradients to this.
-    """
+    """Adam with decoupled weight decay (arXiv 1711.05101)."""
 
     def __init__(
         self,

@@ -2,11 +2,8 @@
 
 import contextlib
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -144,67 +141,6 @@ def test_an_interrupt_before_any_line_of_iter(opened, before):
             assert numbers(source) == list(range(SIZE))
             at += 1
         assert at > 10
-
-
-CTRL_C = """
-    import os, signal, sys, time
-    sys.path[:0] = {path!r}
-    import poptorch
-    from helpers.datasets import Range
-
-    def begin(worker):
-        print("began", worker, flush=True)
-
-    if __name__ == "__main__":
-        assert os.getpgid(0) == os.getpid()
-        options = poptorch.Options().showCompilationProgressBar(False)
-        loader = poptorch.DataLoader(
-            options, Range(400), 2, num_workers=2, worker_init_fn=begin,
-            multiprocessing_context={context!r}, mode=poptorch.DataLoaderMode.{mode},
-            async_options={options})
-        batches = iter(loader)
-        next(batches), next(batches)  # one of each worker, so both have begun
-        for _ in range(3):
-            try:
-                print(*next(batches)[1].tolist(), flush=True)
-                os.killpg(0, signal.SIGINT)
-                time.sleep(10)
-            except KeyboardInterrupt:
-                time.sleep(0.2)
-        print(sum(y.numel() for _, y in batches), loader.worker_init_fn is begin)
-        print(*[sum(y.numel() for _, y in loader) for _ in range(2)])
-        loader.terminate()
-"""
-
-
-@pytest.mark.parametrize(
-    ("context", "mode"),
-    [
-        ("fork", "Sync"),
-        pytest.param("forkserver", "Sync", marks=pytest.mark.long),
-        pytest.param("spawn", "Sync", marks=pytest.mark.long),
-        ("fork", "Async"),
-    ],
-)
-def test_ctrl_c_reaches_the_program_and_not_the_workers(tmp_path, context, mode):
-    """As a terminal sends it: to all processes of the group."""
-    path = [str(Path(poptorch.__file__).parents[1]), str(Path(__file__).parents[2])]
-    options = None if mode == "Sync" else {"sharing_strategy": "Fork"}
-    text = CTRL_C.format(path=path, context=context, mode=mode, options=options)
-    (tmp_path / "program.py").write_text(textwrap.dedent(text))
-    done = subprocess.run(
-        # Not the warm interpreter, whose programs run in the group of the tests.
-        [sys.executable, "-W", "ignore", str(tmp_path / "program.py")],
-        start_new_session=True,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    lines = done.stdout.splitlines()
-    assert sorted(line for line in lines if "began" in line) == ["began 0", "began 1"], done.stderr
-    told = [line for line in lines if "began" not in line]
-    assert told == ["4 5", "6 7", "8 9", "390 True", "400 400"], done.stderr
-    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("moment", ["between epochs", "in an epoch"])

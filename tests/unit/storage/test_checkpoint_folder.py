@@ -103,8 +103,8 @@ def test_a_folder_that_is_a_file_is_not_an_empty_one(tmp_path):
 def test_a_pipe_and_a_folder_in_place_of_a_file_are_refused(kept):
     os.mkfifo(kept.folder / "step-4.ckpt")
     (kept.folder / "step-3.ckpt").mkdir()
-    for name, kind in (("step-4.ckpt", "pipe"), ("step-3.ckpt", "folder")):
-        with pytest.raises(SerializationError, match=f"no ordinary file but a {kind}"):
+    for name in ("step-4.ckpt", "step-3.ckpt"):
+        with pytest.raises(SerializationError, match="no ordinary file"):
             kept.read(kept.folder / name)
 
 

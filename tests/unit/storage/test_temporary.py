@@ -105,8 +105,8 @@ def test_nothing_but_ordinary_files_is_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "device").symlink_to("/dev/zero")
     (tmp_path / "folder").mkdir()
-    for path, kind in (("pipe", "pipe"), ("device", "device"), ("folder", "folder")):
-        with pytest.raises(OSError, match=f"no ordinary file but a {kind}: .*{path}"):
+    for path in ("pipe", "device", "folder"):
+        with pytest.raises(OSError, match=f"no ordinary file: .*{path}"):
             files.open_regular(tmp_path / path)
 
 
