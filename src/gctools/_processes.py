@@ -122,24 +122,10 @@ def _is_alive(system: System, record: dict[str, Any], owner: int) -> bool:
     folder = system.proc / str(pid)
     text = system.text(folder / "stat")
     if text is None:
-        # Where processes of others are hidden, and where there is no /proc, this is all we hear.
-        return _answers(pid) if _hidden(system) else False
+        # Where processes of others are hidden, their files are all that is known of them.
+        return system.text(system.proc / "1/stat") is None
     state, *rest = text.rpartition(")")[2].split()
     return state not in "ZX" and int(rest[18]) == started and _owner(folder) in (owner, None)
-
-
-def _hidden(system: System) -> bool:
-    return system.text(system.proc / "1/stat") is None
-
-
-def _answers(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return True
 
 
 def _owner(folder: Path) -> int | None:

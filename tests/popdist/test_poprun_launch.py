@@ -316,7 +316,7 @@ def test_a_port_that_is_taken_is_told(poprun):
         run = poprun(["--master-port", str(port)], "print('no')")
     assert run.status == 2
     assert run.out == ""
-    assert f"[E] --master-port {port} is taken by another process" in run.err
+    assert f"[E] --master-port {port} cannot be listened on" in run.err
     program = """
 assert os.environ["MASTER_PORT"] == os.environ["PORT"]
 socket = __import__("socket").create_connection(("127.0.0.1", int(os.environ["PORT"])))

@@ -256,7 +256,7 @@ def test_hints_of_compile_are_said(load, capsys):
     said = capsys.readouterr().err
     assert "session.compile(metadata=...) is accepted and has no effect" in said
     assert "session.compile(squeeze_bs_dim=...) is accepted" in said
-    assert "session.compile(madeup=...) is accepted and has no effect: this package knows" in said
+    assert "session.compile(madeup=...) is accepted and has no effect: it steers" in said
 
 
 def test_the_loader_misses_names():

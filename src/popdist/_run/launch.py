@@ -105,17 +105,6 @@ def _warn(variables: Sequence[command_line.Variables]) -> None:
         logger.warning("-x names variables that are not set here: %s", ", ".join(unset))
 
 
-def check(plan: Plan, program: Sequence[str], port: int) -> None:
-    """Look for what would keep instances from starting."""
-    if any(map(placement.is_here, plan.hosts)):
-        check_program(program)
-    if port and not _is_free(port):
-        raise Problem(
-            f"--master-port {port} is taken by another process; choose another one, or leave the "
-            "option out for a free one."
-        )
-
-
 def check_program(program: Sequence[str]) -> None:
     """Look for a program on this machine."""
     name = program[0]
@@ -162,16 +151,6 @@ def check_subnet(text: str | None) -> None:
         ) from error
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            tried.bind(("", port))
-        except OSError:
-            return False
-    return True
-
-
 _SHOWN = 10  # last lines of the instance that failed first
 _PIPE_CLOSED = 128 + signal.SIGPIPE
 
@@ -179,7 +158,8 @@ _PIPE_CLOSED = 128 + signal.SIGPIPE
 def launch(plan: Plan, program: Sequence[str], settings: Settings) -> int:
     """Run all instances; return the exit status: that of the instance that failed first."""
     options = settings.options
-    check(plan, program, options["master_port"])
+    if any(map(placement.is_here, plan.hosts)):
+        check_program(program)
     address = meeting_address(plan, options)
     logger.info("Running %s in %d instances", " ".join(program), len(plan.instances))
     # Late, because it takes seconds to load.

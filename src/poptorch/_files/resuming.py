@@ -156,16 +156,16 @@ class Resuming:
 
 def _check_tensors(model: WrappedModel, tensors: Mapping[str, torch.Tensor]) -> None:
     host = ModuleState.of(model.user_module)
-    here = {f"{state.PARAMS}/{name}": value for name, value in host.params.items()}
-    here |= {f"{state.BUFFERS}/0/{name}": value for name, value in host.buffers.items()}
+    here = {f"{state.PARAMS}/{name}": _form(value) for name, value in host.params.items()}
+    here |= {f"{state.BUFFERS}/0/{name}": _form(value) for name, value in host.buffers.items()}
     kinds = (f"{state.PARAMS}/", f"{state.BUFFERS}/0/")
-    there = {name: value for name, value in tensors.items() if name.startswith(kinds)}
+    there = {name: _form(value) for name, value in tensors.items() if name.startswith(kinds)}
     groups = {f"{state.PARAMS}/{name}" for name in model.per_replica_params}
     different = [
-        f"{name.partition('/')[2].removeprefix('0/')}: {_shown(there, name)} there, "
-        f"{_shown(here, name)} here"
+        f"{name.partition('/')[2].removeprefix('0/')}: {there.get(name, 'missing')} there, "
+        f"{here.get(name, 'missing')} here"
         for name in {**here, **there}
-        if _form(here, name, groups) != _form(there, name, groups)
+        if here.get(name) != there.get(name) and name not in groups
     ]
     if different:
         raise error(
@@ -174,16 +174,8 @@ def _check_tensors(model: WrappedModel, tensors: Mapping[str, torch.Tensor]) -> 
         )
 
 
-def _form(tensors: Mapping[str, torch.Tensor], name: str, groups: set[str]) -> Any:
-    value = tensors.get(name)
-    if value is None:
-        return None
-    return value.dtype, None if name in groups else value.shape
-
-
-def _shown(tensors: Mapping[str, torch.Tensor], name: str) -> str:
-    value = tensors.get(name)
-    return "missing" if value is None else f"{list(value.shape)} {value.dtype}"
+def _form(value: torch.Tensor) -> str:
+    return f"{list(value.shape)} {value.dtype}"
 
 
 # -- the optimizer object --------------------------------------------------------------------

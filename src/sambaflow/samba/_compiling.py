@@ -59,7 +59,7 @@ def compile_model(
         seconds = record.seconds.get("compile", 0.0)
         say(f"Compiled for target {record.target!r} in {seconds:.1f} s")
         about = _about(name, settings, pef_metadata, record.target)
-        _pef.write(path, traced, made, described, about)
+        _pef.write(path, traced, made, described, named, loss_indices, about)
     text = "\n\n".join(program.text() for program in made.programs)
     atomic.write_text(log, text)
     size = path.stat().st_size / 2**20

@@ -410,7 +410,7 @@ def _load(
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> LoadedGraph:
     content = file.content
-    losses = content["interface"]["loss_indices"]
+    losses = content["loss_indices"]
     here = traced_with(model, named, keywords, rule, losses)
     captured = _same_as_stored(file, content["executable"], here.captured)
     outputs = tuple(

@@ -6,7 +6,6 @@ that you trust. Weights are not in it; they come from the model of the run.
 
 import contextlib
 import dataclasses
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from abele.errors import CorruptExecutable, SerializationError
 from abele.step.update_rules import UpdateRule
 from abele.storage import container
 from abele.storage.container import Container
-from abele.storage.values import decode, encode
+from abele.storage.values import encode
 from abele.trace.module_state import ModuleState
 from abele.version import __version__
 from sambaflow.errors import PefDamagedError, PefMismatchError
@@ -27,6 +26,7 @@ from sambaflow.samba.sambatensor import SambaTensor
 
 KIND = "sambaflow PEF"
 SUFFIX = ".pef"
+_LOSSES = "loss_indices"
 
 
 def interface(
@@ -35,41 +35,42 @@ def interface(
     keywords: Sequence[str],
     rule: UpdateRule | None,
     loss_indices: Sequence[int] | None,
-) -> dict[str, Any]:
-    """Return the interface that compiling and running share, as JSON values."""
+) -> dict[str, str]:
+    """Return what compiling and running have to agree on, as texts by name."""
     state = ModuleState.of(module)
-    described = {
-        "inputs": [
-            {"name": n, "shape": list(v.shape), "dtype": encode(v.dtype), "batch_dim": v.batch_dim}
-            for n, v in inputs.items()
-        ],
-        "keywords": list(keywords),
-        "parameters": _tensors(state.params),
-        "frozen": sorted(set(state.params) - state.trainable),
-        "buffers": _tensors(state.buffers),
-        "training_mode": module.training,
-        "rule": None if rule is None else portable_executable.rule_data(rule),
-        "loss_indices": None if loss_indices is None else list(loss_indices),
+    tensors: dict[str, Any] = {f"input {name}": value for name, value in inputs.items()}
+    tensors |= {f"parameter {name}": value for name, value in state.params.items()}
+    tensors |= {f"buffer {name}": value for name, value in state.buffers.items()}
+    return {
+        "inputs": ", ".join(inputs),
+        "names of the inputs given by keyword": str(list(keywords)),
+        "model.training": str(module.training),
+        "parameters without gradient": str(sorted(set(state.params) - state.trainable)),
+        _LOSSES: str(None if loss_indices is None else list(loss_indices)),
+        **_optimizer(rule),
+        **{name: f"{list(value.shape)} {value.dtype}" for name, value in tensors.items()},
     }
-    return json.loads(json.dumps(described))
-
-
-def _tensors(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: [list(value.shape), encode(value.dtype)] for name, value in values.items()}
 
 
 def write(
     path: Path,
     traced: Sectioned,
     made: Executable,
-    described: Mapping[str, Any],
+    described: Mapping[str, str],
+    inputs: Mapping[str, SambaTensor],
+    loss_indices: Sequence[int] | None,
     said: Mapping[str, Any],
 ) -> None:
     """Write a file atomically; ``described`` is an ``interface``, ``said`` is for people."""
     packed, members = portable_executable.pack(traced.captured, made)
     content = {
         "version": __version__,
-        "interface": described,
+        "interface": dict(described),
+        "inputs": [
+            {"name": n, "shape": list(v.shape), "dtype": encode(v.dtype), "batch_dim": v.batch_dim}
+            for n, v in inputs.items()
+        ],
+        "loss_indices": None if loss_indices is None else list(loss_indices),
         "outputs": [
             {**dataclasses.asdict(output), "dtype": encode(output.dtype)}
             for output in traced.outputs
@@ -111,15 +112,14 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Container]:
         ) from error
 
 
-def check(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+def check(path: Path, there: Mapping[str, str], here: Mapping[str, str]) -> None:
     """Raise an error that names everything in which the interface of a file and of a run differ."""
-    old, new = _facts(there), _facts(here)
-    if here["loss_indices"] is None:  # the run accepts those of the file
-        del old["loss_indices"], new["loss_indices"]
     differences = [
-        f"{name}: compiled as {old.get(name, 'missing')}, given {new.get(name, 'missing')}"
-        for name in {**old, **new}
-        if old.get(name) != new.get(name)
+        f"{name}: compiled as {there.get(name, 'missing')}, given {here.get(name, 'missing')}"
+        for name in {**there, **here}
+        if there.get(name) != here.get(name)
+        # A run that names no losses accepts those of the file.
+        and not (name == _LOSSES and here[name] == "None")
     ]
     if differences:
         raise PefMismatchError(
@@ -129,29 +129,9 @@ def check(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None
         )
 
 
-def _facts(interface: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a file and a run have to agree on, as texts by name."""
-    inputs = interface["inputs"]
-    facts = {
-        "inputs": ", ".join(each["name"] for each in inputs),
-        "names of the inputs given by keyword": str(interface["keywords"]),
-        "model.training": str(interface["training_mode"]),
-        "parameters without gradient": str(interface["frozen"]),
-        "loss_indices": str(interface["loss_indices"]),
-        **_optimizer(interface["rule"]),
-    }
-    tensors = {f"input {each['name']}": (each["shape"], each["dtype"]) for each in inputs}
-    for kind in ("parameter", "buffer"):
-        tensors |= {f"{kind} {name}": value for name, value in interface[f"{kind}s"].items()}
-    for name, (shape, dtype) in tensors.items():
-        facts[name] = f"{shape} {decode(dtype)}"
-    return facts
-
-
-def _optimizer(data: Any) -> dict[str, str]:
-    if data is None:
+def _optimizer(rule: UpdateRule | None) -> dict[str, str]:
+    if rule is None:
         return {"optimizer": "none, for inference"}
-    rule = portable_executable.rule_from(data)
     facts = {
         "optimizer": f"{rule.kind} with {len(rule.groups)} parameter groups",
         "max_grad_norm": str(rule.max_grad_norm),

@@ -16,15 +16,6 @@ from sambaflow.samba._loaded import LoadedGraph, Report, load_model, say_loaded
 from sambaflow.samba.profiler import Profiler
 from sambaflow.samba.sambatensor import SambaTensor
 
-# Options of the original that have no effect here.
-_HINTS = frozenset(
-    {
-        "init_output_grads", "squeeze_bs_dim", "get_output_grads", "app_dir", "mapping",
-        "dev_mode", "distlearn_config", "data_parallel_mode", "transfer_device", "config_dict",
-        "verify_graph", "reduce_on_rdu", "num_tiles", "n_chips", "tensor_parallel",
-    }
-)  # fmt: skip
-
 
 class SambaSession:
     """Compiles models and runs one of them.
@@ -303,11 +294,8 @@ class SambaSession:
 
 def _say_hints(where: str, hints: Mapping[str, Any]) -> None:
     for name, value in hints.items():
-        if name in _HINTS or name == "metadata":
-            if value and name not in ("config_dict", "app_dir"):
-                hint(f"{where}({name}=...)")
-        else:
-            hint(f"{where}({name}=...)", "this package knows no such option")
+        if value:
+            hint(f"{where}({name}=...)", "it steers hardware that is not here, or is not known")
 
 
 #: The session of this process.

@@ -1,23 +1,11 @@
 """Parameters that know their name and the device's copy of themselves."""
 
-from typing import Protocol, Self
+from typing import Any, Self
 
 import torch
 
 from abele.trace.module_state import plain
 from sambaflow.samba._arguments import check_model
-
-
-class OnDevice(Protocol):
-    """A loaded model, as far as its parameters ask it."""
-
-    def parameter(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return the device's values of a parameter."""
-        ...
-
-    def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """Return the last run's gradient of a parameter."""
-        ...
 
 
 class SambaParameter(torch.nn.Parameter):
@@ -32,7 +20,7 @@ class SambaParameter(torch.nn.Parameter):
     sn_name: str = ""
     host_memory: bool = False
     sn_region_name: str | None = None
-    _sn_graph: OnDevice | None = None
+    _sn_graph: Any = None  # the loaded program that has the device's copy
 
     @property
     def sn_data(self) -> torch.Tensor:

@@ -38,7 +38,7 @@ def get_pefmeta_dict(pef: str | os.PathLike[str]) -> dict[str, Any]:
             "target": about["target"],
             "version": content["version"],
             "config": about["config"],
-            "inputs": content["interface"]["inputs"],
+            "inputs": content["inputs"],
             "outputs": content["outputs"],
             "programs": content["executable"]["programs"],
         }
