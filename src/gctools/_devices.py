@@ -271,30 +271,12 @@ class Device:
     """A processor socket or a GPU. None stands for what the system does not tell.
 
     Attributes:
-        id: number among all devices, from 0.
-        kind: ``CPU`` or ``GPU``.
-        index: number among devices of this kind, from 0.
-        name: as its maker calls it.
-        architecture: ``x86_64``, ``sm_90``.
+        kind: ``CPU`` or ``GPU``; ``index`` counts the devices of a kind.
         cores: physical cores of a CPU, arithmetic units of a GPU.
-        threads: that the system schedules on it; only of a CPU.
-        usable: threads that this process may run on; only of a CPU.
+        threads: that the system schedules on a CPU; this process may run on the ``usable`` ones.
         memory: bytes; of a CPU those of the machine, which its sockets share.
-        memory_free: bytes.
-        clock_mhz: now.
-        clock_max_mhz: at most.
-        temperature_c: degrees Celsius.
-        power_w: watts, of the whole socket or board.
-        power_limit_w: watts.
+        power_w: of the whole socket or board.
         utilisation: per cent of time at work.
-        numa_node: the memory next to it.
-        driver: version.
-        serial: number of the board.
-        bus: PCI address.
-        link_generation: of PCI Express, now.
-        link_width: lanes, now.
-        uuid: what tells it from all other GPUs.
-        board: what the machine is called by its maker.
         cpus: logical processors of a socket.
     """
 

@@ -11,6 +11,20 @@ from poptorch.options import _DistributedOptions
 __all__ = ["Options"]
 
 
+def _refused(setter: str) -> Any:
+    """Return a method that refuses a setting, because poprun decides it."""
+
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse the setting, because poprun decides it."""
+        raise Error(
+            f"Cannot call `{setter}` with popdist.poptorch.Options: poprun decides it. A program "
+            "that decides it by itself uses poptorch.Options."
+        )
+
+    refuse.__name__ = setter.rpartition(".")[2]
+    return refuse
+
+
 class _PopdistDistributedOptions(_DistributedOptions):
     """Process count and number, which are those of the instances and cannot be changed."""
 
@@ -18,17 +32,9 @@ class _PopdistDistributedOptions(_DistributedOptions):
         super().__init__()
         self._place(_environment.getInstanceIndex(), _environment.getNumInstances())
 
-    def disable(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse the setting, because poprun decides it."""
-        _block("Distributed.disable")
-
-    def setEnvVarNames(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse the setting, because poprun decides it."""
-        _block("Distributed.setEnvVarNames")
-
-    def configureProcessId(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse the setting, because poprun decides it."""
-        _block("Distributed.configureProcessId")
+    disable = _refused("Distributed.disable")
+    setEnvVarNames = _refused("Distributed.setEnvVarNames")
+    configureProcessId = _refused("Distributed.configureProcessId")
 
 
 class Options(poptorch.Options):
@@ -60,25 +66,13 @@ class Options(poptorch.Options):
             raise AssertionError(f"Invalid ipus_per_replica {ipus_per_replica}: it is 1 or more")
         self.createOrSet(ipus_per_replica=ipus_per_replica)
 
-    def useIpuId(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse the setting, because poprun decides it."""
-        _block("useIpuId")
-
-    def replicationFactor(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse the setting, because poprun decides it."""
-        _block("replicationFactor")
+    useIpuId = _refused("useIpuId")
+    replicationFactor = _refused("replicationFactor")
 
     def _apply_environment(self) -> None:
         # First, because settings of POPTORCH_DEFAULT_OPTIONS may build on it.
         self.set(replication_factor=_environment.getNumLocalReplicas())
         super()._apply_environment()
-
-
-def _block(setter: str) -> NoReturn:
-    raise Error(
-        f"Cannot call `{setter}` with popdist.poptorch.Options: poprun decides it. A program that "
-        "decides it by itself uses poptorch.Options."
-    )
 
 
 class InstanceError(poptorch.Error, Error):

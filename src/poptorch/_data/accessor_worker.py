@@ -38,15 +38,11 @@ from poptorch._forward.structure import ICustomArgParser, registerCustomArgParse
 
 @dataclass(frozen=True)
 class Job:
-    """A worker's task.
+    """The task of a worker; names are those of the accessor's arguments.
 
     Attributes:
-        dataset: The data set.
         parsers: Custom parsers, which the worker's registry may lack.
         num_slots: How many elements are prepared ahead.
-        load_indefinitely: Begin the next epoch at the end of one.
-        early_preload: Begin before the parent asks.
-        rebatched_size: Rows of an assembled element; None passes elements on as they are.
         drop_last: Whether an incomplete assembled element is dropped.
         seed: Random state of the first epoch; later epochs count up from it.
         start_method: How the data set's own processes are made, as in the parent.

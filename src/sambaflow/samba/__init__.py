@@ -1,32 +1,6 @@
 """SambaFlow's ``samba``: named tensors, and one session that compiles models and runs them.
 
-The loss may be computed on the host. Forward runs on the device, the host computes the loss and its
-gradients, and backward and update run on the device again::
-
-    samba.from_torch_model_(model)
-    image = samba.randn(2, 3, 32, 32, name="image", batch_dim=0)
-    optimizer = samba.optim.AdamW(model.parameters(), lr=0.0)
-    pef = samba.session.compile(model, (image,), optimizer, name="net")
-
-    traced = samba.utils.trace_graph(model, (image,), optimizer, pef=pef)
-    for images, labels in batches:
-        batch = samba.from_torch_tensor(images, name="image", batch_dim=0)
-        outputs = samba.session.run((batch,), traced, section_types=["fwd"])
-        logits = [samba.to_torch(output).float().requires_grad_() for output in outputs]
-        loss = criterion(logits, labels)
-        loss.backward()
-        samba.session.run(
-            (batch,),
-            traced,
-            grad_of_outputs=[samba.from_torch_tensor(each.grad) for each in logits],
-            section_types=["bckwd", "opt"],
-            hyperparam_dict={"lr": schedule(step)},
-        )
-    samba.session.to_cpu(model, optimizer)  # now model.state_dict() is what was trained
-    print(samba.session.report)             # the target, the executable, where its code came from
-
-A model that returns its loss needs one call per batch instead:
-``loss, logits = samba.session.run((images, labels), traced, hyperparam_dict={"lr": 0.1})``.
+``docs/sambaflow.md`` shows programs whose loss is part of the model, and whose loss is on the host.
 Any other name is a function of ``torch`` whose results are SambaTensors.
 """
 

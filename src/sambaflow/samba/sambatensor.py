@@ -39,17 +39,11 @@ class SambaTensor(torch.Tensor):
         materializer: called without arguments for the data when they are first asked for.
         is_complex: accepted, without effect.
         region_name: kept as ``sn_region_name``, not read.
-
-    Attributes:
-        batch_dim: the dimension of the samples, or None.
-        named_dims: names of the dimensions, or None.
-        host_memory: a hint where the tensor is kept; without effect.
-        sn_region_name: kept, not read.
     """
 
     batch_dim: int | None = None
     named_dims: Sequence[str] | None = None
-    host_memory: bool = False
+    host_memory: bool = False  # a hint where the tensor is kept; without effect
     sn_region_name: str | None = None
     _sn_name: str | None = None
     _materializer: Callable[[], torch.Tensor] | None = None
@@ -189,16 +183,7 @@ class SambaTensor(torch.Tensor):
 def from_torch_tensor(
     tensor: torch.Tensor, name: str | None = None, batch_dim: int | None = None
 ) -> SambaTensor:
-    """Return a named tensor that shares memory with a torch tensor.
-
-    Args:
-        tensor: the data.
-        name: which input of the program it is.
-        batch_dim: the dimension of the samples.
-
-    Raises:
-        UsageError: it is no tensor.
-    """
+    """Return a named tensor that shares memory with a torch tensor; refuse anything else."""
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(
             f"from_torch_tensor was given a {type(tensor).__name__}, needed is a tensor. Convert "

@@ -199,16 +199,16 @@ def measure_performance(
         model: the model that is loaded.
         inputs: one batch.
         batch_size: samples in it; default the first dimension of the first input.
-        n_chips: accepted.
         inference: only forward.
-        run_graph_only: accepted: nothing else is in the measured time anyway.
         n_iterations: runs that are counted; three more come before.
         json: file for the numbers.
         compiled_stats_json: file for what was compiled: target, executable, programs.
         data_parallel: as for ``session.run``.
         reduce_on_rdu: as for ``session.run``.
-        use_sambaloader: accepted.
         min_duration: go on until so many seconds have passed.
+        n_chips: accepted.
+        run_graph_only: accepted.
+        use_sambaloader: accepted.
         hints: accepted.
 
     Returns:
