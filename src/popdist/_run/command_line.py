@@ -4,9 +4,9 @@ import argparse
 import dataclasses
 import difflib
 import importlib.metadata
-import importlib.util
 import json
 import re
+import runpy
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -286,12 +286,7 @@ def _installed(name: str) -> str:
 
 def _own_version() -> str:
     # Importing abele would load torch, and a source tree has no installed distribution.
-    spec = importlib.util.find_spec("abele")
-    if spec and spec.origin:
-        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-        if match := re.search(r'__version__ = "(.+)"', text):
-            return match[1]
-    return _installed("abele")
+    return runpy.run_path(str(Path(__file__).parents[2] / "abele/version.py"))["__version__"]
 
 
 _KNOWN = ("--tag-output", "-tag-output", "--allow-run-as-root", "-allow-run-as-root")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from abele.capture import Captured
 from abele.capture.sections import (
@@ -35,7 +36,6 @@ from abele.trace.module_state import ModuleState, parameter_names, plain
 from sambaflow.errors import InputError, PefDamagedError, PefMismatchError, UsageError
 from sambaflow.logging import say
 from sambaflow.samba import _arguments as arguments
-from sambaflow.samba import _distributed as distributed
 from sambaflow.samba import _optimizers, _pef
 from sambaflow.samba._compiling import check_indices, rule_of, traced_with
 from sambaflow.samba.nn.parameter import SambaParameter, sn_name_of
@@ -278,7 +278,7 @@ class LoadedGraph:
         self._grads = self._gradients(outputs)
         self._for_update |= self.session.taken_by(UPDATE, outputs)
         if data_parallel:
-            distributed.average(self._grads.values())
+            average(self._grads.values())
 
     def _update(self) -> None:
         if not self._grads:
@@ -456,3 +456,46 @@ def _same_as_stored(file: Container, packed: Mapping[str, Any], here: Captured) 
         f"{next(filter(None, differences), 'their digests')}. Run the model that was compiled, or "
         "compile this one."
     )
+
+
+# -- several processes ------------------------------------------------------------------------
+
+_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+_RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
+
+
+def _running() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _number(names: tuple[str, ...], default: int) -> int:
+    return next((int(os.environ[name]) for name in names if os.environ.get(name)), default)
+
+
+def world_size() -> int:
+    """Return the number of processes, from torch.distributed or the launcher."""
+    return dist.get_world_size() if _running() else _number(_SIZES, 1)
+
+
+def rank() -> int:
+    """Return the rank of this process."""
+    return dist.get_rank() if _running() else _number(_RANKS, 0)
+
+
+def average(gradients: Iterable[torch.Tensor]) -> None:
+    """Replace gradients by their mean over all processes.
+
+    Raises:
+        UsageError: there are several processes and nothing connects them.
+    """
+    size = world_size()
+    if size == 1:
+        return
+    if not _running():
+        raise UsageError(
+            f"data_parallel was asked for with {size} processes, but torch.distributed is not "
+            'initialized. Call torch.distributed.init_process_group("gloo") first.'
+        )
+    for gradient in gradients:
+        dist.all_reduce(gradient)
+        gradient.div_(size)

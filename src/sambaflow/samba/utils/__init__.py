@@ -15,14 +15,13 @@ import torch
 from abele.storage import atomic
 from sambaflow.errors import UsageError
 from sambaflow.logging import hint
-from sambaflow.samba import _distributed
-from sambaflow.samba._loaded import SECTIONS, LoadedGraph
+from sambaflow.samba._loaded import SECTIONS, LoadedGraph, rank, world_size
 from sambaflow.samba._session import session
 from sambaflow.samba.sambatensor import SambaTensor, to_torch
 from sambaflow.samba.utils import checkpoint as checkpoint
 
-get_world_size = _distributed.world_size
-get_rank = _distributed.rank
+get_world_size = world_size
+get_rank = rank
 
 
 def trace_graph(
