@@ -246,14 +246,11 @@ def _describe(system: System, index: int, driver: str | None) -> dict[str, Any]:
         "clock_max_mhz": ask("MaxClockInfo", nvml.NVML_CLOCK_SM),
         "temperature_c": ask("Temperature", nvml.NVML_TEMPERATURE_GPU),
         "power_w": _in_units(ask("PowerUsage"), 1e-3),
-        "power_limit_w": _in_units(ask("EnforcedPowerLimit"), 1e-3),
         "utilisation": getattr(rates, "gpu", None),
         "numa_node": ask("NumaNodeId"),
         "driver": driver,
         "serial": ask("Serial"),
         "bus": address.decode() if isinstance(address, bytes) else address,
-        "link_generation": ask("CurrPcieLinkGeneration"),
-        "link_width": ask("CurrPcieLinkWidth"),
         "uuid": ask("UUID"),
     }
 
@@ -294,14 +291,11 @@ class Device:
     clock_max_mhz: float | None = None
     temperature_c: float | None = None
     power_w: float | None = None
-    power_limit_w: float | None = None
     utilisation: float | None = None
     numa_node: int | None = None
     driver: str | None = None
     serial: str | None = None
     bus: str | None = None
-    link_generation: int | None = None
-    link_width: int | None = None
     uuid: str | None = None
     board: str | None = None
     cpus: frozenset[int] = field(default_factory=frozenset)

@@ -10,8 +10,6 @@ from gctools._devices import Device, list_devices, partition
 from gctools._processes import Hold, list_holds
 from gctools.system import System
 
-_TRANSFERS_PER_LANE = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}  # GT/s by generation
-
 
 def attributes(device: Device, holds: Sequence[Hold], prefer: int | None = None) -> dict[str, str]:
     """Every attribute of a device; values carry their unit (``1850MHz``).
@@ -25,7 +23,6 @@ def attributes(device: Device, holds: Sequence[Hold], prefer: int | None = None)
         holds: who holds devices; the longest holder is named.
         prefer: PID that is named rather than others.
     """
-    speed = _TRANSFERS_PER_LANE.get(device.link_generation or 0)
     texts = {
         "id": str(device.id),
         "target": device.kind,
@@ -42,10 +39,7 @@ def attributes(device: Device, holds: Sequence[Hold], prefer: int | None = None)
         "driver version": device.driver or UNKNOWN,
         "ipu architecture": device.architecture or UNKNOWN,
         "ipu power": unit(device.power_w, "W", 1),
-        "ipu power limit": unit(device.power_limit_w, "W", 1),
         "ipu utilisation": unit(device.utilisation, "%", 2),
-        "link speed": unit(speed, "GT/s", 1),
-        "link width": number(device.link_width),
         "memory free": unit(device.memory_free, "B"),
         "memory total": unit(device.memory, "B"),
         "numa node": number(device.numa_node),

@@ -152,18 +152,8 @@ def test_a_reader_that_has_seen_enough_is_no_error(words):
     ) as process:
         process.stdout.close()
         problems = process.stderr.read()
-    assert (process.returncode, problems) == (128 + signal.SIGPIPE, "")
-
-
-@pytest.mark.parametrize("words", ["--help", "--version", "--num-instances 2 --print-topology"])
-@pytest.mark.parametrize(
-    ("to", "why"), [(">/dev/full", "cannot be written: No space"), (">&-", "is closed")]
-)
-def test_output_that_cannot_be_written_is_said(words, to, why):
-    command = f"{sys.executable} -m popdist.run {words} {to}"
-    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
-    (line,) = done.stderr.splitlines()
-    assert (done.returncode, f"Standard output {why}" in line) == (1, True)
+    assert process.returncode in (-signal.SIGPIPE, 128 + signal.SIGPIPE)  # of a shell that wraps it
+    assert problems == ""
 
 
 def test_versions(capsys):

@@ -59,27 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         logger.warning("Ended by SIGINT before anything was launched")
         return 128 + signal.SIGINT
-    except _NobodyReadsError:
-        return 128 + signal.SIGPIPE
-
-
-class _NobodyReadsError(Exception):
-    """Standard output is closed by its reader, such as ``head``."""
 
 
 def _show(text: str) -> None:
-    """Write text of poprun to standard output."""
-    if sys.stdout is None:
-        raise Problem("Standard output is closed.", 1)
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except OSError as error:
-        # The interpreter would try to flush once more when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            raise _NobodyReadsError from error
-        raise Problem(f"Standard output cannot be written: {error.strerror}.", 1) from error
+    """Print text of poprun; a reader that has left, such as ``head``, ends the process."""
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    print(text, flush=True)
+    signal.signal(signal.SIGPIPE, before)
 
 
 def _run(explicit: dict[str, Any], program: list[str]) -> int:
@@ -102,7 +88,7 @@ def _run(explicit: dict[str, Any], program: list[str]) -> int:
     _check_instance(options, plan)
     if options["print_topology"] or verbosity > 1:
         if options["print_topology"]:
-            _show(f"{topology_table(plan)}\n")
+            _show(topology_table(plan))
         else:
             print(topology_table(plan), file=sys.stderr, flush=True)
     if not program:

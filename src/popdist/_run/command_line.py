@@ -273,8 +273,8 @@ def default(option: Option) -> str:
 def _version(text: str | None) -> str:
     versions = {"poprun": _own_version(), "torch": _installed("torch")}
     if text == "json":
-        return json.dumps(versions) + "\n"
-    return f"poprun {versions['poprun']} (torch {versions['torch']})\n"
+        return json.dumps(versions)
+    return f"poprun {versions['poprun']} (torch {versions['torch']})"
 
 
 def _installed(name: str) -> str:

@@ -77,11 +77,7 @@ class Phase:
         self.stages = [Stage(*names)] if names else stages
 
     def stage(self, idx: int) -> Stage:
-        """Return a stage by its position.
-
-        Args:
-            idx: From 0.
-        """
+        """Return a stage by its position, from 0."""
         return _at(self.stages, idx, "stage")
 
     def ipus(self, *ipus: int) -> Self:
@@ -102,20 +98,11 @@ class _IExecutionStrategy:
     """Base class of strategies: finds stages and places blocks."""
 
     def stage(self, block_id: str) -> Stage:
-        """Return the stage of a block.
-
-        Args:
-            block_id: Name of the block.
-        """
+        """Return the stage of a block."""
         return self._find("block", block_id)[2]
 
     def place(self, block_id: str, ipu_id: int | None = None) -> Placement:
-        """Tell where a block goes.
-
-        Args:
-            block_id: Name of the block.
-            ipu_id: Device given at the block.
-        """
+        """Tell where a block goes; `ipu_id` is the device given at the block."""
         phase, number, stage = self._find("Block", block_id)
         requested = ipu_id if stage._ipu_id is None else stage._ipu_id
         ipu = self._default_ipu(phase, number) if requested is None else requested
@@ -176,12 +163,7 @@ class PipelinedExecution(_IExecutionStrategy):
         self._refuse_repeats()
 
     def place(self, block_id: str, ipu_id: int | None = None) -> Placement:
-        """Tell where a block goes, opening a stage for it if none are listed.
-
-        Args:
-            block_id: Name of the block.
-            ipu_id: Device given at the block.
-        """
+        """Tell where a block goes, opening a stage for it if none are listed."""
         if self._auto is None:
             return super().place(block_id, ipu_id)
         if self._auto == AutoStage.SameAsIpu:
@@ -302,10 +284,6 @@ class ParallelPhasedExecution(_IPhasedExecution):
 
     def place(self, block_id: str, ipu_id: int | None = None) -> Placement:
         """Tell where a block goes.
-
-        Args:
-            block_id: Name of the block.
-            ipu_id: Device given at the block.
 
         Raises:
             poptorch.Error: An even phase is on an odd device, or an odd one on an even device.
