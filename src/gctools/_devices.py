@@ -139,20 +139,13 @@ def _cores(system: System, cpus: frozenset[int], entries: list[dict[str, str]]) 
 
 
 def _clock(system: System, cpus: frozenset[int], entries: list[dict[str, str]]) -> float | None:
-    clocks = [_float(entry.get("cpu MHz")) for entry in entries]
+    clocks = [float(entry["cpu MHz"]) for entry in entries if "cpu MHz" in entry]
     if not any(clocks):
         base = _cpu_folder(system)
         paths = [base / f"cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in sorted(cpus)[:_SAMPLED]]
-        clocks = [system.number(path, 1e-3) for path in paths]
+        clocks = [system.number(path, 1e-3) or 0.0 for path in paths]
     known = [clock for clock in clocks if clock]
     return sum(known) / len(known) if known else None
-
-
-def _float(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return None
 
 
 def _temperature(system: System, position: int, count: int) -> float | None:

@@ -79,9 +79,12 @@ def getInstanceIndex() -> int:
     else:
         index = 0
     if index >= count:
+        names = f"{TORCH_RANK} and {TORCH_SIZE}"
+        if not _by_torchrun():
+            names = f"{MPI_RANK}, {MPI_SIZE} and {OFFSET}"
         raise Error(
             f"This process would be instance {index} of {count}, but instances count from 0. "
-            f"Look at {_told_by()}."
+            f"Look at {names}."
         )
     return index
 
@@ -161,14 +164,6 @@ def check() -> None:
 def _by_torchrun() -> bool:
     names = {TORCH_SIZE, TORCH_RANK}
     return not isPopdistEnvSet() and MPI_SIZE not in os.environ and names <= os.environ.keys()
-
-
-def _told_by() -> str:
-    return (
-        f"{TORCH_RANK} and {TORCH_SIZE}"
-        if _by_torchrun()
-        else f"{MPI_RANK}, {MPI_SIZE} and {OFFSET}"
-    )
 
 
 def _is_uniform() -> bool:

@@ -136,8 +136,8 @@ class _Worker:
                 self._rewind()
 
     def _work(self, idle: bool) -> bool:
-        if idle:
-            self._wait_for_start()
+        while idle:
+            self._handle()  # until a start is raised
         self._produce_epoch()
         self._send("end", self._run)
         if self._job.load_indefinitely:
@@ -252,10 +252,6 @@ class _Worker:
         while self._connection.poll(0) or not self._free:
             self._handle()
         return self._free.pop(0)
-
-    def _wait_for_start(self) -> None:
-        while True:
-            self._handle()
 
     def _handle(self) -> None:
         try:
