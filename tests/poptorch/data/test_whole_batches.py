@@ -260,15 +260,6 @@ def test_micro_batches_of_a_sampler_and_the_process_that_reads_ahead():
     ahead.terminate()
 
 
-def test_arrays_may_be_exchanged_between_epochs():
-    dataset = Indexing()
-    loader = of_poptorch(dataset, batch_size=ROWS)
-    list(loader)
-    dataset.images = torch.zeros(ROWS, 2)
-    ((images, _),) = loader
-    assert torch.equal(images, dataset.images)
-
-
 def test_indices_from_the_end_and_beyond_it():
     loader = of_poptorch(Indexing(), batch_size=2, sampler=[-1, 3])
     ((_, chosen),) = loader

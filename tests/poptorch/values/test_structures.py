@@ -1,7 +1,5 @@
 """Structures of arguments and results: parsers of users' types, and containers of results."""
 
-import collections
-
 import pytest
 import torch
 
@@ -67,36 +65,8 @@ def test_a_parser_needs_both_methods():
         poptorch.ICustomArgParser()
 
 
-# -- results in the containers of forward: shortcuts give what the walk gives ---------------------
-
-Pair = collections.namedtuple("Pair", "first second")
-
-
 def leaf():
     return torch.ones(2)
-
-
-@pytest.mark.parametrize(
-    "result",
-    [
-        leaf(),
-        (leaf(), leaf()),
-        (leaf(),),
-        [leaf(), leaf()],
-        Pair(leaf(), leaf()),
-        {"a": leaf(), "b": (leaf(), 3)},
-        (leaf(), "a constant"),
-        ([leaf()], (leaf(), leaf())),
-    ],
-    ids=lambda result: type(result).__name__,
-)
-def test_results_come_back_as_forward_returned_them(result):
-    like, tensors = structure.taken_apart(result)
-    values = [torch.full((2,), float(index)) for index in range(len(tensors))]
-    expected = structure.rebuild(like, map(structure.to_host, (v.clone() for v in values)))
-    delivered = structure.delivery(like)(values)
-    assert type(delivered) is type(expected)
-    assert repr(delivered) == repr(expected)
 
 
 @pytest.mark.parametrize("result", [leaf(), (leaf(),), [leaf()]], ids=["one", "tuple", "list"])
