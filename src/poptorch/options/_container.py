@@ -133,14 +133,7 @@ class OptionsDict(Freezable):
         return self.update({})
 
     def __call__(self, option: str) -> Any:
-        """Return a value, as reading the attribute of its name does.
-
-        Args:
-            option: Its name.
-
-        Raises:
-            AttributeError: There is no such value.
-        """
+        """Return a value by its name, as reading the attribute does."""
         return getattr(self, option)
 
     def __getitem__(self, option: str) -> Any:
