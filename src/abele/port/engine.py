@@ -62,8 +62,8 @@ class Port:
         return SENTENCES[self.verdict]
 
 
-#: Findings of lines at which training, or an average, has fewer rows than the original.
-_LEAVE_OUT = frozenset(("ABP203", "ABP204", "ABP207"))
+#: Findings of lines at which training has fewer rows than the original.
+_LEAVE_OUT = frozenset(("ABP204", "ABP207"))
 _LEFT_OUT = (
     "The program is ported. Rows at the end of an epoch may be left out, at the lines with {}: "
     "choose a batch_size that divides the number of rows if that is not meant."

@@ -71,11 +71,6 @@ _KEEPS_MODE = (
     "forward reads self.training, and an inference model keeps the mode in which it is made: call "
     "{model}.eval() before it is made"
 )
-_LEFT_OUT = (
-    "rows of a last, shorter batch, which training leaves out of this loader, are left out here, "
-    "too, and an average over the others may be another: make a loader of its own for the "
-    "evaluation, or choose a batch_size that divides the number of rows"
-)
 
 
 def apply(context: Context) -> None:
@@ -226,10 +221,6 @@ def _rows(context: Context, source: Source, call: cst.Call) -> tuple[str, str | 
     """
     around = list(batches.loaders_around(context.things, source, call))
     loaders = {each for _, _, some in around for each in some}
-    trained = context.trained_loaders()
-    for at, loop, some in around:
-        if any(each in trained and batches.may_be_short(each) for each in some):
-            context.say(at, loop.iter, "ABP203", Verdict.MODIFIED, _LEFT_OUT)
     if not around:
         repeated = (cst.FunctionDef, cst.Lambda, cst.For, cst.While, cst.BaseComp)
         once = not any(isinstance(each, repeated) for each in source.above(call))

@@ -7,7 +7,6 @@ from libcst import matchers as m
 
 from abele.port.analysis import batches
 from abele.port.analysis.kinds import Kind, Thing
-from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
 from abele.port.context import Context
 from abele.port.finding import Verdict
@@ -19,26 +18,21 @@ CODES = {
         "The loader of an evaluation stays, so that no row is left out: its last batch may be "
         "shorter."
     ),
-    "ABP203": "Rows that training leaves out of a loader count or are missing here, too.",
     "ABP204": "Batches cut by hand: the loop ends before a last, shorter one.",
     "ABP205": "Batches that come from elsewhere have to have one size.",
     "ABP207": (
-        "Training leaves out a last, shorter batch of an epoch, because a program has one shape."
+        "Training leaves out a last, shorter batch of an epoch, because a program has one shape. "
+        "Averages over all rows, evaluations and plans that use this loader change with it."
     ),
 }
 
 _SAME = "poptorch.DataLoader takes the same arguments"
-_SHORTENED = "a last, shorter batch is left out, because a program has one shape"
+_SHORTENED = (
+    "a last, shorter batch is left out, because a program has one shape: averages over "
+    "len(loader.dataset) count rows that are missing, and plans by len(loader) end earlier, unless "
+    "batch_size divides the number of rows; an evaluation of all rows needs a loader of its own"
+)
 _SHORT = "no row is left out of an evaluation: torch's loader gives a last, shorter batch, too"
-_COUNTED = (
-    "rows of a last, shorter batch, which training leaves out, are counted here: an average over "
-    "them is smaller than it was, unless drop_last=True was meant before; nothing is left out if "
-    "batch_size divides the number of rows"
-)
-_BATCHES_COUNTED = (
-    "this is one batch fewer for each epoch than it was if a last, shorter batch is left out: what "
-    "is planned by it, such as a learning rate, reaches its end earlier"
-)
 _BY_HAND = "the loop ends before a last, shorter batch, because a program has one shape"
 _ELSEWHERE = (
     "where these batches come from is not known: each has to have as many rows as the first, so "
@@ -56,34 +50,10 @@ def apply(context: Context) -> None:
                 _replace(context, thing, thing.made, training=thing in trained)
             else:
                 context.say(thing.source, thing.made, "ABP202", Verdict.MATCH, _SHORT)
-    _say_counted(context, trained)
     for step in context.steps:
         around = batches.loaders_around(context.things, step.source, step.backward)
         if not any(True for _ in around) and isinstance(step.loop, cst.For):
             _check_by_hand(context, step, step.loop)
-
-
-def _say_counted(context: Context, trained: set[Thing]) -> None:
-    """Name where all rows are counted, of which training leaves some out."""
-    for source in context.project.sources:
-        for call in findall(source.module, _ROWS):
-            loader = cst.ensure_type(call, cst.Call).args[0].value
-            assert isinstance(loader, cst.Attribute)
-            things = context.things.of(source, loader.value, Kind.LOADER)
-            if any(each in trained and batches.may_be_short(each) for each in things):
-                context.say(source, call, "ABP203", Verdict.MODIFIED, _COUNTED)
-        for call in findall(source.module, _BATCHES):
-            things = context.things.of(source, call.args[0].value, Kind.LOADER)
-            used = source.parent(call)
-            planned = isinstance(used, cst.Arg) or (
-                isinstance(used, cst.BinaryOperation) and isinstance(used.operator, cst.Multiply)
-            )
-            if planned and any(each in trained and batches.may_be_short(each) for each in things):
-                context.say(source, call, "ABP203", Verdict.MODIFIED, _BATCHES_COUNTED)
-
-
-_BATCHES = m.Call(func=m.Name("len"), args=[m.Arg(m.Name() | m.Attribute(value=m.Name("self")))])
-_ROWS = m.Call(func=m.Name("len"), args=[m.Arg(m.Attribute(attr=m.Name("dataset")))])
 
 
 #: Calls of range that say where batches are cut out of tensors.

@@ -7,8 +7,8 @@ from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(0)
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=int("8"))
-steps = 2 * len(loader)  # ABP203 modified
+loader = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=int("8"))  # ABP207 modified
+steps = 2 * len(loader)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 for epoch in range(2):
     total = 0
