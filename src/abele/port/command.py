@@ -15,6 +15,12 @@ from abele.port.finding import Verdict
 STATUS = {Verdict.MATCH: 0, Verdict.MODIFIED: 0, Verdict.MANUAL: 3, Verdict.BLOCKED: 4}
 
 
+_DEEP = (
+    "a statement of {} is nested too deeply: a sum of hundreds of terms or a chain of as many "
+    "calls, for example. Write it in parts, or read the data from a file"
+)
+
+
 def add_parser(commands: Any, summary: str) -> None:
     """Add the command to a parser's commands, with its line in the list of them."""
     parser: argparse.ArgumentParser = commands.add_parser(
@@ -61,8 +67,11 @@ def command(parsed: argparse.Namespace) -> int:
         PortError: files cannot be read or written.
     """
     _require_sense(parsed)
-    project = files.read(parsed.script)
-    result = port(project, popdist=parsed.to == "popdist", to=parsed.to)
+    try:
+        project = files.read(parsed.script)
+        result = port(project, popdist=parsed.to == "popdist", to=parsed.to)
+    except (RecursionError, MemoryError) as error:
+        raise PortError(_DEEP.format(parsed.script)) from error
     blocked = result.verdict is Verdict.BLOCKED
     if not parsed.scan and not blocked:
         files.write(result, parsed.script, parsed.output)

@@ -15,9 +15,8 @@ from abele.port.analysis.parts import StepError
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step, training_steps
 from abele.port.analysis.things import NoHomeError, Things
-from abele.port.edits import Edits, keyword
+from abele.port.edits import Edits, keyword, with_one_more
 from abele.port.finding import Finding, Verdict
-from abele.port.layout import with_one_more
 from abele.port.project import Owner, Project
 from abele.port.source import Source
 
@@ -180,7 +179,6 @@ class Context:
         findings: what was said of its lines.
         routes: pass wrapped models on.
         distributed: whether it runs in several instances, with popdist.
-        instances: whether it already runs in several instances, with popdist.
         sampled: loaders of which each process had its share by a sampler.
         once: what was done and is not to be done again.
         added: texts of new files that are written beside the program, by name.
@@ -210,7 +208,6 @@ class Context:
         self.once: set[object] = set()
         self.added: dict[str, str] = {}
         self.distributed = popdist or any(map(_has_processes, project.sources))
-        self.instances = any(map(_asks_popdist, project.sources))
         self._names: dict[Source, dict[str, str]] = {}
 
     def optimizers(self) -> Iterator[tuple[Thing, cst.Call]]:
@@ -276,14 +273,8 @@ class Context:
         return name
 
     def options(self, source: Source) -> str:
-        """Return the name of a file's options, created if needed."""
-        name = self.name(source, "opts")
-        self.define_options(source, name)
-        return name
-
-    def define_options(self, source: Source, name: str) -> None:
-        """Have options of some name at the top of a file: those of the instance, of several."""
-        edits = self.edits(source)
+        """Return the name of a file's options, made at its top: of the instance, of several."""
+        name, edits = self.name(source, "opts"), self.edits(source)
         edits.need("import poptorch")
         if self.distributed:
             edits.need("import popdist")
@@ -292,6 +283,7 @@ class Context:
             edits.define_once(_INSTANCES.format(name=name, connect=connect))
         else:
             edits.define_once(f"{name} = poptorch.Options()")
+        return name
 
 
 #: Instances shuffle alike only with a common seed.
@@ -301,14 +293,6 @@ _INSTANCES = """if popdist.isPopdistEnvSet():
 else:
     {name} = poptorch.Options()"""
 _CONNECT = "    popdist.init()\n"
-
-
-def _asks_popdist(source: Source) -> bool:
-    """Return whether a file uses popdist."""
-    if "popdist" not in source.text:
-        return False
-    nodes = findall(source.module, m.Name() | m.Attribute())
-    return any(source.imported(each).split(".")[0] == "popdist" for each in nodes)
 
 
 def _has_processes(source: Source) -> bool:

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
 import libcst as cst
+from libcst import matchers as m
 
+from abele.port.analysis.search import findall
 from abele.port.source import Source
 
 Owner: TypeAlias = cst.FunctionDef | cst.ClassDef | cst.Module
@@ -15,20 +17,6 @@ Owner: TypeAlias = cst.FunctionDef | cst.ClassDef | cst.Module
 _LONGEST = 20
 
 _Node = TypeVar("_Node", cst.FunctionDef, cst.ClassDef)
-
-
-class _Definitions(cst.CSTVisitor):
-    """Every function and class of a file, outermost first."""
-
-    def __init__(self) -> None:
-        self.functions: list[cst.FunctionDef] = []
-        self.classes: list[cst.ClassDef] = []
-
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
-        self.functions.append(node)
-
-    def visit_ClassDef(self, node: cst.ClassDef) -> None:
-        self.classes.append(node)
 
 
 class Project:
@@ -54,10 +42,8 @@ class Project:
             self._add(source)
 
     def _add(self, source: Source) -> None:
-        definitions = _Definitions()
-        source.module.visit(definitions)
         module = _dotted(source)
-        for node in (*definitions.functions, *definitions.classes):
+        for node in findall(source.module, m.FunctionDef() | m.ClassDef()):
             self._source_of[node] = source
             path = [node.name.value]
             for outer in source.above(node):
@@ -77,6 +63,11 @@ class Project:
         """Every function with its file."""
         for node in self._functions.values():
             yield self._source_of[node], node
+
+    def has(self, source: Source, package: str) -> bool:
+        """Return whether a file is, or is in, a package that another file imports."""
+        names = tuple(f"{name}." for name in _full_names(source, package))
+        return any(f"{each}.".startswith(names) for each in self._by_module)
 
     def function(self, source: Source, node: cst.BaseExpression) -> cst.FunctionDef | None:
         """Return the function of the project that an expression refers to, or None."""

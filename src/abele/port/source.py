@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import sys
 import tokenize
@@ -20,17 +19,11 @@ from abele.errors import PortError
 _Kind = TypeVar("_Kind", bound=cst.CSTNode)
 
 
-#: Levels of a statement that libcst, which goes down by calls, has room for.
-_DEEPEST = 250
-_DEEP = (
-    "is nested too deeply: a sum of hundreds of terms or a chain of as many calls, for example. "
-    "Write it in parts, or read the data from a file"
-)
 _NOTEBOOK = "{0} is a notebook. Save it as a script first: jupyter nbconvert --to script {0}"
 
 
 def require_python(name: str, text: str) -> None:
-    """Refuse a text that Python does not compile, or that is nested too deeply.
+    """Refuse a text that Python does not compile.
 
     Args:
         name: of the file.
@@ -45,19 +38,10 @@ def require_python(name: str, text: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             compile(text, name, "exec", dont_inherit=True)
-            waiting: list[tuple[ast.AST, int, int]] = [(ast.parse(text), 1, 1)]
-    except (RecursionError, MemoryError) as error:
-        raise PortError(f"{name} {_DEEP}") from error
     except SyntaxError as error:
         raise PortError(_no_python(name, text.splitlines(), error)) from error
     except ValueError as error:  # a null byte, in some versions of Python
         raise PortError(f"{name}: this is no Python that can be read ({error})") from error
-    while waiting:
-        node, deep, line = waiting.pop()
-        line = getattr(node, "lineno", line)
-        if deep > _DEEPEST:
-            raise PortError(f"{name}:{line}: this statement {_DEEP}")
-        waiting += [(inner, deep + 1, line) for inner in ast.iter_child_nodes(node)]
 
 
 def _no_python(name: str, lines: list[str], error: SyntaxError) -> str:
@@ -87,7 +71,7 @@ class Source:
             text: Python 3.
 
         Raises:
-            PortError: it is no Python 3, or nested too deeply.
+            PortError: it is no Python 3.
         """
         require_python(name, text)
         try:

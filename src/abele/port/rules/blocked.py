@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
@@ -46,6 +48,7 @@ def apply(context: Context) -> None:
         for forward in _forwards(context, source):
             _say_values(context, source, forward.body)
             _say_random(context, source, forward.body)
+        _say_missing(context, source)
     for step in context.steps:
         for statement in step.forward:
             _say_values(context, step.source, statement)
@@ -101,6 +104,29 @@ def _say_random(context: Context, source: Source, piece: cst.CSTNode) -> None:
         name = source.imported(call.func)
         if name.startswith(("random.", "numpy.random.")) and not name.startswith(_SAME):
             context.say(source, call, "ABP609", Verdict.BLOCKED, _RANDOM)
+
+
+def _say_missing(context: Context, source: Source) -> None:
+    """Name modules that are neither among the files nor installed, unless a ``try`` allows that."""
+    for node in findall(source.module, m.Import() | m.ImportFrom()):
+        if source.enclosing(node, cst.Try) is not None:
+            continue
+        names = (
+            [source.code(each.name) for each in node.names] if isinstance(node, cst.Import) else []
+        )
+        if isinstance(node, cst.ImportFrom) and node.module is not None:
+            names = ["." * len(node.relative) + source.code(node.module)]
+        for name in names:
+            top = name if name.startswith(".") else name.split(".")[0]
+            known = context.project.has(source, top) or top in sys.modules
+            if not known and (top.startswith(".") or importlib.util.find_spec(top) is None):
+                context.say(source, node, "ABP601", Verdict.MANUAL, _MISSING.format(name))
+
+
+_MISSING = (
+    "the module {} is not here, and what it defines is not followed: put its file beside the "
+    "program, or install it, and port again"
+)
 
 
 def _forwards(context: Context, source: Source) -> Iterator[cst.FunctionDef]:
@@ -218,6 +244,7 @@ REASONS: tuple[Reason, ...] = (
 )
 
 CODES = {
+    "ABP601": "A module that is imported is not here: what it defines is not followed.",
     **{each.code: f"{each.text[0].upper()}{each.text[1:]}." for each in REASONS},
     "ABP605": (
         "The forward pass needs the values of tensors, or of numbers that change; a program is "

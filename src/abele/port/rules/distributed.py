@@ -12,9 +12,8 @@ from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import is_call, statement_of
 from abele.port.analysis.search import findall
 from abele.port.context import Context
-from abele.port.edits import keyword
+from abele.port.edits import keyword, laid_out
 from abele.port.finding import Verdict
-from abele.port.layout import laid_out
 from abele.port.source import Source
 
 CODES = {

@@ -9,8 +9,8 @@ from abele.port.analysis import batches
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.steps import Step
 from abele.port.context import Context
+from abele.port.edits import laid_out
 from abele.port.finding import Verdict
-from abele.port.layout import laid_out
 
 CODES = {
     "ABP201": ("The loader is PopTorch's, which takes the same arguments after the options."),

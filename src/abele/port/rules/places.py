@@ -25,16 +25,6 @@ _SEVERAL = (
     "the optimizer is made in several places, and the training model is made with it: choose the "
     "class or the arguments under a condition, and make the optimizer once"
 )
-_AGAIN = (
-    "the optimizer is made in each turn of a loop for a model that is made before it, and one "
-    "program at a time can have weights that are trained: make the model in the loop, too, or end "
-    "the training model at the end of each turn by hand, with its destroy()"
-)
-_SHARED = (
-    "a model of this step is in that of {name} too, and one program at a time can have weights "
-    "that are trained: train both losses in one step, or call {name}.destroy() by hand before this "
-    "optimizer is made"
-)
 
 
 def home(context: Context, step: Step) -> Home:
@@ -50,31 +40,6 @@ def home(context: Context, step: Step) -> Home:
     if any(each.statement is not first.statement for each in others):
         raise StepError(step.update, _SEVERAL)
     return first
-
-
-def check_home(context: Context, step: Step, place: Home) -> None:
-    """Refuse a place where another training model may have the weights of the same model.
-
-    Raises:
-        StepError: an earlier turn of a loop, or another step, has one.
-    """
-    order = Order(context.things)
-    for each in place.source.above(place.statement):
-        if isinstance(each, cst.FunctionDef):
-            break
-        if isinstance(each, cst.For | cst.While):
-            sites = [order.sites(thing.source, thing.made) for thing in step.models]
-            inside = all(any(each in at.above(node) for at, node in some) for some in sites)
-            if not inside:
-                raise StepError(step.update, _AGAIN)
-    for other in context.steps:
-        wrapped = context.training.get(other.optimizer)
-        optimizers = (*step.gradients.optimizers, *other.gradients.optimizers)
-        updated = [context.things.updated(each, Kind.MODEL) for each in optimizers]
-        shared = step.models.keys() & other.models.keys()
-        # Where nobody knows what an optimizer updates, it may be any of them.
-        if wrapped is not None and shared and any(not each or shared & each for each in updated):
-            raise StepError(step.backward, _SHARED.format(name=wrapped.name))
 
 
 def after_all(context: Context, step: Step, place: Home, names: Iterable[str]) -> Statement:

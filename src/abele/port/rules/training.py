@@ -34,6 +34,7 @@ CODES = {
     "ABP312": "A state is passed from batch to batch; its shape must not change.",
     "ABP314": "A number that changes is passed to the compiled program as a tensor of float32.",
     "ABP313": "The model may be in training or in evaluation mode where it is trained.",
+    "ABP315": "One program at a time can have weights that are trained.",
     "ABP398": "The training model cannot be reached where the step is.",
     "ABP399": "The training step cannot become one compiled program.",
     "ABP616": "An optimizer of a program updates nothing by itself.",
@@ -42,6 +43,11 @@ CODES = {
 _ALONE = (
     "this updates with gradients that the program has already applied, or keeps: the call of "
     "{name} makes the update; take this one out, or call backward() and step() in one block"
+)
+
+_SHARED = (
+    "a model of this step is in that of {name} too, and one program at a time can have weights "
+    "that are trained: train both losses in one step, or call {name}.destroy() before this step"
 )
 
 
@@ -146,7 +152,7 @@ def _say_modes(context: Context, step: Step) -> None:
 def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     """Make the training model, where its optimizer is made."""
     home = places.home(context, step)
-    places.check_home(context, step, home)
+    _say_shared(context, step)
     source, kept = home.source, home.variable
     prefix = "self." if kept.name.startswith("self.") else ""
     count = len(set(context.training.values()))
@@ -167,6 +173,16 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     model = Wrapped(name, source, kept.owner)
     context.training |= dict.fromkeys(step.gradients.optimizers, model)
     return model
+
+
+def _say_shared(context: Context, step: Step) -> None:
+    """Name a step with a model that an earlier training model has, too."""
+    for other in context.steps:
+        wrapped = context.training.get(other.optimizer)
+        if wrapped is not None and step.models.keys() & other.models.keys():
+            reason = _SHARED.format(name=wrapped.name)
+            context.say(step.source, step.backward, "ABP315", Verdict.MANUAL, reason)
+            return
 
 
 def _define_module(

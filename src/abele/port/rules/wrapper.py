@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import libcst as cst
@@ -13,6 +13,7 @@ from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import Statement, StepError
+from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
 from abele.port.context import Context
 from abele.port.edits import renamed
@@ -92,10 +93,7 @@ def _parts(context: Context, step: Step) -> list[Part]:
 def _constants(context: Context, step: Step) -> Sequence[cst.BaseExpression]:
     """Names and attributes of ``self`` that the loss needs beside the batch."""
     needed: dict[str, cst.BaseExpression] = {}
-    collect = _Constants(set(step.constants))
-    for statement in step.forward:
-        statement.visit(collect)
-    for node in collect.nodes:
+    for node in _read_nodes(step):
         code = step.source.code(node)
         things = context.things.of(step.source, node)
         if any(each.kind is Kind.MODEL for each in things) or code in needed:
@@ -109,33 +107,28 @@ def _constants(context: Context, step: Step) -> Sequence[cst.BaseExpression]:
     return list(needed.values())
 
 
-class _Constants(cst.CSTVisitor):
-    """The names among some that are read, and attributes of ``self``."""
+def _read_nodes(step: Step) -> Iterator[cst.BaseExpression]:
+    """Yield the constants of a step, and attributes of ``self``, where its statements read them.
 
-    def __init__(self, names: set[str]):
-        self._names = names
-        self.nodes: list[cst.BaseExpression] = []
+    Raises:
+        StepError: they use ``self`` as a whole.
+    """
+    own = m.Attribute(value=m.Name("self"))
+    for node in (each for piece in step.forward for each in findall(piece, m.Name() | own)):
+        around: Any = step.source.parent(node)
+        is_part = isinstance(around, cst.Attribute) and around.attr is node
+        if is_part or (isinstance(around, cst.Arg) and around.keyword is node):
+            continue
+        if m.matches(node, m.Name("self")) and not m.matches(around, own):
+            raise StepError(node, _WHOLE)
+        if m.matches(node, own) or (node.value in step.constants and node.value != "self"):
+            yield node
 
-    def visit_Attribute(self, node: cst.Attribute) -> bool:
-        if m.matches(node.value, m.Name("self")):
-            self.nodes.append(node)
-        else:
-            node.value.visit(self)
-        return False
 
-    def visit_Arg(self, node: cst.Arg) -> bool:
-        node.value.visit(self)
-        return False
-
-    def visit_Name(self, node: cst.Name) -> None:
-        if node.value == "self":
-            raise StepError(
-                node,
-                "the loss uses self as a whole: use attributes of self there, which become "
-                "arguments of the module around the model",
-            )
-        if node.value in self._names:
-            self.nodes.append(node)
+_WHOLE = (
+    "the loss uses self as a whole: use attributes of self there, which become arguments of the "
+    "module around the model"
+)
 
 
 def _attribute(node: cst.BaseExpression) -> str:
