@@ -14,7 +14,7 @@ from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import StepError
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step, training_steps
-from abele.port.analysis.things import NoHomeError, Things
+from abele.port.analysis.things import NoRouteError, Things
 from abele.port.edits import Edits, keyword, with_one_more
 from abele.port.finding import Finding, Verdict
 from abele.port.project import Owner, Project
@@ -43,10 +43,6 @@ class _Argument:
     name: str
     source: Source
     values: list[tuple[cst.Call, Source, str]]
-
-
-class NoRouteError(Exception):
-    """Error: a wrapped model cannot be passed to its call."""
 
 
 class Routes:
@@ -109,10 +105,7 @@ class Routes:
         Raises:
             NoRouteError: there is none, or there are several.
         """
-        try:
-            home = self._context.things.home(thing)
-        except NoHomeError as error:
-            raise NoRouteError(str(error)) from error
+        home = self._context.things.home(thing)
         return Wrapped(home.variable.name, home.source, home.variable.owner)
 
     def _sees(self, wrapped: Wrapped, source: Source, node: cst.CSTNode) -> bool:

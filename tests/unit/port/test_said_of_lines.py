@@ -1,4 +1,6 @@
-"""What is said of rows that are left out, and of weights that the host changes."""
+"""What is said of lines: rows that are left out, changed weights, and what is missing."""
+
+import pytest
 
 from abele.port.engine import port
 from abele.port.finding import Verdict
@@ -52,6 +54,40 @@ def test_weights_that_the_host_changes_are_named():
     (changed,) = said("ABP707", end="with torch.no_grad():\n    model[1].weight.mul_(0.5)")
     assert (changed.text, changed.verdict) == ("model[1].weight.mul_(0.5)", Verdict.MANUAL)
     assert "call copyWeightsToDevice() of the training model after it" in changed.reason
+
+
+SECOND = """
+second = torch.optim.Adam(model.parameters())
+for x, y in loader:
+    second.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    second.step()
+"""
+
+
+def test_a_model_of_two_training_models_is_named():
+    (second,) = said("ABP315", end=SECOND)
+    assert (second.line, second.verdict) == (28, Verdict.MANUAL)
+    assert "call training_model.destroy() before this step" in second.reason
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("from no_such_module.nets import Net", "no_such_module.nets"),
+        ("from .nets import Net", ".nets"),
+        ("import os, no_such_module", "no_such_module"),
+        ("try:\n    import no_such_module\nexcept ImportError:\n    pass", None),
+        ("from train import PROGRAM", None),
+    ],
+)
+def test_a_module_that_is_missing_is_named(line, named):
+    missing = said("ABP601", start=line)
+    assert [each.reason.split(" is not here")[0] for each in missing] == (
+        [f"the module {named}"] if named else []
+    )
+    assert all(each.verdict is Verdict.MANUAL for each in missing)
 
 
 def test_an_evaluation_asks_for_the_rows_of_a_batch():

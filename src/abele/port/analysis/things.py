@@ -35,8 +35,8 @@ from abele.port.source import Source
 Origin: TypeAlias = tuple[Source, cst.BaseExpression]
 
 
-class NoHomeError(Exception):
-    """An object with no single assignment to its name."""
+class NoRouteError(Exception):
+    """An object that has no single name, or cannot be passed to where it is needed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Things:
         A function that makes and returns it is followed to the one call of it.
 
         Raises:
-            NoHomeError: it is assigned to no name, or in several places.
+            NoRouteError: it is assigned to no name, or in several places.
         """
         source, node, home = thing.source, thing.made, self._assigned(thing.source, thing.made, 0)
         while (function := source.enclosing(node, cst.FunctionDef)) is not None:
@@ -139,13 +139,13 @@ class Things:
             if not places or not calls:
                 break
             if len(calls) > 1:
-                raise NoHomeError(f"{function.name.value}() makes a new one in each of its calls")
+                raise NoRouteError(f"{function.name.value}() makes a new one in each of its calls")
             ((node, source),) = calls.items()
             home = self._assigned(source, node, places[0]) or home
         if home is None:
             home = self._kept_by_callee(thing)
         if home is None:
-            raise NoHomeError("it is not assigned to a variable")
+            raise NoRouteError("it is not assigned to a variable")
         return home
 
     def _kept_by_callee(self, thing: Thing) -> Home | None:

@@ -21,8 +21,8 @@ from abele.port.analysis.models import (
     mode_matters,
 )
 from abele.port.analysis.search import findall
-from abele.port.analysis.things import Home, NoHomeError
-from abele.port.context import Context, NoRouteError, Wrapped
+from abele.port.analysis.things import NoRouteError
+from abele.port.context import Context, Wrapped
 from abele.port.finding import Verdict
 from abele.port.source import Source
 
@@ -173,7 +173,7 @@ def _may_train(context: Context, thing: Thing, source: Source, call: cst.Call) -
 
 def _name(context: Context, thing: Thing, count: int) -> Wrapped:
     """Return the inference model of a model, which is to be made where that one gets its name."""
-    home = _home(context, thing)
+    home = context.things.home(thing)
     prefix = "self." if home.variable.name.startswith("self.") else ""
     number = f"_{count + 1}" if count else ""
     name = prefix + context.name(home.source, f"inference_model{number}")
@@ -182,7 +182,7 @@ def _name(context: Context, thing: Thing, count: int) -> Wrapped:
 
 def _make(context: Context, thing: Thing, at: Source, call: cst.Call, name: str) -> None:
     """Make an inference model for a call of a file, where the model is made."""
-    home = _home(context, thing)
+    home = context.things.home(thing)
     source = home.source
     statement = home.statement
     options = context.options(source)
@@ -199,14 +199,6 @@ def _make(context: Context, thing: Thing, at: Source, call: cst.Call, name: str)
     made = f"{name} = poptorch.inferenceModel({model}, options={options})"
     context.edits(source).after(statement, made)
     context.say(source, statement, "ABP501", Verdict.MODIFIED, f"{name} is made here: {_REASON}")
-
-
-def _home(context: Context, thing: Thing) -> Home:
-    """Return where the model gets its name, or raise NoRouteError."""
-    try:
-        return context.things.home(thing)
-    except NoHomeError as error:
-        raise NoRouteError(str(error)) from error
 
 
 # -- rows of a batch -----------------------------------------------------------------------------

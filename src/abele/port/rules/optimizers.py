@@ -15,7 +15,8 @@ from abele.port.analysis.order import Order
 from abele.port.analysis.parts import Statement, StepError, calls_of, statement_of
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step, Varying
-from abele.port.context import Context, NoRouteError
+from abele.port.analysis.things import NoRouteError
+from abele.port.context import Context
 from abele.port.edits import keyword
 from abele.port.finding import Verdict
 from abele.port.rules import places

@@ -16,7 +16,7 @@ from abele.port.analysis.order import Order
 from abele.port.analysis.parts import Statement, StepError, block_of
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
-from abele.port.analysis.things import Home, NoHomeError
+from abele.port.analysis.things import Home, NoRouteError
 from abele.port.context import Context
 from abele.port.edits import renamed
 from abele.port.source import Source
@@ -35,7 +35,7 @@ def home(context: Context, step: Step) -> Home:
     """
     try:
         (first, *others) = [context.things.home(each) for each in step.gradients.optimizers]
-    except NoHomeError as error:
+    except NoRouteError as error:
         raise StepError(step.update, f"the optimizer is not made in one place: {error}") from error
     if any(each.statement is not first.statement for each in others):
         raise StepError(step.update, _SEVERAL)

@@ -13,11 +13,12 @@ from abele.port.analysis.models import may_evaluate, mode_matters
 from abele.port.analysis.order import Order
 from abele.port.analysis.parts import Statement, StepError, calls_of
 from abele.port.analysis.steps import Step
-from abele.port.context import Context, NoRouteError, Wrapped
+from abele.port.analysis.things import NoRouteError
+from abele.port.context import Context, Wrapped
 from abele.port.edits import parsed
 from abele.port.finding import Verdict
 from abele.port.rules import places
-from abele.port.rules.wrapper import Wrapper, wrapper_of
+from abele.port.rules.wrapper import wrapper_of
 from abele.port.source import Source
 
 CODES = {
@@ -94,8 +95,7 @@ def _rewrite(context: Context, step: Step) -> None:
     _say_carried(context, step)
     _say_modes(context, step)
     _say_numbers(context, step)
-    wrapper = wrapper_of(context, step)
-    model = _wrap(context, step, wrapper)
+    model = _wrap(context, step)
     name = context.routes.name(model, step.source, step.backward)
     _put_call(context, step, name)
     _take_out(context, step)
@@ -149,8 +149,9 @@ def _say_modes(context: Context, step: Step) -> None:
             return
 
 
-def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
+def _wrap(context: Context, step: Step) -> Wrapped:
     """Make the training model, where its optimizer is made."""
+    given, text = wrapper_of(context, step)
     home = places.home(context, step)
     _say_shared(context, step)
     source, kept = home.source, home.variable
@@ -160,9 +161,9 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     name = prefix + context.name(source, f"training_model{number and '_'}{number}")
     cls = context.name(step.source, f"ModelWithLoss{number}")
     options = context.options(source)
-    values = [places.value(context, step.source, part.value, home) for part in wrapper.parts]
+    values = [places.value(context, step.source, node, home) for node in given.values()]
     parts = ", ".join(values)
-    _define_module(context, step, source, cls, wrapper)
+    _define_module(context, step, source, cls, text)
     context.edits(source).after(
         places.after_all(context, step, home, places.needed(f"[{parts}]")),
         f"{name} = poptorch.trainingModel(\n"
@@ -185,12 +186,10 @@ def _say_shared(context: Context, step: Step) -> None:
             return
 
 
-def _define_module(
-    context: Context, step: Step, source: Source, cls: str, wrapper: Wrapper
-) -> None:
+def _define_module(context: Context, step: Step, source: Source, cls: str, text: str) -> None:
     """Have the module in the file of its step, and its name where it is used."""
     edits = context.edits(step.source)
-    edits.define(wrapper.text.replace("{name}", cls, 1))
+    edits.define(text.replace("{name}", cls, 1))
     if not step.source.imported_as("torch"):
         edits.need("import torch")
     edits.need("import poptorch")

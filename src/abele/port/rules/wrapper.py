@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import builtins
-import dataclasses
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import libcst as cst
@@ -21,34 +20,10 @@ from abele.port.edits import renamed
 _TOGETHER = "Computes the loss together with the model: a program contains both."
 
 
-@dataclasses.dataclass
-class Part:
-    """Return the arguments of a wrapper's constructor.
+def wrapper_of(context: Context, step: Step) -> tuple[dict[str, cst.BaseExpression], str]:
+    """Return the arguments of the module for a step, models first, and its text.
 
-    Attributes:
-        name: of the argument and the attribute.
-        value: the expression that gives it, as the step's function writes it.
-    """
-
-    name: str
-    value: cst.BaseExpression
-
-
-@dataclasses.dataclass
-class Wrapper:
-    """A module to be written.
-
-    Attributes:
-        parts: what it is given, models first.
-        text: of the class, with ``{name}`` for its name.
-    """
-
-    parts: list[Part]
-    text: str
-
-
-def wrapper_of(context: Context, step: Step) -> Wrapper:
-    """Return the module for a step.
+    The text has ``{name}`` for the module's name.
 
     Raises:
         StepError: its loss needs what is not there where the model is wrapped.
@@ -56,37 +31,30 @@ def wrapper_of(context: Context, step: Step) -> Wrapper:
     parts = _parts(context, step)
     body = [_line(context, step, statement, parts) for statement in step.forward]
     loss = f'poptorch.identity_loss({step.loss}, reduction="none")'
-    names = [part.name for part in parts]
-    init = "".join(f"        self.{name} = {name}\n" for name in names)
+    init = "".join(f"        self.{name} = {name}\n" for name in parts)
     returned = ", ".join((*step.outputs, loss))
     text = (
         "class {name}(torch.nn.Module):\n"
         f'    """{_TOGETHER}"""\n\n'
-        f"    def __init__(self, {', '.join(names)}):\n"
+        f"    def __init__(self, {', '.join(parts)}):\n"
         f"        super().__init__()\n{init}\n"
         f"    def forward({', '.join(('self', *step.inputs))}):\n"
         f"{textwrap.indent(''.join(body), ' ' * 8)}"
         f"        return {returned}\n"
     )
-    return Wrapper(parts, text)
+    return parts, text
 
 
-def _parts(context: Context, step: Step) -> list[Part]:
+def _parts(context: Context, step: Step) -> dict[str, cst.BaseExpression]:
     """Models, and whatever else is constant and not known everywhere in the file."""
     # A name may stand for several models, of which a branch has chosen one.
     nodes = {step.source.code(node): node for node in step.models.values()}
-    parts = [Part(_attribute(node), node) for node in nodes.values()]
-    known = {part.name for part in parts}
-    if len(known) < len(parts):
-        raise StepError(
-            parts[-1].value,
-            "two models of this step are attributes of the same name: rename one of them",
-        )
+    parts = {_attribute(node): node for node in nodes.values()}
+    if len(parts) < len(nodes):
+        reason = "two models of this step are attributes of the same name: rename one of them"
+        raise StepError([*nodes.values()][-1], reason)
     for node in _constants(context, step):
-        name = _attribute(node)
-        if name not in known:
-            known.add(name)
-            parts.append(Part(name, node))
+        parts.setdefault(_attribute(node), node)
     return parts
 
 
@@ -137,10 +105,12 @@ def _attribute(node: cst.BaseExpression) -> str:
     return name
 
 
-def _line(context: Context, step: Step, statement: Statement, parts: Sequence[Part]) -> str:
+def _line(
+    context: Context, step: Step, statement: Statement, parts: Mapping[str, cst.BaseExpression]
+) -> str:
     """Return a statement of the step in the wrapper's form."""
     node: Any = context.edits(step.source).applied(statement)
-    names = [part.name for part in parts if isinstance(part.value, cst.Name)]
+    names = [name for name, node in parts.items() if isinstance(node, cst.Name)]
     node = renamed(node, {name: f"self.{name}" for name in names})
     node = node.with_changes(leading_lines=[])
     return cst.Module([node]).code

@@ -1,6 +1,10 @@
 """An agent: what it is asked next depends on what it answered."""
 
-import gymnasium as gym
+try:
+    import gymnasium as gym
+except ImportError:
+    import gym
+
 import torch
 
 env = gym.make("CartPole-v1")  # ABP607 blocked
