@@ -132,12 +132,7 @@ def keyword(name: str, value: str) -> cst.Arg:
 
 
 def renamed(node: cst.CSTNode, names: Mapping[str, str]) -> cst.CSTNode:
-    """Return a node with names replaced by expressions.
-
-    Args:
-        node: the piece.
-        names: text of an expression for each name.
-    """
+    """Return a node with names replaced by the text of an expression for each."""
     return cast("cst.CSTNode", node.visit(_Renamer(names)))
 
 
@@ -158,12 +153,7 @@ class _Renamer(cst.CSTTransformer):
 
 
 def parsed(text: str, blank: int = 0) -> list[_Statement]:
-    """Statements of a text.
-
-    Args:
-        text: Python.
-        blank: lines before the first one.
-    """
+    """Return the statements of a text, with blank lines before the first one."""
     statements = list(cst.parse_module(text).body)
     if statements and blank:
         lines = [cst.EmptyLine(indent=False)] * blank
@@ -345,12 +335,7 @@ def laid_out(call: cst.Call, arguments: Sequence[cst.Arg]) -> cst.Call:
 
 
 def with_one_more(params: Sequence[cst.Param], new: cst.Param) -> list[cst.Param]:
-    """Parameters of a function with one more at their end, in lines as they are.
-
-    Args:
-        params: the others.
-        new: the new one.
-    """
+    """Return parameters with one more at their end, in lines as they are."""
     between = _between(params, _INDENTED)
     return _laid(params, [*params, new], between, "whitespace_after_param") if params else [new]
 
@@ -358,14 +343,7 @@ def with_one_more(params: Sequence[cst.Param], new: cst.Param) -> list[cst.Param
 def _laid(
     old: Sequence[_Item], items: Sequence[_Item], between: cst.Comma, behind: str
 ) -> list[_Item]:
-    """Items with what stands between them, and at their end what stood there.
-
-    Args:
-        old: those that there were.
-        items: those that there are to be.
-        between: what stands between two of them.
-        behind: the name of the white space behind one.
-    """
+    """Return items with separators between them, and at their end what the old ones ended with."""
     *first, end = items
     spaced = [_followed(each, between, behind, is_last=each is old[-1]) for each in first]
     if end is not old[-1]:
@@ -375,12 +353,7 @@ def _laid(
 
 
 def _between(items: Sequence[_Item], before: cst.BaseParenthesizableWhitespace) -> cst.Comma:
-    """Return the separator of items: a new line if all have one.
-
-    Args:
-        items: arguments or parameters.
-        before: the white space before the first.
-    """
+    """Return the separator of items: a new line if all have one."""
     commas = [each.comma for each in items[:-1] if isinstance(each.comma, cst.Comma)]
     if commas:
         alone = all(_breaks(each.whitespace_after) for each in commas)
@@ -391,14 +364,7 @@ def _between(items: Sequence[_Item], before: cst.BaseParenthesizableWhitespace) 
 
 
 def _followed(item: _Item, between: cst.Comma, behind: str, *, is_last: bool) -> _Item:
-    """Return an item with a comma, keeping its trailing comment.
-
-    Args:
-        item: an argument or a parameter.
-        between: what stands between two of them.
-        behind: the name of the white space behind one.
-        is_last: whether none followed before.
-    """
+    """Return an item with a comma, keeping a comment behind it."""
     comma = item.comma
     if isinstance(comma, cst.Comma) and not is_last:
         return item
