@@ -74,36 +74,6 @@ def packed(own, b, rows, threads=1):
     return result
 
 
-def deviation(squares):
-    """The standard deviation of a dot of normal numbers in float32.
-
-    Args:
-        squares: the sum of those of all intermediate sums; of so many products, it is as many.
-    """
-    return 2.0**-24 / math.sqrt(3) * math.sqrt(squares)
-
-
-@pytest.mark.parametrize("turned", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=str)
-@pytest.mark.parametrize("columns", [1, 3, 20, 40])
-def test_dots_are_as_accurate_as_those_of_sixty_four_sums(own, columns, turned):
-    """Libraries compute them in four registers of 16 sums, which torch does on some processors."""
-    a = factor(200, 1, 1024, turned=turned[0], step=3, seed=1)
-    b = factor(200, 1024, columns, turned=turned[1], step=2, seed=2)
-    exact = a.double() @ b.double()
-    error = (product(own, a, b) - exact).square().mean().sqrt()
-    # 16 products in each sum, and the sums in pairs.
-    assert error <= deviation(64 * 16**2 / 2 + 6 * 1024)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("inner", [64, 385])
-def test_columns_that_share_a_set_of_the_cache_give_the_same_bits(own, inner, threads):
-    apart = factor(1, 1024, inner, turned=True, step=3, seed=5)
-    b = factor(1, inner, 80, turned=False, step=0, seed=6)
-    together = apart.mT.contiguous().mT  # 4 KiB from column to column
-    assert torch.equal(product(own, together, b, threads), product(own, apart, b))
-
-
 def by_rows(own, a, b, threads, packed=None, apart=0):
     """The product as its rows came, with elements in between, and how often each of them came."""
     rows, columns = a.shape[1], b.shape[2]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
@@ -12,49 +10,6 @@ from helpers.kernel_library import NEEDS_COMPILER, replacement
 
 aten = torch.ops.aten
 pytestmark = NEEDS_COMPILER
-
-SHAPES = [
-    *((1, 1, 1, 1), (2, 8, 1, 2), (1, 16, 2, 1), (2, 3, 2, 2), (1, 4, 3, 3), (2, 24, 4, 5)),
-    *((3, 5, 7, 9), (1, 32, 16, 3), (2, 8, 20, 33)),
-]
-
-
-def images(shape, kind="random"):
-    torch.manual_seed(3)
-    x = torch.randn(shape)
-    if kind == "special":
-        x[torch.rand_like(x) < 0.1] = math.nan
-        x[torch.rand_like(x) < 0.1] = -math.inf
-    return x.contiguous(memory_format=torch.channels_last)
-
-
-def close(ours, wanted):
-    torch.testing.assert_close(ours, wanted, rtol=1e-6, atol=1e-6, equal_nan=True)
-    assert ours.is_contiguous(memory_format=torch.channels_last)
-
-
-@pytest.mark.parametrize("kind", ["random", "special"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_doubled_images_are_those_of_torch(own, shape, kind):
-    x = images(shape, kind)
-    wanted = aten.upsample_bilinear2d(x, [2 * n for n in shape[2:]], False)
-    first = on_tensors.upsample(own, x, threads=1)
-    close(first, wanted)
-    for threads in (2, 3):
-        ours = on_tensors.upsample(own, x, threads=threads)
-        torch.testing.assert_close(ours, first, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("kind", ["random", "special"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_gradients_are_those_of_torch(own, shape, kind):
-    grad = images((*shape[:2], 2 * shape[2], 2 * shape[3]), kind)
-    wanted = aten.upsample_bilinear2d_backward(grad, list(grad.shape[2:]), list(shape), False)
-    first = on_tensors.upsample_backward(own, grad, threads=1)
-    close(first, wanted)
-    for threads in (2, 3):
-        ours = on_tensors.upsample_backward(own, grad, threads=threads)
-        torch.testing.assert_close(ours, first, rtol=0, atol=0, equal_nan=True)
 
 
 def test_images_with_their_channels_apart_are_refused(own):

@@ -108,17 +108,12 @@ def _mode(
     return mode
 
 
-def results_of(function: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return what an operator returns for its arguments and further ones."""
-    return function(*args, **kwargs)
-
-
 def traced_operator(
     mode: Any,
     function: OpOverload,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    results_of: Callable[..., Any] = results_of,
+    results_of: Callable[..., Any],
 ) -> Any:
     """Return an operator's results, and add its node to the trace under way.
 
@@ -127,7 +122,7 @@ def traced_operator(
         function: the operator.
         args: its arguments, tensors without data among them.
         kwargs: further ones.
-        results_of: gives an operator's results on tensors without data; by default torch does.
+        results_of: gives an operator's results on tensors without data.
     """
     decomposed = mode.decomposition_table.get(function)
     if decomposed is not None:
@@ -180,7 +175,7 @@ class Interception:
         self,
         call: Callable[..., Any],
         created: Callable[[torch.fx.Node], None],
-        results_of: Callable[..., Any] = results_of,
+        results_of: Callable[..., Any] | None = None,
     ) -> None:
         """Hand over operators.
 
@@ -192,8 +187,6 @@ class Interception:
         trace: Callable[..., Any] = self._mode.__class__.__torch_dispatch__
         create: Callable[..., torch.fx.Node] = self.tracer.create_node
 
-        is_ours = not self._mode.pre_dispatch
-
         def dispatch(
             mode: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -202,11 +195,10 @@ class Interception:
                 return trace(mode, function, types, args, kwargs)
             if function is torch.ops.prim.device.default and type(args[0]) is FakeTensor:
                 return args[0].fake_device  # autograd calls this at every operation
-
             return call(function, args, kwargs, run)
 
         def run(function: Any, args: Any, kwargs: Any) -> Any:
-            if is_ours and function not in _OF_VALUES:
+            if results_of is not None and function not in _OF_VALUES:
                 return traced_operator(self._mode, function, args, kwargs, results_of)
             return trace(self._mode, function, (), tuple(args), kwargs)
 

@@ -170,7 +170,7 @@ class _Memo:
         if function is _LIFT and not isinstance(args[0], _torch.FakeTensor):
             return self._plain.lifted(args[0])
         if function is _AS_STRIDED:
-            args, kwargs = self._plain.whole_memory(args, kwargs)
+            self._plain.check_strided(args, kwargs)
         if function.overloadpacket is SET:
             return self._assigned.set(
                 function, args, lambda value: self.call(_DETACH, [value], {}, trace)

@@ -108,28 +108,25 @@ class PlainTensors:
             return type(value)([self.exchanged(each, originals) for each in value])
         return value
 
-    def whole_memory(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the arguments of ``as_strided`` with all memory of a plain tensor in its place.
+    def check_strided(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Refuse ``as_strided`` beyond what a trace has of a tensor's memory.
 
-        The operator counts from the beginning of that memory, and may see more of it than the
-        tensor, while a constant of a program has the tensor's own elements only.
+        A constant of a program has the tensor's own elements only, and a tensor without data does
+        not notice.
 
         Raises:
-            CaptureError: a tensor of the trace does not have as much memory.
+            CaptureError: the view reads other elements, or a plain tensor is a part of its memory.
         """
         value, *others = args
         names = ("size", "stride", "storage_offset")
         given = {**dict(zip(names, others, strict=False)), **kwargs}
         with _torch.outside_the_trace(), _torch.without_torch_function_modes():
-            storage, offset = value.untyped_storage(), given.get("storage_offset")
-            offset = value.storage_offset() if offset is None else offset
-            count = storage.nbytes() // value.element_size()
-            if isinstance(value, _torch.FakeTensor) or value.is_conj() or value.is_neg():
-                _refuse_beyond(count, given["size"], given["stride"], offset)
-                return args, kwargs
-            memory = torch.empty(0, dtype=value.dtype, device=value.device)
-            memory.set_(storage, 0, (count,), (1,))
-        return [memory, given["size"], given["stride"], offset], {}
+            count = value.untyped_storage().nbytes() // value.element_size()
+            if not isinstance(value, _torch.FakeTensor) and count != value.numel():
+                count = 0
+            offset = given.get("storage_offset")
+            offset = int(value.storage_offset()) if offset is None else offset
+            _refuse_beyond(count, given["size"], given["stride"], offset)
 
     def stand_in(self, value: torch.Tensor) -> _torch.FakeTensor:
         """Return a plain tensor's stand-in in the trace, the same for all tensors in its place."""

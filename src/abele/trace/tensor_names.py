@@ -145,11 +145,8 @@ class Lookup:
 
 
 def _near(name: str, names: Sequence[str]) -> str:
-    last = name.rpartition("___")[2].lower()
-    holding = [each for each in names if last and last in each.lower()]
-    near = [*difflib.get_close_matches(name, names, 5, 0.5), *holding]
-    listed = ", ".join(dict.fromkeys(near[:8]))
-    return f"Near it are: {listed}." if near else "None is like it."
+    near = difflib.get_close_matches(name, names, 5, 0.5)
+    return f"Near it are: {', '.join(near)}." if near else "None is like it."
 
 
 def _named(
