@@ -102,8 +102,6 @@ OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
     "adam": (torch.optim.Adam, {"lr": 0.003}),
     "adadelta": (torch.optim.Adadelta, {"lr": 0.5}),
-    "adagrad": (torch.optim.Adagrad, {"lr": 0.01}),
-    "nadam": (torch.optim.NAdam, {"lr": 0.003}),
 }
 
 
