@@ -46,15 +46,16 @@ class BatchNorms:
             aten.native_batch_norm_backward.default: self.backward,
         }
 
-    def training(self, translator: Any, node: torch.fx.Node) -> bool:
+    def training(self, translator: Any, node: torch.fx.Node) -> Any:
         """``aten._native_batch_norm_legit_functional`` and the one without running statistics."""
         x, weight, bias, *given = (_place(translator, each) for each in arguments(node))
         running: list[Any] = given[:2] if len(given) == 5 else []
         train, momentum, eps = given[-3:]
         if not self._usable(x) or any(each is None for each in running):
-            return False
+            return None
         if not train:
-            return bool(running) and _by_running(translator, node, x, weight, bias, *running, eps)
+            given = x, weight, bias, *running, eps
+            return _by_running(translator, node, *given) if running else None
         x = translator.contiguous(x)
         channels = (x.shape[1],)
         saved = [translator.new(channels, x.dtype) for _ in (0, 1)]
@@ -62,21 +63,22 @@ class BatchNorms:
         running = [translator.contiguous(each) for each in running]
         self._statistics(translator, x, running, saved, updated, float(momentum), float(eps))
         result = _normalised(translator, x, *saved, weight, bias)
-        translator.places[node] = [result, *saved, *updated]
-        return True
+        return [result, *saved, *updated]
 
-    def trained(self, translator: Any, node: torch.fx.Node) -> bool:
+    def trained(self, translator: Any, node: torch.fx.Node) -> Any:
         """``aten._native_batch_norm_legit_no_training``."""
         x, weight, bias, mean, var, _, eps = (_place(translator, each) for each in arguments(node))
-        return self._usable(x) and _by_running(translator, node, x, weight, bias, mean, var, eps)
+        if not self._usable(x):
+            return None
+        return _by_running(translator, node, x, weight, bias, mean, var, eps)
 
-    def backward(self, translator: Any, node: torch.fx.Node) -> bool:
+    def backward(self, translator: Any, node: torch.fx.Node) -> Any:
         """``aten.native_batch_norm_backward``."""
         grad, x, weight, mean, var, *saved, train, eps, mask = (
             _place(translator, each) for each in arguments(node)
         )
         if not self._usable(x) or (not train and (mean is None or var is None)):
-            return False
+            return None
         grad, x = translator.contiguous(grad), translator.contiguous(x)
         mean, rstd = saved if train else (mean, _rstd(translator, var, eps))
         sums = [translator.new((x.shape[1],), x.dtype) for _ in (0, 1)]
@@ -86,8 +88,7 @@ class BatchNorms:
             _gradient(translator, grad, x, weight, mean, rstd, sums, train) if mask[0] else None
         )
         wanted = zip(sums, mask[1:], strict=True)
-        translator.places[node] = [result, *(place if each else None for place, each in wanted)]
-        return True
+        return [result, *(place if each else None for place, each in wanted)]
 
 
 def _gradient(
@@ -119,13 +120,12 @@ def _by_running(
     translator: Any,
     node: torch.fx.Node,
     *given: Any,
-) -> bool:
+) -> Any:
     x, weight, bias, mean, var, eps = given
     result = _normalised(translator, x, mean, _rstd(translator, var, eps), weight, bias)
     empty = [translator.new((0,), x.dtype) for _ in (0, 1)]
     updated = [mean, var] if len(node.meta["val"]) == 5 else []
-    translator.places[node] = [result, *empty, *updated]
-    return True
+    return [result, *empty, *updated]
 
 
 def _rstd(translator: Any, var: Place, eps: float) -> Place:

@@ -62,16 +62,15 @@ def fill(translator: Any, target: Place) -> None:
 aten = torch.ops.aten
 
 
-def cat(translator: Any, node: torch.fx.Node) -> bool:
+def cat(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.cat``."""
     tensors, dim = arguments(node)[0], (arguments(node)[1] if len(arguments(node)) > 1 else 0)
     if options(node):
-        return False
+        return None
     places = [translator.places[each] for each in tensors]
     together = _neighbours(places, node.meta["val"]) if dim == 0 else None
     if together is not None:
-        translator.places[node] = together
-        return True
+        return together
     result = translator.new_like(node)
     dim %= len(result.shape)
     start = 0
@@ -79,33 +78,30 @@ def cat(translator: Any, node: torch.fx.Node) -> bool:
         if place.shape == (0,):  # torch lets an empty vector pass
             continue
         if len(place.shape) != len(result.shape) or place.dtype is not result.dtype:
-            return False
+            return None
     for place in places:
         if place.size:
             target = sliced(result, dim, start, place.shape[dim], 1)
             if not translator.moved(place, target):
                 store(translator, place, target)
             start += place.shape[dim]
-    translator.places[node] = result
-    return True
+    return result
 
 
-def stack(translator: Any, node: torch.fx.Node) -> bool:
+def stack(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.stack``."""
     tensors, dim = arguments(node)[0], (arguments(node)[1] if len(arguments(node)) > 1 else 0)
     places = [translator.places[each] for each in tensors]
     together = _neighbours(places, node.meta["val"]) if dim == 0 else None
     if together is not None:
-        translator.places[node] = together
-        return True
+        return together
     result = translator.new_like(node)
     dim %= len(result.shape)
     for index, place in enumerate(places):
         target = selected(result, dim, index)
         if not translator.moved(place, target):
             store(translator, place, target)
-    translator.places[node] = result
-    return True
+    return result
 
 
 def _neighbours(places: list[Place], value: torch.Tensor) -> Place | None:
@@ -121,7 +117,7 @@ def _neighbours(places: list[Place], value: torch.Tensor) -> Place | None:
     return Place(first.buffer, tuple(value.shape), contiguous_stride(value.shape), first.offset)
 
 
-def select_backward(translator: Any, node: torch.fx.Node) -> bool:
+def select_backward(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.select_backward``: zeros, and the gradient in one slice."""
     grad, _, dim, index = arguments(node)
     result = translator.new_like(node)
@@ -129,11 +125,10 @@ def select_backward(translator: Any, node: torch.fx.Node) -> bool:
     fill(translator, result)
     target = selected(result, dim, index % result.shape[dim])
     store(translator, translator.places[grad], target)
-    translator.places[node] = result
-    return True
+    return result
 
 
-def slice_backward(translator: Any, node: torch.fx.Node) -> bool:
+def slice_backward(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.slice_backward``."""
     grad, _, dim, start, _, step = arguments(node)
     place, result = translator.places[grad], translator.new_like(node)
@@ -142,11 +137,10 @@ def slice_backward(translator: Any, node: torch.fx.Node) -> bool:
     start = min(max(start + size if start < 0 else start, 0), size)
     fill(translator, result)
     store(translator, place, sliced(result, dim, start, place.shape[dim], step))
-    translator.places[node] = result
-    return True
+    return result
 
 
-def repeat(translator: Any, node: torch.fx.Node) -> bool:
+def repeat(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.repeat``: read with steps of 0 along dimensions that are written one by one."""
     x, times = translator.places[arguments(node)[0]], arguments(node)[1]
     missing = len(times) - len(x.shape)
@@ -156,16 +150,14 @@ def repeat(translator: Any, node: torch.fx.Node) -> bool:
     result = translator.new(tuple(node.meta["val"].shape), x.dtype)
     target = Place(result.buffer, shape, contiguous_stride(shape))
     store(translator, Place(x.buffer, shape, stride, x.offset), target)
-    translator.places[node] = result
-    return True
+    return result
 
 
-def pad(translator: Any, node: torch.fx.Node) -> bool:
+def pad(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.constant_pad_nd``; negative widths cut off."""
     x, widths, *value = arguments(node)
     place = translator.places[x]
-    result = translator.places[node] = translator.new_like(node)
-    target = result
+    result = target = translator.new_like(node)
     for d in range(len(widths) // 2):
         dim, (before, after) = len(place.shape) - 1 - d, widths[2 * d : 2 * d + 2]
         size = place.shape[dim] + min(before, 0) + min(after, 0)
@@ -174,19 +166,18 @@ def pad(translator: Any, node: torch.fx.Node) -> bool:
     if any(width > 0 for width in widths):
         translator.pointwise([value[0] if value else 0], "{0}".format, result)
     store(translator, place, target)
-    return True
+    return result
 
 
-def log_sigmoid(translator: Any, node: torch.fx.Node) -> bool:
+def log_sigmoid(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.log_sigmoid_forward``: the result, and what its backward reads."""
     x = translator.places[arguments(node)[0]]
     if not x.dtype.is_floating_point:
-        return False
+        return None
     results = [translator.new(x.shape, x.dtype) for _ in (0, 1)]
     translator.pointwise([x], "abele::log_sigmoid({0})".format, results[0])
     translator.pointwise([x], "abele::exp(-std::fabs({0}))".format, results[1])
-    translator.places[node] = results
-    return True
+    return results
 
 
 MOVES = {

@@ -22,8 +22,9 @@ from abele.targets.translation.operations import (
 from abele.targets.translation.places import Buffer, Kind, Place, contiguous_stride, is_dense
 from abele.targets.translation.pointwise import COMPUTED, RULES, Rule, literal
 
-#: Takes the translator and the node, and says whether it could be translated.
-Handler = Callable[[Any, torch.fx.Node], bool]
+#: Takes the translator and a node, and returns the place of its result, or several, or ``()`` where
+#: nothing is in memory. None if it cannot be translated.
+Handler = Callable[[Any, torch.fx.Node], Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,9 +186,12 @@ class Translator:
         if is_getitem(node):
             self.places[node] = self.places[arguments[0]][arguments[1]]
         elif not (self._view(node) or self._written(node) or self._by_rule(node)):
-            handler = self._dialect.handlers.get(node.target, _no_code)
-            if not self._known(node) or not handler(self, node):
+            handler = self._dialect.handlers.get(node.target)
+            result = handler(self, node) if handler is not None and self._known(node) else None
+            if result is None:
                 self._foreign(node)
+            else:
+                self.places[node] = result
 
     def _known(self, node: torch.fx.Node) -> bool:
         """Return whether loops support the types of all tensors of a node."""
@@ -344,11 +348,6 @@ def _has_subnormals(constant: torch.Tensor) -> bool:
         return False  # of the others, half has subnormals, but none is one in float32
     sizes = constant.abs()
     return bool(((sizes > 0) & (sizes < _SMALLEST)).any())
-
-
-def _no_code(*_: Any) -> bool:
-    """Return False: there is no code for the operator."""
-    return False
 
 
 def _from_the_start(target: Any, arguments: Any) -> tuple[Any, Any]:

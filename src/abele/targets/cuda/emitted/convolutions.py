@@ -103,29 +103,28 @@ def _is_half_ours(node: torch.fx.Node) -> bool:
     return sizes is not None and sizes.turned().is_ours() != sizes.weights_are_ours()
 
 
-def convolution(translator: Any, node: torch.fx.Node) -> bool:
+def convolution(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.convolution``."""
     image, weight, bias, *_ = arguments(node)
     x, w = translator.places[image], translator.places[weight]
     result, sizes = translator.new_like(node), sizes_of(node)
     if sizes is None or not sizes.is_ours() or not result.contiguous:
-        return False
+        return None
     x, w = translator.contiguous(x), translator.contiguous(w)
     added = [] if bias is None else [translator.contiguous(translator.places[bias])]
     translator.add(_convolution(x, w, added, result, sizes, turned=False))
-    translator.places[node] = result
-    return True
+    return result
 
 
-def backward(translator: Any, node: torch.fx.Node) -> bool:
+def backward(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.convolution_backward``, whose bias is summed apart (``gpu_biases``)."""
     grad, image, weight, *_, mask = arguments(node)
     grad, x, w = (translator.places[each] for each in (grad, image, weight))
     sizes = sizes_of(node)
     if sizes is None or grad.dtype is not torch.float32 or mask[2] or _channels_last(x):
-        return False
+        return None
     if (mask[0] and not sizes.turned().is_ours()) or (mask[1] and not sizes.weights_are_ours()):
-        return False
+        return None
     grad = translator.contiguous(grad)
     of_image = of_weight = None
     if mask[0]:
@@ -133,8 +132,7 @@ def backward(translator: Any, node: torch.fx.Node) -> bool:
         translator.add(_convolution(grad, w, [], of_image, sizes.turned(), turned=True))
     if mask[1]:
         of_weight = _of_weight(translator, grad, translator.contiguous(x), w, sizes)
-    translator.places[node] = [of_image, of_weight, None]
-    return True
+    return [of_image, of_weight, None]
 
 
 def _channels_last(x: Place) -> bool:

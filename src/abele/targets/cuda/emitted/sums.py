@@ -96,23 +96,21 @@ _COLUMNS = 8
 _MOST_ROWS, _MOST_ELEMENTS = 1 << 14, 1 << 22
 
 
-def sums(translator: Any, node: torch.fx.Node) -> bool:
+def sums(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.sum`` over dimensions that come before all others, or over all but the second."""
     place: Place = translator.places[arguments(node)[0]]
     result: Place = translator.new_like(node)
     if options(node) or {place.dtype, result.dtype} != {torch.float32} or not result.contiguous:
-        return False
+        return None
     reduced = dims_of(node, len(place.shape))
     if _are_channels(place, reduced):
         summed(translator, place, result)
-        translator.places[node] = result
-        return True
+        return result
     matrix = _matrix(place, reduced)
     if matrix is None or not 2 <= matrix[0] <= _MOST_ROWS or place.size > _MOST_ELEMENTS:
-        return False
+        return None
     translator.add(summed_columns(place, result, *matrix))
-    translator.places[node] = result
-    return True
+    return result
 
 
 def _are_channels(x: Place, reduced: set[int]) -> bool:

@@ -19,10 +19,10 @@ aten = torch.ops.aten
 _MOST_KEYS = 1024
 
 
-def attention(translator: Any, node: torch.fx.Node) -> bool:
+def attention(translator: Any, node: torch.fx.Node) -> Any:
     """``aten._scaled_dot_product_flash_attention_for_cpu`` without mask and dropout."""
     if not is_ours(node):
-        return False
+        return None
     q, k, v, *given = arguments(node)
     inputs = _inputs(translator, (q, k, v))
     result, logarithms = node.meta["val"]
@@ -31,14 +31,13 @@ def attention(translator: Any, node: torch.fx.Node) -> bool:
     steps = _steps([*inputs, results[0]])
     text = f"status |= abele::attention({described}, {steps}, {_places(5)}, {threads})"
     translator.add(Call(inputs, results, text))
-    translator.places[node] = results
-    return True
+    return results
 
 
-def attention_backward(translator: Any, node: torch.fx.Node) -> bool:
+def attention_backward(translator: Any, node: torch.fx.Node) -> Any:
     """``aten._scaled_dot_product_flash_attention_for_cpu_backward``, of the same."""
     if not is_ours(node):
-        return False
+        return None
     grad, q, k, v, y, logarithms, *given = arguments(node)
     inputs = _inputs(translator, (grad, q, k, v, y))
     saved = translator.contiguous(translator.places[logarithms])
@@ -47,8 +46,7 @@ def attention_backward(translator: Any, node: torch.fx.Node) -> bool:
     steps = _steps([*inputs, *results])
     text = f"status |= abele::attention_backward({described}, {steps}, {_places(9)}, {threads})"
     translator.add(Call([*inputs, saved], results, text))
-    translator.places[node] = results
-    return True
+    return results
 
 
 def is_ours(node: torch.fx.Node) -> bool:

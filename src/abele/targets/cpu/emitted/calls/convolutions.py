@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -88,29 +89,27 @@ def _forward_pointers(bias: _Node | None) -> str:
     return "{0}, {1}, {2}, {3}" if bias is not None else "{0}, {1}, nullptr, {2}"
 
 
-def _depthwise(translator: Any, node: _Node) -> bool:
+def _depthwise(translator: Any, node: _Node) -> Any:
     """``aten.convolution`` with a kernel for each channel."""
     if not _is_depthwise(node):
-        return False
+        return None
     x, weight, bias, stride, padding, *_ = arguments(node)
     reads = _dense(translator, x, weight, bias)
     result = translator.new(tuple(node.meta["val"].shape), reads[0].dtype)
     sizes = _depthwise_sizes(reads[0], reads[1], stride, padding, result)
     text = f"status |= abele::depthwise({sizes[0]}, {_forward_pointers(bias)}, {sizes[1]})"
     translator.add(Call(reads, [result], text))
-    translator.places[node] = result
-    return True
+    return result
 
 
-def _depthwise_backward(translator: Any, node: _Node) -> bool:
+def _depthwise_backward(translator: Any, node: _Node) -> Any:
     """``aten.convolution_backward`` with a kernel for each channel."""
     if not _is_depthwise(node):
-        return False
+        return None
     grad, x, weight, _, stride, padding, *_, mask = arguments(node)
     reads = _dense(translator, grad, x, weight)
     sizes = _depthwise_sizes(reads[1], reads[2], stride, padding, reads[0])
-    _add_backward(translator, node, "depthwise_backward", reads, mask, *sizes)
-    return True
+    return _add_backward(translator, node, "depthwise_backward", reads, mask, *sizes)
 
 
 def _depthwise_sizes(
@@ -132,8 +131,8 @@ def _add_backward(
     sizes: str,
     threads: str = "threads",
     also: tuple[_Node, ...] = (),
-) -> None:
-    """Add the call of a gradient.
+) -> list[Place | None]:
+    """Add the call of a gradient, and return the gradients.
 
     Args:
         translator: of the program.
@@ -155,17 +154,16 @@ def _add_backward(
     pointers += [f"{{{next(numbers)}}}" if wanted else "nullptr" for wanted in mask]
     text = f"status |= abele::{name}({sizes}, {', '.join(pointers)}, {threads})"
     translator.add(Call(reads, [each for each in results if each is not None], text, also=also))
-    translator.places[node] = results
+    return results
 
 
-def _few_channel(translator: Any, node: _Node) -> bool:
+def _few_channel(translator: Any, node: _Node) -> Any:
     """``aten.convolution`` of few channels, with activation and pool if only they read it."""
     if why_not_planes(node) is not None:
-        return False
+        return None
     chain = _chain(node)
     if chain is not None and _pays(chain):
-        _pooled(translator, chain)
-        return True
+        return _pooled(translator, chain)
     x, weight, bias, stride, padding, *_ = arguments(node)
     relu = next(iter(node.users), None) if len(node.users) == 1 else None
     if relu is not None and relu.target is not aten.relu.default:
@@ -174,19 +172,20 @@ def _few_channel(translator: Any, node: _Node) -> bool:
     sizes = _few_channel_sizes(reads[0], reads[1], stride, padding, 0 if relu else 1)
     text = f"status |= abele::convolve({sizes}, {_forward_pointers(bias)}, threads)"
     translator.add(Call(reads, [result], text, also=(relu,) if relu else ()))
-    translator.places |= {relu: result, node: None} if relu else {node: result}
-    return True
+    if relu is None:
+        return result
+    translator.places[relu] = result
+    return ()
 
 
-def _few_channel_backward(translator: Any, node: _Node) -> bool:
+def _few_channel_backward(translator: Any, node: _Node) -> Any:
     """``aten.convolution_backward`` of few channels."""
     if why_not_planes(node) is not None:
-        return False
+        return None
     grad, x, weight, _, stride, padding, *_, mask = arguments(node)
     reads = _dense(translator, grad, x, weight)
     sizes = _few_channel_sizes(reads[1], reads[2], stride, padding)
-    _add_backward(translator, node, "convolve_backward", reads, mask, sizes)
-    return True
+    return _add_backward(translator, node, "convolve_backward", reads, mask, sizes)
 
 
 def _few_channel_sizes(
@@ -216,8 +215,8 @@ class _Chain:
     pool_backward: _Node | None
 
 
-def _pooled(translator: Any, chain: _Chain) -> None:
-    """Add a convolution with its activation and pool."""
+def _pooled(translator: Any, chain: _Chain) -> tuple[()]:
+    """Add a convolution with its activation and pool; what only these read has no memory."""
     x, weight, bias, stride, padding, *_ = arguments(chain.conv)
     inputs = _dense(translator, x, weight, bias)
     y = translator.new(tuple(chain.pool.meta["val"][0].shape), torch.float32)
@@ -230,9 +229,10 @@ def _pooled(translator: Any, chain: _Chain) -> None:
     made = [y, places] if chain.pool_backward else [y]
     others = tuple(each for each in (chain.relu, chain.pool) if each)
     translator.add(Call(inputs, made, text, also=others))
-    translator.places |= {chain.conv: None, chain.pool: [y, places]}
+    translator.places[chain.pool] = [y, places]
     if chain.relu:
-        translator.places[chain.relu] = None
+        translator.places[chain.relu] = ()
+    return ()
 
 
 def _pooled_backward(translator: Any, node: _Node) -> None:
@@ -246,8 +246,10 @@ def _pooled_backward(translator: Any, node: _Node) -> None:
     reads = _dense(translator, arguments(node)[0], arguments(node)[-1], x, weight)
     sizes, name = _few_channel_sizes(reads[2], reads[3], stride, padding), "convolve_and_pool"
     also = tuple(nodes[1:])
-    _add_backward(translator, last, f"{name}_backward", reads, mask, sizes, also=also)
-    translator.places |= dict.fromkeys(between)
+    translator.places |= dict.fromkeys(between, ())
+    translator.places[last] = _add_backward(
+        translator, last, f"{name}_backward", reads, mask, sizes, also=also
+    )
 
 
 def _chain(conv: _Node) -> _Chain | None:
@@ -295,10 +297,10 @@ def _pays(chain: _Chain) -> bool:
 # -- pools ----------------------------------------------------------------------------------------
 
 
-def _max_pool(translator: Any, node: _Node) -> bool:
+def _max_pool(translator: Any, node: _Node) -> Any:
     """``aten.max_pool2d_with_indices`` of windows of 2 x 2 that tile an image."""
     if not _is_our_pool(node):
-        return False
+        return None
     x = translator.contiguous(translator.places[arguments(node)[0]])
     places = torch.uint8 if _only_for_backward(node) else torch.int64
     shape = tuple(node.meta["val"][0].shape)
@@ -306,29 +308,27 @@ def _max_pool(translator: Any, node: _Node) -> bool:
     sizes, threads = _sizes_and_threads(x)
     text = f"status |= abele::pool({sizes}, {{0}}, {{1}}, {{2}}, {threads})"
     translator.add(Call([x], results, text))
-    translator.places[node] = results
-    return True
+    return results
 
 
-def _max_pool_backward(translator: Any, node: _Node) -> bool:
+def _max_pool_backward(translator: Any, node: _Node) -> Any:
     """``aten.max_pool2d_with_indices_backward``, where only it reads places of maxima.
 
     Its convolution is part of the call if both are one forward.
     """
     grad, source, *_, places = arguments(node)
-    if translator.places[source] is None:
+    if translator.places[source] == ():
         _pooled_backward(translator, node)
-        return True
+        return translator.places[node]
     places = translator.places[places]
     if places.dtype is not torch.uint8:
-        return False
+        return None
     reads = [*_dense(translator, grad), places]
     result = translator.new(tuple(node.meta["val"].shape), torch.float32)
     sizes, threads = _sizes_and_threads(result)
     text = f"status |= abele::pool_backward({sizes}, {{0}}, {{1}}, {{2}}, {threads})"
     translator.add(Call(reads, [result], text))
-    translator.places[node] = result
-    return True
+    return result
 
 
 def _is_our_pool(pool: _Node) -> bool:
@@ -366,16 +366,22 @@ def _sizes_and_threads(images: Place) -> tuple[str, str]:
     return sizes, f"abele_threads({images.size}, 0, threads)"
 
 
-def _convolution(translator: Any, node: _Node) -> bool:
+def _convolution(translator: Any, node: _Node) -> Any:
     """``aten.convolution``, as GEMMs, by channel or of few channels."""
-    ways = pointwise_convolutions.convolution, _depthwise, _few_channel
-    return any(way(translator, node) for way in ways)
+    algorithms = pointwise_convolutions.convolution, _depthwise, _few_channel
+    return _first(algorithms, translator, node)
 
 
-def _convolution_backward(translator: Any, node: _Node) -> bool:
+def _convolution_backward(translator: Any, node: _Node) -> Any:
     """``aten.convolution_backward``, as GEMMs, by channel or of few channels."""
-    ways = pointwise_convolutions.convolution_backward, _depthwise_backward, _few_channel_backward
-    return any(way(translator, node) for way in ways)
+    by_gemm = pointwise_convolutions.convolution_backward
+    return _first((by_gemm, _depthwise_backward, _few_channel_backward), translator, node)
+
+
+def _first(algorithms: Iterable[Callable[..., Any]], translator: Any, node: _Node) -> Any:
+    """Return the places that the first suitable algorithm gives; None if none is."""
+    given = (algorithm(translator, node) for algorithm in algorithms)
+    return next((places for places in given if places is not None), None)
 
 
 HANDLERS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from abele.targets.index_checks import is_checked
 from abele.targets.translation.movement import arguments
 from abele.targets.translation.operations import Call
 from abele.targets.translation.places import Place
+from abele.targets.translation.translate import Handler
 
 aten = torch.ops.aten
 
@@ -22,20 +22,20 @@ _LABELS_PER_THREAD = 4096
 _COLUMNS = 64
 
 
-def softmax(log: bool) -> Callable[..., bool]:
+def softmax(log: bool) -> Handler:
     """``aten._softmax`` and ``aten._log_softmax``."""
 
-    def handler(translator: Any, node: torch.fx.Node) -> bool:
+    def handler(translator: Any, node: torch.fx.Node) -> Any:
         x, dim, _ = arguments(node)
         return _softmax(translator, node, "softmax", log, [translator.places[x]], dim)
 
     return handler
 
 
-def softmax_backward(log: bool) -> Callable[..., bool]:
+def softmax_backward(log: bool) -> Handler:
     """``aten._softmax_backward_data`` and ``aten._log_softmax_backward_data``."""
 
-    def handler(translator: Any, node: torch.fx.Node) -> bool:
+    def handler(translator: Any, node: torch.fx.Node) -> Any:
         grad, y, dim, _ = arguments(node)
         places = [translator.places[each] for each in (grad, y)]
         return _softmax(translator, node, "softmax_backward", log, places, dim)
@@ -45,11 +45,11 @@ def softmax_backward(log: bool) -> Callable[..., bool]:
 
 def _softmax(
     translator: Any, node: torch.fx.Node, name: str, log: bool, reads: list[Place], dim: int
-) -> bool:
+) -> Any:
     if any(p.dtype is not torch.float32 or not p.size or not p.shape for p in reads):
-        return False
+        return None
     if node.meta["val"].dtype is not torch.float32:
-        return False
+        return None
     reads = [translator.contiguous(each) for each in reads]
     outer, size, inner = _around(reads[0].shape, dim)
     result = translator.new(reads[0].shape, torch.float32)
@@ -57,8 +57,7 @@ def _softmax(
     pointers = ", ".join(f"{{{i}}}" for i in range(len(reads) + 1))
     text = shared.call(name, most, (log,), f"{outer}, {size}, {inner}, {pointers}")
     translator.add(Call(reads, [result], text))
-    translator.places[node] = result
-    return True
+    return result
 
 
 def _around(shape: tuple[int, ...], dim: int) -> tuple[int, int, int]:
@@ -67,12 +66,12 @@ def _around(shape: tuple[int, ...], dim: int) -> tuple[int, int, int]:
     return math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
 
 
-def nll_loss(translator: Any, node: torch.fx.Node) -> bool:
+def nll_loss(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.nll_loss_forward`` and ``aten.nll_loss2d_forward``."""
     x, target, weight, kind, ignored = arguments(node)
     reads = _labelled(translator, x, (x, target, weight))
     if reads is None:
-        return False
+        return None
     results = [translator.new(tuple(v.shape), v.dtype) for v in node.meta["val"]]
     outer, size, inner = _around(reads[0].shape, 1)
     most = max(1, min(16, outer * inner // _LABELS_PER_THREAD))
@@ -80,16 +79,15 @@ def nll_loss(translator: Any, node: torch.fx.Node) -> bool:
     given = f"{outer}, {size}, {inner}, {ignored}, {pointers}"
     text = shared.call("nll_loss", most, (kind,), given)
     translator.add(Call(reads, results, text))
-    translator.places[node] = results
-    return True
+    return results
 
 
-def nll_loss_backward(translator: Any, node: torch.fx.Node) -> bool:
+def nll_loss_backward(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.nll_loss_backward`` and ``aten.nll_loss2d_backward``."""
     grad, x, target, weight, kind, ignored, total = arguments(node)
     reads = _labelled(translator, x, (grad, target, weight, total))
     if reads is None:
-        return False
+        return None
     result = translator.new(translator.places[x].shape, torch.float32)
     outer, size, inner = _around(result.shape, 1)
     most = max(1, min(outer * -(-inner // _COLUMNS), result.size // _FLOATS_PER_THREAD))
@@ -97,8 +95,7 @@ def nll_loss_backward(translator: Any, node: torch.fx.Node) -> bool:
     given = f"{outer}, {size}, {inner}, {ignored}, {pointers}"
     text = shared.call("nll_loss_backward", most, (kind,), given)
     translator.add(Call(reads, [result], text))
-    translator.places[node] = result
-    return True
+    return result
 
 
 def _labelled(translator: Any, x: Any, nodes: tuple[Any, ...]) -> list[Place] | None:
@@ -115,7 +112,7 @@ def _labelled(translator: Any, x: Any, nodes: tuple[Any, ...]) -> list[Place] | 
 _MEAN, _SUM = 1, 2
 
 
-def loss(text: str, limit: float | None = None, *, weighted: bool = False) -> Callable[..., bool]:
+def loss(text: str, limit: float | None = None, *, weighted: bool = False) -> Handler:
     """Return a handler of a loss.
 
     Args:
@@ -124,28 +121,28 @@ def loss(text: str, limit: float | None = None, *, weighted: bool = False) -> Ca
         weighted: the third argument may be a weight of each element, which is not translated.
     """
 
-    def handler(translator: Any, node: torch.fx.Node) -> bool:
+    def handler(translator: Any, node: torch.fx.Node) -> Any:
         a, b, *rest = arguments(node)
         if weighted and rest and rest.pop(0) is not None:
-            return False
+            return None
         kind = int(rest[0]) if rest else _MEAN
         places = _compared(translator, a, b)
         if places is None:
-            return False
+            return None
         limits = [] if limit is None else [float(rest[1]) if len(rest) > 1 else limit]
-        result = translator.places[node] = translator.new_like(node)
+        result = translator.new_like(node)
         several = kind in (_MEAN, _SUM)
         each = translator.new(places[0].shape, result.dtype) if several else result
         translator.pointwise([*places, *limits], text.format, each)
         if several:
             scale = 1 / each.size if kind == _MEAN else 1.0
             translator.add(summed(each, result, set(range(len(each.shape))), scale))
-        return True
+        return result
 
     return handler
 
 
-def gradient(text: str, *, limited: bool = False, weighted: bool = False) -> Callable[..., bool]:
+def gradient(text: str, *, limited: bool = False, weighted: bool = False) -> Handler:
     """Return a handler of a loss's gradient.
 
     Args:
@@ -155,20 +152,20 @@ def gradient(text: str, *, limited: bool = False, weighted: bool = False) -> Cal
         weighted: as for ``loss``.
     """
 
-    def handler(translator: Any, node: torch.fx.Node) -> bool:
+    def handler(translator: Any, node: torch.fx.Node) -> Any:
         grad, a, b, *rest = arguments(node)
         if weighted and rest and rest.pop(0) is not None:
-            return False
+            return None
         kind = int(rest[0]) if rest else _MEAN
         places = _compared(translator, a, b)
         if places is None:
-            return False
+            return None
         factor = 1 / places[0].size if kind == _MEAN else 1.0
         limits = [float(rest[1])] if limited else []
-        result = translator.places[node] = translator.new_like(node)
+        result = translator.new_like(node)
         operands = [translator.places[grad], *places, factor, *limits]
         translator.pointwise(operands, text.format, result)
-        return True
+        return result
 
     return handler
 

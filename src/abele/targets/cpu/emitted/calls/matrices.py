@@ -17,59 +17,54 @@ aten = torch.ops.aten
 _WORK_PER_THREAD = 60000
 
 
-def mm(translator: Any, node: torch.fx.Node) -> bool:
+def mm(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.mm``."""
     if not _computable(node):
-        return False
+        return None
     a, b = (translator.places[each] for each in arguments(node))
-    translator.places[node] = multiplied(translator, a, b)
-    return True
+    return multiplied(translator, a, b)
 
 
-def addmm(translator: Any, node: torch.fx.Node) -> bool:
+def addmm(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.addmm``: the product, and a sum that may become part of another loop."""
     if not _computable(node):
-        return False
+        return None
     added, a, b = (translator.places[each] for each in arguments(node))
     product = multiplied(translator, a, b)
     result = translator.new_like(node)
-    _added(translator, node, product, added, result)
-    return True
+    return _added(translator, node, product, added, result)
 
 
-def bmm(translator: Any, node: torch.fx.Node) -> bool:
+def bmm(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.bmm``."""
     if not _computable(node):
-        return False
+        return None
     a, b = (translator.places[each] for each in arguments(node))
-    translator.places[node] = _products(translator, node, a, b)
-    return True
+    return _products(translator, node, a, b)
 
 
-def baddbmm(translator: Any, node: torch.fx.Node) -> bool:
+def baddbmm(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.baddbmm``."""
     if not _computable(node):
-        return False
+        return None
     added, a, b = (translator.places[each] for each in arguments(node))
     product = _products(translator, node, a, b)
-    _added(translator, node, product, added, translator.new_like(node))
-    return True
+    return _added(translator, node, product, added, translator.new_like(node))
 
 
-def mv(translator: Any, node: torch.fx.Node) -> bool:
+def mv(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.mv`` and ``aten.dot``: products with one column."""
     if not _computable(node):
-        return False
+        return None
     a, b = (translator.places[each] for each in arguments(node))
     rows = a.shape[0] if len(a.shape) == 2 else 1
     stride = a.stride if len(a.shape) == 2 else (a.shape[0] * a.stride[0], a.stride[0])
     matrix = Place(a.buffer, (rows, a.shape[-1]), stride, a.offset)
     column = Place(b.buffer, (b.shape[0], 1), (b.stride[0], 1), b.offset)
     result = multiplied(translator, matrix, column)
-    translator.places[node] = Place(
+    return Place(
         result.buffer, tuple(node.meta["val"].shape), (1,) * (rows > 1 or len(a.shape) == 2)
     )
-    return True
 
 
 def _computable(node: torch.fx.Node) -> bool:
@@ -79,7 +74,7 @@ def _computable(node: torch.fx.Node) -> bool:
 
 def _added(
     translator: Any, node: torch.fx.Node, product: Place, added: Place, result: Place
-) -> None:
+) -> Place:
     beta, alpha = (options(node).get(name, 1) for name in ("beta", "alpha"))
     if beta == 0:  # what is added does not matter then, not even its NaN
         translator.pointwise([product, alpha], "({0} * {1})".format, result)
@@ -88,7 +83,7 @@ def _added(
     else:
         operands = [product, added, alpha, beta]
         translator.pointwise(operands, "({0} * {2} + {1} * {3})".format, result)
-    translator.places[node] = result
+    return result
 
 
 def _products(translator: Any, node: torch.fx.Node, a: Place, b: Place) -> Place:

@@ -78,29 +78,28 @@ def _passes(parts: int, x: Place) -> int:
     return _workers(parts, 2 * x.size)
 
 
-def layer_norm(translator: Any, node: torch.fx.Node) -> bool:
+def layer_norm(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.native_layer_norm``."""
     x, shape, weight, bias, eps = (_place(translator, each) for each in arguments(node))
     x = translator.contiguous(x)
     size = math.prod(shape)
     rows = x.size // max(size, 1)
     if x.dtype is not torch.float32 or not x.size or (weight is None) != (bias is None):
-        return False
+        return None
     results = [_fresh(translator, each) for each in node.meta["val"]]
     weights = [] if weight is None else [_dense(translator, each) for each in (weight, bias)]
     pointers = "{1}, {2}, {3}, {4}, {5}" if weights else "nullptr, nullptr, {1}, {2}, {3}"
     given = f"{rows}, {size}, {float(eps)!r}f, {{0}}, {pointers}"
     text = shared.call("layer_norm", _workers(rows, x.size), (bool(weights),), given)
     translator.add(Call([x, *weights], results, text))
-    translator.places[node] = results
-    return True
+    return results
 
 
-def layer_norm_backward(translator: Any, node: torch.fx.Node) -> bool:
+def layer_norm_backward(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.native_layer_norm_backward``."""
     grad, x, shape, mean, rstd, weight, _, mask = (_place(translator, a) for a in arguments(node))
     if x.dtype is not torch.float32 or not x.size or (weight is None and any(mask[1:])):
-        return False
+        return None
     size = math.prod(shape)
     rows = x.size // size
     grad, x, mean, rstd = (_dense(translator, each) for each in (grad, x, mean, rstd))
@@ -119,34 +118,32 @@ def layer_norm_backward(translator: Any, node: torch.fx.Node) -> bool:
         given = f"{rows}, {size}, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}"
         text = shared.call("layer_norm_weights", _workers(-(-size // 64), x.size), (), given)
         translator.add(Call([grad, x, mean, rstd], sums, text))
-    translator.places[node] = results
-    return True
+    return results
 
 
-def group_norm(translator: Any, node: torch.fx.Node) -> bool:
+def group_norm(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.native_group_norm``."""
     x, weight, bias, samples, channels, pixels, groups, eps = (
         _place(translator, each) for each in arguments(node)
     )
     if x.dtype is not torch.float32 or not x.size or weight is None or bias is None:
-        return False
+        return None
     reads = [_dense(translator, each) for each in (x, weight, bias)]
     results = [_fresh(translator, each) for each in node.meta["val"]]
     sizes = f"{samples}, {channels}, {pixels}, {groups}"
     given = f"{sizes}, {float(eps)!r}f, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}"
     text = shared.call("group_norm", _passes(samples * groups, x), (), given)
     translator.add(Call(reads, results, text))
-    translator.places[node] = results
-    return True
+    return results
 
 
-def group_norm_backward(translator: Any, node: torch.fx.Node) -> bool:
+def group_norm_backward(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.native_group_norm_backward``."""
     grad, x, mean, rstd, weight, samples, channels, pixels, groups, _ = (
         _place(translator, each) for each in arguments(node)
     )
     if x.dtype is not torch.float32 or not x.size or weight is None:
-        return False
+        return None
     reads = [_dense(translator, each) for each in (grad, x, mean, rstd, weight)]
     grad_x = translator.new(x.shape, x.dtype)
     sums = translator.new((samples, channels, 2), x.dtype)
@@ -161,8 +158,7 @@ def group_norm_backward(translator: Any, node: torch.fx.Node) -> bool:
     weights = [translator.new((channels,), x.dtype) for _ in (0, 1)]
     text = f"abele::group_norm_weights({samples}, {channels}, {{0}}, {{1}}, {{2}})"
     translator.add(Call([sums], weights, text))
-    translator.places[node] = [grad_x, *weights]
-    return True
+    return [grad_x, *weights]
 
 
 def _mask(node: torch.fx.Node) -> torch.fx.Node | None:

@@ -64,10 +64,10 @@ def _fills_tiles(pixels: int, weights: int) -> bool:
     return pixels >= _LEAST_PIXELS and enough
 
 
-def convolution(translator: Any, node: torch.fx.Node) -> bool:
+def convolution(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.convolution`` of such windows."""
     if not is_ours(node):
-        return False
+        return None
     x, weight, bias, stride, *_ = arguments(node)
     x, weight = (translator.places[each] for each in (x, weight))
     images = _read_by_windows(translator, x, weight.shape, stride)
@@ -77,14 +77,13 @@ def convolution(translator: Any, node: torch.fx.Node) -> bool:
         place = _along_channels(translator.places[bias], len(result.shape))
         product, result = result, translator.new_like(node)
         translator.pointwise([product, place], "({0} + {1})".format, result)
-    translator.places[node] = result
-    return True
+    return result
 
 
-def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
+def convolution_backward(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.convolution_backward`` of such windows."""
     if not is_ours(node):
-        return False
+        return None
     grad, x, weight, _, stride, *_, mask = arguments(node)
     grad, x, weight = (translator.places[each] for each in (grad, x, weight))
     grad = translator.contiguous(grad)
@@ -101,8 +100,7 @@ def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
         results[2] = translator.new((grad.shape[1],), grad.dtype)
         others = {0, *range(2, len(grad.shape))}
         translator.add(summed(grad, results[2], others, 1.0))
-    translator.places[node] = results
-    return True
+    return results
 
 
 def _is_apart(images: Place, weights: int) -> bool:

@@ -31,7 +31,7 @@ _KERNELS = {
 }
 
 
-def loop(translator: Any, node: torch.fx.Node) -> bool:
+def loop(translator: Any, node: torch.fx.Node) -> Any:
     """Pack the weight of a loop, and compute all steps with one call.
 
     Args:
@@ -59,8 +59,7 @@ def loop(translator: Any, node: torch.fx.Node) -> bool:
     threads = products.threads_for(steps * batch * weight.size)
     text = f"status |= abele::{kernel}(AbeleRecurrent{{{{{described}}}}}, {pointers}, {threads})"
     translator.add(Call(list(reads.values()), results, text))
-    translator.places[node] = results
-    return True
+    return results
 
 
 def _sizes(results: Sequence[torch.Tensor], *, forward: bool) -> tuple[int, int, int]:

@@ -26,21 +26,21 @@ _Dim = tuple[int, int, int]
 _ONE: _Dim = (1, 0, 0)
 
 
-def sum_(translator: Any, node: torch.fx.Node) -> bool:
+def sum_(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.sum`` over some or all dimensions."""
     return _reduced(translator, node, mean=False)
 
 
-def mean(translator: Any, node: torch.fx.Node) -> bool:
+def mean(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.mean`` over some or all dimensions."""
     return _reduced(translator, node, mean=True)
 
 
-def _reduced(translator: Any, node: torch.fx.Node, *, mean: bool) -> bool:
+def _reduced(translator: Any, node: torch.fx.Node, *, mean: bool) -> Any:
     place: Place = translator.places[arguments(node)[0]]
     result = translator.new_like(node)
     if not place.size or not result.contiguous or (mean and not result.dtype.is_floating_point):
-        return False
+        return None
     reduced = dims_of(node, len(place.shape))
     count = math.prod(place.shape[d] for d in reduced)
     scale = 1 / count if mean else 1
@@ -48,8 +48,7 @@ def _reduced(translator: Any, node: torch.fx.Node, *, mean: bool) -> bool:
         place = translator.contiguous(moved_last(place, reduced))
         reduced = set(range(len(place.shape) - len(reduced), len(place.shape)))
     translator.add(summed(place, result, reduced, scale))
-    translator.places[node] = result
-    return True
+    return result
 
 
 def summed(place: Place, result: Place, reduced: set[int], scale: float) -> StridedCall:

@@ -19,41 +19,39 @@ _DEFAULTS: tuple[Any, ...] = ([], [], [0, 0], False, True, None)
 _Size = tuple[int, int]
 
 
-def mean_pool(translator: Any, node: torch.fx.Node) -> bool:
+def mean_pool(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.avg_pool2d`` without padding."""
     x, *given = arguments(node)
     place = translator.places[x]
     kernel, stride = _windows(given)
     if kernel is None or stride is None or kernel[0] * kernel[1] > _LARGEST:
-        return False
+        return None
     result = translator.new(tuple(node.meta["val"].shape), place.dtype)
     if not place.dtype.is_floating_point or not result.size:
-        return False
+        return None
     positions = list(itertools.product(range(kernel[0]), range(kernel[1])))
     slices = [_window(place, at, stride, result.shape) for at in positions]
     text = " + ".join(f"{{{i}}}" for i in range(len(slices)))
     form = f"(({text}) / {{{len(slices)}}})".format
     translator.pointwise([*slices, len(slices)], form, result)
-    translator.places[node] = result
-    return True
+    return result
 
 
-def mean_pool_backward(translator: Any, node: torch.fx.Node) -> bool:
+def mean_pool_backward(translator: Any, node: torch.fx.Node) -> Any:
     """``aten.avg_pool2d_backward`` without padding, of windows that do not overlap."""
     grad, x, *given = arguments(node)
     grad, shape = translator.places[grad], translator.places[x].shape
     kernel, stride = _windows(given)
     if kernel is None or stride != kernel:
-        return False
+        return None
     result = translator.new(shape, grad.dtype)
     if not grad.dtype.is_floating_point or not result.size or not grad.size:
-        return False
+        return None
     if [n * k for n, k in zip(grad.shape[-2:], kernel, strict=True)] != list(shape[-2:]):
         fill(translator, result)
     values, target = _blocks(grad, result, kernel)
     translator.pointwise([values, kernel[0] * kernel[1]], "({0} / {1})".format, target)
-    translator.places[node] = result
-    return True
+    return result
 
 
 def _window(place: Place, at: _Size, stride: _Size, out: tuple[int, ...]) -> Place:
