@@ -96,12 +96,6 @@ ABELE_INLINE T silu_backward(T grad, T x) {
   const T s = sigmoid(x);
   return grad * s * (T(1) + x * (T(1) - s));
 }
-// The gradient of b in a sigmoid(b).
-template <class T>
-ABELE_INLINE T gate_backward(T grad, T a, T b) {
-  const T s = sigmoid(b);
-  return grad * a * s * (T(1) - s);
-}
 template <class T>
 ABELE_INLINE T hard_sigmoid(T x) { return minimum(maximum(x + T(3), T(0)), T(6)) / T(6); }
 template <class T>
@@ -114,12 +108,6 @@ template <class T>
 ABELE_INLINE T mish_backward(T grad, T x) {
   const T t = tanh(log1p(exp(x)));
   return grad * (t + x * sigmoid(x) * (T(1) - t * t));
-}
-template <class T>
-ABELE_INLINE T log_add_exp(T a, T b) {
-  const T largest = maximum(a, b);
-  const bool same = std::fabs(a) == std::numeric_limits<T>::infinity() && a == b;
-  return same ? a : largest + log1p(exp(-std::fabs(a - b)));
 }
 template <class T>
 ABELE_INLINE T x_log_y(T x, T y) {

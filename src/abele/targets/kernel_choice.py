@@ -13,7 +13,7 @@ TORCH, LOOP = "torch", "loop"
 #: The backend of a view, and of an operator of which nothing is left: none.
 NOBODY = "no code"
 #: Kernels that are beside others of the same operator: they add a bias, copy or pack an operand.
-BESIDE = frozenset({LOOP, "pack"})
+BESIDE = frozenset({LOOP, "abele_product_pack"})
 
 _REASONS = {
     TORCH: "torch's kernel: ours do not compute it, or are slower with these sizes",
@@ -24,16 +24,16 @@ _REASONS = {
     "channels": "sums of channels and the loops around them: each block of channels is read once",
     "column_sums": "sums by blocks of threads: parts of launches with loops beside them",
     "convolution": "few channels: blocks of threads compute eight of some pixels",
-    "convolve": "few channels: our kernel is faster than the library's",
-    "convolve_and_pool": "only a pool of 2 x 2 reads the convolution: one kernel does both",
-    "depthwise": "a kernel for each channel: ours reads images where they are stored",
+    "abele_conv": "few channels: our kernel is faster than the library's",
+    "abele_conv_pool": "only a pool of 2 x 2 reads the convolution: one kernel does both",
+    "abele_depthwise": "a kernel for each channel: ours reads images where they are stored",
     "direct_convolution": "few channels on large images: our kernel is faster than the library's",
     "in_layout": "converts an image to the layout of our kernels, unless it has that already",
-    "multiply": "large enough for our kernel of products in float32",
+    "abele_product": "large enough for our kernel of products in float32",
     "patches_convolution": "windows side by side: our kernel computes them as a product",
     "pointwise_convolution": "1x1 with enough channels: our kernel computes it as a product",
     "product": "too small for our kernel of products, or not in float32: the library's",
-    "recurrent": "all time steps of the layer: our kernel",
+    "abele_recurrent": "all time steps of the layer: our kernel",
     "sgd": "all tensors in one call, each read and written once",
     "winograd_convolution": "3x3 with enough channels: ours needs half of the multiplications",
 }
@@ -41,10 +41,8 @@ _REASONS = {
 
 def reason(backend: str) -> str:
     """Return why an operator has its backend, as a part of a sentence."""
-    for name in (backend, backend.removesuffix("_backward"), backend.removesuffix("s")):
-        if name in _REASONS:
-            return _REASONS[name]
-    return "a kernel of ours, for its sizes"
+    name = backend.removesuffix("_backward").removesuffix("_forward").removesuffix("s")
+    return _REASONS.get(backend, _REASONS.get(name, "a kernel of ours, for its sizes"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

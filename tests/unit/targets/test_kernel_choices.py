@@ -108,7 +108,7 @@ def test_our_ways_of_planes_are_said_to_be_ours():
     program = passes.run_only(session.executable.programs[0], lowering.passes)
     chosen = lowering.kernel_choices(program).items()
     ours = [each for node, each in chosen if node.target is aten.convolution.default]
-    assert ours == ["depthwise", "multiply"]
+    assert ours == ["abele_depthwise_forward", "abele_product"]
     assert "a kernel for each channel" in reason(ours[0])
 
 
@@ -129,13 +129,13 @@ def test_an_lstm_is_computed_by_its_loop_and_not_by_what_packs_its_weight():
     program = passes.run_only(session.executable.programs[0], lowering.passes)
     chosen = lowering.kernel_choices(program).items()
     (loop,) = (each for node, each in chosen if node.target is recurrent_loop.forward)
-    assert loop == "recurrent"
+    assert loop == "abele_recurrent"
     assert "all time steps" in reason(loop)
     plan = planned_code(program)
     kernels = tuple(kernel_of(unit, plan.kept) for unit in plan.units)
     parts = timing._parts_of_nodes(kernels)
     work = {each.what: timing._work(each, parts) for each in kernels}
-    assert (work["pack"], work["recurrent"]) == (0, 2 * 6 * 8 * 4 * 16 * 16)
+    assert (work["abele_product_pack"], work["abele_recurrent"]) == (0, 2 * 6 * 8 * 4 * 16 * 16)
 
 
 def test_what_one_kernel_does_of_several_operators_is_said_of_all_of_them():
@@ -147,5 +147,5 @@ def test_what_one_kernel_does_of_several_operators_is_said_of_all_of_them():
     program = passes.run_only(session.executable.programs[0], lowering.passes)
     chosen = lowering.kernel_choices(program)
     assert {each for node, each in chosen.items() if not is_view(node)}.isdisjoint({NOBODY})
-    pooled = {str(node.target) for node, each in chosen.items() if each == "convolve_and_pool"}
+    pooled = {str(node.target) for node, each in chosen.items() if each == "abele_conv_pool"}
     assert {"aten.convolution.default", "aten.max_pool2d_with_indices.default"} <= pooled

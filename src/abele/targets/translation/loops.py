@@ -79,76 +79,22 @@ class Loop:
     types: list[str]
 
 
-def loop(unit: Unit, kept: Collection[Buffer]) -> Loop:
-    """Return the loop of an elementwise unit; arguments as in ``kernel``."""
-    return _Writer(unit, kept).loop()
+def goes_through_channels(unit: Unit, images: tuple[int, ...]) -> bool:
+    """Return whether an elementwise unit may iterate over images: samples, channels, and pixels."""
+    return unit.size == math.prod(images) and unit.shape in (None, images)
 
 
-def kernel(unit: Unit, kept: Collection[Buffer]) -> Kernel:
-    """Write the loop of an elementwise unit.
+class LoopWriter:
+    """Writes the loop of an elementwise unit.
 
     Args:
         unit: its operations are all ``Pointwise``.
         kept: memory that something outside the unit reads; other results stay in registers.
+        shape: of the images that it goes through; None for the shape of the unit.
     """
-    return _Writer(unit, kept).kernel()
 
-
-def goes_through_rows(unit: Unit, matrix: Place) -> bool:
-    """Return whether a loop reads a matrix row by row, some iterations per row.
-
-    Args:
-        unit: its operations are all ``Pointwise``, and some read the matrix.
-        matrix: contiguous.
-    """
-    return _Writer(unit, ()).goes_through_rows(matrix)
-
-
-def pointwise(unit: Unit) -> list[Pointwise]:
-    """Return the operations of an elementwise unit."""
-    return cast("list[Pointwise]", unit.operations)
-
-
-def goes_through_channels(unit: Unit, images: tuple[int, ...]) -> bool:
-    """Return whether a loop may iterate over the elements of images of a shape.
-
-    Args:
-        unit: its operations are all ``Pointwise``.
-        images: samples, channels, and further dimensions.
-    """
-    return unit.size == math.prod(images) and unit.shape in (None, images)
-
-
-def steps(unit: Unit, images: tuple[int, ...]) -> list[tuple[Place, tuple[int, ...]]]:
-    """Return the tensors of a loop, with strides along each dimension of images.
-
-    Takes what ``goes_through_channels`` says may do so.
-    """
-    return _Writer(unit, (), images).steps()
-
-
-def by_channels(
-    unit: Unit,
-    kept: Collection[Buffer],
-    images: tuple[int, ...],
-    inside: Collection[Buffer] = (),
-    apart: int = 0,
-) -> Kernel:
-    """Write a loop as a function for the channels from ``begin`` to ``end``.
-
-    Args:
-        unit: what ``goes_through_channels`` says may do so.
-        kept: memory that is written.
-        images: samples, channels, and further dimensions.
-        inside: images of which samples lie otherwise.
-        apart: how many elements from each other they lie.
-    """
-    return _Writer(unit, kept, images).by_channels(inside, apart)
-
-
-class _Writer:
     def __init__(self, unit: Unit, kept: Collection[Buffer], shape: tuple[int, ...] | None = None):
-        self._operations: list[Pointwise] = pointwise(unit)
+        self._operations = cast("list[Pointwise]", unit.operations)
         self._shape = shape or (unit.shape if unit.shape is not None else (unit.size,))
         self._size, self._kept = unit.size, kept
         self._pointers: list[tuple[Buffer, int]] = []
@@ -163,6 +109,7 @@ class _Writer:
         self._values: dict[_Key, str] = {}
 
     def goes_through_rows(self, matrix: Place) -> bool:
+        """Return whether it reads a contiguous matrix row by row, some iterations per row."""
         shape, by_access = self._turned()
         strides = [stride for key, stride in by_access.items() if key[0] is matrix.buffer]
         in_order = all(tuple(stride) == contiguous_stride(tuple(shape)) for stride in strides)
@@ -183,9 +130,16 @@ class _Writer:
         }
 
     def steps(self) -> list[tuple[Place, tuple[int, ...]]]:
+        """Return its tensors, with strides along each dimension of the shape."""
         return [(place, self._stride(place)) for place in self._accesses()]
 
     def by_channels(self, inside: Collection[Buffer], apart: int) -> Kernel:
+        """Return a function for the channels of images from ``begin`` to ``end``.
+
+        Args:
+            inside: images whose samples are ``apart`` elements apart.
+            apart: the batch stride of these.
+        """
         shape, by_access = self._turned(apart=2)
         for key, stride in by_access.items():
             if key[0] in inside:
@@ -200,6 +154,7 @@ class _Writer:
     def loop(
         self, shape: list[int] | None = None, by_access: dict[_Key, list[int]] | None = None
     ) -> Loop:
+        """Return the loop before it becomes a function."""
         if shape is None or by_access is None:
             shape, by_access = self._turned()
         self._index = {key: _index(stride) for key, stride in by_access.items()}
@@ -211,6 +166,7 @@ class _Writer:
         return Loop(shape, [*self._loads, *lines], self._pointers, types)
 
     def kernel(self) -> Kernel:
+        """Return the loop as a function of C++."""
         loop = self.loop()
         cost = len(self._operations) + _FUNCTION * sum(map(functions, loop.body))
         work = self._size * max(1, cost // _PLAIN)

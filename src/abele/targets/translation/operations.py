@@ -170,25 +170,6 @@ def places_changed(value: Any, change: Callable[[Place], Any]) -> Any:
     return value
 
 
-@dataclasses.dataclass
-class Translation:
-    """A program as operations.
-
-    Attributes:
-        operations: in the order of the graph.
-        inputs: where the program's arguments lie.
-        constants: names of tensors of the program's graph, by the number of their buffer.
-        outputs: where its results lie.
-        subnormals: whether it has a subnormal number, as in ``(mask + 1e-45).log()``.
-    """
-
-    operations: Sequence[Operation]
-    inputs: Sequence[Place]
-    constants: Sequence[str]
-    outputs: Sequence[Place]
-    subnormals: bool
-
-
 def constants_of(program: Program, names: Sequence[str]) -> list[torch.Tensor]:
     """Return the tensors of a program's graph that have these names."""
     return [operator.attrgetter(name)(program.graph) for name in names]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import operator
 from collections.abc import Callable, Collection, Mapping
@@ -16,7 +15,6 @@ from abele.targets.translation.operations import (
     Foreign,
     Operation,
     Pointwise,
-    Translation,
     places_changed,
 )
 from abele.targets.translation.places import Buffer, Kind, Place, contiguous_stride, is_dense
@@ -25,19 +23,6 @@ from abele.targets.translation.pointwise import COMPUTED, RULES, Rule, literal
 #: Takes the translator and a node, and returns the place of its result, or several, or ``()`` where
 #: nothing is in memory. None if it cannot be translated.
 Handler = Callable[[Any, torch.fx.Node], Any]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Dialect:
-    """Capabilities of a kind of code.
-
-    Attributes:
-        handlers: translate operators that are no views and have no rule; torch computes the others.
-        types: that loops know.
-    """
-
-    handlers: Mapping[Any, Handler]
-    types: Collection[torch.dtype]
 
 
 aten = torch.ops.aten
@@ -58,56 +43,50 @@ VIEWS = (
 )
 
 
-def translate(program: Program, dialect: Dialect) -> Translation:
-    """Translate a program to operations, in the order of its graph.
-
-    Args:
-        program: after the passes of the lowering.
-        dialect: of the code that is to be written.
-    """
-    return Translator(program, dialect).translation()
-
-
 class Translator:
-    """Lowering of an FX graph to operations on buffers.
+    """A program as operations on memory, in the order of its graph.
 
     Args:
         program: after the passes of the lowering.
-        dialect: of the code that is to be written.
+        handlers: translate operators that are no views and have no rule; torch computes the others.
+        types: that loops know.
+
+    Attributes:
+        graph: of the program.
+        places: of the values of its nodes.
+        operations: in the order of the graph.
+        inputs: where the program's arguments are.
+        constants: names of tensors of the program's graph, by the number of their buffer.
+        outputs: where its results are.
+        subnormals: whether it has a subnormal number, as in ``(mask + 1e-45).log()``.
     """
 
-    def __init__(self, program: Program, dialect: Dialect):
-        self._program, self._dialect, self._types = program, dialect, dialect.types
-        self.graph = program.graph
+    def __init__(
+        self, program: Program, handlers: Mapping[Any, Handler], types: Collection[torch.dtype]
+    ):
+        self._handlers, self._types, self.graph = handlers, types, program.graph
         self.places: dict[torch.fx.Node, Any] = {}
         self.operations: list[Operation] = []
+        self.constants: list[str] = []
+        self.subnormals = False
         self._made = 0
         self._node: torch.fx.Node | None = None  # that is being translated
-        self._subnormals = False
-
-    def translation(self) -> Translation:
-        """Translate a program into operations on buffers, one node at a time."""
-        constants: list[str] = []
-        for slot, node in enumerate(self._program.placeholders()):
-            value = node.meta["val"]
-            self.places[node] = self._owned(Kind.INPUT, slot, value)
-        for node in self._program.graph.graph.nodes:
+        for slot, node in enumerate(program.placeholders()):
+            self.places[node] = self._owned(Kind.INPUT, slot, node.meta["val"])
+        self.inputs: list[Place] = [self.places[node] for node in program.placeholders()]
+        for node in self.graph.graph.nodes:
             if node.op == "get_attr":
-                constant = operator.attrgetter(str(node.target))(self._program.graph)
-                self.places[node] = self._owned(Kind.CONSTANT, len(constants), constant)
-                self._subnormals |= _has_subnormals(constant)
-                constants.append(str(node.target))
+                constant = operator.attrgetter(str(node.target))(self.graph)
+                self.places[node] = self._owned(Kind.CONSTANT, len(self.constants), constant)
+                self.subnormals |= _has_subnormals(constant)
+                self.constants.append(str(node.target))
             elif node.op == "call_function":
                 self._node = node
                 self._call(node)
-        outputs = [
-            self._returned(node, i) for i, node in enumerate(returned_nodes(self._program.graph))
-        ]
+        outputs = [self._returned(node, i) for i, node in enumerate(returned_nodes(self.graph))]
         for each in self.operations:
             each.resolve()
-        outputs = [each.resolved() for each in outputs]
-        inputs = [self.places[node] for node in self._program.placeholders()]
-        return Translation(self.operations, inputs, constants, outputs, self._subnormals)
+        self.outputs = [each.resolved() for each in outputs]
 
     # -- memory ----------------------------------------------------------------------------
 
@@ -163,7 +142,7 @@ class Translator:
 
     def _pointwise(self, operands: list[Any], types: Any, expression: Any, result: Place) -> None:
         types = [COMPUTED.get(dtype, dtype) for dtype in types]
-        self._subnormals |= any(isinstance(n, float) and 0 < abs(n) < _SMALLEST for n in operands)
+        self.subnormals |= any(isinstance(n, float) and 0 < abs(n) < _SMALLEST for n in operands)
         texts: list[Any] = [
             each if isinstance(each, Place) else literal(each, dtype)
             for each, dtype in zip(operands, types, strict=True)
@@ -186,7 +165,7 @@ class Translator:
         if is_getitem(node):
             self.places[node] = self.places[arguments[0]][arguments[1]]
         elif not (self._view(node) or self._written(node) or self._by_rule(node)):
-            handler = self._dialect.handlers.get(node.target)
+            handler = self._handlers.get(node.target)
             result = handler(self, node) if handler is not None and self._known(node) else None
             if result is None:
                 self._foreign(node)

@@ -75,6 +75,7 @@ CASES = {
         ),
         (A, B),
         gradients=True,
+        calls={"mv.default": 6, "dot.default": 1},
         rtol=1e-4,
         atol=1e-4,
     ),

@@ -107,7 +107,7 @@ CASES = {**JOINED, **APART}
 )
 def test_a_convolution_has_the_activation_that_alone_reads_it(compiled, name, joined):
     text = compiled.text(name)
-    assert "abele::convolve(" in text
+    assert "abele_conv_forward(" in text
     assert ("abele::relu(" in text) is not joined
 
 
@@ -115,7 +115,5 @@ def test_a_convolution_has_the_activation_that_alone_reads_it(compiled, name, jo
 @pytest.mark.parametrize("name", [*JOINED, *APART])
 def test_which_are_joined(compiled, name):
     text = compiled.text(name)
-    assert ("abele::convolve_and_pool(" in text) is (name in JOINED)
-    assert ("abele::convolve_and_pool_backward(" in text) is (
-        name in JOINED and JOINED[name].gradients
-    )
+    assert ("abele_conv_pool(" in text) is (name in JOINED)
+    assert ("abele_conv_pool_backward(" in text) is (name in JOINED and JOINED[name].gradients)

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from abele.targets.cpu.compiler import compiler
-from abele.targets.cpu.emitted.lowering import DIALECT, Emitted
-from abele.targets.translation.translate import _has_subnormals, translate
+from abele.targets.cpu.emitted.calls import HANDLERS
+from abele.targets.cpu.emitted.lowering import Emitted
+from abele.targets.translation.pointwise import TYPES
+from abele.targets.translation.translate import Translator, _has_subnormals
 from helpers.emitted_programs import traced
 
 SMALL = 1e-40  # times one is itself, or zero
@@ -84,7 +86,7 @@ def test_programs_that_name_one_compute_with_them():
 
 def test_what_names_one():
     def names_one(made):
-        return translate(made, DIALECT).subnormals
+        return Translator(made, HANDLERS, TYPES).subnormals
 
     assert not names_one(program(scaled))
     assert names_one(program(masked))

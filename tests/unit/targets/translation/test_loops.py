@@ -30,7 +30,7 @@ def kernel(*operations, kept=None):
         each.position = position
     (unit,) = grouped(operations)
     kept = [each.result for each in operations] if kept is None else kept
-    return loops.kernel(unit, {each.buffer for each in kept})
+    return loops.LoopWriter(unit, {each.buffer for each in kept}).kernel()
 
 
 def nesting(made):

@@ -5,10 +5,12 @@ import torch
 
 from abele import Program, Role, Slot, passes
 from abele.compile.serialization import from_text, to_text
-from abele.targets.cpu.emitted.lowering import DIALECT, Emitted, planned_code
+from abele.targets.cpu.emitted.calls import HANDLERS
+from abele.targets.cpu.emitted.lowering import Emitted, planned_code
 from abele.targets.translation.operations import Call, Foreign, Pointwise
 from abele.targets.translation.places import Kind
-from abele.targets.translation.translate import translate
+from abele.targets.translation.pointwise import TYPES
+from abele.targets.translation.translate import Translator
 from helpers import emitted_programs
 from helpers.emitted_programs import traced
 
@@ -80,7 +82,9 @@ def test_a_slot_that_gets_a_view_of_itself_is_read_before_it_is_written():
         node.meta["val"] = value.contiguous() if node is slot else value
     state = Slot(name="slot", role=Role.BUFFER, shape=(3, 3), dtype=torch.float32, mutated=True)
     module = torch.fx.GraphModule({}, graph)
-    made = translate(Program(name="turn", graph=module, inputs=(state,), outputs=()), DIALECT)
+    made = Translator(
+        Program(name="turn", graph=module, inputs=(state,), outputs=()), HANDLERS, TYPES
+    )
     read, written = made.operations
     assert read.reads[0].buffer is written.writes[0].buffer
     assert read.writes[0].buffer is not written.writes[0].buffer

@@ -23,12 +23,13 @@ from abele.targets.cpu.emitted import headers
 FLAGS = (*sources.FLAGS, "-shared")
 # What stands in the text of programs that call kernels, and which these are; ``KINDS`` has them.
 _CALLS = {
-    "abele::convolve": "convolutions",
-    "abele::pool": "pools",
-    "abele::depthwise": "depthwise",
+    "abele_conv_": "convolutions",
+    "abele_max_pool": "pools",
+    "abele_depthwise": "depthwise",
+    "abele_product": "products",
     "abele::multiply": "products",
     "abele::attention": "attention",
-    "abele::recurrent": "recurrent",
+    "abele_recurrent": "recurrent",
     "abele::at_most": "rows",
     "abele_channel_": "rows",
     "abele_threads": "threads",

@@ -230,8 +230,8 @@ def _steps_of(unit: Unit, images: tuple[int, ...]) -> _Uses | None:
         accesses = [(place, _of_call(place, images)) for place in call.reads]
         written = [(place, _of_call(place, images)) for place in call.writes]
     elif unit.elementwise and loops.goes_through_channels(unit, images):
-        steps = loops.steps(unit, images)
-        results = {each.result for each in loops.pointwise(unit)}
+        steps = loops.LoopWriter(unit, (), images).steps()
+        results = {place for each in unit.operations for place in each.writes}
         accesses = [(place, step) for place, step in steps if place not in results]
         written = [(place, step) for place, step in steps if place in results]
     else:

@@ -72,7 +72,8 @@ def _can_follow(loop: Unit, unit: Unit, product: Product) -> bool:
     written = {place.buffer for each in loop.operations for place in each.writes}
     if result.size != loop.size or result.buffer in written or written & factors:
         return False
-    return loops.goes_through_rows(loop, result) and not _waits_in_between(loop, unit)
+    by_rows = loops.LoopWriter(loop, ()).goes_through_rows(result)
+    return by_rows and not _waits_in_between(loop, unit)
 
 
 def _waits_in_between(loop: Unit, unit: Unit) -> bool:

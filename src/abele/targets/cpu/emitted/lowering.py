@@ -40,9 +40,7 @@ from abele.targets.translation.groups import Unit, grouped, kernel_choices
 from abele.targets.translation.operations import Foreign
 from abele.targets.translation.places import Buffer, Kind
 from abele.targets.translation.pointwise import TYPES
-from abele.targets.translation.translate import Dialect, translate
-
-DIALECT = Dialect(handlers=HANDLERS, types=TYPES)
+from abele.targets.translation.translate import Translator
 
 
 class Emitted(Lowering):
@@ -147,7 +145,8 @@ class Plan:
     """
 
     def __init__(self, program: Program):
-        self._program, self.translation = program, translate(program, DIALECT)
+        self._program = program
+        self.translation = Translator(program, HANDLERS, TYPES)
         self._returned = returned = {place.buffer for place in self.translation.outputs}
         operations = rematerialize_norms(self.translation.operations, returned)
         units = fuse_gemm_epilogues(grouped(operations))

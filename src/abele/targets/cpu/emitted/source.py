@@ -161,7 +161,7 @@ class _Writer:
         return f"({kind}*)((char*)table[{entry}]{shift})"
 
     def _loop(self, unit: Unit) -> str:
-        kernel = loops.kernel(unit, self._kept)
+        kernel = loops.LoopWriter(unit, self._kept).kernel()
         if kernel.workers == 1:
             return self._run(kernel, "0", str(kernel.turns))
         name, pointers = self._named(kernel)
@@ -170,7 +170,7 @@ class _Writer:
 
     def _by_rows(self, unit: GemmWithEpilogue) -> str:
         product, rows = unit.product, unit.product.sizes[0]
-        kernel = loops.kernel(unit.loop, self._kept)
+        kernel = loops.LoopWriter(unit.loop, self._kept).kernel()
         call = self._run(kernel, "begin", "end", {product.writes[0].buffer: "c"})
         loop = f"[&](const float* c, Index begin, Index end) {{ {call} }}"
         text = products.by_rows(product, kernel.turns // rows, "LOOP")
@@ -191,7 +191,8 @@ class _Writer:
                 ]
                 lines.append(call.part.format(*pointers, apart=unit.apart(call.reads[0])) + ";")
             else:
-                kernel = loops.by_channels(each, self._kept, unit.images, inside, unit.block_size)
+                writer = loops.LoopWriter(each, self._kept, unit.images)
+                kernel = writer.by_channels(inside, unit.block_size)
                 lines.append(self._run(kernel, "begin", "end", inside))
         body = "\n".join(f"      {line}" for line in lines)
         channels, most = unit.images[1], unit.images[1] // unit.block

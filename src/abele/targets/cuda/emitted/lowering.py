@@ -28,10 +28,10 @@ from abele.targets.cuda.op_by_op import current_gpu, to_gpu
 from abele.targets.replay import CudaGraphs, replayed
 from abele.targets.translation.groups import Unit, grouped, kernel_choices
 from abele.targets.translation.movement import MOVES
-from abele.targets.translation.operations import Foreign, Translation, constants_of
+from abele.targets.translation.operations import Foreign, constants_of
 from abele.targets.translation.places import Buffer, Kind
 from abele.targets.translation.pointwise import NAMES
-from abele.targets.translation.translate import Dialect, Handler, translate
+from abele.targets.translation.translate import Handler, Translator
 
 aten = torch.ops.aten
 
@@ -46,7 +46,6 @@ _HANDLERS: dict[Any, Handler] = {
     **sums.BATCH_NORMS,
     **convolutions.HANDLERS,
 }
-_DIALECT = Dialect(handlers=_HANDLERS, types=NAMES)
 
 
 class Emitted(Lowering):
@@ -92,7 +91,7 @@ class Emitted(Lowering):
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:
         """Loops, and what torch computes."""
-        units = grouped(translate(program, _DIALECT).operations)
+        units = grouped(Translator(program, _HANDLERS, NAMES).operations)
         return kernel_choices(program, units, backend)
 
 
@@ -107,7 +106,7 @@ class Plan:
         texts: of the kernels, which may be compiled at the same time.
     """
 
-    translation: Translation
+    translation: Translator
     steps: list[Step]
     freed: list[list[Buffer]]
     texts: list[str]
@@ -119,7 +118,7 @@ def planned(program: Program) -> Plan:
     Args:
         program: after the passes of the lowering.
     """
-    translation = translate(program, _DIALECT)
+    translation = Translator(program, _HANDLERS, NAMES)
     units = grouped(translation.operations, is_product)
     in_memory = _in_memory(units, translation)
     writer, steps = Writer(in_memory), list[Step]()
@@ -136,7 +135,7 @@ def planned(program: Program) -> Plan:
     return Plan(translation, steps, freed, writer.texts(_FILES))
 
 
-def _in_memory(units: Sequence[Unit], translation: Translation) -> set[Buffer]:
+def _in_memory(units: Sequence[Unit], translation: Translator) -> set[Buffer]:
     """Return the buffers that are written to memory: other results of loops stay in registers."""
     users: dict[Buffer, set[Unit]] = {}
     for unit in units:

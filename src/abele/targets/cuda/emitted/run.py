@@ -18,8 +18,9 @@ from abele.targets.cuda.emitted.choices import Choices, Step, products_of
 from abele.targets.cuda.emitted.gemms import ConcurrentGemms
 from abele.targets.cuda.emitted.source import THREADS, Launch, Pointer
 from abele.targets.streams import on_capture_stream
-from abele.targets.translation.operations import Foreign, Translation, places_changed
+from abele.targets.translation.operations import Foreign, places_changed
 from abele.targets.translation.places import Buffer, Kind, Place, laid_out
+from abele.targets.translation.translate import Translator
 
 
 class Runner:
@@ -38,7 +39,7 @@ class Runner:
 
     def __init__(
         self,
-        translation: Translation,
+        translation: Translator,
         steps: Sequence[Step],
         freed: Sequence[Sequence[Buffer]],
         written: Sequence[bool],

@@ -7,9 +7,8 @@ import itertools
 from collections.abc import Collection, Sequence
 
 from abele.targets.cuda.emitted.blocks import Blocks
-from abele.targets.translation import loops
 from abele.targets.translation.groups import Unit
-from abele.targets.translation.loops import Loop
+from abele.targets.translation.loops import Loop, LoopWriter
 from abele.targets.translation.places import Buffer
 
 #: Threads of a block, as in device.h.
@@ -116,7 +115,7 @@ class Writer:
         operation = unit.operations[0]
         if isinstance(operation, Blocks):
             return _blocks(operation, unit)
-        loop = loops.loop(unit, self._kept)
+        loop = LoopWriter(unit, self._kept).loop()
         largest = max([unit.size, *(buffer.size for buffer, _ in loop.pointers)])
         index = "int64_t" if largest >= _LARGEST_INDEX else "unsigned"
         name = self._names.setdefault(_function(loop, index), f"f{len(self._names)}")

@@ -97,7 +97,7 @@ def _depthwise(translator: Any, node: _Node) -> Any:
     reads = _dense(translator, x, weight, bias)
     result = translator.new(tuple(node.meta["val"].shape), reads[0].dtype)
     sizes = _depthwise_sizes(reads[0], reads[1], stride, padding, result)
-    text = f"status |= abele::depthwise({sizes[0]}, {_forward_pointers(bias)}, {sizes[1]})"
+    text = f"status |= abele_depthwise_forward(&{sizes[0]}, {_forward_pointers(bias)}, {sizes[1]})"
     translator.add(Call(reads, [result], text))
     return result
 
@@ -129,7 +129,7 @@ def _add_backward(
     reads: list[Place],
     mask: list[bool],
     sizes: str,
-    threads: str = "threads",
+    threads: str,
     also: tuple[_Node, ...] = (),
 ) -> list[Place | None]:
     """Add the call of a gradient, and return the gradients.
@@ -137,7 +137,7 @@ def _add_backward(
     Args:
         translator: of the program.
         node: whose results the gradients are.
-        name: of the function.
+        name: of the function after ``abele_``.
         reads: its first tensors.
         mask: which gradients are wanted: of images, weight and bias.
         sizes: what describes the convolution.
@@ -152,7 +152,7 @@ def _add_backward(
     numbers = iter(range(len(reads), count))
     pointers = [f"{{{number}}}" for number in range(len(reads))]
     pointers += [f"{{{next(numbers)}}}" if wanted else "nullptr" for wanted in mask]
-    text = f"status |= abele::{name}({sizes}, {', '.join(pointers)}, {threads})"
+    text = f"status |= abele_{name}(&{sizes}, {', '.join(pointers)}, {threads})"
     translator.add(Call(reads, [each for each in results if each is not None], text, also=also))
     return results
 
@@ -170,7 +170,7 @@ def _few_channel(translator: Any, node: _Node) -> Any:
         relu = None
     reads, result = _dense(translator, x, weight, bias), translator.new_like(node)
     sizes = _few_channel_sizes(reads[0], reads[1], stride, padding, 0 if relu else 1)
-    text = f"status |= abele::convolve({sizes}, {_forward_pointers(bias)}, threads)"
+    text = f"status |= abele_conv_forward(&{sizes}, {_forward_pointers(bias)}, {_threads(sizes)})"
     translator.add(Call(reads, [result], text, also=(relu,) if relu else ()))
     if relu is None:
         return result
@@ -185,7 +185,8 @@ def _few_channel_backward(translator: Any, node: _Node) -> Any:
     grad, x, weight, _, stride, padding, *_, mask = arguments(node)
     reads = _dense(translator, grad, x, weight)
     sizes = _few_channel_sizes(reads[1], reads[2], stride, padding)
-    return _add_backward(translator, node, "convolve_backward", reads, mask, sizes)
+    threads = _threads(sizes)
+    return _add_backward(translator, node, "conv_backward", reads, mask, sizes, threads)
 
 
 def _few_channel_sizes(
@@ -203,6 +204,10 @@ def _few_channel_sizes(
     steps = *pair(stride), *pair(padding)
     numbers = (*x.shape, weight.shape[0], *weight.shape[2:], *steps, 0, slope)
     return f"AbeleConv{{{{{', '.join(map(str, numbers))}}}}}"
+
+
+def _threads(sizes: str) -> str:
+    return f"abele_conv_threads(&{sizes}, threads)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +230,7 @@ def _pooled(translator: Any, chain: _Chain) -> tuple[()]:
     pointers += f"{{{len(inputs) + 1}}}" if chain.pool_backward else "nullptr"
     slope = 0 if chain.relu else 1
     sizes = _few_channel_sizes(inputs[0], inputs[1], stride, padding, slope)
-    text = f"status |= abele::convolve_and_pool({sizes}, {pointers}, threads)"
+    text = f"status |= abele_conv_pool(&{sizes}, {pointers}, {_threads(sizes)})"
     made = [y, places] if chain.pool_backward else [y]
     others = tuple(each for each in (chain.relu, chain.pool) if each)
     translator.add(Call(inputs, made, text, also=others))
@@ -244,11 +249,10 @@ def _pooled_backward(translator: Any, node: _Node) -> None:
     *between, last = nodes
     _, x, weight, _, stride, padding, *_, mask = arguments(last)
     reads = _dense(translator, arguments(node)[0], arguments(node)[-1], x, weight)
-    sizes, name = _few_channel_sizes(reads[2], reads[3], stride, padding), "convolve_and_pool"
-    also = tuple(nodes[1:])
+    sizes, also = _few_channel_sizes(reads[2], reads[3], stride, padding), tuple(nodes[1:])
     translator.places |= dict.fromkeys(between, ())
     translator.places[last] = _add_backward(
-        translator, last, f"{name}_backward", reads, mask, sizes, also=also
+        *(translator, last, "conv_pool_backward", reads, mask, sizes, _threads(sizes)), also=also
     )
 
 
@@ -302,11 +306,13 @@ def _max_pool(translator: Any, node: _Node) -> Any:
     if not _is_our_pool(node):
         return None
     x = translator.contiguous(translator.places[arguments(node)[0]])
-    places = torch.uint8 if _only_for_backward(node) else torch.int64
+    places, pointers = torch.int64, "nullptr, {2}"
+    if _only_for_backward(node):
+        places, pointers = torch.uint8, "{2}, nullptr"
     shape = tuple(node.meta["val"][0].shape)
     results = [translator.new(shape, dtype) for dtype in (torch.float32, places)]
     sizes, threads = _sizes_and_threads(x)
-    text = f"status |= abele::pool({sizes}, {{0}}, {{1}}, {{2}}, {threads})"
+    text = f"status |= abele_max_pool(&{sizes}, {{0}}, {{1}}, {pointers}, {threads})"
     translator.add(Call([x], results, text))
     return results
 
@@ -326,7 +332,7 @@ def _max_pool_backward(translator: Any, node: _Node) -> Any:
     reads = [*_dense(translator, grad), places]
     result = translator.new(tuple(node.meta["val"].shape), torch.float32)
     sizes, threads = _sizes_and_threads(result)
-    text = f"status |= abele::pool_backward({sizes}, {{0}}, {{1}}, {{2}}, {threads})"
+    text = f"status |= abele_max_pool_backward(&{sizes}, {{0}}, {{1}}, {{2}}, {threads})"
     translator.add(Call(reads, [result], text))
     return result
 

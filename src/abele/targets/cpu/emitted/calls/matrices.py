@@ -52,21 +52,6 @@ def baddbmm(translator: Any, node: torch.fx.Node) -> Any:
     return _added(translator, node, product, added, translator.new_like(node))
 
 
-def mv(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.mv`` and ``aten.dot``: products with one column."""
-    if not _computable(node):
-        return None
-    a, b = (translator.places[each] for each in arguments(node))
-    rows = a.shape[0] if len(a.shape) == 2 else 1
-    stride = a.stride if len(a.shape) == 2 else (a.shape[0] * a.stride[0], a.stride[0])
-    matrix = Place(a.buffer, (rows, a.shape[-1]), stride, a.offset)
-    column = Place(b.buffer, (b.shape[0], 1), (b.stride[0], 1), b.offset)
-    result = multiplied(translator, matrix, column)
-    return Place(
-        result.buffer, tuple(node.meta["val"].shape), (1,) * (rows > 1 or len(a.shape) == 2)
-    )
-
-
 def _computable(node: torch.fx.Node) -> bool:
     value = node.meta["val"]
     return value.dtype in (torch.float32, torch.float64) and bool(value.numel())
@@ -171,6 +156,4 @@ HANDLERS = {
     aten.addmm.default: addmm,
     aten.bmm.default: bmm,
     aten.baddbmm.default: baddbmm,
-    aten.mv.default: mv,
-    aten.dot.default: mv,
 }

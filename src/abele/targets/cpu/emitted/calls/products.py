@@ -143,7 +143,7 @@ def product(
 
 
 def _multiplied(made: Product) -> str:
-    return f"status |= abele::multiply({made.described()}, {{0}}, {{1}}, {{2}}, {made.threads})"
+    return f"status |= abele_product(&{made.described()}, {{0}}, {{1}}, {{2}}, {made.threads})"
 
 
 def by_rows(made: Product, turns: int, loop: str) -> str:
@@ -176,4 +176,6 @@ def packing(factor: Place, packed: Place) -> Call:
     inner, columns = factor.shape
     steps = ", ".join(map(str, (0, *factor.stride)))
     described = f"AbeleProduct{{{{1, 1, {columns}, {inner}, 0, 0, 0, {steps}, 0, 0, 0, 0, 0}}}}"
-    return Call([factor], [packed], f"status |= abele::pack({described}, {{0}}, {{1}}, threads)")
+    return Call(
+        [factor], [packed], f"status |= abele_product_pack(&{described}, {{0}}, {{1}}, threads)"
+    )

@@ -57,7 +57,7 @@ def loop(translator: Any, node: torch.fx.Node) -> Any:
     settings = int(given["reverse"]), int(given.get("kept", True))
     described = ", ".join(map(str, (CELLS[kind].index, steps, batch, units, *settings)))
     threads = products.threads_for(steps * batch * weight.size)
-    text = f"status |= abele::{kernel}(AbeleRecurrent{{{{{described}}}}}, {pointers}, {threads})"
+    text = f"status |= abele_{kernel}(&AbeleRecurrent{{{{{described}}}}}, {pointers}, {threads})"
     translator.add(Call(list(reads.values()), results, text))
     return results
 
