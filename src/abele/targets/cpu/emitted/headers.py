@@ -23,9 +23,8 @@ FOLDER = Path(__file__).parent / "cpp"
 #: What files include: from this folder, and from that of the kernels, which have some of it too.
 NAMES = (
     *("math.h", "activations.h", "parallel.h", "sums.h", "norms.h", "losses.h"),
-    *("tables.h", "matrix.h", "kernels.h"),
+    *("tables.h", "matrix.h", "kernels.h", "repeat.h"),
 )
-_AT_TIMES = ("clock.h", "repeat.h")
 _NAME = "abele_headers_"
 _MAKING = threading.Lock()
 _GCC = "Free Software Foundation"  # what its --version says
@@ -101,7 +100,7 @@ def _read(header: Path) -> Path:
 
 
 def _text() -> str:
-    return "".join(f'#include "{name}"\n' for name in (*NAMES, *_AT_TIMES))
+    return "".join(f'#include "{name}"\n' for name in NAMES)
 
 
 def is_gcc(compiler: str) -> bool:

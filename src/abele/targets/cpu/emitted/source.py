@@ -136,8 +136,7 @@ class _Writer:
         functions = [text.replace("NAME", name, 1) for text, name in self._names.items()]
         if len(parts) == 1 and bodies and not clocked:
             bodies.append(_REPEAT)
-        names = (*headers.NAMES, "clock.h" if clocked else "repeat.h")
-        includes = [f'#include "{name}"' for name in names]
+        includes = [f'#include "{name}"' for name in headers.NAMES]
         begin = ["\n".join(includes), "using abele::Index;"]
         if clocked:
             array = f"Index {MOMENTS}[{max(1, self._moments)}]"

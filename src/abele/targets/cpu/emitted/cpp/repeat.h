@@ -1,9 +1,18 @@
-// Runs a program for one micro-batch after the other.
+// Moments of the clock, and runs of a program for one micro-batch after the other.
 #pragma once
 
-#include "clock.h"
+#include <time.h>
+
+#include "math.h"
 
 namespace abele {
+
+// On the clock of Python's time.perf_counter_ns.
+inline Index moment() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return Index(now.tv_sec) * 1000000000 + now.tv_nsec;
+}
 
 // `addresses` has `changing` addresses for each of `times` runs: what the entries of the table that
 // `entries` names hold then. `moments` gets the beginning and the end of each run. Ends early, with
