@@ -177,11 +177,11 @@ def test_adam_is_the_rule(own, decay):
     steps = [torch.tensor(float(k), dtype=torch.float64) for k in (0, 3, 100)]
     settings = torch.tensor([1e-3, 0.9, 0.999, 1e-8, decay], dtype=torch.float64).unbind()
     expected = adam.update(*columns, steps, *settings)
-    actual = updates.run_adam(own, False, *columns, steps, *settings)
+    actual = updates.adam_update(own, False, *columns, steps, *settings)
     for value, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(value, wanted, rtol=1e-6, atol=1e-7)
     assert [step.item() for step in steps] == [0, 3, 100]
-    updates.run_adam(own, True, *columns, steps, *settings)
+    updates.adam_update(own, True, *columns, steps, *settings)
     assert torch.equal(columns[0][1], actual[1])
 
 
@@ -193,12 +193,12 @@ def test_sgd_is_the_rule(own, decay, nesterov):
     settings = torch.tensor([1e-2, 0.9, 0.8, decay, nesterov], dtype=torch.float64).unbind()
     before = [each.clone() for column in columns for each in column]
     expected = sgd.update(*columns, *settings)
-    actual = updates.run_sgd(own, False, *columns, *settings)
+    actual = updates.sgd_update(own, False, *columns, *settings)
     for value, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(value, wanted, rtol=1e-6, atol=1e-6)  # terms up to 4
     given = [each for column in columns for each in column]
     assert all(torch.equal(one, other) for one, other in zip(given, before, strict=True))
-    updates.run_sgd(own, True, *columns, *settings)
+    updates.sgd_update(own, True, *columns, *settings)
     assert torch.equal(columns[0][1], actual[1])
     assert torch.equal(columns[2][1], actual[4])
 

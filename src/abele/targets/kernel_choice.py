@@ -19,7 +19,7 @@ _REASONS = {
     TORCH: "torch's kernel: ours do not compute it, or are slower with these sizes",
     NOBODY: "nothing is computed: a view, or a part of what another kernel writes",
     LOOP: "an expression per element, in one loop with those that read or make the same tensors",
-    "adam": "all tensors in one call, each read and written once",
+    "adam_update": "all tensors in one call, each read and written once",
     "attention": "float32 without mask and dropout: our kernel keeps scores in the cache",
     "channels": "sums of channels and the loops around them: each block of channels is read once",
     "column_sums": "sums by blocks of threads: parts of launches with loops beside them",
@@ -34,7 +34,7 @@ _REASONS = {
     "pointwise_convolution": "1x1 with enough channels: our kernel computes it as a product",
     "product": "too small for our kernel of products, or not in float32: the library's",
     "abele_recurrent": "all time steps of the layer: our kernel",
-    "sgd": "all tensors in one call, each read and written once",
+    "sgd_update": "all tensors in one call, each read and written once",
     "winograd_convolution": "3x3 with enough channels: ours needs half of the multiplications",
 }
 

@@ -57,7 +57,9 @@ CASES = {
         lambda x, y: F.mse_loss(x.transpose(0, 2), y.transpose(0, 2)), (X, Y), gradients=True
     ),
     "certain probabilities": Case(
-        lambda p: F.binary_cross_entropy(p.round(), p, reduction="none"), (PROBABILITIES,), True
+        lambda p: F.binary_cross_entropy(p.round(), p.detach(), reduction="none"),
+        (PROBABILITIES,),
+        gradients=True,
     ),
     **{
         f"{f.__name__} over {dim}": Case(

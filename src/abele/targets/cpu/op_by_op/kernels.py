@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -42,3 +43,16 @@ class OwnKernel:
     function: Callable[[_Node, ctypes.CDLL, bool], Callable[..., Any]]
     suits: Callable[[_Node], bool] = _always
     over: int | None = None
+
+
+def of_library(
+    operator: Any, kind: str, function: Callable[..., Any], over: int | None = None
+) -> OwnKernel:
+    """Return the row of a function of the library, whether it may overwrite, and the arguments."""
+    return OwnKernel(
+        operator=operator,
+        name=function.__name__,
+        kind=kind,
+        function=lambda node, library, overwrite: functools.partial(function, library, overwrite),
+        over=over,
+    )

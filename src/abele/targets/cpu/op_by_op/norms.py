@@ -16,7 +16,7 @@ import torch
 from abele.kernels.binding import Norm
 from abele.kernels.on_tensors import channels_last, dense, threads_worth
 from abele.ops import norm_activation as operators
-from abele.targets.cpu.op_by_op.kernels import OwnKernel
+from abele.targets.cpu.op_by_op.kernels import of_library
 
 Tensor = torch.Tensor
 _Results = tuple[Tensor, ...]
@@ -142,20 +142,10 @@ def scale_shift_activation(library: ctypes.CDLL, overwrite: bool, *given: Any) -
     return y
 
 
-def _row(operator: Any, function: Callable[..., Any], over: int) -> OwnKernel:
-    return OwnKernel(
-        operator=operator,
-        name=function.__name__,
-        kind="norms",
-        function=lambda node, library, overwrite: functools.partial(function, library, overwrite),
-        over=over,
-    )
-
-
 NORMS = (
-    _row(operators.forward, norm_activation, 0),
-    _row(operators.backward, norm_activation_backward, 0),
-    _row(operators.of_sum, norm_sum_activation, 5),
-    _row(operators.of_sum_backward, norm_sum_activation_backward, 0),
-    _row(operators.evaluation, scale_shift_activation, 0),
+    of_library(operators.forward, "norms", norm_activation, 0),
+    of_library(operators.backward, "norms", norm_activation_backward, 0),
+    of_library(operators.of_sum, "norms", norm_sum_activation, 5),
+    of_library(operators.of_sum_backward, "norms", norm_sum_activation_backward, 0),
+    of_library(operators.evaluation, "norms", scale_shift_activation, 0),
 )

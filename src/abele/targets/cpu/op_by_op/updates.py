@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -14,7 +13,7 @@ from abele.kernels.on_tensors import dense
 from abele.ops import adam, sgd
 from abele.program import is_getitem
 from abele.program.aliasing import aliases_of_calls
-from abele.targets.cpu.op_by_op.kernels import OwnKernel
+from abele.targets.cpu.op_by_op.kernels import of_library
 
 aten = torch.ops.aten
 
@@ -73,7 +72,7 @@ def erase_copies(copies: Sequence[_Node]) -> None:
         each.graph.erase_node(result)
 
 
-def run_adam(library: ctypes.CDLL, overwrite: bool, *given: Any) -> list[torch.Tensor]:
+def adam_update(library: ctypes.CDLL, overwrite: bool, *given: Any) -> list[torch.Tensor]:
     """Compute ``abele::adam``; may write over parameters and state."""
     *columns, rate, beta1, beta2, eps, decay = given
     params, grads, first, second, steps = _writable(columns, overwrite=overwrite)
@@ -84,7 +83,7 @@ def run_adam(library: ctypes.CDLL, overwrite: bool, *given: Any) -> list[torch.T
     return [*params, *first, *second, *steps]
 
 
-def run_sgd(library: ctypes.CDLL, overwrite: bool, *given: Any) -> list[torch.Tensor]:
+def sgd_update(library: ctypes.CDLL, overwrite: bool, *given: Any) -> list[torch.Tensor]:
     """Compute ``abele::sgd``; may write over parameters and velocities."""
     *columns, rate, momentum, rest, decay, nesterov = given
     params, grads, velocities = _writable(columns, overwrite=overwrite)
@@ -114,13 +113,7 @@ def _threads(library: ctypes.CDLL, params: list[torch.Tensor]) -> int:
     return threads_for(library, sum(each.numel() for each in params))
 
 
-def _row(operator: Any, kind: str, function: Callable[..., Any]) -> OwnKernel:
-    return OwnKernel(
-        operator=operator,
-        name=kind,
-        kind=kind,
-        function=lambda node, library, overwrite: functools.partial(function, library, overwrite),
-    )
-
-
-UPDATES = (_row(adam.update, "adam", run_adam), _row(sgd.update, "sgd", run_sgd))
+UPDATES = (
+    of_library(adam.update, "adam", adam_update),
+    of_library(sgd.update, "sgd", sgd_update),
+)
