@@ -74,20 +74,25 @@ def literal(value: Any, dtype: torch.dtype) -> str:
     return f"{name}({int(value)})"
 
 
-def plain(text: str, operands: int, **fixed: Any) -> Callable[..., Form]:
-    """Return a form of the first ``operands`` arguments; further ones do not matter.
+def plain(text: str, operands: int) -> Callable[..., Form]:
+    """Return a form of the first ``operands`` arguments; further ones do not matter."""
+    return picked(text, *range(operands))
+
+
+def picked(text: str, *positions: int, defaults: tuple[Any, ...] = ()) -> Callable[..., Form]:
+    """Return a form of some arguments.
 
     Args:
         text: ``{0}``, ``{1}`` ... are the operands.
-        operands: how many.
-        fixed: values that keyword arguments must have.
+        positions: of the operands among the operator's arguments.
+        defaults: of all these arguments.
     """
 
     def form(*given: Any, **options: Any) -> Form:
-        for name, value in fixed.items():
-            if options.get(name, value) != value:
-                raise NotImplementedError(name)
-        return given[:operands], text.format
+        values = (*given, *defaults[len(given) :])
+        if options or len(values) <= max(positions):
+            raise NotImplementedError(options)
+        return [values[position] for position in positions], text.format
 
     return form
 
@@ -103,10 +108,6 @@ def _inverted(x: Any) -> Form:
     return (x,), f"({sign}{{0}})".format
 
 
-def _masked_fill(x: Any, mask: Any, value: Any) -> Form:
-    return (mask, value, x), "({0} ? {1} : {2})".format
-
-
 def _filled(value: Any) -> Callable[..., Form]:
     def form(*_: Any, **__: Any) -> Form:
         return (value,), "{0}".format
@@ -114,17 +115,9 @@ def _filled(value: Any) -> Callable[..., Form]:
     return form
 
 
-def _second(_: Any, value: Any, *__: Any, **___: Any) -> Form:
-    return (value,), "{0}".format
-
-
-def _value_alone(_: Any, __: Any, value: Any, *___: Any, **____: Any) -> Form:
-    return (value,), "{0}".format
-
-
 _CHOICE = Rule(plain("({0} ? {1} : {2})", 3), mask=True)
-_SECOND = Rule(_second)
-_THIRD = Rule(_value_alone)
+_SECOND = Rule(picked("{0}", 1))
+_MASKED_FILL = Rule(picked("({0} ? {1} : {2})", 1, 2, 0), mask=True)
 
 _CHOICES: dict[Any, Rule] = {
     **{
@@ -150,8 +143,8 @@ _CHOICES: dict[Any, Rule] = {
     aten.where.ScalarSelf: _CHOICE,
     aten.where.ScalarOther: _CHOICE,
     aten.where.Scalar: _CHOICE,
-    aten.masked_fill.Scalar: Rule(_masked_fill, mask=True),
-    aten.masked_fill.Tensor: Rule(_masked_fill, mask=True),
+    aten.masked_fill.Scalar: _MASKED_FILL,
+    aten.masked_fill.Tensor: _MASKED_FILL,
     **{
         getattr(aten, f"{prefix}{name}{suffix}").default: Rule(_filled(value))
         for name, value in (("zeros", 0), ("ones", 1))
@@ -164,7 +157,7 @@ _CHOICES: dict[Any, Rule] = {
     aten.fill.Tensor: _SECOND,
     aten.full.default: _SECOND,
     aten.full_like.default: _SECOND,
-    aten.new_full.default: _THIRD,
+    aten.new_full.default: Rule(picked("{0}", 2)),
     aten.scalar_tensor.default: Rule(plain("{0}", 1)),
 }
 
@@ -179,10 +172,6 @@ def _gelu_backward(grad: Any, x: Any, approximate: str = "none") -> Form:
 
 def _tangent(approximate: str) -> str:
     return "true" if approximate == "tanh" else "false"
-
-
-def _leaky(x: Any, slope: Any = 0.01) -> Form:
-    return (x, slope), "({0} > 0 ? {0} : {0} * {1})".format
 
 
 def _leaky_backward(grad: Any, x: Any, slope: Any, from_result: bool) -> Form:
@@ -205,15 +194,7 @@ def _elu_backward(grad: Any, alpha: Any, scale: Any, inner: Any, is_result: bool
     return (grad, x, alpha * scale, scale, inner), text.format
 
 
-def _with_defaults(text: str, *defaults: float) -> Callable[..., Form]:
-    """Return a form whose last arguments have defaults."""
-
-    def form(x: Any, *given: Any) -> Form:
-        return (x, *given, *defaults[len(given) :]), text.format
-
-    return form
-
-
+_UNIT = (None, -1.0, 1.0)
 _SIMPLE = {
     aten.relu.default: ("abele::relu({0})", 1),
     aten.threshold_backward.default: ("({1} <= {2} ? 0 : {0})", 3),
@@ -238,17 +219,19 @@ _ACTIVATIONS: dict[Any, Rule] = {
     **{target: Rule(plain(*form), floating=True) for target, form in _SIMPLE.items()},
     aten.gelu.default: Rule(_gelu, floating=True),
     aten.gelu_backward.default: Rule(_gelu_backward, floating=True),
-    aten.leaky_relu.default: Rule(_leaky, floating=True),
+    aten.leaky_relu.default: Rule(
+        picked("({0} > 0 ? {0} : {0} * {1})", 0, 1, defaults=(None, 0.01)), floating=True
+    ),
     aten.leaky_relu_backward.default: Rule(_leaky_backward, floating=True),
     aten.elu.default: Rule(_elu, floating=True),
     aten.celu.default: Rule(_celu, floating=True),
     aten.elu_backward.default: Rule(_elu_backward, floating=True),
     aten.hardtanh.default: Rule(
-        _with_defaults("abele::not_above(abele::not_below({0}, {1}), {2})", -1.0, 1.0),
+        picked("abele::not_above(abele::not_below({0}, {1}), {2})", 0, 1, 2, defaults=_UNIT),
         floating=True,
     ),
     aten.softplus.default: Rule(
-        _with_defaults("abele::softplus({0}, {1}, {2})", 1.0, 20.0), floating=True
+        picked("abele::softplus({0}, {1}, {2})", 0, 1, 2, defaults=(None, 1.0, 20.0)), floating=True
     ),
 }
 
