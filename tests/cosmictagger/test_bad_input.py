@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from abele.storage import atomic, temporary
+from abele.storage import atomic
 from cosmictagger import checkpoints
 from cosmictagger.cli import main
 from cosmictagger.data import generator
