@@ -15,7 +15,7 @@ def implements(name: str, schema: str) -> Callable[[_Function], _Function]:
     """Define an operator, and return a decorator for the function that computes it on any device.
 
     Args:
-        name: the operator's qualified name, such as ``abele::adam``.
+        name: the operator's qualified name, such as ``abele::ctc_loss``.
         schema: its arguments and results.
     """
     library: Any = torch.library
@@ -27,7 +27,7 @@ def shapes_of(name: str) -> Callable[[_Function], _Function]:
     """Return a decorator for the function that computes an operator's results without data.
 
     Args:
-        name: the operator's qualified name, such as ``abele::adam``.
+        name: the operator's qualified name, such as ``abele::ctc_loss``.
     """
     # Torch notes the caller's line, and Python would look through the files of all modules for the
     # one that is calling: 40 ms.

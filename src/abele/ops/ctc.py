@@ -9,7 +9,6 @@ or in its last label. Importing this module registers the operators.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, cast
 
 import numpy as np
@@ -169,10 +168,8 @@ def _search(
     paths = np.full((batch, top_paths, time), blank, dtype=np.int32)
     num_steps: list[int] = cast("Any", lengths).tolist()
     for sample, length in enumerate(num_steps):
-        search = _Search(blank, beam_width)
-        for step in range(min(max(length, 0), time)):
-            search.advance(host[step, sample])
-        for rank, (score, labels) in enumerate(search.best(top_paths)):
+        known = host[: max(length, 0), sample]
+        for rank, (score, labels) in enumerate(_best(known, blank, beam_width, top_paths)):
             scores[sample, rank], sizes[sample, rank] = score, len(labels)
             paths[sample, rank, : len(labels)] = labels
     device = log_probs.device
@@ -199,87 +196,47 @@ def _search_shape(
 beam_search = torch.ops.abele.ctc_beam_search.default
 
 
-@dataclasses.dataclass
-class _Beams:
-    """The beams of one sample, one entry each.
+def _best(log_probs: Any, blank: int, width: int, count: int) -> list[tuple[float, list[int]]]:
+    """Return log probability and labels of the best beams of one sample, the best first.
 
-    Attributes:
-        node: the label sequence, as a node of the tree of all that were ever kept.
-        parent: the sequence without its last label; -1 for the empty one.
-        label: its last label; -1 for the empty one.
-        blank: log probability of the alignments that end in a blank.
-        spoken: of those that end in the last label.
+    Args:
+        log_probs: ``[time, classes]``.
+        blank: the class between labels.
+        width: beams that are kept after each step.
+        count: beams that are returned.
     """
-
-    node: Any
-    parent: Any
-    label: Any
-    blank: Any
-    spoken: Any
-
-    @property
-    def total(self) -> Any:
-        return np.logaddexp(self.blank, self.spoken)
-
-
-class _Search:
-    def __init__(self, blank: int, width: int):
-        self.blank, self.width = blank, width
-        self.tree: list[tuple[int, int]] = [(-1, -1)]  # parent and label of each node
-        self.children: dict[tuple[int, int], int] = {}
-        first = np.array([-1])
-        self.beams = _Beams(np.array([0]), first, first, np.zeros(1), np.full(1, -np.inf))
-
-    def advance(self, log_probs: Any) -> None:
-        """Extend the beams by a time step with these log probabilities by class."""
-        beams, count = self.beams, len(self.beams.node)
-        repeated = np.where(beams.label >= 0, log_probs[beams.label], -np.inf)
-        blank = beams.total + log_probs[self.blank]
-        spoken = beams.spoken + repeated
-        grown = beams.total[:, None] + log_probs[None, :]
+    beams: list[tuple[int, ...]] = [()]  # label sequences
+    # Log probabilities of the alignments that end in a blank, and of those that end in a label.
+    silent, spoken = np.zeros(1), np.full(1, -np.inf)
+    for step in log_probs:
+        last = np.array([beam[-1] if beam else -1 for beam in beams])
+        repeated = np.where(last >= 0, step[last], -np.inf)
+        total = np.logaddexp(silent, spoken)
+        silent_now, spoken_now = total + step[blank], spoken + repeated
+        grown = total[:, None] + step[None, :]
         # The same label again is another one only behind a blank.
-        named = np.flatnonzero(beams.label >= 0)
-        grown[named, beams.label[named]] = beams.blank[named] + repeated[named]
-        grown[:, self.blank] = -np.inf
+        named = np.flatnonzero(last >= 0)
+        grown[named, last[named]] = silent[named] + repeated[named]
+        grown[:, blank] = -np.inf
         # A beam that grows into another one adds to it.
-        child, parent = np.nonzero(beams.parent[:, None] == beams.node[None, :])
-        last = beams.label[child]
-        spoken[child] = np.logaddexp(spoken[child], grown[parent, last])
-        grown[parent, last] = -np.inf
-        candidates = np.concatenate([np.logaddexp(blank, spoken), grown.ravel()])
-        best = _largest(candidates, self.width)
-        stay, grow = best[best < count], best[best >= count] - count
-        self._keep(blank, spoken, grown, stay, *np.divmod(grow, grown.shape[1]))
-
-    def _keep(self, blank: Any, spoken: Any, grown: Any, stay: Any, rows: Any, labels: Any) -> None:
-        beams = self.beams
-        parents = beams.node[rows]
-        nodes = [self._child(*pair) for pair in zip(parents.tolist(), labels.tolist(), strict=True)]
-        self.beams = _Beams(
-            np.concatenate([beams.node[stay], np.array(nodes, dtype=np.int64)]),
-            np.concatenate([beams.parent[stay], parents]),
-            np.concatenate([beams.label[stay], labels]),
-            np.concatenate([blank[stay], np.full(len(rows), -np.inf)]),
-            np.concatenate([spoken[stay], grown[rows, labels]]),
+        index = {beam: at for at, beam in enumerate(beams)}
+        for child, beam in enumerate(beams):
+            parent = index.get(beam[:-1]) if beam else None
+            if parent is not None:
+                spoken_now[child] = np.logaddexp(spoken_now[child], grown[parent, beam[-1]])
+                grown[parent, beam[-1]] = -np.inf
+        best = _largest(
+            np.concatenate([np.logaddexp(silent_now, spoken_now), grown.ravel()]), width
         )
-
-    def _child(self, parent: int, label: int) -> int:
-        node = self.children.setdefault((parent, label), len(self.tree))
-        if node == len(self.tree):
-            self.tree.append((parent, label))
-        return node
-
-    def best(self, count: int) -> list[tuple[float, list[int]]]:
-        """Log probability and labels of the best beams, the best first."""
-        total = self.beams.total
-        return [(float(total[i]), self._labels(self.beams.node[i])) for i in _largest(total, count)]
-
-    def _labels(self, node: int) -> list[int]:
-        labels: list[int] = []
-        while node:
-            node, label = self.tree[node]
-            labels.append(label)
-        return labels[::-1]
+        stay = best[best < len(beams)]
+        rows, labels = np.divmod(best[best >= len(beams)] - len(beams), grown.shape[1])
+        pairs: Any = zip(rows.tolist(), labels.tolist(), strict=True)
+        longer: list[tuple[int, ...]] = [(*beams[row], label) for row, label in pairs]
+        beams = [beams[at] for at in stay] + longer
+        silent = np.concatenate([silent_now[stay], np.full(len(rows), -np.inf)])
+        spoken = np.concatenate([spoken_now[stay], grown[rows, labels]])
+    total = np.logaddexp(silent, spoken)
+    return [(float(total[at]), [*beams[at]]) for at in _largest(total, count)]
 
 
 def _largest(values: Any, count: int) -> Any:

@@ -45,6 +45,7 @@ _FOLLOWERS = {
     aten.leaky_relu.default,
     aten.leaky_relu_backward.default,
     aten.threshold_backward.default,
+    aten._native_batch_norm_legit_no_training.default,
     aten.max_pool2d_with_indices.default,
     aten.max_pool2d_with_indices_backward.default,
     aten.avg_pool2d.default,
