@@ -83,19 +83,6 @@ def test_a_cached_executable_gives_the_same_bits_without_a_compiler(tmp_path, mo
     assert_same_bits(*results)
 
 
-def test_a_lowering_that_shrinks_what_is_counted_does_not_change_the_choice(tmp_path, monkeypatch):
-    monkeypatch.setattr(choice, "LARGE_IMAGE", 2000)
-    monkeypatch.setattr(choice, "LEAST_CONVOLUTIONS", 8)
-    model, batches, cache = planes(), events(2), ExecutableCache(tmp_path)
-    wanted = run(started(model, batches[0], adam(model), target="cpu")[0], batches)
-    monkeypatch.setattr(choice, "LEAST_CONVOLUTIONS", 10)
-    for expected in ("miss", "hit"):
-        session, record = started(model, batches[0], adam(model), target="cpu", cache=cache)
-        assert (record.cache, names(record)) == (expected, {"step": "op_by_op"})
-        assert choice.why(session.executable.programs[0]) is None
-        assert_same_bits(run(session, batches), wanted)
-
-
 @pytest.mark.parametrize("momentum", [None, 0.9])
 def test_other_optimizers_and_relu_train_too(momentum):
     model, batches = planes(slope=0.0), events(2)
