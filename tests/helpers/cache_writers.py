@@ -20,10 +20,10 @@ CONFIG = StepConfig(training=False)
 
 
 def killed(programs, folder: Path) -> None:
-    """Kill 10 writers at random moments; print how many, and how many files load."""
+    """Kill 10 writers at random moments; print how many left half a file, and how many load."""
     target = Keeping(padding=8_000_000)
     made, _ = build(programs, CONFIG, target=target)
-    dice = random.Random(0)
+    dice, halves = random.Random(0), set()
     for number in range(10):
         child = os.fork()
         if child == 0:
@@ -32,10 +32,11 @@ def killed(programs, folder: Path) -> None:
         time.sleep(dice.uniform(0.001, 0.03))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        halves |= set(folder.glob("*.part"))  # the next writer deletes it
     paths = list(folder.glob("*.abele"))
     for path in paths:
         executable_file.load(path, made.programs, made.key_parts, target)
-    print(number + 1, len(paths))
+    print(len(halves), len(paths))
 
 
 def together(programs, folder: Path) -> None:

@@ -208,12 +208,10 @@ def writers(job, folder):
 
 
 def test_a_process_killed_while_writing_leaves_nothing_that_is_loaded(tmp_path):
-    killed, whole = map(int, writers("killed", tmp_path))
-    assert killed == 10
-    partial = list(tmp_path.glob("*.part"))
-    assert partial, "no process was killed in the middle: the test shows nothing"
+    halves, whole = map(int, writers("killed", tmp_path))
+    assert halves, "no process was killed in the middle: the test shows nothing"
     assert whole == len(list(tmp_path.glob("*.abele")))
-    assert len(list(tmp_path.iterdir())) == whole + len(partial)
+    assert len(list(tmp_path.glob("*.part"))) <= 1
 
 
 def test_stale_partial_files_do_no_harm(programs, isolated_cache):
