@@ -16,7 +16,7 @@ STATUS = {Verdict.MATCH: 0, Verdict.MODIFIED: 0, Verdict.MANUAL: 3, Verdict.BLOC
 
 
 _DEEP = (
-    "a statement of {} is nested too deeply: a sum of hundreds of terms or a chain of as many "
+    "a statement of {} is nested too deeply: a sum of thousands of terms or a chain of as many "
     "calls, for example. Write it in parts, or read the data from a file"
 )
 

@@ -126,7 +126,7 @@ def test_what_is_no_program_gets_a_sentence_and_nothing_is_written(text, tmp_pat
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("deep", [" + ".join(["x"] * 400), "x" + ".f()" * 200])
+@pytest.mark.parametrize("deep", [" + ".join(["x"] * 4000), "x" + ".f()" * 3000])
 def test_what_is_nested_too_deeply_is_named(deep, tmp_path, capsys):
     (tmp_path / "run.py").write_text(f"x = 1\ny = {deep}\n")
     status, out, err = ported(capsys, tmp_path / "run.py", "-o", tmp_path / "new")
