@@ -71,6 +71,9 @@ _COMMANDS = {
 }
 
 
+_ALIASES = {"why-different": "diff"}  # names that commands had before
+
+
 class _Formatter(argparse.HelpFormatter):
     """Wraps descriptions, and leaves lines of examples as they are."""
 
@@ -85,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command whose answer may be 1; 130 after Ctrl-C, 141 where nobody reads what it prints.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    words[:1] = [_ALIASES.get(word, word) for word in words[:1]]
     try:
         return _run(words)
     except BrokenPipeError:

@@ -282,7 +282,7 @@ def library_for(folder, *flags):
     # GCC says of vectors in template arguments what -Wno-psabi says already.
     warnings = "-Wall", "-Wextra", "-Werror", "-Wno-ignored-attributes"
     flags = *usual, *warnings, *flags
-    objects = build.compiled(COMPILER, str(folder), sources.KERNELS, flags)
+    objects = build.compile_with(COMPILER, str(folder), sources.KERNELS, flags)
     path = folder / "kernels.so"
     subprocess.run([COMPILER, "-shared", "-fopenmp", "-o", str(path), *objects], check=True)
     return binding.bound(path)

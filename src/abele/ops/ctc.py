@@ -232,7 +232,7 @@ def _best(log_probs: Any, blank: int, width: int, count: int) -> list[tuple[floa
         rows, labels = np.divmod(best[best >= len(beams)] - len(beams), grown.shape[1])
         pairs: Any = zip(rows.tolist(), labels.tolist(), strict=True)
         longer: list[tuple[int, ...]] = [(*beams[row], label) for row, label in pairs]
-        beams = [beams[at] for at in stay] + longer
+        beams = [beams[int(at)] for at in stay] + longer
         silent = np.concatenate([silent_now[stay], np.full(len(rows), -np.inf)])
         spoken = np.concatenate([spoken_now[stay], grown[rows, labels]])
     total = np.logaddexp(silent, spoken)
