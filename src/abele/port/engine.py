@@ -64,6 +64,7 @@ class Port:
 
 #: Findings of lines at which training has fewer rows than the original.
 _LEAVE_OUT = frozenset(("ABP204", "ABP207"))
+_MISSING = "ABP601"  # a module that is not here, which is always named
 _LEFT_OUT = (
     "The program is ported. Rows at the end of an epoch may be left out, at the lines with {}: "
     "choose a batch_size that divides the number of rows if that is not meant."
@@ -113,7 +114,7 @@ def summary(result: Port, verbose: bool = False) -> str:
         verbose: whether lines that are changed, or stay and are worth a word, are named, too.
     """
     some = {*result.unfinished, *result.left_out}
-    findings = [each for each in result.findings if verbose or each in some]
+    findings = [e for e in result.findings if verbose or e in some or e.code == _MISSING]
     lines = [each.with_line() for each in findings]
     counts = collections.Counter(each.verdict for each in result.findings)
     counted = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict)

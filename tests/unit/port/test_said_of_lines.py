@@ -2,7 +2,7 @@
 
 import pytest
 
-from abele.port.engine import port
+from abele.port.engine import port, summary
 from abele.port.finding import Verdict
 from abele.port.project import Project
 from abele.port.source import Source
@@ -33,10 +33,15 @@ with torch.no_grad():
 """
 
 
-def said(code, rows=40, start="", end=""):
-    """What is said with a code."""
+def ported(rows=40, start="", end=""):
+    """The port of the program with some lines more."""
     text = PROGRAM.format(rows=rows, start=start, end=end)
-    findings = port(Project([Source("train.py", text)])).findings
+    return port(Project([Source("train.py", text)]))
+
+
+def said(code, **more):
+    """What is said with a code."""
+    findings = ported(**more).findings
     return [each for each in findings if each.code == code]
 
 
@@ -87,7 +92,8 @@ def test_a_module_that_is_missing_is_named(line, named):
     assert [each.reason.split(" is not here")[0] for each in missing] == (
         [f"the module {named}"] if named else []
     )
-    assert all(each.verdict is Verdict.MANUAL for each in missing)
+    assert all(each.verdict is Verdict.MATCH for each in missing)
+    assert ("is not here, and what" in summary(ported(start=line))) == bool(named)
 
 
 def test_an_evaluation_asks_for_the_rows_of_a_batch():

@@ -120,7 +120,7 @@ def _say_missing(context: Context, source: Source) -> None:
             top = name if name.startswith(".") else name.split(".")[0]
             known = context.project.has(source, top) or top in sys.modules
             if not known and (top.startswith(".") or importlib.util.find_spec(top) is None):
-                context.say(source, node, "ABP601", Verdict.MANUAL, _MISSING.format(name))
+                context.say(source, node, "ABP601", Verdict.MATCH, _MISSING.format(name))
 
 
 _MISSING = (
