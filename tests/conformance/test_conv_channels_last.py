@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from abele.errors import CorruptExecutable
-from abele.kernels import binding, build, self_test, sources
+from abele.kernels import binding, self_test, sources
 from abele.kernels.binding import Conv
-from helpers.kernel_library import COMPILER, NEEDS_COMPILER, error, replacement
+from helpers.kernel_library import COMPILER, NEEDS_COMPILER, compiled, error, replacement
 
 aten = torch.ops.aten
 pytestmark = NEEDS_COMPILER
@@ -55,20 +55,20 @@ class Case:
     def __str__(self):
         return f"{self.kind}-{self.sizes}"
 
-    def described(self):
+    def described(self, slope=1.0):
         (images, inputs, height, width), (out, *_), *_ = self.shapes
         sizes = images, inputs, height, width, out, self.kernel, self.kernel
-        return Conv(*sizes, 1, 1, self.padding, self.padding, 1, 1.0)
+        return Conv(*sizes, 1, 1, self.padding, self.padding, 1, slope)
 
     def functions(self, own):
         name = {"direct": "conv", "winograd": "winograd"}[self.kind]
         return getattr(own, f"abele_{name}_forward"), getattr(own, f"abele_{name}_backward")
 
-    def forward(self, own, *, bias=True, threads=1):
+    def forward(self, own, *, bias=True, slope=1.0, threads=1):
         memory, y = guarded(self.shapes[3], image=True)
         start = self.bias.data_ptr() if bias else None
         pointers = self.x.data_ptr(), self.weight.data_ptr(), start, y.data_ptr()
-        self.functions(own)[0](self.described(), *pointers, threads)
+        self.functions(own)[0](self.described(slope), *pointers, threads)
         assert whole(memory)
         return y
 
@@ -97,13 +97,13 @@ class Case:
             assert all(map(whole, given.values()))
         return results
 
-    def exactly(self, *, bias=True, dtype=torch.float64):
+    def exactly(self, *, bias=True, slope=1.0, dtype=torch.float64):
         """Result and gradients by torch, in the default order of memory."""
         padding = [self.padding] * 2
         x, weight, grad = (e.to(dtype).contiguous() for e in (self.x, self.weight, self.grad))
         y = aten.conv2d(x, weight, self.bias.to(dtype) if bias else None, [1, 1], padding)
         rest = [len(self.bias)], [1, 1], padding, [1, 1], False, [0, 0], 1, [True] * 3
-        return y, *aten.convolution_backward(grad, x, weight, *rest)
+        return torch.where(y > 0, y, y * slope), *aten.convolution_backward(grad, x, weight, *rest)
 
 
 def guarded(shape, *, image):
@@ -282,7 +282,7 @@ def library_for(folder, *flags):
     # GCC says of vectors in template arguments what -Wno-psabi says already.
     warnings = "-Wall", "-Wextra", "-Werror", "-Wno-ignored-attributes"
     flags = *usual, *warnings, *flags
-    objects = build.compile_with(COMPILER, str(folder), sources.KERNELS, flags)
+    objects = compiled(folder, sources.KERNELS, flags)
     path = folder / "kernels.so"
     subprocess.run([COMPILER, "-shared", "-fopenmp", "-o", str(path), *objects], check=True)
     return binding.bound(path)

@@ -14,7 +14,7 @@ from abele.compile import native
 from abele.errors import CompilerError
 from abele.kernels import binding, build, sources
 from abele.targets.cpu.compiler import instruction_set
-from helpers.kernel_library import COMPILER, NEEDS_COMPILER, kernels
+from helpers.kernel_library import COMPILER, NEEDS_COMPILER, compiled, kernels
 
 pytestmark = NEEDS_COMPILER
 
@@ -102,15 +102,15 @@ def test_a_convolution_wakes_threads_sooner_where_they_have_samples_of_their_own
 def test_a_call_without_memory_is_an_error():
     library = kernels()
     norm = binding.Norm(1, 2**58, 0.1, 1e-5, 1.0)
-    with pytest.raises(MemoryError, match="abele_norm_apply found no memory"):
-        library.abele_norm_apply(norm, *[None] * 5, 1)
+    with pytest.raises(MemoryError, match="abele_scale_shift found no memory"):
+        library.abele_scale_shift(norm, None, None, None, None, 1)
 
 
 def test_a_compiler_that_fails_is_named_and_quoted(tmp_path):
     broken = tmp_path / "broken.cpp"
     broken.write_text("#error this is not C++\n")
     with pytest.raises(CompilerError, match="could not be compiled") as caught:
-        build.compiled(COMPILER, str(tmp_path), [str(broken)])
+        compiled(tmp_path, [broken])
     assert "this is not C++" in caught.value.log
 
 
@@ -145,7 +145,7 @@ def test_the_library_is_compiled_once(cache_folder):
 
 @pytest.fixture
 def two_sources(cache_folder, monkeypatch):
-    monkeypatch.setattr(build, "KERNELS", {"calls.cpp": 0.5, "max_pool.cpp": 0.25})
+    monkeypatch.setattr(build, "KERNELS", {"calls.cpp": 0.5, "adam.cpp": 0.25})
     return cache_folder / "abele"
 
 
@@ -166,7 +166,7 @@ def ended_in(source, monkeypatch):
 
 def test_what_a_run_has_compiled_before_it_ended_is_not_compiled_again(two_sources, monkeypatch):
     all_s = build.missing_s(COMPILER, "here")
-    ended_in("max_pool.cpp", monkeypatch)
+    ended_in("adam.cpp", monkeypatch)
     assert build.missing_s(COMPILER, "here") == pytest.approx(all_s - 0.5)
     assert [each.name for each in two_sources.glob("*/*")] == ["calls.cpp.o"]
     make, names = build.make, []
@@ -177,15 +177,15 @@ def test_what_a_run_has_compiled_before_it_ended_is_not_compiled_again(two_sourc
 
     monkeypatch.setattr(build, "make", noted)
     library = build.library(COMPILER, "here")
-    assert names == ["max_pool.cpp.o", library.name]
+    assert names == ["adam.cpp.o", library.name]
 
 
 def test_objects_are_compiled_one_by_one_and_used_by_the_library(two_sources):
     all_s = build.missing_s(COMPILER, "here")
-    assert build.missing_s(COMPILER, "here", ["max_pool.cpp"]) == 0.25
-    (path,) = build.linkable(COMPILER, "here", ["max_pool.cpp"])
-    build.compile_objects(COMPILER, "here", ["max_pool.cpp"])
-    assert build.missing_s(COMPILER, "here", ["max_pool.cpp"]) == 0
+    assert build.missing_s(COMPILER, "here", ["adam.cpp"]) == 0.25
+    (path,) = build.linkable(COMPILER, "here", ["adam.cpp"])
+    build.compile_objects(COMPILER, "here", ["adam.cpp"])
+    assert build.missing_s(COMPILER, "here", ["adam.cpp"]) == 0
     assert build.missing_s(COMPILER, "here") == pytest.approx(all_s - 0.25)
     stamp = Path(path).stat().st_mtime_ns
     build.library(COMPILER, "here")
@@ -193,7 +193,7 @@ def test_objects_are_compiled_one_by_one_and_used_by_the_library(two_sources):
 
 
 def test_what_is_missing_can_be_made_by_another_process(two_sources, tmp_path):
-    build.compile_objects(COMPILER, "here", ["max_pool.cpp"])
+    build.compile_objects(COMPILER, "here", ["adam.cpp"])
     objects, (library,) = build.makings(COMPILER, "here")
     assert [Path(each.path).name for each in objects] == ["calls.cpp.o"]
     assert native._made([objects, [library]], tmp_path) is None
@@ -204,7 +204,7 @@ def test_what_is_missing_can_be_made_by_another_process(two_sources, tmp_path):
 
 
 def test_a_damaged_object_costs_compiling_all_again(two_sources, monkeypatch):
-    ended_in("max_pool.cpp", monkeypatch)
+    ended_in("adam.cpp", monkeypatch)
     (kept,) = two_sources.glob("*/*")
     kept.write_bytes(b"cut off")
     with pytest.raises(CompilerError, match="could not be compiled"):
@@ -235,14 +235,12 @@ def test_a_cache_that_cannot_be_written_costs_only_time(cache_folder):
 def test_what_a_call_could_not_have_does_not_spoil_the_next():
     library = kernels()
     x, scale, y = ((ctypes.c_float * 4)(*values) for values in ([1, 2, 3, 4], [2] * 4, [0] * 4))
+    pointers = [ctypes.addressof(each) for each in (x, scale, scale, y)]
     for rows, channels in ((2, 2), (1, 2**58), (2, 2), (4, 1)):
         norm = binding.Norm(rows, channels, 0.1, 1e-5, 1.0)
-        few = min(channels, 2)
-        statistics = (ctypes.c_float * 6)(*[0] * few, *[1] * few)
-        pointers = [ctypes.addressof(each) for each in (x, scale, scale, statistics, y)]
         if channels > 4:
             with pytest.raises(MemoryError, match="found no memory"):
-                library.abele_norm_apply(norm, *pointers, 1)
+                library.abele_scale_shift(norm, *pointers, 1)
             continue
-        library.abele_norm_apply(norm, *pointers, 1)
+        library.abele_scale_shift(norm, *pointers, 1)
         assert list(y) == [4, 6, 8, 10]

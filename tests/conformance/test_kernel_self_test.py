@@ -22,7 +22,7 @@ from abele.step.config import StepConfig
 from abele.targets.cpu.compiler import instruction_set
 from abele.targets.cpu.emitted import headers
 from abele.targets.cpu.op_by_op.lowering import OpByOp
-from helpers.kernel_library import COMPILER, NEEDS_COMPILER, kernels
+from helpers.kernel_library import COMPILER, NEEDS_COMPILER, compiled, kernels
 from helpers.runs import captured, session_of
 
 pytestmark = NEEDS_COMPILER
@@ -31,11 +31,13 @@ FAST = ("-std=c++17", "-O1", "-march=native", "-fopenmp", "-fPIC", "-Wno-psabi")
 # A kind, a file, what is replaced in it, by what, and in which function that is found first.
 # Those that compile in a second, one of each kind; the others are compiled by --thorough runs.
 FAULTS = [
+    ("adam", "adam.cpp", "i < end", "i + 1 < end", "abele_adam"),
     ("pools", "max_pool.cpp", "i < columns; ++i) one", "i < 7; ++i) one", "abele_max_pool"),
     ("recurrent", "recurrent.cpp", "step + layer.reverse;", "step;", "abele_recurrent"),
     ("upsampling", "upsample.cpp", "i < 2 * p.width", "i < 2 * p.width - 1", "abele_upsample"),
 ]
 FURTHER = [
+    ("sgd", "sgd.cpp", "p[i] -= rate", "p[i] += rate", "abele_sgd"),
     ("pools", "max_pool.cpp", "; c < channels", "; c + 1 < channels", "abele_max_pool"),
     ("recurrent", "recurrent.cpp", "* cells_before[u]", "* cells_before[0]", "abele_"),
     ("recurrent", "recurrent.cpp", "candidate * reset", "candidate", "abele_recurrent_backward"),
@@ -46,6 +48,7 @@ FURTHER = [
     ("products", "tiles.h", "; p < k; ++p)\n    for", "; p < 0;)\n    for", "abele_product"),
     ("rows", "tables.h", "k < last; ++k) to[k]", "k < 9; ++k) to[k]", "abele_embedding_backward"),
     ("rows", "losses.h", "i < size; ++i) y[i] /=", "i < 16; ++i) y[i] /=", "abele_softmax"),
+    ("patches", "conv_patches.cpp", "p < pixels;", "p + 1 < pixels;", "abele_patches_spread"),
     (
         "winograd",
         "winograd_tiles.h",
@@ -53,6 +56,7 @@ FURTHER = [
         "(void)rest",
         "abele_winograd_",
     ),
+    ("pointwise", "conv_pointwise.cpp", "* stride_height;", ";", "abele_pointwise_forward"),
     (
         "convolutions",
         "conv_pixels.cpp",
@@ -123,7 +127,7 @@ def test_a_fault_is_found(kind, file, old, new, function, tmp_path):
     own, *others = sources.KINDS[kind]
     if file in others:
         own, others = file, [each for each in sources.KINDS[kind] if each != file]
-    objects = build.compiled(COMPILER, str(tmp_path), [str(folder / own)], FAST)
+    objects = compiled(tmp_path, [folder / own], FAST)
     objects += build.linkable(COMPILER, instruction_set(), others)
     library = str(tmp_path / "kind.so")
     subprocess.run([COMPILER, "-shared", "-fopenmp", *objects, "-o", library], check=True)

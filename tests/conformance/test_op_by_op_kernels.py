@@ -10,7 +10,8 @@ from torch.nn import functional as F  # noqa: N812 - torch's own convention
 
 from abele.errors import CorruptExecutable
 from abele.kernels import binding
-from abele.targets.cpu.op_by_op import norms
+from abele.ops import adam, norm_activation, sgd
+from abele.targets.cpu.op_by_op import norms, updates
 from helpers.kernel_library import NEEDS_COMPILER
 
 pytestmark = NEEDS_COMPILER
@@ -73,9 +74,16 @@ def test_weights_and_statistics_may_be_columns(own):
     shape = (2, 8, 12, 12)
     x, *vectors = inputs(shape)
     columns = [torch.stack([torch.full_like(each, 1e3), each], 1)[:, 1] for each in vectors]
-    grad = torch.randn(shape).contiguous(memory_format=torch.channels_last)
-    one, other = (ours(own, x, *v, 0.01, grad) for v in (vectors, columns))
-    assert all(map(torch.equal, one, other))
+    added, grad = (
+        torch.randn(shape).contiguous(memory_format=torch.channels_last) for _ in range(2)
+    )
+    run = functools.partial(norms.scale_shift_activation, own, False)
+    for one, other in (
+        (ours(own, x, *v, 0.01, grad) for v in (vectors, columns)),
+        (ours_of_sum(own, x, *v, added, 0.01, [grad]) for v in (vectors, columns)),
+        ([run(x, *v[:2], 0.01)] for v in (vectors, columns)),
+    ):
+        assert all(map(torch.equal, one, other))
 
 
 @pytest.mark.parametrize(("scale", "offset"), [(0.0, 0.0), (1e-20, 0.0), (1e-4, 1.0), (-1.0, 0.0)])
@@ -110,18 +118,105 @@ def test_what_is_not_finite_shows(own, bad):
     assert y[:, 4].isfinite().all()
 
 
+def exactly_of_sum(x, weight, bias, mean, var, added, slope, grad):
+    """The same in double where something is added before the activation."""
+    leaves = [each.double().requires_grad_() for each in (x, weight, bias, added)]
+    mean, var = mean.double(), var.double()
+    y = F.batch_norm(leaves[0], mean, var, *leaves[1:3], True, MOMENTUM, EPS) + leaves[3]
+    y = F.leaky_relu(y, slope)
+    return [y.detach(), mean, var, *torch.autograd.grad(y, leaves, grad.double())]
+
+
+def ours_of_sum(own, x, weight, bias, mean, var, added, slope, grads, overwrite=False):
+    forward = functools.partial(norms.norm_sum_activation, own, overwrite)
+    backward = functools.partial(norms.norm_sum_activation_backward, own, overwrite)
+    parameters = (x, weight, bias, mean, var, added.clone())
+    y, statistics, new_mean, new_var = forward(*parameters, MOMENTUM, EPS, slope)
+    grad, more = grads[0].clone(), grads[1] if len(grads) > 1 else None
+    of_added, *rest = backward(grad, more, y, x, weight, statistics, slope)
+    return [y, new_mean, new_var, *rest, of_added]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("slope", [0.01, 0.0, 1.0])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_sum_before_the_activation_is_exact_to_a_millionth(own, shape, slope, parts):
+    values = inputs(shape)
+    added, *grads = (
+        torch.randn(shape).contiguous(memory_format=torch.channels_last) for _ in range(1 + parts)
+    )
+    exact = exactly_of_sum(*values, added, slope, sum(grads[1:], grads[0]))
+    for overwrite in (False, True):
+        result = ours_of_sum(own, *values, added, slope, grads, overwrite)
+        for value, wanted in zip(result, exact, strict=True):
+            assert error(value, wanted) < 2e-6
+
+
+def test_the_operators_of_a_sum_are_what_the_kernels_compute(own):
+    shape = (2, 8, 9, 7)
+    values = inputs(shape)
+    added, *grads = (
+        torch.randn(shape).contiguous(memory_format=torch.channels_last) for _ in range(3)
+    )
+    result = ours_of_sum(own, *values, added, 0.01, grads)
+    y, statistics, *rest = norm_activation.of_sum(*values, added, MOMENTUM, EPS, 0.01)
+    x, weight = values[:2]
+    of_added, *more = norm_activation.of_sum_backward(*grads, y, x, weight, statistics, 0.01)
+    for value, wanted in zip(result, [y, *rest, *more, of_added], strict=True):
+        torch.testing.assert_close(value, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_adam_is_the_rule(own, decay):
+    sizes = [(3,), (70_001,), (2, 3, 4)]
+
+    def make(*size):
+        return [torch.rand(shape) for shape in sizes]
+
+    columns = [make() for _ in range(4)]
+    steps = [torch.tensor(float(k), dtype=torch.float64) for k in (0, 3, 100)]
+    settings = torch.tensor([1e-3, 0.9, 0.999, 1e-8, decay], dtype=torch.float64).unbind()
+    expected = adam.update(*columns, steps, *settings)
+    actual = updates.adam_update(own, False, *columns, steps, *settings)
+    for value, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(value, wanted, rtol=1e-6, atol=1e-7)
+    assert [step.item() for step in steps] == [0, 3, 100]
+    updates.adam_update(own, True, *columns, steps, *settings)
+    assert torch.equal(columns[0][1], actual[1])
+
+
+@pytest.mark.parametrize("nesterov", [0.0, 1.0])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_sgd_is_the_rule(own, decay, nesterov):
+    sizes = [(3,), (70_001,), (2, 3, 4)]
+    columns = [[torch.randn(shape) for shape in sizes] for _ in range(3)]
+    settings = torch.tensor([1e-2, 0.9, 0.8, decay, nesterov], dtype=torch.float64).unbind()
+    before = [each.clone() for column in columns for each in column]
+    expected = sgd.update(*columns, *settings)
+    actual = updates.sgd_update(own, False, *columns, *settings)
+    for value, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(value, wanted, rtol=1e-6, atol=1e-6)  # terms up to 4
+    given = [each for column in columns for each in column]
+    assert all(torch.equal(one, other) for one, other in zip(given, before, strict=True))
+    updates.sgd_update(own, True, *columns, *settings)
+    assert torch.equal(columns[0][1], actual[1])
+    assert torch.equal(columns[2][1], actual[4])
+
+
 def test_a_library_that_is_none_is_refused():
     with pytest.raises(CorruptExecutable, match="kernels cannot be loaded"):
         binding.load(b"no library")
 
 
-def test_threads_do_not_change_a_bit_of_a_norm(own, monkeypatch):
+def test_threads_do_not_change_a_bit_of_a_sum(own, monkeypatch):
     shape = (2, 24, 200, 200)
     values = inputs(shape)
-    grad = torch.randn(shape).contiguous(memory_format=torch.channels_last)
+    added, *grads = (
+        torch.randn(shape).contiguous(memory_format=torch.channels_last) for _ in range(3)
+    )
     results = []
     for threads in (1, 2, 5):
         monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
-        results.append(ours(own, *values, 0.01, grad, True))
+        results.append(ours_of_sum(own, *values, added, 0.01, grads, True))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))

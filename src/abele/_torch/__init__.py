@@ -347,6 +347,13 @@ def cudnn_rnn(*arguments: Any) -> tuple[torch.Tensor, ...]:
     return functions._cudnn_rnn(*arguments)
 
 
+def convolution_with_activation() -> OpOverload | None:
+    """Return a convolution that applies an activation while it writes; ``None`` without oneDNN."""
+    if not torch.backends.mkldnn.is_available():
+        return None
+    return torch.ops.mkldnn._convolution_pointwise.default
+
+
 def without_torch_function() -> contextlib.AbstractContextManager[None]:
     """While open, tensor subclasses compute like plain tensors and return plain tensors."""
     return torch._C.DisableTorchFunctionSubclass()

@@ -27,6 +27,7 @@ aten = torch.ops.aten
 _CONVOLUTIONS = {
     aten.convolution.default,
     aten.convolution_backward.default,
+    _torch.convolution_with_activation(),
 }
 _OPERATORS = {
     *_CONVOLUTIONS,

@@ -13,7 +13,7 @@ from abele import arena, cpython
 from abele.compile.build import lowered_for
 from abele.containers import is_sequence
 from abele.fit.estimate import Estimate, Interval, Moment, Part, Work
-from abele.ops import norm_activation, recurrent
+from abele.ops import adam, norm_activation, recurrent, sgd
 from abele.program import Program, Role, is_getitem, is_view
 from abele.program.core import node_phase
 from abele.program.memory import MemoryUse, Piece, state_bytes
@@ -369,8 +369,11 @@ _NOTHING: set[Any] = {
     aten.full.default,
     aten.copy_.default,
     aten._to_copy.default,
+    adam.update,
+    sgd.update,
     norm_activation.forward,
     norm_activation.backward,
+    norm_activation.evaluation,
     # Copies straight into the result, and sums for each channel.
     aten.cat.default,
     aten.stack.default,

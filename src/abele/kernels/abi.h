@@ -49,7 +49,7 @@ typedef struct AbeleConv {
 ABELE_API int abele_conv_threads(const AbeleConv* conv, int available);
 
 // With `channels_last` there is code for stride 1, kernels of 1x1, 3x3 and 5x5, padding that keeps
-// the size, a slope of 1, and rows of at least 16 pixels (8 without AVX-512).
+// the size, and rows of at least 16 pixels (8 without AVX-512).
 //
 // y = activation(x * weight + bias); `bias` may be null.
 ABELE_API int abele_conv_forward(const AbeleConv* conv, const float* x, const float* weight,
@@ -77,13 +77,22 @@ enum {
 // The same two for many channels, by Winograd's F(2x2, 3x3): less than half of the products of the
 // plain sum, with errors of the same size. Infinities may become NaN, and one pixel at a border that
 // is not finite reaches all nine gradients of a weight. There is code for channels-last images,
-// kernels of 3x3, stride 1, a slope of 1, and the same padding of 0, 1 or 2 for rows and columns.
+// kernels of 3x3, stride 1, and the same padding of 0, 1 or 2 for rows and columns.
 ABELE_API int abele_winograd_forward(const AbeleConv* conv, const float* x, const float* weight,
                                      const float* bias, float* y, int threads);
 
 ABELE_API int abele_winograd_backward(const AbeleConv* conv, const float* grad, const float* x,
                                       const float* weight, float* grad_x, float* grad_weight,
                                       float* grad_bias, int threads);
+
+// The same two for kernels of 1x1, as products of matrices. There is code for channels-last images, no
+// padding, results of two or more pixels, and a slope of 1.
+ABELE_API int abele_pointwise_forward(const AbeleConv* conv, const float* x, const float* weight,
+                                      const float* bias, float* y, int threads);
+
+ABELE_API int abele_pointwise_backward(const AbeleConv* conv, const float* grad, const float* x,
+                                       const float* weight, float* grad_x, float* grad_weight,
+                                       float* grad_bias, int threads);
 
 // -- depthwise convolution: a kernel for each channel ------------------------------------------------
 
@@ -119,6 +128,36 @@ ABELE_API int abele_conv_pool_backward(const AbeleConv* conv, const float* grad,
                                        const uint8_t* places, const float* x, const float* weight,
                                        float* grad_x, float* grad_weight, float* grad_bias,
                                        int threads);
+
+// -- convolutions whose windows lie side by side, of channels-last images ------------------------
+
+// Kernel and stride are equal and there is no padding: each pixel of the small images belongs to a
+// window of the large ones, which are kernel_height x kernel_width times as large. Weights are
+// [small_channels, large_channels, kernel_height, kernel_width]. There is code where small_channels
+// and kernel_width * large_channels are multiples of 16.
+typedef struct AbelePatches {
+  int64_t images, height, width;  // of the small images
+  int64_t small_channels, large_channels, kernel_height, kernel_width;
+} AbelePatches;
+
+// Forward of a transposed convolution, and the gradient of the input of a plain one; `bias` may be
+// null.
+ABELE_API int abele_patches_spread(const AbelePatches* patches, const float* small,
+                                   const float* weight, const float* bias, float* large,
+                                   int threads);
+
+// Forward of a plain convolution, and the gradient of the input of a transposed one.
+ABELE_API int abele_patches_gather(const AbelePatches* patches, const float* large,
+                                   const float* weight, const float* bias, float* small,
+                                   int threads);
+
+// The gradient of the weight of both.
+ABELE_API int abele_patches_weight(const AbelePatches* patches, const float* small,
+                                   const float* large, float* grad_weight, int threads);
+
+// Sums of each channel of [rows, width, channels].
+ABELE_API int abele_channel_sums(int64_t rows, int64_t width, int64_t channels, const float* x,
+                                 float* sums, int threads);
 
 // -- max pooling, windows of 2x2 that do not overlap -------------------------------------------
 
@@ -166,16 +205,27 @@ ABELE_API int abele_norm_statistics(const AbeleNorm* norm, const float* x, const
                                     float* statistics, float* new_mean, float* new_var,
                                     int32_t* from_y, int threads);
 
-// y = activation(normalised x * weight + bias); y may be x.
+// y = activation(normalised x * weight + bias + added); `added` may be null, y may be x or `added`.
 ABELE_API int abele_norm_apply(const AbeleNorm* norm, const float* x, const float* weight,
-                               const float* bias, const float* statistics, float* y,
-                               int threads);
+                               const float* bias, const float* statistics, const float* added,
+                               float* y, int threads);
 
 // Gradients from that of y. `kept` is y where `statistics` say so, else x. `grad_x` may be `grad`.
 ABELE_API int abele_norm_backward(const AbeleNorm* norm, const float* grad, const float* kept,
                                   const float* weight, const float* bias, const float* statistics,
                                   float* grad_x, float* grad_weight, float* grad_bias,
                                   int threads);
+
+// The same where something was added: `masked` is the gradient of that. That of y is grad + more;
+// `more` may be null, `masked` may be `grad` or `more`. The slope is not negative.
+ABELE_API int abele_norm_sum_backward(const AbeleNorm* norm, const float* grad, const float* more,
+                                      const float* y, const float* x, const float* weight,
+                                      const float* statistics, float* masked, float* grad_x,
+                                      float* grad_weight, float* grad_bias, int threads);
+
+// y = activation(x * scale + shift), with `scale` and `shift` for each channel; y may be x.
+ABELE_API int abele_scale_shift(const AbeleNorm* norm, const float* x, const float* scale,
+                                const float* shift, float* y, int threads);
 
 // -- products of matrices -------------------------------------------------------------------------
 
@@ -367,6 +417,43 @@ ABELE_API int abele_sum_rows(int split, AbeleDim outer, AbeleDim inner, AbeleDim
 ABELE_API int abele_embedding_backward(int64_t count, int64_t width, int64_t size,
                                        int64_t padding, const float* grad, const int64_t* rows,
                                        float* grad_table, int threads);
+
+// -- Adam, over many parameters at once --------------------------------------------------------
+
+typedef struct AbeleAdam {
+  double beta1, beta2, eps, decay;  // decay: decoupled from the gradient
+} AbeleAdam;
+
+// One parameter, updated in place. `step` counts updates.
+typedef struct AbeleAdamTensor {
+  int64_t size;
+  float* param;
+  float* first;
+  float* second;
+  const float* grad;
+  double* step;
+} AbeleAdamTensor;
+
+ABELE_API int abele_adam(const AbeleAdam* adam, const AbeleAdamTensor* tensors, int64_t count,
+                         double rate, int threads);
+
+// -- SGD with momentum, over many parameters at once -------------------------------------------
+
+typedef struct AbeleSgd {
+  // rest: what dampening leaves of a gradient; decay is added to it; nesterov: 1 or 0.
+  double rate, momentum, rest, decay, nesterov;
+} AbeleSgd;
+
+// One parameter, updated in place.
+typedef struct AbeleSgdTensor {
+  int64_t size;
+  float* param;
+  float* velocity;
+  const float* grad;
+} AbeleSgdTensor;
+
+ABELE_API int abele_sgd(const AbeleSgd* sgd, const AbeleSgdTensor* tensors, int64_t count,
+                        int threads);
 
 #ifdef __cplusplus
 }

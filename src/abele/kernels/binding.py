@@ -75,15 +75,20 @@ CALLBACKS: dict[str, Any] = {}
 SIGNATURES: dict[str, tuple[Any, ...]] = {}
 _read(_header())
 
+Adam = STRUCTURES["AbeleAdam"]
+AdamTensor = STRUCTURES["AbeleAdamTensor"]
 Attention = STRUCTURES["AbeleAttention"]
 Conv = STRUCTURES["AbeleConv"]
 Depthwise = STRUCTURES["AbeleDepthwise"]
 Dim = STRUCTURES["AbeleDim"]
 Norm = STRUCTURES["AbeleNorm"]
+Patches = STRUCTURES["AbelePatches"]
 Pool = STRUCTURES["AbelePool"]
 Product = STRUCTURES["AbeleProduct"]
 Recurrent = STRUCTURES["AbeleRecurrent"]
 Rows = CALLBACKS["AbeleRows"]
+Sgd = STRUCTURES["AbeleSgd"]
+SgdTensor = STRUCTURES["AbeleSgdTensor"]
 Steps = STRUCTURES["AbeleSteps"]
 Upsample = STRUCTURES["AbeleUpsample"]
 

@@ -114,31 +114,6 @@ def compile_objects(compiler: str, instruction_set: str, names: Collection[str])
             raise
 
 
-def compiled(
-    compiler: str, folder: str, names: Collection[str], flags: Collection[str] | None = None
-) -> list[str]:
-    """Compile several sources with other flags, in parallel, and return their objects in order.
-
-    Args:
-        compiler: path of the C++ compiler.
-        folder: where the objects go.
-        names: of sources in this folder, or paths.
-        flags: for the compiler; None: those for kernels on this machine.
-
-    Raises:
-        CompilerError: the compiler does not accept one of them.
-    """
-    flags = sources.flags(packaged.level()) if flags is None else flags
-    objects = [os.path.join(folder, f"{Path(name).name}.o") for name in names]
-    commands = [
-        [*sources.compiling(compiler, name, flags), "-o", each]
-        for name, each in zip(names, objects, strict=True)
-    ]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(tool_output, commands))
-    return objects
-
-
 def linkable(compiler: str, instruction_set: str, names: Iterable[str]) -> list[str]:
     """Return the objects that a program links which calls kernels of some sources.
 

@@ -47,11 +47,18 @@ void write_joined(const Vec<16>* sums, float* y, Index out) {
   for (int p = 0; p < COUNT; ++p) store<8>(y + p * out, load<8>(values + p * 8));
 }
 
+template <int V, int COUNT>
+void activate(Vec<V>* sums, float slope) {
+  if (slope == 1.0f) return;
+#pragma GCC unroll 32
+  for (int p = 0; p < COUNT; ++p) sums[p] = sums[p] > 0.0f ? sums[p] : sums[p] * slope;
+}
+
 // rows[k] points at the first input of the tile, `K / 2` pixels left of it; null is a row of zeros.
 // packed: [K][in / INPUTS][K][LANES].
 template <class Sums, int K, int COUNT>
-void tile(const float* const* rows, Index in, const float* packed, const float* bias, float* y, Index out,
-          Index lanes) {
+void tile(const float* const* rows, Index in, const float* packed, const float* bias, float slope,
+          float* y, Index out, Index lanes) {
   constexpr int V = Sums::LANES;
   Vec<V> sums[COUNT];
 #pragma GCC unroll 32
@@ -75,8 +82,10 @@ void tile(const float* const* rows, Index in, const float* packed, const float* 
   if constexpr (Sums::INPUTS == 2) {
 #pragma GCC unroll 32
     for (int p = 0; p < COUNT; p += 2) sums[p / 2] = Sums::joined(sums[p], sums[p + 1]);
+    activate<V, COUNT / 2>(sums, slope);
     write_joined<COUNT>(sums, y, out);
   } else {
+    activate<V, COUNT>(sums, slope);
     write<V, COUNT>(sums, y, out, lanes);
   }
 }
@@ -88,8 +97,8 @@ struct Image {
 
 // One row of the result for one block of output channels, of which `lanes` exist.
 template <class Sums, int K, int COUNT>
-void one_row(const Image& x, Index r, const float* packed, const float* bias, float* y, Index out,
-             Index lanes, float* edge) {
+void one_row(const Image& x, Index r, const float* packed, const float* bias, float slope, float* y,
+             Index out, Index lanes, float* edge) {
   constexpr Index HALF = K / 2, SPAN = COUNT + K - 1;
   for (Index i = 0; i < x.width; i += COUNT) {
     // The last tile may overlap the one before.
@@ -111,7 +120,7 @@ void one_row(const Image& x, Index r, const float* packed, const float* bias, fl
                 copy + (begin - left) * x.channels);
       rows[k] = copy;
     }
-    tile<Sums, K, COUNT>(rows, x.channels, packed, bias, y + first * out, out, lanes);
+    tile<Sums, K, COUNT>(rows, x.channels, packed, bias, slope, y + first * out, out, lanes);
   }
 }
 
@@ -175,6 +184,7 @@ void convolve(const Conv& conv, const float* x, const float* weight, const float
   const Index height = conv.in_height, width = conv.in_width;
   const float* packed = pack<Sums, K>(conv, weight, back, scratch);
   const float* start = begin_with<Sums>(bias, sides.out, scratch);
+  const float slope = back ? 1.0f : static_cast<float>(conv.slope);
   const Index edge = K * (LONG<K> + K - 1) * sides.in;
   const auto row =
       gains_by_long_tiles<K>(width) ? one_row<Sums, K, LONG<K>> : one_row<Sums, K, PIXELS>;
@@ -187,7 +197,7 @@ void convolve(const Conv& conv, const float* x, const float* weight, const float
       const Image from{x + r / height * height * width * sides.in, height, width, sides.in};
       for (Index block = 0; block < sides.out; block += BLOCK)
         row(from, r % height, packed + block * sides.in * K * K, start + block * Sums::INPUTS,
-            y + r * width * sides.out + block, sides.out,
+            slope, y + r * width * sides.out + block, sides.out,
             std::min(BLOCK, sides.out - block), edges + t * edge);
     }
   }
@@ -250,7 +260,7 @@ bool has_forward(const Conv& conv) {
   const Index k = conv.kernel_width;
   return (k == 1 || k == 3 || k == 5) && conv.kernel_height == k && conv.stride_height == 1 &&
          conv.stride_width == 1 && conv.pad_height == k / 2 && conv.pad_width == k / 2 &&
-         conv.in_width >= PIXELS && conv.slope == 1.0;
+         conv.in_width >= PIXELS;
 }
 
 bool has_backward(const Conv& conv, const Gradients& wanted) {

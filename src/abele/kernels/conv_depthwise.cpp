@@ -54,14 +54,21 @@ void result_rows(const Plane& p, const std::array<Pixels<step>, size>& columns, 
   for (int r = 0; r < rows; ++r) kept.store(p.to + (row + r) * p.out_width + column, sums[r]);
 }
 
+// Turns of the loop in ``convolve``.
+Index turns_of(const Plane& p) {
+  return ceil_div(p.out_width, LANES) * ceil_div(p.out_height, ROWS);
+}
+
 template <int size, int step>
-void convolve(const Plane& p, const float* weight, float first) {
+void convolve(const Plane& p, const float* weight, float first, Ahead ahead = {}) {
   for (Index column = 0; column < p.out_width; column += LANES) {
     const auto columns = pixels_from<size, step>(column * step - p.pad_width, p.width);
     const Within kept(0, p.out_width - column);
     Index row = 0;
-    for (; row + ROWS <= p.out_height; row += ROWS)
+    for (; row + ROWS <= p.out_height; row += ROWS) {
+      ahead.turn();
       result_rows<size, step, ROWS>(p, columns, weight, first, row, column, kept);
+    }
     for (; row < p.out_height; ++row)
       result_rows<size, step, 1>(p, columns, weight, first, row, column, kept);
   }
@@ -97,13 +104,15 @@ void spread(const Plane& p, const float* weight) {
 
 // Adds the gradients of some rows of a kernel, of which the first is `top`.
 template <int size, int step, int rows>
-void add_products(const Depthwise& d, const float* grad, const float* x, Index top, Vec* sums) {
+void add_products(const Depthwise& d, const float* grad, const float* x, Index top, Vec* sums,
+                  Ahead& ahead) {
   Vec own[rows * size];
   std::copy_n(sums + top * size, rows * size, own);
   for (Index column = 0; column < d.out_width; column += LANES) {
     const auto columns = pixels_from<size, step>(column * step - d.pad_width, d.in_width);
     const Within read(0, d.out_width - column);
     for (Index row = 0; row < d.out_height; ++row) {
+      ahead.turn();
       const Vec value = read.load(grad + row * d.out_width + column);
 #pragma GCC unroll 4
       for (int i = 0; i < rows; ++i) {
@@ -120,11 +129,12 @@ void add_products(const Depthwise& d, const float* grad, const float* x, Index t
 
 // Adds those of a plane.
 template <int size, int step>
-void add_gradients(const Depthwise& d, const float* grad, const float* x, double* sums) {
+void add_gradients(const Depthwise& d, const float* grad, const float* x, double* sums,
+                   Ahead ahead) {
   constexpr int rows = size == 3 ? 3 : 1;  // sums of more do not fit into registers
   Vec lanes[size * size] = {};
   for (Index top = 0; top < size; top += rows)
-    add_products<size, step, rows>(d, grad, x, top, lanes);
+    add_products<size, step, rows>(d, grad, x, top, lanes, ahead);
   float totals[size * size];
   sum_lanes(lanes, size * size, totals);
   for (int i = 0; i < size * size; ++i) sums[i] += totals[i];
@@ -153,7 +163,12 @@ void forward(const Depthwise& d, const float* x, const float* weight, const floa
     const Index channel = plane % d.channels;
     const Plane p{x + plane * d.in_plane(), y + plane * d.out_plane(), d.in_height, d.in_width,
                   d.out_height, d.out_width, d.pad_height, d.pad_width};
-    convolve<size, step>(p, weight + channel * size * size, bias ? bias[channel] : 0.0f);
+    Ahead ahead;
+    if (plane + 1 < d.images * d.channels) {
+      ahead.add(p.from + d.in_plane(), d.in_plane(), turns_of(p));
+      ahead.add(p.to + d.out_plane(), d.out_plane(), turns_of(p));
+    }
+    convolve<size, step>(p, weight + channel * size * size, bias ? bias[channel] : 0.0f, ahead);
   });
 }
 
@@ -178,7 +193,17 @@ void backward(const Depthwise& d, const float* grad, const float* x, const float
     for (Index image = 0; image < d.images; ++image) {
       const Index plane = image * d.channels + channel;
       const float* of_plane = grad + plane * d.out_plane();
-      if (to.weight) add_gradients<size, step>(d, of_plane, x + plane * d.in_plane(), sums);
+      if (to.weight) {
+        const Index turns = ceil_div(d.out_width, LANES) * d.out_height;
+        Ahead ahead;
+        if (to.x) ahead.add(to.x + plane * d.in_plane(), d.in_plane(), turns);
+        const Index next = image + 1 < d.images ? plane + d.channels : channel + 1;
+        if (next < d.images * d.channels) {
+          ahead.add(grad + next * d.out_plane(), d.out_plane(), turns);
+          ahead.add(x + next * d.in_plane(), d.in_plane(), turns);
+        }
+        add_gradients<size, step>(d, of_plane, x + plane * d.in_plane(), sums, ahead);
+      }
       if (to.x)
         plane_gradient<size, step>(d, of_plane, weight + channel * size * size,
                                    to.x + plane * d.in_plane());

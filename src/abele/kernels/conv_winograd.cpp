@@ -71,9 +71,11 @@ Index blocks_of(Index tiles, Index most, int threads) {
 }
 
 void convolve(const Tiles& from, const Tiles& to, const float* x, const Weights& weights,
-              const float* bias, float* y, int threads, Scratch& scratch) {
+              const Finish& finish, float* y, int threads, Scratch& scratch) {
   if (to.count() == 0) return;
-  const Index blocks = blocks_of(to.count(), BLOCK, threads);
+  Index blocks = blocks_of(to.count(), BLOCK, threads);
+  // Fewer tiles are summed in another order: bits would depend on the number of threads.
+  if (is_shallow(weights)) blocks = std::min(blocks, std::max<Index>(to.count() / HIGH_ROWS, 1));
   const Index most = ceil_div(to.count(), blocks);
   const Index inputs = POINTS * matrix_size(most, from.channels);
   const Index products = POINTS * matrix_size(most, to.channels);
@@ -88,7 +90,7 @@ void convolve(const Tiles& from, const Tiles& to, const float* x, const Weights&
     const auto [first, count] = part(to.count(), blocks, block);
     transform_inputs(from, x, zeros, first, count, matrix_size(count, from.channels), mine);
     multiply(weights, mine, count, results);
-    write_tiles(to, results, matrix_size(count, to.channels), first, count, bias,
+    write_tiles(to, results, matrix_size(count, to.channels), first, count, finish,
                 nowhere + thread * padded(to.channels), y);
   }
 }
@@ -199,7 +201,8 @@ void forward(const Conv& conv, const float* x, const float* weight, const float*
                                scratch);
   float* start = scratch.zeros<float>(padded(conv.out_channels));
   if (bias != nullptr) std::copy(bias, bias + conv.out_channels, start);
-  convolve(inputs_of(conv, false), outputs_of(conv, false), x, weights, start, y, threads, scratch);
+  convolve(inputs_of(conv, false), outputs_of(conv, false), x, weights,
+           {start, static_cast<float>(conv.slope)}, y, threads, scratch);
 }
 
 void gradient_of_images(const Conv& conv, const float* grad, const float* weight, float* grad_x,
@@ -207,7 +210,7 @@ void gradient_of_images(const Conv& conv, const float* grad, const float* weight
   const Weights weights = pack({weight, conv.out_channels, conv.in_channels, true}, threads,
                                scratch);
   const float* start = scratch.zeros<float>(padded(conv.in_channels));
-  convolve(inputs_of(conv, true), outputs_of(conv, true), grad, weights, start, grad_x,
+  convolve(inputs_of(conv, true), outputs_of(conv, true), grad, weights, {start, 1.0f}, grad_x,
            threads, scratch);
 }
 
@@ -240,7 +243,7 @@ using namespace abele;
 namespace {
 
 bool has_code(const Conv& conv) {
-  return conv.channels_last && conv.slope == 1.0 && conv.kernel_height == 3 && conv.kernel_width == 3 &&
+  return conv.channels_last && conv.kernel_height == 3 && conv.kernel_width == 3 &&
          conv.stride_height == 1 && conv.stride_width == 1 &&
          conv.pad_height == conv.pad_width && conv.pad_height >= 0 && conv.pad_height <= 2 &&
          conv.out_height > 0 && conv.out_width > 0;

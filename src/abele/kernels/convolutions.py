@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from abele import processor
+from abele import _torch, processor
 from abele.kernels.binding import CONSTANTS
+from abele.kernels.on_tensors import result_shape
 from abele.program import node_argument
 
 aten = torch.ops.aten
@@ -28,6 +29,7 @@ class Convolution:
 
     Attributes:
         image: argument ``[N, C, H, W]``; may be without data. Likewise ``weight``.
+        slope: of the activation of its result below zero; 1 for none.
         backward: whether the node computes gradients.
     """
 
@@ -39,6 +41,7 @@ class Convolution:
     transposed: bool
     output_padding: tuple[int, ...]
     groups: int
+    slope: float
     backward: bool
 
     @property
@@ -67,18 +70,23 @@ class Convolution:
 
 
 def convolution_of(node: torch.fx.Node) -> Convolution | None:
-    """Return the convolution that a node computes; ``None`` for other operators.
+    """Return the convolution that a node computes; ``None`` for other operators and activations.
 
     Args:
         node: any node of a graph; its values are described in ``meta["val"]``.
     """
     arguments: tuple[Any, ...] = node.args
-    backward = False
+    slope, backward, transposed, extra = 1.0, False, False, (0, 0)
     if node.target is aten.convolution.default:
         x, weight, _, stride, padding, dilation, transposed, extra, groups = arguments
     elif node.target is aten.convolution_backward.default:
         _, x, weight, _, stride, padding, dilation, transposed, extra, groups, _ = arguments
         backward = True
+    elif node.target is not None and node.target is _torch.convolution_with_activation():
+        x, weight, _, padding, stride, dilation, groups, activation, scalars, _ = arguments
+        if activation not in ("none", "leaky_relu"):
+            return None
+        slope = float(scalars[0]) if scalars else 1.0
     else:
         return None
     return Convolution(
@@ -90,6 +98,7 @@ def convolution_of(node: torch.fx.Node) -> Convolution | None:
         transposed=transposed,
         output_padding=tuple(extra),
         groups=groups,
+        slope=slope,
         backward=backward,
     )
 
@@ -272,6 +281,73 @@ def _pitch(channels: int, lanes: int) -> int:
     return _padded(channels, lanes) + (0 if short else lanes)
 
 
+# -- 1x1 as GEMMs --------------------------------------------------------------------------------
+
+# Fewer leave columns of a GEMM's tiles empty.
+_LEAST_POINTWISE_CHANNELS = 32
+_LEAST_POINTWISE_PIXELS = 32
+
+
+def _pointwise_gains(convolution: Convolution) -> bool:
+    if not convolution.suits_kernels:
+        return False
+    outputs, inputs, *kernel = convolution.weight.shape
+    return (
+        set(kernel) == {1}
+        and not any(convolution.padding)
+        and not convolution.transposed
+        and convolution.groups == 1
+        and convolution.slope == 1.0
+        and min(outputs, inputs) >= _LEAST_POINTWISE_CHANNELS
+        and pixels(convolution) >= _LEAST_POINTWISE_PIXELS
+    )
+
+
+def pixels(convolution: Convolution) -> int:
+    """Return how many pixels all results of a plain convolution have together."""
+    sizes = convolution.image.shape, convolution.weight.shape
+    count, _, *pixels = result_shape(*sizes, convolution.stride, convolution.padding)
+    return count * math.prod(pixels)
+
+
+def _pointwise_scratch(convolution: Convolution) -> int:
+    """Return the workspace bytes of ``conv_pointwise.cpp`` for pixels of a strided image."""
+    if set(convolution.stride) == {1}:
+        return 0
+    times = 2 if convolution.backward else 1
+    return times * _FLOAT * pixels(convolution) * convolution.weight.shape[1]
+
+
+# -- patches: kernel and stride are equal, also transposed ---------------------------------------
+#
+# Each pixel of the small images belongs to a window of the large ones; see ``conv_patches.cpp``.
+# The library reaches a third of the processor's speed there.
+
+_LANES = 16  # channels in a register
+# Rows of small images that are shorter leave tiles of a GEMM empty.
+_LEAST_SMALL_WIDTH = 8
+
+
+def _patches_gain(convolution: Convolution) -> bool:
+    small, large, *kernel = convolution.weight.shape
+    if not convolution.suits_kernels or list(convolution.stride) != kernel:
+        return False
+    sizes = convolution.image.shape[2:]
+    width = sizes[1] if convolution.transposed else sizes[1] // kernel[1]
+    whole = all(size % window == 0 for size, window in zip(sizes, kernel, strict=True))
+    return (
+        max(kernel) > 1
+        and not any(convolution.padding)
+        and not any(convolution.output_padding)
+        and {*convolution.dilation, convolution.groups} == {1}
+        and convolution.slope == 1.0
+        and (convolution.transposed or whole)
+        and width >= _LEAST_SMALL_WIDTH
+        and small % _LANES == 0
+        and kernel[1] * large % _LANES == 0
+    )
+
+
 # -- planes: few channels of NCHW images, in emitted code ---------------------------------------
 
 # Fewer samples are computed one by one if rows and columns advance by one, which pays for images of
@@ -371,6 +447,18 @@ WINOGRAD = Kernel(
     _winograd_scratch,
     "winograd",
 )
+PATCHES = Kernel(
+    "patches",
+    "patches",
+    _patches_gain,
+)
+POINTWISE = Kernel(
+    "pointwise",
+    "pointwise",
+    _pointwise_gains,
+    _pointwise_scratch,
+    "pointwise",
+)
 DIRECT = Kernel(
     "direct",
     "convolutions",
@@ -378,7 +466,7 @@ DIRECT = Kernel(
     function="conv",
 )
 #: The first that gains is used.
-KERNELS = (WINOGRAD, DIRECT)
+KERNELS = (WINOGRAD, PATCHES, POINTWISE, DIRECT)
 
 
 def kernel_for(convolution: Convolution) -> Kernel | None:

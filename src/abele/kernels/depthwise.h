@@ -70,6 +70,38 @@ class Within {
 #endif
 };
 
+// Planes that are needed next. Registers go down the columns of a plane, so each of their rows is another
+// line, and a processor does not foresee that: planes came from memory line by line, which took four
+// times as long as computing. They come into the second-level cache in the order of memory, some lines
+// with each turn of a loop.
+class Ahead {
+ public:
+  // Adds a plane of so many floats, which come in the course of so many turns.
+  void add(const float* plane, Index count, Index turns) {
+    if (count < LEAST || count > MOST) return;
+    const auto begin = reinterpret_cast<const char*>(plane);
+    const Index bytes = count * Index(sizeof(float));
+    planes_[planes_in_use_++] = {begin, begin + bytes, (bytes / LINE) / (turns ? turns : 1) + 1};
+  }
+  void turn() {
+    for (int i = 0; i < planes_in_use_; ++i) {
+      Coming& plane = planes_[i];
+      for (Index line = 0; line < plane.lines && plane.at < plane.end; ++line, plane.at += LINE)
+        __builtin_prefetch(plane.at, 0, 2);
+    }
+  }
+
+ private:
+  // Smaller planes are soon there; larger ones would push each other out.
+  static constexpr Index LINE = 64, LEAST = 1 << 11, MOST = 1 << 16;
+  struct Coming {
+    const char *at, *end;
+    Index lines;
+  };
+  std::array<Coming, 3> planes_;
+  int planes_in_use_ = 0;
+};
+
 // Every second lane of two registers, and the way back.
 inline Vec every_second(Vec a, Vec b) {
 #if defined(__AVX512F__)

@@ -162,8 +162,10 @@ void each_element(const Layout& layout, int threads, Make make) {
   }
 }
 
+// `added`, unless null, is added before the activation.
 void scale_shift(const Layout& layout, const float* x, const float* centre, const float* scale,
-                 const float* shift, float slope, float* y, int threads, Scratch& scratch) {
+                 const float* shift, const float* added, float slope, float* y, int threads,
+                 Scratch& scratch) {
   const float* centres = repeated(layout, centre, scratch);
   const float* scales = repeated(layout, scale, scratch);
   const float* shifts = repeated(layout, shift, scratch);
@@ -171,7 +173,8 @@ void scale_shift(const Layout& layout, const float* x, const float* centre, cons
     using T = decltype(zero);
     const T c = at<T>(centres + lane), a = at<T>(scales + lane), b = at<T>(shifts + lane);
     return [=](Index i) {
-      const T z = (at<T>(x + i) - c) * a + b;
+      T z = (at<T>(x + i) - c) * a + b;
+      if (added != nullptr) z += at<T>(added + i);
       put<T>(y + i, z > 0.0f ? z : z * slope);
     };
   });
@@ -260,6 +263,43 @@ void backward(const AbeleNorm& norm, const float* grad, const float* kept, const
   });
 }
 
+// The gradient of a sum, through its activation: `masked` is that of both summands, of which one
+// was normalised.
+void backward_of_sum(const AbeleNorm& norm, const float* grad, const float* more, const float* y,
+                     const float* x, const float* weight, const float* statistics, float* masked,
+                     float* grad_x, float* grad_weight, float* grad_bias, int threads,
+                     Scratch& scratch) {
+  const Layout layout(norm);
+  const float* inverse_std = statistics + norm.channels;
+  const float* p = repeated(layout, statistics, scratch);
+  const float* q = repeated(layout, inverse_std, scratch);
+  const float slope = static_cast<float>(norm.slope);
+  const double* sums = two_sums(layout, threads, scratch, [=](auto zero, Index lane) {
+    using T = decltype(zero);
+    const T mean = at<T>(p + lane), multiply = at<T>(q + lane);
+    return [=](Index i, T& a, T& b) {
+      T g = at<T>(grad + i);
+      if (more != nullptr) g += at<T>(more + i);
+      g = at<T>(y + i) > 0.0f ? g : g * slope;
+      put<T>(masked + i, g);
+      a += g;
+      b += g * ((at<T>(x + i) - mean) * multiply);
+    };
+  });
+  const Means means =
+      means_of(norm, layout, sums, weight, inverse_std, grad_weight, grad_bias, scratch);
+  each_element(layout, threads, [=](auto zero, Index lane) {
+    using T = decltype(zero);
+    const T mean = at<T>(p + lane), multiply = at<T>(q + lane);
+    const T s = at<T>(means.scale + lane), m = at<T>(means.grad + lane);
+    const T n = at<T>(means.both + lane);
+    return [=](Index i) {
+      const T normalised = (at<T>(x + i) - mean) * multiply;
+      put<T>(grad_x + i, s * (at<T>(masked + i) - m - normalised * n));
+    };
+  });
+}
+
 // Whether dividing by the weight loses little: then y alone brings the normalised x back.
 bool recoverable(const AbeleNorm& norm, const float* weight, const float* bias) {
   if (!(norm.slope > 0)) return false;
@@ -317,13 +357,22 @@ int abele_norm_statistics(const AbeleNorm* norm, const float* x, const float* we
 }
 
 int abele_norm_apply(const AbeleNorm* norm, const float* x, const float* weight, const float* bias,
-                     const float* statistics, float* y, int threads) {
+                     const float* statistics, const float* added, float* y, int threads) {
   return guarded([&](Scratch& scratch) {
     float* scale = scratch.take<float>(norm->channels);
     for (Index c = 0; c < norm->channels; ++c)
       scale[c] = weight[c] * statistics[norm->channels + c];
     // The mean is taken away first: a large one would leave few digits of the rest.
-    scale_shift(Layout(*norm), x, statistics, scale, bias, static_cast<float>(norm->slope), y,
+    scale_shift(Layout(*norm), x, statistics, scale, bias, added,
+                static_cast<float>(norm->slope), y, threads, scratch);
+  });
+}
+
+int abele_scale_shift(const AbeleNorm* norm, const float* x, const float* scale,
+                      const float* shift, float* y, int threads) {
+  return guarded([&](Scratch& scratch) {
+    const float* zeros = scratch.zeros<float>(norm->channels);
+    scale_shift(Layout(*norm), x, zeros, scale, shift, nullptr, static_cast<float>(norm->slope), y,
                 threads, scratch);
   });
 }
@@ -338,3 +387,12 @@ int abele_norm_backward(const AbeleNorm* norm, const float* grad, const float* k
   });
 }
 
+int abele_norm_sum_backward(const AbeleNorm* norm, const float* grad, const float* more,
+                            const float* y, const float* x, const float* weight,
+                            const float* statistics, float* masked, float* grad_x,
+                            float* grad_weight, float* grad_bias, int threads) {
+  return guarded([&](Scratch& scratch) {
+    backward_of_sum(*norm, grad, more, y, x, weight, statistics, masked, grad_x, grad_weight,
+                    grad_bias, threads, scratch);
+  });
+}

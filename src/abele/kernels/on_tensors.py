@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from abele.kernels.binding import Conv, Pool, Upsample, threads_for
+from abele.kernels.binding import Conv, Patches, Pool, Upsample, threads_for
 
 Tensor = torch.Tensor
 #: Of images, weight and bias, or of the gradient, images and weight.
@@ -118,6 +118,65 @@ def threads_worth(library: ctypes.CDLL, floats: int, multiply_adds: int = 0) -> 
     """Return ``binding.threads_for`` as a function, cached by torch's number of threads."""
     of = functools.cache(functools.partial(library.abele_threads, floats, multiply_adds))
     return lambda: of(torch.get_num_threads())
+
+
+# -- patches: kernel and stride are equal ---------------------------------------------------------
+#
+# ``small`` is [N, S, H, W] and ``large`` [N, L, H h, W w], both channels last; ``weight`` is
+# [S, L, h, w], contiguous. These functions raise CorruptExecutable if there is no code for so many
+# channels, and ValueError if a tensor has another layout.
+
+
+def spread(library: ctypes.CDLL, small: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return a transposed convolution, or the input gradient of a plain one; ``bias`` is [L]."""
+    images, _, height, width = small.shape
+    _, channels, high, wide = weight.shape
+    large = _image(images, channels, height * high, width * wide)
+    pointers = pointer(small, CHANNELS_LAST), pointer(weight), pointer(bias)
+    sizes, threads = _patches(library, small, weight)
+    library.abele_patches_spread(sizes, *pointers, large.data_ptr(), threads)
+    return large
+
+
+def gather(library: ctypes.CDLL, large: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return a plain convolution, or the input gradient of a transposed one; ``bias`` is [S]."""
+    images, _, height, width = large.shape
+    channels, _, high, wide = weight.shape
+    small = _image(images, channels, height // high, width // wide)
+    pointers = pointer(large, CHANNELS_LAST), pointer(weight), pointer(bias)
+    sizes, threads = _patches(library, small, weight)
+    library.abele_patches_gather(sizes, *pointers, small.data_ptr(), threads)
+    return small
+
+
+def weight_gradient(library: ctypes.CDLL, small: Tensor, large: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of the weight of both."""
+    result = torch.empty(weight.shape)
+    pointers = pointer(small, CHANNELS_LAST), pointer(large, CHANNELS_LAST), result.data_ptr()
+    sizes, threads = _patches(library, small, weight)
+    library.abele_patches_weight(sizes, *pointers, threads)
+    return result
+
+
+def channel_sums(library: ctypes.CDLL, x: Tensor) -> Tensor:
+    """Return the sums of each channel of channels-last images."""
+    images, channels, height, width = x.shape
+    sums = torch.empty(channels)
+    threads = threads_for(library, x.numel())
+    sizes = images * height, width, channels
+    library.abele_channel_sums(*sizes, pointer(x, CHANNELS_LAST), sums.data_ptr(), threads)
+    return sums
+
+
+def _image(*shape: int) -> Tensor:
+    return torch.empty(shape, memory_format=CHANNELS_LAST)
+
+
+def _patches(library: ctypes.CDLL, small: Tensor, weight: Tensor) -> tuple[ctypes.Structure, int]:
+    """Return the C structure of a convolution of windows side by side, and its threads."""
+    images, _, height, width = small.shape
+    threads = threads_for(library, 0, small.numel() * weight[0].numel())
+    return Patches(images, height, width, *weight.shape), threads
 
 
 # -- pools and upsampling -------------------------------------------------------------------------

@@ -8,6 +8,7 @@
 #include "few_rows.h"
 #include "long_sums.h"
 #include "product.h"
+#include "small_product.h"
 
 namespace abele {
 namespace {
@@ -212,15 +213,40 @@ bool has_few_rows(const AbeleProduct& p) {
          p.a_column == 1 && p.b_row == 1 && !p.b_packed;
 }
 
-// The room that a thread needs for its share, and how it computes it.
-Index room_of(const AbeleProduct& p) {
-  return has_few_rows(p) ? ceil_div(p.rows, LANES) * LANES * p.inner : WORK;
+bool has_small_factors(const AbeleProduct& p) {
+  const bool in_rows = p.b_column == 1 || p.rows >= LEAST_TURNED;
+  return is_small(p.rows, p.columns, p.inner) && in_rows && !p.b_packed;
 }
-void multiply_share(const AbeleProduct& p, const Share& share, float* work) {
-  if (has_few_rows(p))
-    multiply_few_rows(share, work);
-  else
-    multiply(share, work);
+
+// Small factors; a turned b is turned back.
+void multiply_small_share(const Share& share, float* work) {
+  Matrix b = share.b;
+  if (b.column != 1) {
+    for (Index i = 0; i < share.columns; i += LANES)
+      pack_turned_lanes<false>(share.inner, b.from(0, i).data, b.column, share.columns, work + i);
+    b = {work, share.columns, 1};
+  }
+  multiply_small(share.a, b, share.rows, share.columns, share.inner, share.c, share.c_row,
+                 share.added);
+}
+
+// How a thread computes its share, and the room that it needs.
+struct Way {
+  bool small, few;
+  Index room;
+  void operator()(const Share& share, float* work) const {
+    if (small)
+      multiply_small_share(share, work);
+    else if (few)
+      multiply_few_rows(share, work);
+    else
+      multiply(share, work);
+  }
+};
+Way way_of(const AbeleProduct& p) {
+  if (has_small_factors(p)) return {true, false, p.b_column == 1 ? 0 : p.inner * p.columns};
+  const bool few = has_few_rows(p);
+  return {false, few, few ? ceil_div(p.rows, LANES) * LANES * p.inner : WORK};
 }
 
 Share whole(const AbeleProduct& p, const float* a, const float* b, float* c) {
@@ -276,7 +302,7 @@ void multiply_in_halves(const AbeleProduct& p, const Share& share, int threads, 
 // BORDER multiply-adds.
 Index column_parts(const AbeleProduct& p, int threads) {
   constexpr Index PACKING = 8, BORDER = 4096;
-  if (has_few_rows(p)) return threads;
+  if (!has_small_factors(p) && has_few_rows(p)) return threads;
   const Index high = ceil_div(p.rows, PRODUCT_ROWS), wide = ceil_div(p.columns, PRODUCT_COLUMNS);
   Index best = 1, least = -1;
   for (Index parts = 1; parts <= threads; ++parts) {
@@ -293,7 +319,7 @@ Index column_parts(const AbeleProduct& p, int threads) {
 // The share of one of `threads` threads; it may be empty.
 Share share_of(const AbeleProduct& p, Share share, int threads, Index across, Index thread) {
   // Where b is read where it lies, columns are not packed together: threads have equally many.
-  const Index step = has_few_rows(p) ? 1 : PRODUCT_COLUMNS;
+  const Index step = !has_small_factors(p) && has_few_rows(p) ? 1 : PRODUCT_COLUMNS;
   const Part rows = part(p.rows, threads / across, thread / across);
   const Part columns = part(ceil_div(p.columns, step), across, thread % across);
   const Index column = columns.begin * step;
@@ -399,7 +425,7 @@ void product(const AbeleProduct& p, const float* a, const float* b, float* c, in
              Scratch& memory) {
   if (long_sums::has_long_sums(p)) return multiply_long_sums(p, a, b, c, threads, memory);
   if (p.halves) return multiply_in_halves(p, whole(p, a, b, c), threads, memory);
-  const Index room = room_of(p);
+  const Way compute = way_of(p);
   const bool summed = p.count > 1 && p.c_next == 0;
   const auto nth = [&](Index i) {
     Share share = whole(p, a + i * p.a_next, b + i * p.b_next, c + i * p.c_next);
@@ -407,23 +433,22 @@ void product(const AbeleProduct& p, const float* a, const float* b, float* c, in
     return share;
   };
   if (threads == 1) {
-    float* work = memory.each<float>(room, 1).first;
-    for (Index i = 0; i < p.count; ++i) multiply_share(p, nth(i), work);
+    float* work = memory.each<float>(compute.room, 1).first;
+    for (Index i = 0; i < p.count; ++i) compute(nth(i), work);
     return;
   }
   const bool alone = p.count >= threads && !summed;  // a thread computes whole products
   const Index across = alone ? 1 : column_parts(p, threads);
-  if (!has_few_rows(p) && takes_rows(p, across))
+  if (!compute.small && !compute.few && takes_rows(p, across))
     return multiply_rows(p, a, b, c, row_blocks(p, ROWS_AT_ONCE, threads), 0, threads, memory,
                          [](const float*, Part) {});
-  const Each<float> work = memory.each<float>(room, threads);
+  const Each<float> work = memory.each<float>(compute.room, threads);
   const FloatMode mode;
 #pragma omp parallel for num_threads(threads) schedule(static, 1) firstprivate(mode)
   for (int thread = 0; thread < threads; ++thread) {
     const Part some = alone ? part(p.count, threads, thread) : Part{0, p.count};
     for (Index i = some.begin; i < some.begin + some.size; ++i)
-      multiply_share(p, alone ? nth(i) : share_of(p, nth(i), threads, across, thread),
-                     work.of(thread));
+      compute(alone ? nth(i) : share_of(p, nth(i), threads, across, thread), work.of(thread));
   }
 }
 

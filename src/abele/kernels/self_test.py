@@ -33,10 +33,14 @@ _SIGNS = {
     "recurrent": "abele_recurrent",
     "convolutions": "abele_conv_forward",
     "winograd": "abele_winograd_forward",
+    "pointwise": "abele_pointwise_forward",
     "depthwise": "abele_depthwise_forward",
+    "patches": "abele_patches_gather",
     "pools": "abele_max_pool",
     "upsampling": "abele_upsample",
     "norms": "abele_norm_apply",
+    "adam": "abele_adam",
+    "sgd": "abele_sgd",
 }
 _TESTING = Lock()  # torch's number of threads changes meanwhile
 _KEPT = 8

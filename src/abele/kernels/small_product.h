@@ -1,11 +1,18 @@
-// Tiles of products of small matrices, as the heads of attention are, all of which a cache near the
-// processor holds: packing would take a tenth of their time, so both factors are read where they lie.
-// For that, elements of a row of the right factor have to be neighbours.
+// Products of small matrices, as the heads of attention are, all of which a cache near the processor
+// holds: packing would take a tenth of their time, so both factors are read where they lie. For that,
+// elements of a row of the right factor have to be neighbours; turning it pays for enough rows.
 #pragma once
 
 #include "tiles.h"
 
 namespace abele {
+
+// With longer sides, or more multiply-adds, packing costs less than strides do.
+constexpr Index MOST_SMALL = 128, MOST_ADDS = Index{1} << 19, LEAST_TURNED = 32;
+inline bool is_small(Index rows, Index columns, Index inner) {
+  const bool small = std::max({rows, columns, inner}) <= MOST_SMALL;
+  return small && rows * columns * inner <= MOST_ADDS && columns % LANES == 0;
+}
 
 // Of a tile: its sums and one row of b fill the registers.
 constexpr int SMALL_ROWS = PRODUCT_ROWS, SMALL_VECTORS = 2;
@@ -68,6 +75,19 @@ inline void small_block(Index rows, Index columns, Index inner, Matrix a, Matrix
     for (Index j = 0; j < columns; ++j) {
       const float sum = sums[i * PRODUCT_COLUMNS + j];
       c[i * c_row + j] = add ? c[i * c_row + j] + sum : sum;
+    }
+}
+
+// c[rows, columns] (+)= a[rows, inner] b[inner, columns]; the columns are whole vectors.
+inline void multiply_small(Matrix a, Matrix b, Index rows, Index columns, Index inner, float* c,
+                           Index c_row, bool add) {
+  const Index groups = ceil_div(rows, SMALL_ROWS);
+  for (Index column = 0; column < columns; column += PRODUCT_COLUMNS)
+    for (Index i = 0; i < groups; ++i) {
+      const Part high = part(rows, groups, i);
+      small_block(high.size, std::min(PRODUCT_COLUMNS, columns - column), inner,
+                  a.from(high.begin, 0), b.from(0, column), c + high.begin * c_row + column, c_row,
+                  add);
     }
 }
 

@@ -26,12 +26,16 @@ KERNELS = {
     "conv_planes_half.cpp": 2.5,
     "rows.cpp": 2.4,
     "conv_depthwise.cpp": 2.3,
+    "conv_patches.cpp": 2.1,
     "norm_activation.cpp": 1.9,
     "conv_pixels.cpp": 1.5,
     "recurrent.cpp": 1.0,
+    "conv_pointwise.cpp": 0.9,
     "max_pool.cpp": 0.8,
     "upsample.cpp": 0.5,
     "conv.cpp": 0.4,
+    "adam.cpp": 0.4,
+    "sgd.cpp": 0.4,
     "calls.cpp": 0.4,
 }
 #: The sources of which functions of these kinds are made, with all that they call.
@@ -48,8 +52,12 @@ KINDS = {
         *("conv_planes.cpp", "conv_planes_half.cpp", "calls.cpp"),
     ),
     "winograd": ("conv_winograd.cpp", "conv_winograd_half.cpp", "calls.cpp"),
+    "pointwise": ("conv_pointwise.cpp", "product.cpp", "calls.cpp"),
+    "patches": ("conv_patches.cpp", "calls.cpp"),
     "upsampling": ("upsample.cpp", "calls.cpp"),
     "norms": ("norm_activation.cpp", "calls.cpp"),
+    "adam": ("adam.cpp",),
+    "sgd": ("sgd.cpp",),
 }
 
 # No -ffast-math: NaN and infinity must keep their meaning.

@@ -84,16 +84,14 @@ inline void store_some(float* to, Vec value, Index count) {
   std::memcpy(to, &value, count * sizeof(float));
 }
 
-// B^T d B
-inline void transform_input(const Vec* d, Vec* v) {
-  Vec t[16];
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
-    t[j] = d[j] - d[8 + j];
-    t[4 + j] = d[4 + j] + d[8 + j];
-    t[8 + j] = d[8 + j] - d[4 + j];
-    t[12 + j] = d[4 + j] - d[12 + j];
-  }
+// B^T d B: first columns of four, then rows.
+inline void transform_column(const Vec* d, Vec* t) {
+  t[0] = d[0] - d[8];
+  t[4] = d[4] + d[8];
+  t[8] = d[8] - d[4];
+  t[12] = d[4] - d[12];
+}
+inline void transform_rows(const Vec* t, Vec* v) {
 #pragma GCC unroll 4
   for (int i = 0; i < 16; i += 4) {
     v[i] = t[i] - t[i + 2];
@@ -101,6 +99,12 @@ inline void transform_input(const Vec* d, Vec* v) {
     v[i + 2] = t[i + 2] - t[i + 1];
     v[i + 3] = t[i + 1] - t[i + 3];
   }
+}
+inline void transform_input(const Vec* d, Vec* v) {
+  Vec t[16];
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) transform_column(d + j, t + j);
+  transform_rows(t, v);
 }
 
 // A^T m A

@@ -20,7 +20,59 @@ struct Weights {
   }
 };
 
+// What few channels leave of a product: its depth is known to the compiler, and nothing is chosen for
+// each tile, which takes as long as the sums themselves. The last rows may be computed twice.
+template <int DEEP, int COLS, int ROWS>
+void shallow_rows(const float* a, Index a_row, const float* b, float* c, Index c_row, Index rows) {
+  for (Index r = 0; r < rows; r += ROWS) {
+    const Index first = std::min(r, rows - ROWS);
+    const float *from = a + first * a_row, *w = b;
+    Sums<ROWS, COLS> sums = {};
+    for (int k0 = 0; k0 < DEEP; k0 += 8, from += 8)
+#pragma GCC unroll 8
+      for (int k = 0; k < 8; ++k, w += COLS * LANES) {
+        Vec columns[COLS];
+#pragma GCC unroll 4
+        for (int v = 0; v < COLS; ++v) columns[v] = load(w + v * LANES), keep(columns[v]);
+#pragma GCC unroll 16
+        for (int i = 0; i < ROWS; ++i) {
+          const Vec value = broadcast(from[i * a_row + k]);
+#pragma GCC unroll 4
+          for (int v = 0; v < COLS; ++v) sums[i][v] += value * columns[v];
+        }
+      }
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+      for (int v = 0; v < COLS; ++v) store(c + (first + i) * c_row + v * LANES, sums[i][v]);
+  }
+}
+
+template <int DEEP>
+void multiply_shallow(const Weights& weights, const float* inputs, Index count, float* products) {
+  const Index in = pitch(weights.in), out = pitch(weights.out);
+  for (Index p = 0; p < POINTS; ++p)
+    for (Index first = 0; first < padded(weights.out); first += PANEL) {
+      const float *a = inputs + p * matrix_size(count, weights.in), *b = weights.panel(p, first);
+      float* c = products + p * matrix_size(count, weights.out) + first;
+      if (padded(weights.out) - first < PANEL)
+        shallow_rows<DEEP, 1, HIGH_ROWS>(a, in, b, c, out, count);
+      else
+        shallow_rows<DEEP, TILE_COLS, TILE_ROWS>(a, in, b, c, out, count);
+    }
+}
+
+// Whether `multiply` sums in the order of `shallow_rows` for HIGH_ROWS tiles and more.
+inline bool is_shallow(const Weights& weights) {
+  return weights.in == 8 || weights.in == 16 || weights.in == 24;
+}
+
 inline void multiply(const Weights& weights, const float* inputs, Index count, float* products) {
+  if (count >= HIGH_ROWS) {
+    if (weights.in == 8) return multiply_shallow<8>(weights, inputs, count, products);
+    if (weights.in == 16) return multiply_shallow<16>(weights, inputs, count, products);
+    if (weights.in == 24) return multiply_shallow<24>(weights, inputs, count, products);
+  }
   const Index in = pitch(weights.in), out = pitch(weights.out);
   for (Index p = 0; p < POINTS; ++p)
     for (Index first = 0; first < padded(weights.out); first += PANEL) {

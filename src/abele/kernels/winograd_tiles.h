@@ -1,14 +1,45 @@
 // Tiles of images become matrices, and matrices tiles: the steps before and after the products.
+//
+// Tiles inside of an image that lie side by side need no list of their pixels, and share what their
+// neighbour has loaded and transformed; the others are taken one by one.
 #pragma once
 
 #include "winograd.h"
 
 namespace abele::winograd::ABELE_LENGTH {
 
+// Rows or columns of tiles all of whose `size` pixels are in an image of so many.
+inline Part inside_of(Index pixels, const Tiles& tiles, Index size) {
+  const Index first = ceil_div(tiles.shift, 2), last = pixels + tiles.shift - size;
+  return {first, last < 0 ? 0 : std::max<Index>(last / 2 + 1 - first, 0)};
+}
+
+// Calls inside(corner, at, n) for tiles first + at, ... that lie side by side in their image, the first
+// pixel of which is at `corner`, and beside(at, n) for the others.
+template <int SIZE, class Inside, class Beside>
+void in_order(const Tiles& tiles, Index first, Index count, Inside inside, Beside beside) {
+  const Part rows = inside_of(tiles.height, tiles, SIZE), cols = inside_of(tiles.width, tiles, SIZE);
+  for (Index at = 0; at < count;) {
+    const Index col = (first + at) % tiles.cols, line = (first + at) / tiles.cols;
+    const Index row = line % tiles.rows, image = line / tiles.rows;
+    const Index some = std::min(count - at, tiles.cols - col);
+    const bool there = row >= rows.begin && row < rows.begin + rows.size;
+    const Index begin = there ? std::clamp<Index>(cols.begin - col, 0, some) : some;
+    const Index end = std::clamp(cols.begin + cols.size - col, begin, some);
+    const Index y = 2 * row - tiles.shift, x = 2 * (col + begin) - tiles.shift;
+    if (begin > 0) beside(at, begin);
+    if (end > begin)
+      inside(((image * tiles.height + y) * tiles.width + x) * tiles.channels, at + begin,
+             end - begin);
+    if (some > end) beside(at + end, some - end);
+    at += some;
+  }
+}
+
 // Transforms tiles [first, first + count) of images into [16][count][pitch].
 template <int SIZE, void TRANSFORM(const Vec*, Vec*)>
-void transform(const Tiles& tiles, const float* data, const float* zeros, Index first, Index count,
-               Index matrix, float* to) {
+void transform_slowly(const Tiles& tiles, const float* data, const float* zeros, Index first,
+                      Index count, Index matrix, float* to) {
   const Index whole = tiles.channels / LANES * LANES, rest = tiles.channels - whole;
   const Index step = 2 * tiles.channels;
   const auto some = [&](const float* const* pixels, Index c, auto load) {
@@ -32,36 +63,102 @@ void transform(const Tiles& tiles, const float* data, const float* zeros, Index 
   });
 }
 
+// The same for inputs of `count` tiles side by side; two columns of each are the next one's, too.
+inline void transform_inputs_inside(const Tiles& tiles, const float* corner, Index count,
+                                    Index matrix, float* to) {
+  const Index line = tiles.width * tiles.channels;
+  for (Index c = 0; c < tiles.channels; c += LANES) {
+    const float* from = corner + c;
+    float* out = to + c;
+    Vec t[POINTS];
+    const auto column = [&](int j) {
+      Vec d[POINTS];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) d[4 * i] = load(from + i * line);
+      transform_column(d, t + j);
+      from += tiles.channels;
+    };
+    column(0), column(1);
+    for (Index k = 0; k < count; ++k, out += pitch(tiles.channels)) {
+      column(2), column(3);
+      Vec v[POINTS];
+      transform_rows(t, v);
+#pragma GCC unroll 16
+      for (int p = 0; p < POINTS; ++p) store(out + p * matrix, v[p]);
+#pragma GCC unroll 4
+      for (int i = 0; i < POINTS; i += 4) t[i] = t[i + 2], t[i + 1] = t[i + 3];
+    }
+  }
+}
+
+// Likewise for gradients of outputs.
+inline void transform_gradients_inside(const Tiles& tiles, const float* corner, Index count,
+                                       Index matrix, float* to) {
+  const Index channels = tiles.channels, line = tiles.width * channels;
+  for (Index k = 0; k < count; ++k, corner += 2 * channels, to += pitch(channels))
+    for (Index c = 0; c < channels; c += LANES) {
+      const float* from = corner + c;
+      const Vec dy[4] = {load(from), load(from + channels), load(from + line),
+                         load(from + line + channels)};
+      Vec v[POINTS];
+      transform_gradient(dy, v);
+#pragma GCC unroll 16
+      for (int p = 0; p < POINTS; ++p) store(to + p * matrix + c, v[p]);
+    }
+}
+
 // Tiles [first, first + count) of inputs, or of gradients of outputs, as [16][count][pitch].
 inline void transform_inputs(const Tiles& tiles, const float* data, const float* zeros, Index first,
                              Index count, Index matrix, float* to) {
-  transform<4, transform_input>(tiles, data, zeros, first, count, matrix, to);
+  const Index step = pitch(tiles.channels);
+  const auto slowly = [&](Index at, Index n) {
+    transform_slowly<4, transform_input>(tiles, data, zeros, first + at, n, matrix, to + at * step);
+  };
+  if (tiles.channels % LANES != 0) return slowly(0, count);
+  in_order<4>(tiles, first, count, [&](Index corner, Index at, Index n) {
+    transform_inputs_inside(tiles, data + corner, n, matrix, to + at * step);
+  }, slowly);
 }
 inline void transform_gradients(const Tiles& tiles, const float* data, const float* zeros,
                                 Index first, Index count, Index matrix, float* to) {
-  transform<2, transform_gradient>(tiles, data, zeros, first, count, matrix, to);
+  const Index step = pitch(tiles.channels);
+  const auto slowly = [&](Index at, Index n) {
+    transform_slowly<2, transform_gradient>(tiles, data, zeros, first + at, n, matrix,
+                                            to + at * step);
+  };
+  if (tiles.channels % LANES != 0) return slowly(0, count);
+  in_order<2>(tiles, first, count, [&](Index corner, Index at, Index n) {
+    transform_gradients_inside(tiles, data + corner, n, matrix, to + at * step);
+  }, slowly);
 }
 
+struct Finish {
+  const float* bias;  // of as many floats as whole registers have
+  float slope;
+};
+
 // Some channels of the four outputs of a tile, from its matrices.
-inline void outputs_of_tile(const float* from, Index matrix, const float* bias, Index c,
+inline void outputs_of_tile(const float* from, Index matrix, const Finish& finish, Index c,
                             Vec* outputs) {
   Vec products[POINTS];
 #pragma GCC unroll 16
   for (int p = 0; p < POINTS; ++p) products[p] = load(from + p * matrix + c);
   transform_output(products, outputs);
-  const Vec of_bias = load(bias + c);
+  const Vec bias = load(finish.bias + c);
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) outputs[i] += of_bias;
+  for (int i = 0; i < 4; ++i) {
+    const Vec z = outputs[i] + bias;
+    outputs[i] = z > 0.0f ? z : z * finish.slope;
+  }
 }
 
-// Writes the outputs of tiles from their matrices; pixels beside the image go to `nowhere`. `bias` has
-// as many floats as whole registers.
-inline void write_tiles(const Tiles& tiles, const float* from, Index matrix, Index first,
-                        Index count, const float* bias, float* nowhere, float* data) {
+// Writes the outputs of tiles from their matrices; pixels beside the image go to `nowhere`.
+inline void write_slowly(const Tiles& tiles, const float* from, Index matrix, Index first,
+                         Index count, const Finish& finish, float* nowhere, float* data) {
   const Index whole = tiles.channels / LANES * LANES, rest = tiles.channels - whole;
   const auto some = [&](float* const* pixels, Index c, auto store) {
     Vec outputs[4];
-    outputs_of_tile(from, matrix, bias, c, outputs);
+    outputs_of_tile(from, matrix, finish, c, outputs);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) store(pixels[i] + c, outputs[i]);
   };
@@ -72,6 +169,31 @@ inline void write_tiles(const Tiles& tiles, const float* from, Index matrix, Ind
       some(pixels, whole, [&](float* to, Vec value) { store_some(to, value, rest); });
     from += pitch(tiles.channels);
   });
+}
+
+// The same of `count` tiles that lie side by side.
+inline void write_inside(const Tiles& tiles, const float* from, Index matrix, Index count,
+                         const Finish& finish, float* corner) {
+  const Index channels = tiles.channels, line = tiles.width * channels;
+  for (Index k = 0; k < count; ++k, from += pitch(channels), corner += 2 * channels)
+    for (Index c = 0; c < channels; c += LANES) {
+      Vec outputs[4];
+      outputs_of_tile(from, matrix, finish, c, outputs);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) store(corner + i / 2 * line + i % 2 * channels + c, outputs[i]);
+    }
+}
+
+inline void write_tiles(const Tiles& tiles, const float* from, Index matrix, Index first,
+                        Index count, const Finish& finish, float* nowhere, float* data) {
+  const Index step = pitch(tiles.channels);
+  const auto slowly = [&](Index at, Index n) {
+    write_slowly(tiles, from + at * step, matrix, first + at, n, finish, nowhere, data);
+  };
+  if (tiles.channels % LANES != 0) return slowly(0, count);
+  in_order<2>(tiles, first, count, [&](Index corner, Index at, Index n) {
+    write_inside(tiles, from + at * step, matrix, n, finish, data + corner);
+  }, slowly);
 }
 
 }  // namespace abele::winograd::ABELE_LENGTH

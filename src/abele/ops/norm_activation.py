@@ -6,6 +6,8 @@
 Forward returns y, what backward needs of it, statistics and the new running statistics. A kernel
 may keep y alone, from which backward recovers ``normalised``; this implementation keeps x.
 
+The sum of a residual network stands between the two, ``y = leaky(normalised * weight + bias +
+added)``. Its backward gets x and y, and the gradient of y in one or two parts.
 Importing this module registers the operators.
 """
 
@@ -19,6 +21,9 @@ from abele.ops._register import implements, shapes_of
 
 _FORWARD = "abele::norm_activation"
 _BACKWARD = "abele::norm_activation_backward"
+_EVALUATION = "abele::scale_shift_activation"
+_OF_SUM = "abele::norm_sum_activation"
+_OF_SUM_BACKWARD = "abele::norm_sum_activation_backward"
 
 # Rows of ``statistics``, [3, channels]; in the third, a kernel notes what it kept.
 MEAN, INVERSE_STD = 0, 1
@@ -73,17 +78,9 @@ def _forward(
 
 
 @shapes_of(_FORWARD)
-def _forward_shapes(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    mean: torch.Tensor,
-    var: torch.Tensor,
-    *others: Any,
-) -> tuple[torch.Tensor, ...]:
-    statistics = x.new_empty((3, x.shape[1]))
-    like = (torch.empty_like(each) for each in (x, x))
-    return *like, statistics, torch.empty_like(mean), torch.empty_like(var)
+def _forward_shapes(x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
+    y, *statistics = _of_sum_shapes(x, *others)
+    return y, torch.empty_like(x), *statistics
 
 
 @implements(
@@ -125,5 +122,87 @@ def _backward_shapes(
     return torch.empty_like(kept), torch.empty_like(weight), torch.empty_like(bias)
 
 
+@implements(_EVALUATION, "(Tensor x, Tensor scale, Tensor shift, float slope) -> Tensor")
+def _evaluation(
+    x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, slope: float
+) -> torch.Tensor:
+    return _leaky(x * _along(scale, x) + _along(shift, x), slope)
+
+
+@shapes_of(_EVALUATION)
+def _evaluation_shape(x: torch.Tensor, *others: Any) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@implements(
+    _OF_SUM,
+    "(Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor var, Tensor added,"
+    " float momentum, float eps, float slope) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def _of_sum(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    added: torch.Tensor,
+    momentum: float,
+    eps: float,
+    slope: float,
+) -> tuple[torch.Tensor, ...]:
+    y, *rest = _normalised(x, weight, bias, mean, var, momentum, eps)
+    return _leaky(y + added, slope), *rest
+
+
+@shapes_of(_OF_SUM)
+def _of_sum_shapes(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    *others: Any,
+) -> tuple[torch.Tensor, ...]:
+    statistics = x.new_empty((3, x.shape[1]))
+    return torch.empty_like(x), statistics, torch.empty_like(mean), torch.empty_like(var)
+
+
+@implements(
+    _OF_SUM_BACKWARD,
+    "(Tensor grad, Tensor? more, Tensor y, Tensor x, Tensor weight, Tensor statistics,"
+    " float slope) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def _of_sum_backward(
+    grad: torch.Tensor,
+    more: torch.Tensor | None,
+    y: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    statistics: torch.Tensor,
+    slope: float,
+) -> tuple[torch.Tensor, ...]:
+    grad = grad if more is None else grad + more
+    masked = torch.where(y > 0, grad, grad * slope)
+    inverse_std = _along(statistics[INVERSE_STD], x)
+    normalised = (x - _along(statistics[MEAN], x)) * inverse_std
+    return masked, *_gradients(masked, normalised, inverse_std, weight)
+
+
+@shapes_of(_OF_SUM_BACKWARD)
+def _of_sum_backward_shapes(
+    grad: torch.Tensor,
+    more: torch.Tensor | None,
+    y: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *others: Any,
+) -> tuple[torch.Tensor, ...]:
+    of_weight = torch.empty_like(weight), torch.empty_like(weight)
+    return torch.empty_like(x), torch.empty_like(x), *of_weight
+
+
 forward = torch.ops.abele.norm_activation.default
 backward = torch.ops.abele.norm_activation_backward.default
+evaluation = torch.ops.abele.scale_shift_activation.default
+of_sum = torch.ops.abele.norm_sum_activation.default
+of_sum_backward = torch.ops.abele.norm_sum_activation_backward.default

@@ -11,6 +11,7 @@ import torch
 from torch.utils import flop_counter
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
+from abele import _torch
 from abele.containers import is_sequence
 from abele.ops import lstm, recurrent, recurrent_loop
 from abele.program import Program, is_getitem, is_view, marks_of
@@ -80,7 +81,11 @@ def operations(node: torch.fx.Node) -> int:
     """Return the FLOPs of a convolution, GEMM, attention or recurrent layer; else 0."""
     values: Any = torch.fx.map_arg((node.args, dict(node.kwargs)), _value)
     target, arguments, options = cast("Any", node.target), *values
-    if target is _ATTENTION:  # those of GPUs are in the registry
+    if target is not None and target is _torch.convolution_with_activation():
+        x, weight, bias, padding, stride, dilation, groups, *_ = arguments
+        target = aten.convolution.default
+        arguments = (x, weight, bias, stride, padding, dilation, False, [0, 0], groups)
+    elif target is _ATTENTION:  # those of GPUs are in the registry
         return _sdpa(*(each.shape for each in arguments[:3]))
     elif target is _ATTENTION_BACKWARD:
         return _sdpa_backward(*(each.shape for each in arguments[:4]))

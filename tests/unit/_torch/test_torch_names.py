@@ -460,6 +460,21 @@ def test_nothing_else_is_found_among_operators(name):
     assert _torch.find_operator(name) is None
 
 
+def test_a_convolution_can_apply_an_activation():
+    function = _torch.convolution_with_activation()
+    if function is None:
+        pytest.skip("this torch has no oneDNN")
+    x, weight, bias = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3), torch.randn(4)
+    settings = [1, 1], [1, 1], [1, 1], 1
+    plain = torch.conv2d(x, weight, bias, padding=1)
+    for activation, expected in (
+        (("none", [], ""), plain),
+        (("leaky_relu", [0.1], ""), torch.nn.functional.leaky_relu(plain, 0.1)),
+    ):
+        output = function(x, weight, bias, *settings, *activation)
+        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_composite_operators_are_made_of_others():
     assert _torch.is_composite(torch.ops.aten.matmul.default)
     assert _torch.is_composite(torch.ops.aten.upsample_bilinear2d.vec)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from abele import processor
+from abele import _torch, processor
 from abele.kernels.convolutions import (
     DIRECT,
     WINOGRAD,
@@ -153,7 +153,7 @@ def forms(
     transposed=False,
     dtype=torch.float32,
 ):
-    """A convolution and its backward."""
+    """A convolution, its backward, and the one with an activation, where this torch has it."""
     graph = torch.fx.Graph()
     grad, x, weight = (graph.placeholder(name) for name in ("grad", "x", "weight"))
     x.meta["val"] = torch.empty(image, dtype=dtype)
@@ -163,6 +163,11 @@ def forms(
     yield graph.call_function(aten.convolution.default, (x, weight, None, *settings))
     arguments = grad, x, weight, None, *settings, [True] * 3
     yield graph.call_function(aten.convolution_backward.default, arguments)
+    joined = _torch.convolution_with_activation()
+    if joined is not None and not transposed:
+        moves = [padding] * 2, [stride] * 2, [dilation] * 2
+        arguments = x, weight, None, *moves, groups, "leaky_relu", [0.0], ""
+        yield graph.call_function(joined, arguments)
 
 
 def gains(node):
@@ -207,6 +212,14 @@ def test_others_do_not(settings):
     assert not any(map(gains, forms(**settings)))
 
 
+def test_nor_do_other_activations_and_other_operators():
+    *_, last = forms()
+    assert not gains(next(iter(last.graph.nodes)))
+    if last.target is _torch.convolution_with_activation():
+        last.update_arg(7, "gelu")
+        assert not gains(last)
+
+
 def test_processors_without_wide_registers_keep_the_library(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     assert not any(map(gains, forms()))
@@ -239,7 +252,7 @@ def test_few_channels_and_those_that_fill_not_even_halves_gain_nothing(monkeypat
 
 def planes(x, weight, **settings):
     """Whether kernels of planes compute a convolution of these shapes, and its backward."""
-    convolution, backward = forms(x, weight[0], kernel=weight[2], **settings)
+    convolution, backward, *_ = forms(x, weight[0], kernel=weight[2], **settings)
     for each in (convolution, *backward.args[:1]):
         each.meta["val"] = torch.empty(x[0], weight[0], *x[2:])
     (ours,) = {why_not_planes(each) is None for each in (convolution, backward)}

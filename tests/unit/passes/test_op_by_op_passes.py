@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import operator
 
 import pytest
 import torch
@@ -10,12 +12,16 @@ from torch import nn
 
 from abele import passes
 from abele.capture import capture
-from abele.ops import memory_layout, norm_activation
+from abele.ops import adam, memory_layout, norm_activation, sgd
 from abele.passes.of_lowerings.channels_last import channels_last
-from abele.passes.of_lowerings.normalisation import fused_normalisation
+from abele.passes.of_lowerings.convolutions import pointwise_before_upsampling
+from abele.passes.of_lowerings.fused_sums import fused_sums
+from abele.passes.of_lowerings.fused_updates import fused_adam, fused_sgd, joined_counters
+from abele.passes.of_lowerings.normalisation import folded_normalisation, fused_normalisation
 from abele.step.config import StepConfig
+from abele.step.update_rules import Group
 from abele.targets.cpu import TARGET as CPU
-from abele.targets.cpu.op_by_op import choice
+from abele.targets.cpu.op_by_op import choice, updates
 from abele.targets.reference import Interpreter, Reference
 from helpers.planes import WITHOUT_GRADIENT, events, planes
 from helpers.runs import assert_close_by_norm, captured, flat, rule_for, run, run_eagerly, started
@@ -54,8 +60,9 @@ def forward_of(model, *inputs):
     "those",
     [
         (fused_normalisation,),
+        (pointwise_before_upsampling,),
         (channels_last,),
-        (fused_normalisation, channels_last),
+        (fused_normalisation, pointwise_before_upsampling, channels_last),
     ],
     ids=lambda those: "+".join(each.__name__ for each in those),
 )
@@ -65,6 +72,144 @@ def test_a_lowered_step_trains_alike(slope, those):
     plain = run(started(model, batches[0], rule)[0], batches)
     program = run(started(model, batches[0], rule, target=lowered_by(*those))[0], batches)
     assert_close_by_norm(program, plain, 3e-4, without=WITHOUT_GRADIENT)
+
+
+def test_fused_adam_computes_the_rule():
+    decay = {"weight_decay": 0.1, "decoupled": True}
+    every = ("lr", "beta1", "beta2", "eps")
+    for settings, variable in (
+        ({}, ("lr",)),
+        (decay, ("lr",)),
+        ({}, every),
+        (decay, (*every, "weight_decay")),
+    ):
+        model, batches = planes(), events(3)
+        rule = rule_for(model, "adam", variable=variable, **settings)
+        plain = run(started(model, batches[0], rule)[0], batches)
+        session, _ = started(model, batches[0], rule, target=lowered_by(fused_adam))
+        assert targets(session.executable.programs[0]).count(adam.update) == 1
+        assert_close_by_norm(run(session, batches), plain, 1e-6)
+
+
+def test_an_adam_that_is_another_one_stays():
+    for settings in ({"weight_decay": 0.1}, {"bias_correction": 0.0}):
+        variable = ("lr",)
+        model = planes()
+        rule = rule_for(model, "adam", variable=variable, **settings)
+        before = passes.run(captured(model, events(1)[0], rule=rule).programs[0])
+        after = fused_adam(before).verify()
+        # Coupled decay only changes the gradient; without corrections it is another computation.
+        assert (adam.update in targets(after)) is ("weight_decay" in settings)
+
+
+_SLOTS = ("lr", "momentum", "dampening", "weight_decay")
+
+
+@pytest.mark.parametrize("variable", [(), ("lr",), _SLOTS], ids=["constants", "rate", "slots"])
+@pytest.mark.parametrize("nesterov", [0, 1])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_fused_sgd_computes_the_rule(decay, nesterov, variable):
+    model, batches = planes(), events(3)
+    values = {"momentum": 0.9, "dampening": 0.2, "weight_decay": decay, "nesterov": nesterov}
+    rule = rule_for(model, "sgd", variable=variable, **values)
+    plain = run(started(model, batches[0], rule)[0], batches)
+    session, _ = started(model, batches[0], rule, target=lowered_by(fused_sgd))
+    assert targets(session.executable.programs[0]).count(sgd.update) == 1
+    assert_close_by_norm(run(session, batches), plain, 1e-6)
+
+
+class Linears(nn.Sequential):
+    """Two layers and a loss."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def forward(self, x):
+        return nn.functional.mse_loss(super().forward(x), x)
+
+
+def test_sgd_of_two_groups_has_a_call_for_each():
+    model = Linears()
+    rule = rule_for(model, "sgd", momentum=0.9)
+    first, second = rule.groups[0].params[:2], rule.groups[0].params[2:]
+    values = rule.groups[0].values
+    groups = (
+        Group(params=first, values=values),
+        Group(params=second, values={**values, "weight_decay": 0.1}),
+    )
+    rule = dataclasses.replace(rule, groups=groups)
+    program = passes.run(captured(model, (torch.ones(2, 4),), rule=rule).programs[0])
+    assert targets(fused_sgd(program).verify()).count(sgd.update) == 2
+
+
+@pytest.mark.parametrize(("values", "dtype"), [({"momentum": 0.0}, None), ({}, torch.half)])
+def test_an_sgd_that_is_another_one_stays(values, dtype):
+    model = Linears().to(dtype)
+    rule = rule_for(model, "sgd", **{"momentum": 0.9, **values})
+    step = captured(model, (torch.ones(2, 4, dtype=dtype),), rule=rule).programs[0]
+    assert sgd.update not in targets(fused_sgd(passes.run(step)).verify())
+
+
+class Pulled(torch.autograd.Function):
+    """Gives its second argument a gradient that reads like a velocity."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(weight)
+        return x + 0 * weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        (weight,) = ctx.saved_tensors
+        return grad, weight * 0.5 + grad
+
+
+def test_a_gradient_that_looks_like_momentum_is_none():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return nn.functional.mse_loss(Pulled.apply(x, self.weight), x)
+
+    model = Model()
+    rule = rule_for(model, "sgd", momentum=0.0)
+    program = passes.run(captured(model, (torch.ones(4),), rule=rule).programs[0])
+    assert sgd.update not in targets(fused_sgd(program).verify())
+
+
+def updated(gradient, read=None):
+    """A graph that updates two parameters; ``gradient`` makes one's, ``read`` reads after it."""
+    graph = torch.fx.Graph()
+    p, q, grad, v, w = (graph.placeholder(name) for name in ("p", "q", "grad", "v", "w"))
+    made = gradient(graph, q, grad)
+    seen = [] if read is None else [read(graph, q)]
+    node = graph.call_function(sgd.update, ([p, q], [made, grad], [v, w], *[0.0] * 5))
+    for index, each in enumerate((p, q, v, w)):
+        result = graph.call_function(operator.getitem, (node, index))
+        graph.call_function(aten.copy_.default, (each, result))
+    seen = [graph.call_function(aten.relu.default, (each,)) for each in seen]
+    graph.output(seen)
+    return node
+
+
+def test_an_update_is_written_over_its_arguments():
+    copies = updates.copies_back(updated(lambda graph, q, grad: grad))
+    assert [str(each.args[0]) for each in copies] == ["p", "q", "v", "w"]
+
+
+def _view(graph, q, *_):
+    return graph.call_function(aten.view.default, (q, [4]))
+
+
+@pytest.mark.parametrize("gradient", [lambda graph, q, grad: q, _view], ids=["parameter", "view"])
+def test_a_gradient_that_is_another_parameter_is_read_before_it_changes(gradient):
+    assert updates.copies_back(updated(gradient)) is None
+
+
+def test_a_view_of_a_parameter_is_read_before_it_changes():
+    assert updates.copies_back(updated(lambda graph, q, grad: grad, read=_view)) is None
 
 
 def test_every_norm_is_joined_with_its_activation_both_ways():
@@ -78,6 +223,44 @@ def test_every_norm_is_joined_with_its_activation_both_ways():
     }
     gone |= {aten.leaky_relu.default, aten.leaky_relu_backward.default}
     assert not gone & set(targets(after))
+
+
+class Residual(nn.Module):
+    """Two blocks around which their input is added; the second's input meets two gradients."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.convolutions = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(2))
+        self.activation = activation
+
+    def forward(self, x):
+        x = self.first(x)
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = self.activation(norm(convolution(x)) + x)
+        return nn.functional.mse_loss(x, torch.zeros_like(x))
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [nn.LeakyReLU(0.1), nn.ReLU(), nn.LeakyReLU(-0.1), nn.Tanh()],
+    ids=["leaky", "relu", "negative", "tanh"],
+)
+def test_sums_of_residual_blocks_are_joined_with_their_norms(activation):
+    model, batches = Residual(activation), [(torch.randn(2, 3, 6, 5),) for _ in range(2)]
+    rule = rule_for(model, "sgd", variable=("lr",))
+    plain = run(started(model, batches[0], rule)[0], batches)
+    session, _ = started(
+        model, batches[0], rule, target=lowered_by(fused_normalisation, fused_sums)
+    )
+    now = targets(session.executable.programs[0])
+    joins = not isinstance(activation, nn.Tanh) and getattr(activation, "negative_slope", 0) >= 0
+    joined = 2 if joins else 0
+    assert now.count(norm_activation.of_sum) == now.count(norm_activation.of_sum_backward) == joined
+    assert_close_by_norm(
+        run(session, batches), plain, 3e-4, without=("convolutions.0.bias", "convolutions.1.bias")
+    )
 
 
 def test_a_bias_before_a_norm_gets_no_gradient_computed():
@@ -120,14 +303,47 @@ def test_a_norm_whose_result_is_read_twice_keeps_its_activation_apart():
 
 
 def test_norms_in_half_stay():
-    images, *others = events(1)[0]
-    before = forward_of(planes().half(), images.half(), *others)
-    assert targets(fused_normalisation(before)) == targets(before)
+    model = planes().half()
+    inputs = [events(1)[0][0].half(), events(1)[0][1]]
+    before = forward_of(model, *inputs)
+    after = folded_normalisation(before)
+    assert targets(after) == targets(before)
+
+
+def test_a_trained_norm_goes_into_its_convolution_or_one_pass():
+    model, inputs = planes().eval(), events(1)[0]
+    expected = flat(model(*inputs))
+    program = folded_normalisation(forward_of(model, *inputs)).verify()
+    assert aten._native_batch_norm_legit_no_training.default not in targets(program)
+    # The deep convolution has more weights than pixels.
+    assert targets(program).count(norm_activation.evaluation) == 2
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    named = {f"input{i}": value for i, value in enumerate(inputs)} | state
+    with torch.no_grad():
+        result = program.graph(*(named[slot.name] for slot in program.inputs))
+    for value, plain in zip(result, expected, strict=True):
+        torch.testing.assert_close(value, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_a_convolution_that_adds_channels_stays_behind_its_upsampling():
+    class Growing(nn.Module):
+        def __init__(self, outputs, kernel):
+            super().__init__()
+            self.conv = nn.Conv2d(4, outputs, kernel, padding=kernel // 2)
+
+        def forward(self, x):
+            return self.conv(nn.functional.interpolate(x, scale_factor=2, mode="nearest"))
+
+    x = torch.randn(1, 4, 4, 4)
+    for outputs, kernel, moved in ((3, 1, True), (5, 1, False), (3, 3, False)):
+        program = pointwise_before_upsampling(forward_of(Growing(outputs, kernel), x))
+        order = [t for t in targets(program) if t is not aten.clone.default]
+        assert (order[0] is aten.convolution.default) is moved
 
 
 def test_images_are_converted_only_where_parts_meet():
     program = step_of()
-    for each in (fused_normalisation, channels_last):
+    for each in (fused_normalisation, pointwise_before_upsampling, channels_last):
         program = each(program).verify()
     converted = [n for n in program.graph.graph.nodes if n.target is memory_layout.in_layout]
     convolutions = targets(program).count(aten.convolution.default)
@@ -261,3 +477,27 @@ def test_the_plain_network_agrees_with_itself_in_eager():
     plain = run(started(model, batches[0], rule_for(model, "sgd"))[0], batches)
     optimizer = torch.optim.SGD(eager.parameters(), lr=0.05, momentum=0.9)
     assert_close_by_norm(plain, run_eagerly(eager, optimizer, batches), 1e-6)
+
+
+def test_counters_of_batch_norms_are_joined():
+    """Each layer is used twice, so its counter grows by two."""
+    program = step_of()
+    joined = joined_counters(program)
+    (node,) = (each for each in joined.graph.graph.nodes if each.target is aten._foreach_add.Scalar)
+    counters = [slot for slot in program.inputs if slot.name.endswith("num_batches_tracked")]
+    assert len(node.args[0]) == len(counters) == 4
+    assert node.args[1] == 2
+    sums = [targets(each).count(aten.add.Tensor) for each in (program, joined)]
+    assert sums[0] - sums[1] == 2 * len(counters)
+
+
+def test_joined_counters_count_as_before():
+    model, batches = planes(0.01), events(3)
+    rule = rule_for(model, "sgd")
+    before, after = (
+        run(started(copy.deepcopy(model), batches[0], rule, target=lowered_by(*those))[0], batches)
+        for those in ((), (joined_counters,))
+    )
+    assert before.buffers.keys() == after.buffers.keys()
+    assert all(torch.equal(value, after.buffers[name]) for name, value in before.buffers.items())
+    assert after.buffers["first.norm.num_batches_tracked"] == 6

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from abele.kernels.binding import Conv, Depthwise, Norm, Pool, Upsample
+from abele.kernels.binding import Conv, Depthwise, Norm, Patches, Pool, Upsample
 from abele.kernels.cases.case import (
     TAILS,
     Case,
@@ -144,14 +144,23 @@ def _winograd() -> Iterator[_Sizes]:
     yield _Sizes(3, 20, 31, 45, 40, (3, 3), (1, 1), (1, 1), 1)
 
 
-_FAMILIES = {"conv": _direct, "winograd": _winograd}
+def _pointwise() -> Iterator[_Sizes]:
+    for index, channels in enumerate((*range(1, 34), 64, 130)):
+        shape = 1 + index % 3, channels, 2 + 5 * index % 9, 1 + 7 * index % 11, 1 + 11 * index % 67
+        yield _Sizes(*shape, (1, 1), (1 + index % 2, 1 + index // 2 % 3), (0, 0), 1)
+    yield _Sizes(40, 128, 1, 1, 64, (1, 1), (1, 1), (0, 0), 1)
+
+
+_FAMILIES = {"conv": _direct, "winograd": _winograd, "pointwise": _pointwise}
 
 
 def _forward(family: str, library: ctypes.CDLL) -> Iterator[Case]:
     function = getattr(library, f"abele_{family}_forward")
     for index, sizes in enumerate(_FAMILIES[family]()):
-        given = _Operands(sizes)
-        slope = 1.0 if sizes.channels_last else (1.0, 0.25, 0.0)[index % 3]
+        given, slope = (
+            _Operands(sizes),
+            1.0 if family == "pointwise" else (1.0, 0.25, 0.0)[index % 3],
+        )
         biased, result = index % 4 != 1, unwritten(given.shape)
         bias = given.bias if biased else None
         described, threads = sizes.described(slope), threads_of(index)
@@ -225,6 +234,60 @@ def _depthwise(library: ctypes.CDLL, *, backward: bool) -> Iterator[Case]:
         results = unwritten(*(each.shape for each in exact))
         call(library.abele_depthwise_backward, described, grad, x, weight, *results, threads)
         yield Case(named, results, exact)
+
+
+# -- windows side by side --------------------------------------------------------------------------
+
+
+_PATCHES = (
+    *("images", "height", "width", "small_channels", "large_channels"),
+    *("kernel_height", "kernel_width"),
+)
+
+
+def _patch_sizes() -> Iterator[tuple[int, ...]]:
+    """Yield images, height and width, small and large channels, height and width of the kernel."""
+    kernels = ((16, 8, 2, 2), (32, 16, 2, 2), (48, 24, 1, 2), (16, 16, 3, 1), (80, 4, 2, 4))
+    for index, width in enumerate(range(1, 34)):
+        yield 1 + index % 2, 1 + index % 5, width, *kernels[index % len(kernels)]
+    yield 1, 5, 9, 144, 16, 2, 2
+
+
+def _patches(library: ctypes.CDLL, *, function: str) -> Iterator[Case]:
+    for index, sizes in enumerate(_patch_sizes()):
+        images, height, width, small, large, high, wide = sizes
+        x = numbers(images, height, width, small)
+        y = numbers(images, height * high, width * wide, large, seed=1)
+        weight, threads = numbers(small, large, high, wide, seed=2), threads_of(index)
+        described = Patches(*sizes)
+        of_call = named(_PATCHES, sizes)
+        run = getattr(library, f"abele_patches_{function}")
+        bias = numbers(large if function == "spread" else small, seed=3)
+        (nchw, weights), to = double(first(x), weight), functional.conv_transpose2d
+        if function == "spread":
+            result = unwritten(y.shape)
+            exact = last(to(nchw, weights, bias.double(), (high, wide)).detach())
+            call(run, described, x, weight, bias, *result, threads)
+        elif function == "gather":
+            result = unwritten(x.shape)
+            kept = functional.conv2d(first(y).double(), weights, bias.double(), (high, wide))
+            exact = last(kept.detach())
+            call(run, described, y, weight, bias, *result, threads)
+        else:
+            result, spread = unwritten(weight.shape), to(nchw, weights, None, (high, wide))
+            (exact,) = gradients(spread, weights, first(y).double())
+            call(run, described, x, y, *result, threads)
+        yield Case(of_call, result, [exact])
+
+
+def _channel_sums(library: ctypes.CDLL) -> Iterator[Case]:
+    for index, channels in enumerate(TAILS):
+        rows, width = 1 + 3 * index % 7, 1 + 5 * index % 23
+        x, result = numbers(rows, width, channels), unwritten((channels,))
+        threads = threads_of(index)
+        call(library.abele_channel_sums, rows, width, channels, x, *result, threads)
+        named = {"rows": rows, "width": width, "channels": channels}
+        yield Case(named, result, [x.double().sum((0, 1))])
 
 
 # -- max pools and upsampling ---------------------------------------------------------------------
@@ -320,20 +383,22 @@ class _Norm:
     Args:
         index: of the table's row.
         channels: of the norm.
+        summed: whether something is added before the activation.
     """
 
-    def __init__(self, index: int, channels: int):
+    def __init__(self, index: int, channels: int, *, summed: bool = False):
         rows, self.slope = 2 + 11 * index % 60, (1.0, 0.25, 0.0)[index % 3]
         self.described = Norm(rows, channels, _MOMENTUM, _EPS, self.slope)
         self.named = {"rows": rows, "channels": channels, "slope": self.slope}
+        self.shape, self.added = (rows, channels), numbers(rows, channels, seed=4)
         self.x = numbers(rows, channels) + 3
         self.weight, self.bias = numbers(channels, seed=1).abs() + 0.5, numbers(channels, seed=2)
         self.old = numbers(channels, seed=3), numbers(channels, seed=4).abs()
-        self.leaves = double(self.x, self.weight, self.bias)
-        x, weight, bias = self.leaves
+        self.leaves = double(self.x, self.weight, self.bias, self.added)
+        x, weight, bias, added = self.leaves
         mean, var = x.mean(0), x.var(0, correction=0)
         rstd = (var + _EPS).rsqrt()
-        y = (x - mean) * rstd * weight + bias
+        y = (x - mean) * rstd * weight + bias + (added if summed else 0.0)
         self.y = torch.where(y > 0, y, y * self.slope)
         least = (self.bias.abs() / 64).clamp_min(1e-12)
         self.from_y = int(self.slope > 0 and bool((self.weight >= least).all()))
@@ -360,9 +425,9 @@ def _norm_statistics(library: ctypes.CDLL) -> Iterator[Case]:
 
 def _norm_apply(library: ctypes.CDLL) -> Iterator[Case]:
     for index, channels in enumerate(TAILS):
-        norm = _Norm(index, channels)
-        result = unwritten(norm.x.shape)
-        given = norm.x, norm.weight, norm.bias, norm.statistics, *result
+        norm = _Norm(index, channels, summed=bool(index % 2))
+        result, added = unwritten(norm.shape), norm.added if index % 2 else None
+        given = norm.x, norm.weight, norm.bias, norm.statistics, added, *result
         call(library.abele_norm_apply, norm.described, *given, threads_of(index))
         yield Case(norm.named, result, [norm.y.detach()])
 
@@ -370,12 +435,35 @@ def _norm_apply(library: ctypes.CDLL) -> Iterator[Case]:
 def _norm_backward(library: ctypes.CDLL) -> Iterator[Case]:
     for index, channels in enumerate(TAILS):
         norm, grad = _Norm(index, channels), numbers(2 + 11 * index % 60, channels, seed=5)
-        exact = gradients(norm.y, norm.leaves, grad.double())
+        exact = gradients(norm.y, norm.leaves[:3], grad.double())
         results = unwritten(*(each.shape for each in exact))
         kept = norm.y.detach().float() if norm.from_y else norm.x
         given = grad, kept, norm.weight, norm.bias, norm.statistics, *results
         call(library.abele_norm_backward, norm.described, *given, threads_of(index))
         yield Case(norm.named, results, exact)
+
+
+def _norm_sum_backward(library: ctypes.CDLL) -> Iterator[Case]:
+    for index, channels in enumerate(TAILS):
+        norm = _Norm(index, channels, summed=True)
+        grad, more = numbers(*norm.shape, seed=5), numbers(*norm.shape, seed=6)
+        whole = grad.double() + (more.double() if index % 2 else 0.0)
+        of_x, of_weight, of_bias, of_added = gradients(norm.y, norm.leaves, whole)
+        exact = [of_added, of_x, of_weight, of_bias]
+        results, y = unwritten(*(each.shape for each in exact)), norm.y.detach().float()
+        given = grad, more if index % 2 else None, y, norm.x, norm.weight, norm.statistics
+        threads = threads_of(index)
+        call(library.abele_norm_sum_backward, norm.described, *given, *results, threads)
+        yield Case(norm.named, results, exact)
+
+
+def _scale_shift(library: ctypes.CDLL) -> Iterator[Case]:
+    for index, channels in enumerate(TAILS):
+        norm, result = _Norm(index, channels), unwritten((2 + 11 * index % 60, channels))
+        given = norm.x, norm.weight, norm.bias, *result
+        call(library.abele_scale_shift, norm.described, *given, threads_of(index))
+        y = norm.x.double() * norm.weight + norm.bias
+        yield Case(norm.named, result, [torch.where(y > 0, y, y * norm.slope)])
 
 
 def _of(family: str) -> dict[str, Table]:
@@ -388,12 +476,22 @@ def _of(family: str) -> dict[str, Table]:
 TABLES: dict[str, dict[str, Table]] = {
     "convolutions": {**_of("conv"), **both("abele_conv_pool", _pools)},
     "winograd": _of("winograd"),
+    "pointwise": _of("pointwise"),
     "depthwise": both("abele_depthwise", _depthwise, forward="_forward"),
+    "patches": {
+        **{
+            f"abele_patches_{each}": functools.partial(_patches, function=each)
+            for each in ("spread", "gather", "weight")
+        },
+        "abele_channel_sums": _channel_sums,
+    },
     "pools": {"abele_max_pool": _max_pool, "abele_max_pool_backward": _max_pool_backward},
     "upsampling": both("abele_upsample", _upsampling),
     "norms": {
         "abele_norm_statistics": _norm_statistics,
         "abele_norm_apply": _norm_apply,
         "abele_norm_backward": _norm_backward,
+        "abele_norm_sum_backward": _norm_sum_backward,
+        "abele_scale_shift": _scale_shift,
     },
 }

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from abele.kernels.convolutions import WINOGRAD, kernel_of
+from abele import _torch
+from abele.kernels.convolutions import PATCHES, POINTWISE, WINOGRAD, kernel_of
 from abele.ops import norm_activation
 from abele.ops.memory_layout import in_layout
 from abele.passes._edit import editable, finished
@@ -27,14 +28,18 @@ _Node = torch.fx.Node
 _CONVOLUTIONS = (
     aten.convolution.default,
     aten.convolution_backward.default,
+    _torch.convolution_with_activation(),
 )
 _NORMS = (
     norm_activation.forward,
     norm_activation.backward,
+    norm_activation.of_sum,
+    norm_activation.of_sum_backward,
+    norm_activation.evaluation,
 )
 
 # Kernels that know channels-last images alone, and give gradients of weights in the default order.
-_ALWAYS_LAST = (WINOGRAD,)
+_ALWAYS_LAST = (WINOGRAD, PATCHES, POINTWISE)
 
 # Operators that keep the order of their images if all images have the same order.
 _FOLLOWERS = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import operator
 from typing import Any, cast
 
 import torch
@@ -10,7 +12,9 @@ import torch
 from abele import _torch
 from abele.containers import is_sequence
 from abele.passes._edit import editable, finished
-from abele.program import Program, is_getitem
+from abele.program import Program, is_getitem, node_argument
+from abele.program.aliasing import erase_dead_nodes, stays_in_program
+from abele.trace.fake_results import stated_results
 
 aten = torch.ops.aten
 
@@ -74,3 +78,102 @@ def _in_type(value: Any, dtype: torch.dtype) -> Any:
     if is_sequence(value):
         return tuple(_in_type(each, dtype) for each in value)
     return value if value is None else value.to(dtype)
+
+
+_BACKWARD: dict[Any, Any] = {
+    aten.upsample_bilinear2d.default: aten.upsample_bilinear2d_backward.default,
+    aten.upsample_nearest2d.default: aten.upsample_nearest2d_backward.default,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pair:
+    """An upsampling, the convolution that reads it, and the backward nodes of both."""
+
+    upsample: _Node
+    convolution: _Node
+    convolution_backward: _Node | None
+    upsample_backward: _Node | None
+
+
+def pointwise_before_upsampling(program: Program) -> Program:
+    """Exchange upsamplings and the 1x1 convolutions that alone read them."""
+    graph = editable(program)
+    for node in list(graph.graph.nodes):
+        pair = _match(node) if node.target in _BACKWARD else None
+        if pair is not None:
+            _exchange(pair)
+    erase_dead_nodes(graph, stays_in_program)
+    return finished(program, graph)
+
+
+def _match(upsample: _Node) -> _Pair | None:
+    users = list(upsample.users)
+    forward = [user for user in users if user.target is aten.convolution.default]
+    backward = [user for user in users if user.target is aten.convolution_backward.default]
+    if len(forward) != 1 or len(backward) > 1 or len(users) > len(forward) + len(backward):
+        return None
+    convolution = forward[0]
+    if convolution.args[0] is not upsample or not _pays(upsample, convolution):
+        return None
+    if not backward:
+        return _Pair(upsample, convolution, None, None)
+    if backward[0].args[1:3] != convolution.args[:2]:
+        return None
+    gradient = next((u for u in backward[0].users if is_getitem(u) and u.args[1] == 0), None)
+    if gradient is None:
+        return _Pair(upsample, convolution, backward[0], None)
+    users = list(gradient.users)
+    if len(users) != 1 or users[0].target is not _BACKWARD[upsample.target]:
+        return None
+    return _Pair(upsample, convolution, backward[0], users[0])
+
+
+def _pays(upsample: _Node, convolution: _Node) -> bool:
+    """Return whether the convolution is pointwise, and mixing first moves fewer numbers."""
+    arguments: tuple[Any, ...] = convolution.args
+    _, weight, _, stride, padding, dilation, transposed, _, groups = arguments
+    outputs, inputs, *kernel = weight.meta["val"].shape
+    ones = {*stride, *dilation, *kernel, groups} == {1}
+    grows = node_argument(upsample, 0).meta["val"].numel() <= upsample.meta["val"].numel()
+    return ones and not transposed and set(padding) == {0} and outputs <= inputs and grows
+
+
+def _exchange(pair: _Pair) -> None:
+    convolution, upsample = pair.convolution, pair.upsample
+    with convolution.graph.inserting_before(convolution):
+        small = _call(convolution, (upsample.args[0], *convolution.args[1:]))
+        result = _call(upsample, (small, *upsample.args[1:]))
+    result.meta = {**upsample.meta, "val": convolution.meta["val"]}
+    convolution.replace_all_uses_with(result)
+    if pair.convolution_backward is not None:
+        _exchange_backward(pair, pair.convolution_backward, small)
+
+
+def _exchange_backward(pair: _Pair, backward: _Node, small: _Node) -> None:
+    # The size of the small image with the channels of the convolution's result.
+    sizes = list(small.meta["val"].shape)
+    _, output_size, *settings = pair.upsample.args
+    target = _BACKWARD[pair.upsample.target]
+    with backward.graph.inserting_before(backward):
+        grad = backward.graph.call_function(
+            target, (backward.args[0], output_size, sizes, *settings)
+        )
+        grad.meta = {**(pair.upsample_backward or backward).meta, "val": small.meta["val"]}
+        new = _call(backward, (grad, pair.upsample.args[0], *backward.args[2:]))
+        for user in [user for user in backward.users if is_getitem(user)]:
+            picked = backward.graph.call_function(operator.getitem, (new, user.args[1]))
+            old = pair.upsample_backward if user.args[1] == 0 else user
+            assert old is not None
+            picked.meta = dict(old.meta)
+            old.replace_all_uses_with(picked)
+
+
+def _call(like: _Node, arguments: tuple[Any, ...]) -> _Node:
+    """Return the same operation on other arguments."""
+    node = like.graph.call_function(like.target, arguments)  # type: ignore[arg-type]
+    node.meta = dict(like.meta)
+    values = [each.meta["val"] if isinstance(each, _Node) else each for each in arguments]
+    with values[0].fake_mode:
+        node.meta["val"] = stated_results(like.target, values)  # type: ignore[arg-type]
+    return node

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from abele.kernels.convolutions import kernel_of, suits_winograd
+from abele.kernels.convolutions import POINTWISE, kernel_of, suits_winograd
 from abele.program import Program, Role, node_argument
 from abele.targets.cpu.emitted.calls.convolutions import is_product_or_depthwise
 
@@ -82,7 +82,7 @@ def has_work(program: Program) -> bool:
         program: before any lowering pass.
     """
     return any(
-        kernel_of(node) is not None
+        kernel_of(node) not in (None, POINTWISE)
         or (node.target in _PASSES and node_argument(node, 0).meta["val"].nbytes >= LARGE_IMAGE)
         for node in program.graph.graph.nodes
     )

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
+from abele import _torch
 from abele.kernels import on_tensors
 from abele.kernels.convolutions import (
     DIRECT,
     KERNELS,
+    PATCHES,
     Convolution,
     Kernel,
     convolution_of,
@@ -34,7 +36,11 @@ _LANES = 8
 
 def _convolutions(kernel: Kernel) -> Iterator[OwnKernel]:
     """Yield the rows of a kernel for convolutions: forward, with an activation, and backward."""
-    for operator in (aten.convolution.default, aten.convolution_backward.default):
+    for operator in (
+        aten.convolution.default,
+        _torch.convolution_with_activation(),
+        aten.convolution_backward.default,
+    ):
         backward = operator is aten.convolution_backward.default
         yield OwnKernel(
             operator=operator,
@@ -56,6 +62,9 @@ def _convolution(
     del overwrite
     convolution = convolution_of(node)
     assert convolution is not None  # the kernel suits the node
+    if kernel is PATCHES:
+        make = _patches_backward if convolution.backward else _patches
+        return make(library, transposed=convolution.transposed)
     if convolution.backward:
         return _backward(library, convolution, kernel)
     return _forward(library, convolution, kernel)
@@ -64,7 +73,7 @@ def _convolution(
 def _forward(
     library: ctypes.CDLL, convolution: Convolution, kernel: Kernel
 ) -> Callable[..., torch.Tensor]:
-    how: dict[str, Any] = {"function": kernel.function}
+    how: dict[str, Any] = {"slope": convolution.slope, "function": kernel.function}
     run = on_tensors.conv(library, *_sizes(convolution), layout=CHANNELS_LAST, **how)
 
     def run_forward(
@@ -112,6 +121,35 @@ def _fill(out: int, inputs: int, *kernel: int) -> bool:
     if out % _LANES == 0:
         return inputs == 1 or inputs % _LANES == 0
     return set(kernel) == {1} and inputs % _LANES == 0
+
+
+def _patches(library: ctypes.CDLL, *, transposed: bool) -> Callable[..., torch.Tensor]:
+    run = on_tensors.spread if transposed else on_tensors.gather
+
+    def convolution(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any
+    ) -> torch.Tensor:
+        return run(library, channels_last(x), *dense(weight, bias))
+
+    return convolution
+
+
+def _patches_backward(library: ctypes.CDLL, *, transposed: bool) -> Callable[..., Any]:
+    of_input = on_tensors.gather if transposed else on_tensors.spread
+
+    def convolution_backward(
+        grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *given: Any
+    ) -> tuple[torch.Tensor | None, ...]:
+        wanted = given[-1]
+        grad, x, weight = channels_last(grad), channels_last(x), weight.contiguous()
+        small, large = (x, grad) if transposed else (grad, x)
+        return (
+            of_input(library, grad, weight, None) if wanted[0] else None,
+            on_tensors.weight_gradient(library, small, large, weight) if wanted[1] else None,
+            on_tensors.channel_sums(library, grad) if wanted[2] else None,
+        )
+
+    return convolution_backward
 
 
 # -- max pools of 2x2 ----------------------------------------------------------------------------

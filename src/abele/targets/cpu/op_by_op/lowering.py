@@ -15,8 +15,10 @@ from abele.arena.running import Arena, kept
 from abele.kernels import binding, build
 from abele.ops.memory_layout import in_layout
 from abele.passes.of_lowerings.channels_last import channels_last
-from abele.passes.of_lowerings.convolutions import half_convolutions
-from abele.passes.of_lowerings.normalisation import fused_normalisation
+from abele.passes.of_lowerings.convolutions import half_convolutions, pointwise_before_upsampling
+from abele.passes.of_lowerings.fused_sums import fused_sums
+from abele.passes.of_lowerings.fused_updates import fused_adam, fused_sgd, joined_counters
+from abele.passes.of_lowerings.normalisation import folded_normalisation, fused_normalisation
 from abele.program import Program, is_view
 from abele.program.memory import MemoryUse
 from abele.targets.base import Clocked, Compiled, GraphClocks, Lowering, Run, require_code
@@ -29,6 +31,7 @@ from abele.targets.cpu.compiler import (
 from abele.targets.cpu.op_by_op import choice
 from abele.targets.cpu.op_by_op.memory_use import memory_use
 from abele.targets.cpu.op_by_op.registry import Lifetimes, overwritten, own_kernel
+from abele.targets.cpu.op_by_op.updates import copies_back, erase_copies, is_update
 from abele.targets.index_checks import checked
 from abele.targets.interpreter import function_of
 from abele.targets.kernel_choice import NOBODY, TORCH, operators_of
@@ -42,6 +45,12 @@ class OpByOp(Lowering):
     passes = (
         half_convolutions,
         fused_normalisation,
+        fused_sums,
+        pointwise_before_upsampling,  # after the norms: they tell which gradients are zero
+        folded_normalisation,
+        fused_adam,
+        fused_sgd,
+        joined_counters,
         channels_last,  # last: it asks what each operator has become
     )
 
@@ -83,7 +92,10 @@ class OpByOp(Lowering):
 
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, str]:
         """Return our kernels, and torch."""
-        return {node: _backend(node) for node in operators_of(program)}
+        choices = {node: _backend(node) for node in operators_of(program)}
+        for node in filter(is_update, choices):  # it writes over its arguments: nothing is copied
+            choices |= dict.fromkeys(copies_back(node) or (), NOBODY)
+        return choices
 
     def clocked(self, program: Program) -> Clocked:
         """Look at the clock before and after each call."""
@@ -149,11 +161,15 @@ def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
     """Return the graph with each operator replaced by the function that computes it."""
     graph = _torch.graph_module(program.graph, copied_graph(program.graph.graph))
     lifetimes = Lifetimes(graph.graph)
+    copies = {node: copies_back(node) for node in graph.graph.nodes if is_update(node)}
     for node in list(graph.graph.nodes):
         kernel = own_kernel(node)
         if kernel is None:
             continue
         overwrite = overwritten(node, lifetimes) is not None
+        if node in copies:
+            overwrite = copies[node] is not None
+            erase_copies(copies[node] or ())
         function: Any = kernel.function(node, library, overwrite)
         function.__name__ = kernel.name  # as clocks and reports call it
         node.target = function

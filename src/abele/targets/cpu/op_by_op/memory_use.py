@@ -17,6 +17,7 @@ from abele.program.aliasing import Liveness, aliases_of_calls
 from abele.program.memory import MemoryUse, Piece
 from abele.targets.cpu.op_by_op import images
 from abele.targets.cpu.op_by_op.registry import Lifetimes, overwritten
+from abele.targets.cpu.op_by_op.updates import copies_back, is_update
 
 aten = torch.ops.aten
 
@@ -107,6 +108,9 @@ class _Memories:
         self._taken: dict[_Node, _Node] = {}
         lifetimes = Lifetimes(graph)
         for node in graph.nodes:
+            if is_update(node):
+                self._update(node)
+                continue
             index, first = overwritten(node, lifetimes), _result(node, 0)
             if node.target is norm_activation.forward:
                 self._norm(node, first, index)
@@ -132,6 +136,10 @@ class _Memories:
         while memory in self._taken:
             memory = self._taken[memory]
         return memory
+
+    def _update(self, node: _Node) -> None:
+        for copy in copies_back(node) or ():
+            self._taken[node_argument(copy, 1)] = node_argument(copy, 0)
 
 
 def _copies_image(image: torch.Tensor) -> bool:

@@ -76,7 +76,7 @@ def norm_activation(library: ctypes.CDLL, overwrite: bool, *given: Any) -> _Resu
     (statistics, *new), y_is_enough = _statistics(library, norm, inputs, threads)
     y = x if overwrite and y_is_enough else torch.empty_like(x)
     addresses = _addresses(*inputs[:3], statistics)
-    library.abele_norm_apply(norm, *addresses, y.data_ptr(), threads)
+    library.abele_norm_apply(norm, *addresses, None, y.data_ptr(), threads)
     return y, y if y_is_enough else x, statistics, *new
 
 
@@ -97,7 +97,55 @@ def norm_activation_backward(
     return results
 
 
+def norm_sum_activation(library: ctypes.CDLL, overwrite: bool, *given: Any) -> _Results:
+    """Compute ``abele::norm_sum_activation``; may write y over what is added."""
+    x, weight, bias, mean, var, added, momentum, eps, slope = given
+    x, added = channels_last(x), channels_last(added)
+    norm, worth = _prepared(library, x.shape, slope, momentum, eps)
+    threads = worth()
+    y = added if overwrite else torch.empty_like(x)
+    inputs = x, *dense(weight, bias, mean, var)
+    # Backward needs x in any case: from y, what was added could not be told apart.
+    (statistics, *new), _ = _statistics(library, norm, inputs, threads)
+    addresses = _addresses(*inputs[:3], statistics, added, y)
+    library.abele_norm_apply(norm, *addresses, threads)
+    return y, statistics, *new
+
+
+def norm_sum_activation_backward(
+    library: ctypes.CDLL, overwrite: bool, *given: Any
+) -> tuple[Tensor, ...]:
+    """Compute ``abele::norm_sum_activation_backward``; may write over the gradient of y."""
+    grad, more, y, x, weight, statistics, slope = given
+    grad, more = channels_last(grad), None if more is None else channels_last(more)
+    (weight,) = dense(weight)
+    norm, worth = _prepared(library, x.shape, slope)
+    results = (
+        grad if overwrite else torch.empty_like(x),
+        torch.empty_like(x),
+        torch.empty_like(weight),
+        torch.empty_like(weight),
+    )
+    second = None if more is None else more.data_ptr()
+    pointers = _addresses(y, x, weight, statistics, *results)
+    library.abele_norm_sum_backward(norm, grad.data_ptr(), second, *pointers, worth())
+    return results
+
+
+def scale_shift_activation(library: ctypes.CDLL, overwrite: bool, *given: Any) -> Tensor:
+    """Compute ``abele::scale_shift_activation``; may write y over x."""
+    x, scale, shift, slope = given
+    x, (scale, shift) = channels_last(x), dense(scale, shift)
+    y = x if overwrite else torch.empty_like(x)
+    norm, worth = _prepared(library, x.shape, slope)
+    library.abele_scale_shift(norm, *_addresses(x, scale, shift, y), worth())
+    return y
+
+
 NORMS = (
     of_library(operators.forward, "norms", norm_activation, 0),
     of_library(operators.backward, "norms", norm_activation_backward, 0),
+    of_library(operators.of_sum, "norms", norm_sum_activation, 5),
+    of_library(operators.of_sum_backward, "norms", norm_sum_activation_backward, 0),
+    of_library(operators.evaluation, "norms", scale_shift_activation, 0),
 )

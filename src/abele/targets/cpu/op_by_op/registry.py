@@ -14,11 +14,12 @@ from abele.program.aliasing import Aliases, Liveness
 from abele.targets.cpu.op_by_op.images import KERNELS_OF_IMAGES
 from abele.targets.cpu.op_by_op.kernels import OwnKernel
 from abele.targets.cpu.op_by_op.norms import NORMS
+from abele.targets.cpu.op_by_op.updates import UPDATES
 
 _Node = torch.fx.Node
 
 _BY_OPERATOR = collections.defaultdict[Any, list[OwnKernel]](list)
-for _each in (*KERNELS_OF_IMAGES, *NORMS):
+for _each in (*KERNELS_OF_IMAGES, *NORMS, *UPDATES):
     _BY_OPERATOR[_each.operator].append(_each)
 
 

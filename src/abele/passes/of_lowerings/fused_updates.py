@@ -1,0 +1,318 @@
+"""Optimizer updates as one operator for many parameters, and step counters as one tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from abele.ops import adam, sgd
+from abele.passes._edit import editable, finished
+from abele.program import Program
+from abele.program.aliasing import erase_dead_nodes, stays_in_program
+
+aten = torch.ops.aten
+
+_Node = torch.fx.Node
+_FLOAT = torch.float32
+
+# A hyper-parameter: a constant, or the node of one that may change.
+Number = float | torch.fx.Node
+
+
+class Mismatch(Exception):
+    """A node does not match an update at this place."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """The update of a parameter.
+
+    Attributes:
+        numbers: hyper-parameters, in the order of the operator's arguments.
+        inputs: one of each list of tensors that the operator takes, the parameter first.
+        results: the nodes with one value of each list that it returns, likewise.
+    """
+
+    numbers: tuple[Number, ...]
+    inputs: tuple[_Node, ...]
+    results: tuple[_Node, ...]
+
+
+def joined(program: Program, target: Any, match: Callable[[_Node, _Node], Update]) -> Program:
+    """Replace updates by one call for all that share their numbers.
+
+    Args:
+        program: with an update of each parameter by itself.
+        target: the operator that updates many.
+        match: takes a parameter and what is written to it; raises ``Mismatch`` where that is
+            another computation.
+    """
+    graph = editable(program)
+    writes = [node for node in graph.graph.nodes if node.target is aten.copy_.default]
+    by_numbers: dict[tuple[Number, ...], list[Update]] = {}
+    for write in writes:
+        try:
+            update = match(*write.args)
+        except Mismatch:
+            continue
+        by_numbers.setdefault(update.numbers, []).append(update)
+    for updates in by_numbers.values():
+        _join(target, updates, writes[0])
+    erase_dead_nodes(graph, stays_in_program)
+    return finished(program, graph)
+
+
+def take(node: Any, target: Any, *constants: Any) -> tuple[Any, ...]:
+    """Return the arguments of a node that must call ``target``; ``...`` matches any argument."""
+    if not isinstance(node, _Node) or node.target is not target or node.kwargs:
+        raise Mismatch
+    arguments = node.args
+    if constants:
+        expected = zip(arguments, constants, strict=False)
+        same = all(
+            pattern is ... or value is pattern or value == pattern for value, pattern in expected
+        )
+        if len(arguments) != len(constants) or not same:
+            raise Mismatch
+    return arguments
+
+
+def converted(value: Any) -> Any:
+    """Return a number before it was cast to the type of the tensors, if it was."""
+    if not isinstance(value, _Node) or value.target is not aten._to_copy.default:
+        return value
+    if dict(value.kwargs) != {"dtype": _FLOAT}:
+        raise Mismatch
+    return value.args[0]
+
+
+def check_tensors(tensors: tuple[Any, ...]) -> None:
+    """Tensors must be float32 and of one shape."""
+    if not all(isinstance(node, _Node) for node in tensors):
+        raise Mismatch
+    values = [node.meta["val"] for node in tensors]
+    shapes = {tuple(value.shape) for value in values}
+    if len(shapes) > 1 or any(value.dtype is not _FLOAT for value in values):
+        raise Mismatch
+
+
+def check_numbers(numbers: tuple[Any, ...]) -> None:
+    """Numbers must be constants, or nodes of 0-d float64 tensors."""
+    values = [number.meta["val"] for number in numbers if isinstance(number, _Node)]
+    if any(value.dtype is not torch.float64 or value.dim() for value in values):
+        raise Mismatch
+
+
+def _join(target: Any, updates: list[Update], before: _Node) -> None:
+    graph, count = before.graph, len(updates)
+    columns = [list(column) for column in zip(*(each.inputs for each in updates), strict=True)]
+    kinds = range(len(updates[0].results))
+    with graph.inserting_before(before):
+        numbers = [_slot(each, updates[0].results[0]) for each in updates[0].numbers]
+        call = graph.call_function(target, (*columns, *numbers))
+        values = [each.results[kind].meta["val"] for kind in kinds for each in updates]
+        call.meta = {**updates[0].results[0].meta, "val": values}
+        for kind in kinds:
+            for index, each in enumerate(updates):
+                new = graph.call_function(operator.getitem, (call, kind * count + index))
+                new.meta = dict(each.results[kind].meta)
+                # Others that read it keep the old computation.
+                each.results[kind].replace_all_uses_with(
+                    new, lambda user: user.target is aten.copy_.default
+                )
+
+
+def _slot(number: Number, origin: _Node) -> _Node:
+    """Return a number as a node, added before ``origin`` if it is a constant."""
+    if isinstance(number, _Node):
+        return number
+    kwargs: Any = {"dtype": torch.float64}
+    constant = origin.graph.call_function(aten.full.default, ([], number), kwargs)
+    value = origin.meta["val"].new_empty((), dtype=torch.float64)
+    constant.meta = {**origin.meta, "val": value}
+    return constant
+
+
+def fused_adam(program: Program) -> Program:
+    """Replace the updates by Adam of float32 parameters that share their hyper-parameters."""
+    return joined(program, adam.update, _match_adam)
+
+
+def _match_adam(param: _Node, new: _Node) -> Update:
+    left, change = take(new, aten.sub.Tensor)
+    moved, denominator = take(change, aten.div.Tensor)
+    first, rate = take(moved, aten.mul.Tensor)
+    rate, rise = take(rate, aten.div.Tensor)
+    root, eps = take(denominator, aten.add.Tensor)
+    root, correction = take(root, aten.div.Tensor)
+    (second,), (correction,) = take(root, aten.sqrt.default), take(correction, aten.sqrt.default)
+    beta1, step = _correction(rise)
+    beta2, same_step = _correction(correction)
+    if step is not same_step:
+        raise Mismatch
+    lerp = aten.lerp.Tensor if isinstance(beta1, _Node) else aten.lerp.Scalar
+    old_first, grad, weight = take(first, lerp)
+    scaled, part, _ = take(second, aten.addcmul.default, ..., ..., grad)
+    old_second, _ = take(scaled, aten.mul.Tensor, ..., beta2)
+    _, rest = take(part, aten.mul.Tensor, grad, ...)
+    _check_rest(weight, beta1)
+    _check_rest(rest, beta2)
+    old_step, _ = take(step, aten.add.Tensor, ..., 1)
+    numbers = (rate, beta1, beta2, eps, _decay(left, param, rate))
+    inputs = (param, grad, old_first, old_second, old_step)
+    check_tensors(inputs[:-1])
+    check_numbers((old_step, *numbers))
+    return Update(numbers, inputs, (new, first, second, step))
+
+
+def _correction(node: Any) -> tuple[Number, _Node]:
+    """``1 - beta ** step`` -> beta and step."""
+    power, _ = take(node, aten.rsub.Scalar, ..., 1)
+    varies = isinstance(power, _Node) and power.target is aten.pow.Tensor_Tensor
+    beta, step = take(power, aten.pow.Tensor_Tensor if varies else aten.pow.Scalar)
+    return beta, step
+
+
+def _check_rest(value: Any, beta: Number) -> None:
+    """``value`` must be ``1 - beta``, perhaps in the type of the tensors."""
+    if not isinstance(beta, _Node):
+        if value != 1 - beta:
+            raise Mismatch
+        return
+    take(converted(value), aten.rsub.Scalar, beta, 1)
+
+
+def _decay(left: Any, param: _Node, rate: _Node) -> Number:
+    """Decoupled weight decay: ``param * (1 - rate * decay)``."""
+    if left is param:
+        return 0.0
+    _, factor = take(left, aten.mul.Tensor, param, ...)
+    product, _ = take(factor, aten.rsub.Scalar, ..., 1)
+    _, decay = take(product, aten.mul.Tensor, rate, ...)
+    return decay
+
+
+def fused_sgd(program: Program) -> Program:
+    """Replace the updates by SGD with momentum of float32 parameters that share their numbers."""
+    return joined(program, sgd.update, _match_sgd)
+
+
+def _match_sgd(param: _Node, new: _Node) -> Update:
+    old_param, moved, rate = _scaled_sum(new, sign=-1)
+    if old_param is not param:
+        raise Mismatch
+    try:
+        grad, velocity, ahead = _scaled_sum(moved)  # Nesterov's
+        old, momentum, same_grad, rest = _velocity(velocity)
+        nesterov = 1.0
+        if grad is not same_grad or not _same(ahead, momentum):
+            raise Mismatch
+    except Mismatch:
+        velocity, nesterov = moved, 0.0
+        old, momentum, grad, rest = _velocity(velocity)
+    grad, decay = _without_decay(grad, param)
+    check_tensors((param, grad, old))
+    numbers = (rate, momentum, rest, decay, nesterov)
+    check_numbers(numbers)
+    return Update(numbers, (param, grad, old), (new, velocity))
+
+
+def _velocity(node: Any) -> tuple[_Node, Number, _Node, Number]:
+    """``old * momentum + rest * grad`` -> these four, where it is written over the old one."""
+    kept, grad, rest = _scaled_sum(node)
+    old, momentum = take(kept, aten.mul.Tensor)
+    written = [user.args[0] for user in node.users if user.target is aten.copy_.default]
+    if old not in written:
+        raise Mismatch
+    return old, momentum, grad, rest
+
+
+def _without_decay(grad: _Node, param: _Node) -> tuple[_Node, Number]:
+    """``grad + decay * param`` -> gradient and decay."""
+    try:
+        plain, decayed, decay = _scaled_sum(grad)
+        check_numbers((decay,))
+    except Mismatch:
+        return grad, 0.0
+    return (plain, decay) if decayed is param else (grad, 0.0)
+
+
+def _scaled_sum(node: Any, sign: int = 1) -> tuple[_Node, _Node, Number]:
+    """``y + sign * number * x`` -> y, x and the number, as ``arithmetic.axpy`` writes it."""
+    if not isinstance(node, _Node):
+        raise Mismatch
+    arguments, settings = cast("Any", node.args), cast("Any", node.kwargs)
+    if node.target is aten.add.Tensor:  # of a constant
+        y, x = arguments
+        number = sign * settings.get("alpha", 1)
+    elif node.target is aten.addcmul.default and settings.get("value", 1) == sign:  # of a slot
+        y, x, number = arguments
+        number = converted(number)
+    else:
+        raise Mismatch
+    check_tensors((y, x))
+    return y, x, number
+
+
+def _same(one: Number, other: Number) -> bool:
+    return one is other or (not isinstance(one, _Node) and one == other)
+
+
+def joined_counters(program: Program) -> Program:
+    """Replace sums of numbers and state of one element by one operation for all of them."""
+    graph = editable(program)
+    by_number: dict[int, list[_Counter]] = {}
+    for node in graph.graph.nodes:
+        counter = _counter(node)
+        if counter is not None and not any(_summand(user) is node for user in node.users):
+            by_number.setdefault(counter.number, []).append(counter)
+    for number, counters in by_number.items():
+        if len(counters) > 1:
+            _join_counters(counters, number)
+    erase_dead_nodes(graph, stays_in_program)
+    return finished(program, graph)
+
+
+class _Counter(NamedTuple):
+    """A node, and the state and number of which it is the sum."""
+
+    node: _Node
+    state: _Node
+    number: int
+
+
+def _counter(node: _Node) -> _Counter | None:
+    number, state = 0, node
+    while (summand := _summand(state)) is not None:
+        number += cast("int", state.args[1])
+        state = summand
+    return (
+        _Counter(node, state, number) if state is not node and state.op == "placeholder" else None
+    )
+
+
+def _summand(node: _Node) -> _Node | None:
+    """Return the integer node to which an integer constant is added, or None."""
+    if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
+        return None
+    summand, number = node.args
+    if not isinstance(summand, _Node) or type(number) is not int:
+        return None
+    value = summand.meta["val"]
+    return summand if value.dim() == 0 and value.dtype is torch.int64 else None
+
+
+def _join_counters(counters: list[_Counter], number: int) -> None:
+    graph, first = counters[0].node.graph, counters[0].node
+    with graph.inserting_before(first):
+        arguments = [each.state for each in counters], number
+        joined = graph.call_function(aten._foreach_add.Scalar, arguments)
+        joined.meta = {**first.meta, "val": [each.node.meta["val"] for each in counters]}
+        for index, each in enumerate(counters):
+            new = graph.call_function(operator.getitem, (joined, index))
+            new.meta = dict(each.node.meta)
+            each.node.replace_all_uses_with(new)
