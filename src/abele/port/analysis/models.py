@@ -26,6 +26,8 @@ _ODD = re.compile(
     r"\.training\s*=[^=]|(get|set)attr\(.*\b(train|eval|training|phase|mode)\b"
     r"|Module\.(eval|train)\b"
 )
+#: Bases of objects that a program can return.
+_TAKEN = ("tuple", "list", "dict", "OrderedDict", "NamedTuple", "ModelOutput")
 _SETTING = m.Call(func=m.Attribute(attr=m.Name("train") | m.Name("eval")))
 _PLAIN = m.Attribute(value=m.Name() | m.Attribute())
 _ALONE = m.SimpleStatementLine(
@@ -188,6 +190,24 @@ def asks_for_its_mode(project: Project, model: Thing) -> bool:
 
 
 # -- weights -------------------------------------------------------------------------------------
+
+
+def class_returned(project: Project, model: Thing) -> str:
+    """Return the class of the object that forward returns; empty if a program can return it."""
+    cls = class_of(project, model)
+    forward = None if cls is None else project.method(cls, "forward")
+    if forward is None:
+        return ""
+    source = project.source(forward)
+    for each in findall(forward, m.Return(value=m.Call())):
+        returned = project.class_of(source, cst.ensure_type(each.value, cst.Call).func)
+        if returned is None or project.is_module(returned):
+            continue
+        bases = [base.value for cls in project.bases(returned) for base in cls.bases]
+        names = [project.source(returned).code(base).rpartition(".")[2] for base in bases]
+        if not any(name in _TAKEN for name in names):
+            return returned.name.value
+    return ""
 
 
 def is_weightless(project: Project, model: Thing) -> bool:

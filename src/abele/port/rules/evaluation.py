@@ -16,6 +16,7 @@ from abele.port.analysis import batches
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.models import (
     asks_for_its_mode,
+    class_returned,
     is_weightless,
     mode_at,
     mode_matters,
@@ -44,6 +45,10 @@ CODES = {
         "Inputs of a call may have several shapes, and a program has one: the plain model runs, "
         "on the host."
     ),
+    "ABP506": (
+        "forward returns an object of a class of its own, and a program returns tensors in tuples, "
+        "lists and dictionaries: the plain model runs, on the host."
+    ),
     "ABP509": "The inference model cannot be reached here; the plain model runs on the host.",
 }
 
@@ -53,6 +58,10 @@ _ANY_SHAPE = (
     "inputs of this call may have several shapes, and a program has one: the plain model runs, on "
     "the host, with the weights of the program; where all have one shape, call "
     "poptorch.inferenceModel(model, options=opts) instead"
+)
+_OBJECT = (
+    "forward returns an object of {returned}, and a program returns tensors in tuples, lists and "
+    "dictionaries: the plain model runs, on the host; make {returned} a NamedTuple to run a program"
 )
 _SEVERAL = (
     "this may be one of several models, and a compiled program has one: the plain model "
@@ -100,6 +109,10 @@ def _evaluate(
         return
     if context.things.may_be_unknown(source, call.func):
         context.say(source, call, "ABP509", Verdict.MATCH, _ANOTHER)
+        return
+    returned = class_returned(context.project, thing)
+    if returned:
+        context.say(source, call, "ABP506", Verdict.MATCH, _OBJECT.format(returned=returned))
         return
     if rows is None:
         context.say(source, call, "ABP505", Verdict.MATCH, _ANY_SHAPE)
