@@ -1,6 +1,7 @@
 """Shared parts of the commands: formats of values, options of every command, and notes."""
 
 import argparse
+import contextlib
 import importlib.util
 import re
 import runpy
@@ -58,7 +59,8 @@ def parse(made: argparse.ArgumentParser, arguments: Sequence[str] | None) -> arg
     """Parse the arguments, by default those of the process, which then ends with its reader."""
     if arguments is None and sys.stdout is not None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[attr-defined]
+        with contextlib.suppress(OSError):  # of a pipe that somebody else has written to
+            sys.stdout.reconfigure(errors="replace")  # type: ignore[attr-defined]
     return made.parse_args(arguments)
 
 

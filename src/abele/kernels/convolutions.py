@@ -381,7 +381,8 @@ def why_not_planes(node: torch.fx.Node) -> str | None:
     plain = all(
         each.dim() == 4 and each.numel() > 0 and each.dtype is torch.float32 for each in values
     )
-    if not plain or not all(each.is_contiguous() for each in values[:2]):
+    in_planes = values[:2] if convolution.backward else values  # torch may return channels last
+    if not plain or not all(each.is_contiguous() for each in in_planes):
         return "the library's: our kernels are for contiguous images in float32"
     where = _library_gains_over_planes(convolution, values[2])
     return where and f"the library's: it is faster with {where}"
