@@ -15,11 +15,11 @@ class CosmicTaggerError(ValueError):
 
 
 class ConfigError(CosmicTaggerError):
-    """The configuration asks for something that cannot be."""
+    """The configuration is invalid or contradictory."""
 
 
 class DataError(CosmicTaggerError):
-    """A file of events is missing, damaged or not what was asked for."""
+    """A file of events is missing, damaged or different from the configured file."""
 
 
 class CheckpointError(CosmicTaggerError):

@@ -1,4 +1,4 @@
-"""The processes that share one run: the number of this one, and operations of all of them.
+"""The processes of one run: the rank of the present process, and collective operations.
 
     alone()              one process; everything below is free
     of_popdist()         IPU mode: `popdist.init()` under poprun, mpirun or torchrun
@@ -29,7 +29,7 @@ _ALL = "values"
 
 
 class Instances:
-    """A process of a run, and its exchanges with the others.
+    """A process of a run, and collective operations with the run's other processes.
 
     Args:
         connection: with the other processes; None for the only one.

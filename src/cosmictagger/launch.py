@@ -158,7 +158,7 @@ class Launch:
         return content
 
     def load_for_inference(self, backend: Backend) -> None:
-        """Give the network its weights."""
+        """Load the weights of a checkpoint into the network."""
         content = self.weights()
         if content is not None:
             checkpoints.check_fits(content["state_dict"], backend.network, content["path"])

@@ -228,7 +228,7 @@ def _ratio(part: Counts, whole: Counts, empty: float) -> NDArray[np.float64]:
 
 
 def _mean(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    """Return the mean of what is there; NaN where nothing is."""
+    """Return the mean of the available values; NaN if no value is available."""
     defined = ~np.isnan(values)
     total = np.where(defined, values, 0.0).sum(axis)
     return np.where(defined.any(axis), total / np.maximum(defined.sum(axis), 1), np.nan)

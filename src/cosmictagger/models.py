@@ -184,7 +184,7 @@ class InterpolationUp(nn.Module):
 
 
 class SumConnection(nn.Module):
-    """Adds what the way down saw."""
+    """Skip connection that adds the encoder's activations."""
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
         """Return a tensor of the shape that both inputs have."""
@@ -192,7 +192,7 @@ class SumConnection(nn.Module):
 
 
 class NoConnection(nn.Module):
-    """Forgets what the way down saw."""
+    """Skip connection that ignores the encoder's activations."""
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
         """Return the first input."""
@@ -200,7 +200,7 @@ class NoConnection(nn.Module):
 
 
 class ConcatConnection(nn.Module):
-    """Puts what the way down saw behind the channels, and learns what to keep of both."""
+    """Skip connection that concatenates the encoder's channels, then mixes both by convolution."""
 
     def __init__(self, network: Network, dimensions: Dimensions, channels: int):
         super().__init__()
@@ -212,21 +212,21 @@ class ConcatConnection(nn.Module):
 
 
 def down(network: Network, dimensions: Dimensions, inputs: int, outputs: int) -> nn.Module:
-    """Return what halves an image."""
+    """Return the downsampling module, which halves an image."""
     if network.downsampling is DownSampling.convolutional:
         return Resampling(network, dimensions, inputs, outputs, up=False)
     return PoolingDown(network, dimensions, inputs, outputs)
 
 
 def up(network: Network, dimensions: Dimensions, inputs: int, outputs: int) -> nn.Module:
-    """Return what doubles an image."""
+    """Return the upsampling module, which doubles an image."""
     if network.upsampling is UpSampling.convolutional:
         return Resampling(network, dimensions, inputs, outputs, up=True)
     return InterpolationUp(network, dimensions, inputs, outputs)
 
 
 def connection(network: Network, dimensions: Dimensions, channels: int) -> nn.Module:
-    """Return what brings the way down and the way up together."""
+    """Return the skip connection between encoder and decoder."""
     if network.connections is Connection.concat:
         return ConcatConnection(network, dimensions, channels)
     return SumConnection() if network.connections is Connection.sum else NoConnection()
@@ -243,7 +243,7 @@ Planes = tuple[Tensor, ...]
 
 
 class BlockSeries(nn.Module):
-    """A number of blocks, one after the other."""
+    """Convolution blocks in sequence."""
 
     def __init__(self, network: Network, count: int, channels: int, edge: int = 3):
         super().__init__()
@@ -255,7 +255,7 @@ class BlockSeries(nn.Module):
 
 
 class SharedDeepest(nn.Module):
-    """The smallest size: planes meet as channels, the only place where they see each other."""
+    """The deepest level, where planes are concatenated as channels; only here do planes mix."""
 
     def __init__(self, network: Network, channels: int):
         super().__init__()
@@ -275,7 +275,7 @@ class SharedDeepest(nn.Module):
 
 
 class SeparateDeepest(SharedDeepest):
-    """The smallest size where planes stay apart (``network.block_concat``)."""
+    """The deepest level with separate planes (``network.block_concat``)."""
 
     def forward(self, planes: Planes) -> Planes:
         """Three of ``[B, C, h, w]``; keeps the shapes."""
@@ -346,7 +346,7 @@ class UResNet(nn.Module):
 
 
 def _below(network: Network, level: int) -> nn.Module:
-    """Return what a level has inside: the next one, or the smallest size."""
+    """Return the module inside a level: the next level, or the deepest level."""
     if level < network.depth:
         return Level(network, level)
     filters = network.filters(level)
@@ -364,7 +364,7 @@ def _initialise(module: nn.Module) -> None:
 
 
 def series(network: Network, count: int, channels: int, edge: int = 3) -> nn.Sequential:
-    """Return a number of blocks, one after the other, under the names the original gives them."""
+    """Return blocks in sequence, named as in the original network."""
     blocks = repeated(network, VOLUMES, count, channels, edge)
     return nn.Sequential(OrderedDict((f"block_{i}", block) for i, block in enumerate(blocks)))
 
@@ -433,7 +433,7 @@ class UResNet3D(nn.Module):
 
 
 def _below_3d(network: Network, level: int) -> nn.Module:
-    """Return what a level has inside: the next one, or the smallest size."""
+    """Return the module inside a level: the next level, or the deepest level."""
     if level < network.depth:
         return Level3D(network, level)
     return Bottom(Deepest3D(network, network.filters(level)))

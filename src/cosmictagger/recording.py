@@ -85,7 +85,7 @@ def _handlers(folder: Path, instance: int) -> list[logging.Handler]:
 
 
 def warn_once(text: str) -> None:
-    """Warn of what is the same on all instances: the first one says it."""
+    """Log a warning common to all instances once, on the first instance."""
     logger.warning(text, extra={"kind": "common"})
 
 
@@ -158,7 +158,7 @@ def _cell(name: str, value: float) -> str:
 
 
 class RunRecord:
-    """``run.json``: what ran, where, and how it ended.
+    """The record of a run, ``run.json``: program, machine and outcome.
 
     Args:
         folder: the run's output folder; None keeps the entries in memory alone.
@@ -265,7 +265,7 @@ class Timings:
         self.add(name, time.perf_counter() - started)
 
     def add(self, name: str, seconds: float) -> None:
-        """Add to a part of the present iteration what was measured elsewhere."""
+        """Add seconds measured elsewhere to a part of the present iteration."""
         self._row[name] += _microseconds(seconds)
 
     def seconds(self, name: str) -> float:
@@ -436,6 +436,6 @@ class Summaries:
                 self._writer.add_image(f"{name}/plane_{plane}", grey, step)
 
     def close(self) -> None:
-        """Write what is held back."""
+        """Write buffered data."""
         if self._writer is not None:
             self._writer.close()

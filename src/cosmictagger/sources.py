@@ -68,7 +68,7 @@ def validation(config: Config, instances: Instances) -> BatchStream | None:
 
 
 def prepare(config: Config) -> None:
-    """Make the events that the built-in generator has to make, so that all instances find them."""
+    """Generate the events of the built-in generator before any instance reads the file."""
     if config.data.name is DataKind.generated:
         trains = config.mode.name is ModeKind.train
         if trains:
@@ -97,7 +97,7 @@ def in_order(config: Config, seed: int, instances: Instances) -> BatchStream:
 
 
 def endless(loader: BatchStream) -> Iterator[Batch]:
-    """Yield one epoch after another."""
+    """Yield the batches of successive epochs without end."""
     while True:
         yield from loader
 

@@ -74,7 +74,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Passed:
-    """A pass, or the part of one instance.
+    """The result of an inference pass, or of one instance's share.
 
     Attributes:
         steps: in order.
@@ -126,7 +126,7 @@ def infer(launch: Launch) -> int | None:
 
 
 class Pass:
-    """A pass over the events, or this instance's part of it.
+    """An inference pass over the events, or over this instance's share of the events.
 
     Attributes:
         steps: those made so far.
@@ -139,13 +139,13 @@ class Pass:
         self.steps: list[Step] = []
 
     def run(self) -> int | None:
-        """Make the pass and everything that belongs to it."""
+        """Run the inference pass and write all of the pass's results."""
         passed, collected = self._made(self.launch.folder)
         self._end(passed, collected.confusion, collected.candidates, {})
         return passed.signal
 
     def run_shared(self) -> int | None:
-        """Make this instance's part of a pass; the first instance joins all of them.
+        """Run this instance's share of a pass; the first instance joins all shares.
 
         Returns:
             The number of the signal that ended any instance early, or None.
@@ -338,7 +338,7 @@ def _check_finite(batch: Batch, result: StepResult) -> None:
 
 
 def _joined(parts: Sequence[Passed]) -> Passed:
-    """Return the whole pass; its steps are in order, whoever made them."""
+    """Join the shares of all instances into one pass, with steps in order."""
     steps = sorted((step for part in parts for step in part.steps), key=lambda step: step.index)
     first = next((part for part in parts if part.steps), parts[0])
     return Passed(
@@ -363,7 +363,7 @@ def _stored(passed: Passed, collected: Collector) -> dict[str, Any]:
 
 
 def _read(folder: Path, index: int) -> tuple[Passed, Any, Candidates]:
-    """Return what ``_stored`` has written in the folder of an instance."""
+    """Read the share of a pass that ``_stored`` has written in an instance's folder."""
     try:
         content = state_file.read(folder / _PART)
     except FileNotFoundError:

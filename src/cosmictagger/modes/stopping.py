@@ -57,7 +57,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 class Stop(_Handlers):
-    """A block that keeps the first signal for its loop to see.
+    """Context manager that records the first stop signal for the loop in the block.
 
     Attributes:
         signal: the number of the signal that came, or None.

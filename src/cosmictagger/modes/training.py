@@ -265,7 +265,7 @@ class Training:
                 warn_once(f"{name} starts at its first batch. {error}")
 
     def content(self) -> dict[str, Any]:
-        """Return what a checkpoint holds."""
+        """Return the contents of a checkpoint."""
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         return {
             "format": _FORMAT,
@@ -291,7 +291,7 @@ class Training:
     # -- the loop ----------------------------------------------------------------------------
 
     def run(self) -> int | None:
-        """Make ``run.iterations`` steps and everything that belongs to them."""
+        """Run ``run.iterations`` training steps with validation, logs and checkpoints."""
         total = steps_to_make(self.launch, self.step)
         self._open_summaries()
         try:
@@ -385,7 +385,7 @@ class Training:
         raise problem or TrainingError(f"The loss of step {self.step} is {loss}.")
 
     def _not_finite(self, batch: Batch, result: StepResult) -> TrainingError | None:
-        """Return what is wrong with the loss of this instance's events, if something is."""
+        """Return the problem with the loss of this instance's events, if not finite."""
         assert result.loss is not None
         if torch.isfinite(result.loss):
             return None

@@ -163,7 +163,7 @@ class Tally:
         return (float(values.mean()), len(values)) if len(values) else (float("nan"), 0)
 
     def keys(self) -> list[str]:
-        """Return names of all metrics, in the order in which they came."""
+        """Return the names of all metrics, in order of first appearance."""
         return list(dict.fromkeys(key for row in self.rows for key in row.metrics))
 
 
@@ -203,7 +203,7 @@ class Candidates:
         return labelled or len(self) < self.most
 
     def add(self, event: EventRecord) -> None:
-        """Take an event, and forget one where there are too many."""
+        """Add an event, and drop an event if the limit is exceeded."""
         self.seen += event.has_label
         self._events.append(event)
         if len(self._events) > self.most:

@@ -81,7 +81,7 @@ def _draw(folder: Path, events: Sequence[EventRecord], progress: bool) -> dict[i
 
 
 class Collector:
-    """Takes a pass batch by batch and keeps what its files are made from.
+    """Accumulates the results of an inference pass batch by batch, for the output files.
 
     Memory does not grow with the pass: scores go to the file of predictions, and only a few events
     are kept for the displays.

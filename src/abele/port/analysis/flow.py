@@ -31,7 +31,7 @@ def local_names(function: cst.FunctionDef) -> set[str]:
 
 
 def parameters(function: cst.FunctionDef | cst.Lambda) -> Iterator[str]:
-    """Return the names of a function's parameters, with those of ``*`` and ``**``."""
+    """Return the names of a function's parameters, including ``*`` and ``**`` parameters."""
     params = function.params
     for each in (*params.posonly_params, *params.params, *params.kwonly_params):
         yield each.name.value
@@ -148,7 +148,7 @@ class _Names(cst.CSTVisitor):
 
 
 def reads(node: cst.CSTNode) -> list[str]:
-    """Names that a piece of a program reads, in the order of the text.
+    """Names that a syntax node reads, in the order of the text.
 
     Those that only its own functions, comprehensions or earlier statements know are among them.
     """

@@ -108,7 +108,7 @@ def may_evaluate(
 
 
 def _is_put_back(things: Things, source: Source, call: cst.Call) -> bool:
-    """Return whether ``train()`` follows ``eval()`` in its function."""
+    """Return whether ``train()`` follows ``eval()`` in the same function."""
     back = f"{source.code(cst.ensure_type(call.func, cst.Attribute).value)}.train()"
     return any(
         source.code(each) == back and source.position(each) > source.position(call)

@@ -1,4 +1,4 @@
-"""Searches pieces of a program for nodes, without walking through them anew each time."""
+"""Searches syntax trees for nodes, and caches the walk through each tree."""
 
 from __future__ import annotations
 

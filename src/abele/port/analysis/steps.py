@@ -114,7 +114,7 @@ class _Reader:
         self._loop = loop if isinstance(loop, cst.For | cst.While) else None
 
     def step(self) -> Step:
-        """Read it."""
+        """Read the training step."""
         index = self._block.index(self._backward)
         gradients = read_update(self._source, self._things, self._block, self._call, index)
         loss, differentiated = self._loss()
@@ -282,7 +282,7 @@ class _Reader:
         return names_in(self._loop.target) if isinstance(self._loop, cst.For) else ()
 
     def _declared(self) -> set[str]:
-        """Names of the function around that outlive it."""
+        """Names of the enclosing function that outlive the function."""
         declared = findall(self._owner, m.Global() | m.Nonlocal())
         return {
             item.name.value
@@ -372,7 +372,7 @@ class _Reader:
                 yield node.value
 
     def _needed(self, forward: Sequence[Statement]) -> list[str]:
-        """Names that the statements read before they write them."""
+        """Names that the statements read before writing."""
         written: set[str] = set()
         needed: dict[str, None] = {}
         for statement in forward:
@@ -381,7 +381,7 @@ class _Reader:
         return list(needed)
 
     def _fresh(self) -> set[str]:
-        """Names that are others in each step."""
+        """Names bound to a new object in each step."""
         if self._loop is not None:
             return {*writes(self._loop)} - {"self"}
         owner = self._owner
@@ -402,7 +402,7 @@ class _Reader:
         return tuple(keys)
 
     def _counter(self) -> str:
-        """Return the name that counts the turns of the loop; empty if none does."""
+        """Return the name that counts the iterations of the loop; empty if none does."""
         if not isinstance(self._loop, cst.For):
             return ""
         target = self._loop.target
@@ -494,7 +494,7 @@ class Varying:
     """Finds names that get other values while a step trains."""
 
     def __init__(self, project: Project, things: Things, optimizers: Iterable[Thing]):
-        """Note what binds each name.
+        """Record the statements that bind each name.
 
         Args:
             project: the program.

@@ -58,7 +58,7 @@ class Things:
     """The models, optimizers, loaders and losses of a program, and the names that they have."""
 
     def __init__(self, project: Project):
-        """Follow them.
+        """Follow the objects through the program's files.
 
         Args:
             project: the program.
@@ -77,7 +77,7 @@ class Things:
             pass
 
     def all(self, kind: Kind) -> list[Thing]:
-        """Every one of a kind, in the order of the files."""
+        """Every object of a kind, in the order of the files."""
         return [each for each in self._made.values() if each.kind is kind]
 
     def of(self, source: Source, node: cst.BaseExpression, kind: Kind | None = None) -> set[Thing]:

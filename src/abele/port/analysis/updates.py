@@ -144,7 +144,7 @@ def _updates(
 
 
 def _without(source: Source, later: Sequence[Statement], backward: cst.Call) -> StepError:
-    """Return the error that says why there is no update."""
+    """Return the error that explains why a step has no parameter update."""
     function = source.enclosing(backward, cst.FunctionDef)
     for call in calls_of(source.module, "step"):
         if function is not None and any(

@@ -71,7 +71,7 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A port beside its original.
+    """The result of comparing a port with its original.
 
     Attributes:
         steps: the steps that both made, as far as they were compared.
@@ -162,7 +162,7 @@ OTHER_BUFFER = (
 
 
 def meaning_of_loss(pair: StepPair) -> str:
-    """Return what may explain another loss from equal weights."""
+    """Return a possible explanation for different losses from equal weights."""
     mine, other = pair.original.losses[-1], pair.port.losses[-1]
     ratio = _ratio(mine, other)
     if ratio is not None:

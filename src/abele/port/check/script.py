@@ -40,7 +40,7 @@ _OF_WORKERS = {
 
 
 def main(text: str) -> None:
-    """Run a script and record what it does.
+    """Run a script and record its updates.
 
     Args:
         text: JSON with the fields of ``process.Run``, and ``records``, the file of the record.

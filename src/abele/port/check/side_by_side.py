@@ -209,7 +209,7 @@ class Pairing:
     # -- the first difference ----------------------------------------------------------------------
 
     def difference(self) -> Difference | None:
-        """Return where both diverge first; None if they are equal."""
+        """Return where port and original diverge first; None if the runs are equal."""
         begun: set[tuple[str, int]] = set()
         for pair in self.steps:
             models = {("original", pair.original.model), ("port", pair.port.model)}
@@ -251,7 +251,7 @@ class Pairing:
         )  # fmt: skip
 
     def _end(self) -> Difference | None:
-        """Return the step that only one of them makes."""
+        """Return the step that only the original or only the port runs."""
         mine, other = self._made
         if mine == other:
             return None
