@@ -1,4 +1,4 @@
-"""Checkpoints: everything a run needs to go on, in files that are whole or absent.
+"""Checkpoints: the state from which a run resumes, in files that are whole or absent.
 
     FOLDER/model-500.ckpt      weights, optimizer, schedule, loader and random state after 500 steps
     FOLDER/checkpoint          index: `latest: NAME`, then `STEP: NAME`, newest first
@@ -68,7 +68,7 @@ class Checkpoints(CheckpointFolder):
             return super().read(path)
 
     def save(self, step: int, content: Mapping[str, Any]) -> Path:
-        """Write a checkpoint and drop the oldest ones."""
+        """Write a checkpoint and delete the oldest checkpoints."""
         plain = _plain(content)
         with _translated():
             return self.write(step, plain)
@@ -136,7 +136,7 @@ def _advice(checkpoints: Checkpoints, path: Path) -> str:
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    """Raise what is wrong with files as everywhere in this package."""
+    """Raise a ``SerializationError`` as a ``CheckpointError``."""
     try:
         yield
     except SerializationError as error:

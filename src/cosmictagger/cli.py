@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _not_installed(missing: ModuleNotFoundError) -> int:
-    """Say what to install; another missing module keeps its traceback."""
+    """Explain which package to install; any other missing module keeps the traceback."""
     package = (missing.name or "").partition(".")[0]
     if package not in _PACKAGES:
         raise missing
@@ -101,7 +101,7 @@ def _run_command(arguments: list[str]) -> int:
 
 
 def _sorted(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the preset and the overrides; people mix them in any order."""
+    """Return the preset and the overrides from arguments in any order."""
     preset, overrides = "config", []
     words = iter(arguments)
     for word in words:

@@ -97,7 +97,7 @@ class Instances:
         return values if self.is_first else state_file.from_bytes(received)[_ALL]
 
     def agree(self, topic: str, facts: Mapping[str, object]) -> None:
-        """Compare what all instances must have in common; all raise where they differ."""
+        """Compare values that all instances must share; all instances raise if values differ."""
         if self._connection is None:
             return
         try:
@@ -108,7 +108,7 @@ class Instances:
 
     @contextlib.contextmanager
     def together(self, topic: str) -> Iterator[None]:
-        """Run a block that succeeds on all instances or on none; wait for all at its end.
+        """Run a block that succeeds on all instances or on none; wait for all at the end.
 
             with instances.together("opening the events"):
                 events = open_events()
@@ -186,7 +186,7 @@ class Instances:
     # -- the end -------------------------------------------------------------------------------
 
     def fail(self, problem: str) -> None:
-        """Tell instances that wait for this one, now or later, that it ends and why.
+        """Notify instances that wait for this instance, now or later, of a failure and its reason.
 
         For errors outside of ``together``; nothing may be exchanged afterwards.
         """

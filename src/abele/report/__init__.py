@@ -1,4 +1,4 @@
-"""The report of a run: what it was, what it needed, how it went, and how it ended.
+"""The report of a run: program, resources, progress and outcome.
 
 A run leaves two files: ``run.json``, which says what runs (``record``), and ``journal.jsonl``, to
 which lines are added while it runs (``journal``). A page is a function of these two and of nothing

@@ -35,7 +35,7 @@ def watch_status() -> None:
 
 
 def status_words() -> str:
-    """Return ``with status 3`` and the message, if any; empty if it is 0 or unknown."""
+    """Return ``with status 3`` and the message, if any; empty if the status is 0 or unknown."""
     code = _ending[0] if _ending else None  # others that it came of are freed after it
     if isinstance(code, int):
         status = code & 0xFF  # as the system cuts it
@@ -81,7 +81,7 @@ _pid = 0
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an error, or a sentence if it has none."""
+    """Return the text of an error, or a sentence if the text is empty."""
     if text := str(error):
         return text
     if isinstance(error, KeyboardInterrupt):

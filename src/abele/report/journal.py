@@ -276,7 +276,7 @@ class JournalWriter:
         self._written += len(line)
 
     def _give_up(self, error: OSError) -> None:
-        """End the journal, and tell its reader and the user so; the run itself goes on."""
+        """End the journal early and notify reader and user; the run continues."""
         self._given_up = True
         if self._reserve is not None and is_full(error):
             self._reserve.unlink(missing_ok=True)

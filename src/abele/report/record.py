@@ -220,7 +220,7 @@ class Timing:
 
     @property
     def unattributed(self) -> float:
-        """Seconds between kernels, without what the clocks took."""
+        """Seconds between kernels, without the overhead of the clocks."""
         return max(0.0, self.clocked - self.clocks - self.attributed)
 
     @property

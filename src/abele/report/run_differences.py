@@ -215,7 +215,7 @@ class _Updates:
 
 
 def _of_value(what: str, one: _Updates, other: _Updates, name: str) -> Iterator[Difference]:
-    """Yield the first difference of one value, if there is any."""
+    """Yield the first difference of an optimizer value, if any."""
     first, second = one.values(name), other.values(name)
     if not (0 in first and 0 in second):
         if first.get(0) != second.get(0):
@@ -367,7 +367,7 @@ def _operations(program: Program) -> Iterator[Operation]:
 
 
 def _lines(program: Program) -> list[str]:
-    """Return the lines of a text without one that is cut off."""
+    """Return the complete lines of a text, without a truncated last line."""
     lines = program.text.splitlines()
     return lines[:-2] if _is_cut(program) else lines
 

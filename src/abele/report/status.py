@@ -1,4 +1,4 @@
-"""State of a run, from its two files."""
+"""State of a run, read from the run's record and journal."""
 
 from __future__ import annotations
 

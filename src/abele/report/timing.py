@@ -34,7 +34,7 @@ _MEMORY_SHARE = 0.25
 
 
 def timed(run: Run, executable: Executable, state: DeviceState, budget_s: float = BUDGET_S) -> Run:
-    """Return a run's record with the times of its kernels, or why there are none.
+    """Return a run's record with kernel times, or the reason for missing times.
 
     Args:
         run: the record; its programs are those of the executable.
@@ -79,7 +79,7 @@ def _timed(
     known: Limits,
     budget_s: float,
 ) -> Timing | str:
-    """Return the times of a program, or why there are none."""
+    """Return the kernel times of a program, or the reason for missing times."""
     if any(has_effect(node) for node in all_nodes(program.graph)):
         return "it prints or calls the host, which it would do once more"
     arguments = _arguments(program, state)

@@ -188,7 +188,7 @@ class Backend(abc.ABC):
         return StepResult(loss, logits)
 
     def share_statistics(self) -> None:
-        """Give all instances the first one's statistics of batches, to evaluate with.
+        """Broadcast the first instance's batch statistics to all instances, for evaluation.
 
         An update needs none of them, so this changes no weights.
         """
@@ -255,7 +255,7 @@ class Backend(abc.ABC):
             self._load_scaling(state.get("scaling"))
 
     def _weights_loaded(self) -> None:  # noqa: B027  not every device has a copy
-        """Send weights that were loaded to where they are used."""
+        """Copy loaded weights to the device."""
 
     def _optimizer_state(self) -> dict[str, Any]:
         """Return the state of an optimizer of torch by kind and name; empty before an update."""
@@ -271,7 +271,7 @@ class Backend(abc.ABC):
         return {settings.name.name: states} if states else {}
 
     def _load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Give an optimizer of torch its state by name."""
+        """Load state by parameter name into an optimizer of torch."""
         # Clones, because torch would go on with the very tensors that are given.
         indexed = {
             i: {k: v.float().clone() if k == "step" else v.clone() for k, v in state[name].items()}
@@ -287,7 +287,7 @@ class Backend(abc.ABC):
         self._updates_before = done - self.training_steps
 
     def _require_updates(self, counts: set[int]) -> None:
-        """Compare the updates that were made here with those that the device has counted."""
+        """Compare the number of updates on the host with the device's count."""
         expected = self._updates_before + self.training_steps
         if counts != {expected}:
             raise BackendError(
@@ -296,7 +296,7 @@ class Backend(abc.ABC):
             )
 
     def _load_scaling(self, scaling: Any) -> None:  # noqa: B027  not every backend scales
-        """Go on with the factor on the loss that was saved, where there is one."""
+        """Restore the saved loss scale, if any."""
 
     def close(self) -> None:  # noqa: B027  not every device has to be given back
         """Release the device that the backend holds."""
@@ -330,7 +330,7 @@ def padded(rows: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def micro_batches(settings: Settings, *tensors: torch.Tensor) -> Iterator[Sequence[torch.Tensor]]:
-    """Equal parts of tensors, one after another."""
+    """Equal slices of tensors along the batch, in order."""
     return zip(*(tensor.split(settings.micro_batch) for tensor in tensors), strict=True)
 
 

@@ -192,7 +192,7 @@ class RduBackend(Backend):
             self._require_updates(counts)
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Backend``; brings the device's weights home first."""
+        """See ``Backend``; copies the device's weights to the host first."""
         self._to_host()
         return super().state_dict()
 

@@ -130,7 +130,7 @@ _LEAST = {
 
 
 def settle(config: Config) -> list[str]:
-    """Fill in what depends on the machine and check the rest.
+    """Fill in machine-dependent values of a configuration and check all other values.
 
     Args:
         config: changed in place: ``run.compute_mode`` and ``run.iterations`` get values.

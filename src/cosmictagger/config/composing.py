@@ -43,7 +43,7 @@ Residual, because without that it took cosmic muons alone in its first hundreds 
 
 @dataclass
 class Config:
-    """Every key there is. ``mode``, ``data`` and ``framework`` depend on the group chosen."""
+    """All keys of a configuration. ``mode``, ``data``, ``framework`` depend on the chosen group."""
 
     run: Run = field(default_factory=Run)
     mode: Any = None

@@ -122,7 +122,7 @@ def steps_to_make(launch: Launch, step: int) -> int:
 
 
 def _launcher() -> str:
-    """Tell runs of poprun and torchrun apart, without giving away how."""
+    """Return a hash of the launcher's secret, which identifies a run of poprun or torchrun."""
     secret = os.environ.get(SECRET) or os.environ.get(_OF_TORCHRUN, "")
     return hashlib.sha256(secret.encode()).hexdigest()[:16]
 

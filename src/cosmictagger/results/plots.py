@@ -350,7 +350,7 @@ def draw_curves(runs: Mapping[str, Curves]) -> Figure | None:
 
 
 def save_curves(runs: Mapping[str, Curves], path: Path) -> Path | None:
-    """Draw the curves into a PNG file; None, and no file, if there is nothing to draw."""
+    """Draw the curves into a PNG file; None, and no file, without curves to draw."""
     figure = draw_curves(runs)
     if figure is None:
         return None

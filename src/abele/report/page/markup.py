@@ -68,7 +68,7 @@ def section(title: str, *content: Content, name: str) -> Html:
 def table(
     heads: Sequence[str], rows: Sequence[Sequence[Content]], numbers: Sequence[int] = ()
 ) -> Html:
-    """Return a table that scrolls where it is too wide.
+    """Return a table that scrolls horizontally if too wide for the page.
 
     Args:
         heads: of the columns; none if there are none.
@@ -124,7 +124,7 @@ def path_of(module: str) -> Html:
 
 
 def folded(title: Content, *content: Content, open_: bool = False) -> Html:
-    """Return content that the page shows when it is unfolded."""
+    """Return collapsed content that a reader can unfold."""
     return tag("details", tag("summary", title), *content, open=open_)
 
 

@@ -46,7 +46,7 @@ def verdict(run: Run, journal: Journal, status: Status) -> Html:
 
 
 def _fallback(build: Build) -> str:
-    """Return why the run used another target than the fastest; empty if it did not."""
+    """Return one sentence on why the run used a slower target than the fastest."""
     return f"It ran on the slower target {build.target}: {build.fallback}".partition(". ")[0] + "."
 
 
@@ -159,7 +159,7 @@ def proof(run: Run, journal: Journal) -> Html:
 
 
 def per_call(configuration: dict[str, int]) -> str:
-    """Return what a call does, in words."""
+    """Describe the work of one call in words."""
     names = {
         "device_iterations": "device iteration",
         "gradient_accumulation": "accumulated micro-batch",
