@@ -49,7 +49,7 @@ class Checkpoints(CheckpointFolder):
             raise SerializationError(f"The index of checkpoints is not read: {error}.") from error
 
     def latest(self) -> Path | None:
-        """Return the newest file, whole or not; None if the run has never written one."""
+        """Return the newest checkpoint file, whole or not; None before the first checkpoint."""
         with _translated():
             return super().latest()
 

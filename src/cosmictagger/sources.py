@@ -103,7 +103,7 @@ def endless(loader: BatchStream) -> Iterator[Batch]:
 
 
 def beginning_at(loader: BatchStream, start: int) -> Iterator[Batch]:
-    """Yield the batches of one epoch from an event on; the first one may be smaller.
+    """Yield the batches of one epoch from an event on; the first batch may be smaller.
 
     Where instances share the events these are this instance's batches, see ``turns``.
     """
@@ -165,7 +165,7 @@ def cache_folder(config: Config) -> Path:
 
 
 def _generated(config: Config, *, held_out: bool) -> Path:
-    """Return the file of generated events, made now if it is not there."""
+    """Return the file of generated events; generate the events if the file is missing."""
     from cosmictagger.data import generator
 
     data = config.data

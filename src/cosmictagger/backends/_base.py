@@ -237,7 +237,7 @@ class Backend(abc.ABC):
         return {"state_dict": weights, "optimizer": self._optimizer_state()}
 
     def load_state_dict(self, content: Mapping[str, Any]) -> None:
-        """Take what ``state_dict`` of any backend gave; without ``optimizer`` only weights."""
+        """Load a ``state_dict`` of any backend; without ``optimizer`` only weights."""
         self.network.load_state_dict(content["state_dict"])
         self._weights_loaded()
         state, settings = content.get("optimizer"), self.settings.optimizer

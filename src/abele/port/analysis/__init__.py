@@ -1,1 +1,1 @@
-"""Analyses a program: what its names stand for, what statements read and write, how it trains."""
+"""Analyses a program: objects behind names, names read and written, and training steps."""

@@ -14,7 +14,7 @@ from abele.port.source import Source
 
 
 def gone_through(source: Source, loop: cst.For | cst.CompFor) -> cst.BaseExpression:
-    """Return what a loop goes through, without ``enumerate`` and progress bars around it."""
+    """Return the iterable of a loop, without surrounding ``enumerate`` and progress bars."""
     value = loop.iter
     while (
         isinstance(value, cst.Call)
@@ -28,7 +28,7 @@ def gone_through(source: Source, loop: cst.For | cst.CompFor) -> cst.BaseExpress
 def loaders_around(
     things: Things, source: Source, node: cst.CSTNode
 ) -> Iterator[tuple[Source, cst.For | cst.CompFor, set[Thing]]]:
-    """Find the innermost loops through loaders around a node, in its function or its callers.
+    """Find the innermost loops over loaders around a node, in the node's function or callers.
 
     Yields:
         Each loop with its file and the loaders that it may go through.
@@ -64,7 +64,7 @@ def _above(source: Source, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def argument(call: cst.Call, name: str, index: int | None = None) -> cst.BaseExpression | None:
-    """Return an argument of a call, by name or else by position; None if it is not given."""
+    """Return an argument of a call, by name or else by position; None without this argument."""
     for each in call.args:
         if each.keyword is not None and each.keyword.value == name:
             return each.value
@@ -74,12 +74,12 @@ def argument(call: cst.Call, name: str, index: int | None = None) -> cst.BaseExp
 
 
 def size(loader: Thing) -> cst.BaseExpression | None:
-    """Return the batch size that a loader is given; None if it is not known where."""
+    """Return the batch size passed to a loader; None if the size is not known."""
     return argument(loader.made, "batch_size", 1) if isinstance(loader.made, cst.Call) else None
 
 
 def may_be_short(loader: Thing) -> bool:
-    """Return whether the last batch of a loader may have fewer rows than the others."""
+    """Return whether the last batch of a loader may have fewer samples than earlier batches."""
     if not isinstance(loader.made, cst.Call):
         return True
     drop = argument(loader.made, "drop_last")

@@ -1,4 +1,4 @@
-"""Finds the names that statements read and write, and whose variables they are."""
+"""Finds the names that statements read and write, and the scopes of these names."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class _Names(cst.CSTVisitor):
         return False
 
     def _scope(self, node: cst.CSTNode) -> bool:
-        """Note what a function, class or comprehension reads of the names around it."""
+        """Record the names of enclosing scopes that a function, class or comprehension reads."""
         inner = _Names()
         for each in node.children:
             each.visit(inner)
@@ -200,7 +200,7 @@ def writes(node: cst.CSTNode) -> list[str]:
 
 
 def changes(node: cst.CSTNode) -> list[str]:
-    """Names of objects of which it writes an attribute or element."""
+    """Names of objects of which a syntax node writes an attribute or element."""
     return list(_names(node).changed)
 
 

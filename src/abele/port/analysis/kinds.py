@@ -1,4 +1,4 @@
-"""The kinds of things in a program that trains, their makers, and calls that return them."""
+"""Kinds of objects in a training program: constructors, and calls that return such objects."""
 
 from __future__ import annotations
 

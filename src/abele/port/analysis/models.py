@@ -1,4 +1,4 @@
-"""Answers questions about models: the mode they are in, what they return, and what they keep."""
+"""Analyses models: training or evaluation mode, returned values and stored state."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def class_of(project: Project, model: Thing) -> cst.ClassDef | None:
 
 
 def mode_matters(project: Project, model: Thing) -> bool:
-    """Return whether a model may compute something else in evaluation than in training mode."""
+    """Return whether a model may compute different results in evaluation and training mode."""
     known = model.name.startswith("torch.nn.") or class_of(project, model) is not None
     return not known or any(_MATTERS.search(each.text) for each in project.sources)
 
@@ -117,7 +117,7 @@ def _is_put_back(things: Things, source: Source, call: cst.Call) -> bool:
 
 
 def _sets(things: Things, source: Source, call: cst.Call, model: Thing) -> bool:
-    """Return whether a call may set the mode of a model, or of one around it."""
+    """Return whether a call may set the mode of a model, or of an enclosing model."""
     if not m.matches(call, _SETTING):
         return False
     receiver = cst.ensure_type(call.func, cst.Attribute).value
@@ -130,7 +130,7 @@ def _sets(things: Things, source: Source, call: cst.Call, model: Thing) -> bool:
 
 
 def _is_made_with(things: Things, other: Thing, model: Thing) -> bool:
-    """Return whether a model may be a layer of another one."""
+    """Return whether a model may be a layer of another model."""
     if not isinstance(other.made, cst.Call):
         return other.kind is Kind.MODEL
     inside = model.source.enclosing(model.made, cst.ClassDef) is not None
@@ -149,7 +149,7 @@ def _may_set(
 
 
 def _is_odd(project: Project, things: Things, source: Source) -> bool:
-    """Return whether a file sets a mode in another way than by a plain call."""
+    """Return whether a file sets training or evaluation mode other than by a plain call."""
     settings = findall(source.module, _SETTING)
     called = {each.func for each in settings}
     named = findall(source.module, m.Attribute(attr=m.Name("train") | m.Name("eval")))

@@ -23,11 +23,11 @@ class Order:
     """The order in which nodes of a program may run, read from blocks, loops and calls."""
 
     def __init__(self, things: Things):
-        """Keep what knows the calls of functions."""
+        """Keep the index of function calls."""
         self._things = things
 
     def follows(self, first: Site, second: Site) -> bool:
-        """Return whether a node may run after another one.
+        """Return whether a node may run after another node.
 
         Values that a loop makes anew in each turn are not told apart, so the answer may be True
         for a node that runs only before everything that belongs to it.
@@ -65,7 +65,7 @@ def _at(site: Site) -> tuple[int, int]:
 
 
 def _loops(site: Site) -> set[cst.CSTNode]:
-    """Return the loops around a node in its function."""
+    """Return the loops around a node in the node's function."""
     loops: set[cst.CSTNode] = set()
     source, inner = site
     for each in source.above(inner):

@@ -92,7 +92,7 @@ class Step:
 
 
 def training_steps(project: Project, things: Things) -> Iterator[tuple[Source, Step | StepError]]:
-    """Yield every training step of a program, or why it is none that can be ported."""
+    """Yield every training step of a program, or the reason that a step cannot be ported."""
     for source in project.sources:
         for call in calls_of(source.module, "backward"):
             try:
@@ -272,7 +272,7 @@ class _Reader:
             chosen.insert(len(chosen) - len(before), statement)
 
     def _carried(self, forward: Sequence[Statement], needed: Sequence[str]) -> list[str]:
-        """Names that the statements bind and that those of the next step need."""
+        """Names that the statements of a step bind and that the next step reads."""
         kept = self._declared()
         if self._loop is not None:
             kept = {*needs(self._loop.body)} - {*self._targets()}
@@ -292,7 +292,7 @@ class _Reader:
         }
 
     def _following(self, end: int) -> set[Statement]:
-        """Statements that call a model or use what it computed."""
+        """Statements that call a model or use the model's results."""
         names: set[str] = set()
         follows: set[Statement] = set()
         for statement in self._block[:end]:
@@ -392,7 +392,7 @@ class _Reader:
         return {*writes(owner.body), *values}
 
     def _keys(self, forward: Sequence[Statement], name: str) -> tuple[str, ...]:
-        """Return the keys by which statements read a dictionary; none if they read more of it."""
+        """Return the keys by which statements read a dictionary; none if other reads exist."""
         keys: dict[str, None] = {}
         for node in (each for piece in forward for each in findall(piece, m.Name(name))):
             around = self._source.parent(node)
@@ -528,7 +528,7 @@ class Varying:
         ) or self._differs(variable, seen)
 
     def _changes(self, source: Source, node: cst.CSTNode, seen: frozenset[Variable]) -> bool:
-        """Return whether a statement may bind a name to another value when it is run again."""
+        """Return whether a repeated statement may bind a name to a different value."""
         around = [node, *source.between(node, self._things.owner(source, node))]
         loops = [each for each in around if isinstance(each, cst.For | cst.While)]
         function = source.enclosing(node, cst.FunctionDef)

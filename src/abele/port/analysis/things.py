@@ -1,4 +1,4 @@
-"""Finds what the names of a program stand for: models, optimizers, loaders and losses.
+"""Finds the models, optimizers, loaders and losses behind the names of a program.
 
 Each of them is known by where it is made. They are followed through assignments, parameters of
 functions, results and attributes of objects, until nothing new is learned.
@@ -225,7 +225,7 @@ class Things:
         return self._locals[owner]
 
     def _learn(self) -> bool:
-        """Go through the program once; whether anything is new."""
+        """Traverse the program once; return whether new objects were found."""
         before = self._count()
         for source, node in self._events:
             if isinstance(node, cst.Assign):
@@ -461,7 +461,7 @@ class Things:
                 yield from self._origins(at, value, seen)
 
     def given_to(self, variable: Variable) -> Iterator[Origin]:
-        """Yield what a variable is given by callers of its function and by assignments."""
+        """Yield expressions that callers and assignments bind to a variable."""
         if isinstance(variable.owner, cst.FunctionDef):
             for call, caller in self.calls(variable.owner).items():
                 value = self.arguments(variable.owner, call).get(variable.name)
@@ -480,7 +480,7 @@ class Things:
     def may_be_unknown(
         self, source: Source, node: cst.BaseExpression, seen: frozenset[Variable] = frozenset()
     ) -> bool:
-        """Return whether an expression may also be something that is not followed.
+        """Return whether an expression may also be an untracked object.
 
         A function that evaluates may be given the trained model by one caller, and an average of
         its weights by another.

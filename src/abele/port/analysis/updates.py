@@ -1,4 +1,4 @@
-"""Reads the statements after backward: the update, and what is done to gradients before it."""
+"""Reads the statements after backward: changes of gradients, then the parameter update."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def is_forgotten(
     trained: set[Thing],
     seen: frozenset[cst.CSTNode] = frozenset(),
 ) -> bool:
-    """Return whether zero_grad is called in each turn of the loop around a backward.
+    """Return whether each iteration of the loop around a backward calls zero_grad.
 
     Args:
         source: the file.

@@ -1,4 +1,4 @@
-"""The result of comparing a port with its original: where they differ first, and why, as text."""
+"""The result of comparing a port with an original: first divergence and cause, as text."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def _numbers(losses: Sequence[float]) -> str:
 
 
 def _verdict(comparison: Comparison) -> str:
-    """Return the verdict: where they diverge first, and what to look at."""
+    """Return the verdict: first divergence of port and original, and a hint for debugging."""
     first = comparison.difference
     if first is None:
         count = len(comparison.steps)

@@ -45,7 +45,7 @@ def check(
     python: str = sys.executable,
     back: bool = False,
 ) -> Comparison:
-    """Run an original and its port, and say where they first differ.
+    """Run an original and a port, and report the first divergence.
 
     Both run on the host, the port on the target ``reference``, whose bits are those of plain
     PyTorch. Data loaders load in their process, without workers. What the scripts print is not
