@@ -105,7 +105,7 @@ def _require_sense(parsed: argparse.Namespace) -> None:
 
 
 def _check(parsed: argparse.Namespace) -> int:
-    """Run the original and the port, and say where they differ; 0 if nowhere."""
+    """Run the original and the port, and report the first divergence; return 0 if equal."""
     from abele.port.check import checked  # which imports torch
 
     port_of = parsed.output / parsed.script.name

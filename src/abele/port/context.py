@@ -136,7 +136,7 @@ class Routes:
         return name
 
     def _pass(self, function: cst.FunctionDef, argument: _Argument) -> None:
-        """Have a function take one more argument, and its callers give it."""
+        """Add a parameter to a function, and the argument to all calls of the function."""
         name, source = argument.name, argument.source
         self._say(source, function, f"{name} is one more argument: it is made where its parts are")
         self._context.edits(source).change(function.params, lambda node: with_parameter(node, name))
@@ -162,7 +162,7 @@ _TIGHT = (cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
 
 
 class Context:
-    """A program while it is ported.
+    """The state of a program during porting.
 
     Attributes:
         project: its files.
@@ -229,7 +229,7 @@ class Context:
     def say(
         self, source: Source, node: cst.CSTNode, code: str, verdict: Verdict, reason: str
     ) -> None:
-        """Say something of the line on which a node begins."""
+        """Record a finding about the line on which a node begins."""
         line, column = source.position(node)
         self.findings.append(
             Finding(
@@ -248,7 +248,7 @@ class Context:
         self.say(source, error.node, code, Verdict.BLOCKED, error.reason)
 
     def name(self, source: Source, wanted: str) -> str:
-        """Return a free name in a file, the wanted one if possible.
+        """Return an unused name in a file, the preferred name if possible.
 
         The same wanted name gets the same answer.
         """

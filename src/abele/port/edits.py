@@ -1,4 +1,4 @@
-"""Collects the changes of one file by the node that they change, and makes them at the end."""
+"""Collects the changes of one file by changed node, and applies all changes at the end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Edits:
         self.change(node, lambda _: cst.parse_expression(text))
 
     def give(self, call: cst.Call, argument: cst.Arg) -> None:
-        """Give a call one more argument, laid out as the others are.
+        """Add an argument to a call, formatted like the call's other arguments.
 
         Args:
             call: of the file.
@@ -66,7 +66,7 @@ class Edits:
         self.change(statement, lambda _: cst.RemoveFromParent())
 
     def after(self, statement: cst.CSTNode, text: str) -> None:
-        """Put statements, given as text, after one."""
+        """Insert statements, passed as text, after a statement."""
         self._around.setdefault(statement, []).extend(parsed(text))
 
     def need(self, line: str) -> None:
@@ -287,7 +287,7 @@ def _imports_torch(statement: Any) -> bool:
 
 
 def _spaced(statement: Any) -> Any:
-    """Return a statement with two empty lines before it."""
+    """Return a statement preceded by two empty lines."""
     lines = list(statement.leading_lines)
     while lines and lines[0].comment is None:
         lines.pop(0)
@@ -335,7 +335,7 @@ def laid_out(call: cst.Call, arguments: Sequence[cst.Arg]) -> cst.Call:
 
 
 def with_one_more(params: Sequence[cst.Param], new: cst.Param) -> list[cst.Param]:
-    """Return parameters with one more at their end, in lines as they are."""
+    """Append a parameter to parameters, and keep the line layout."""
     between = _between(params, _INDENTED)
     return _laid(params, [*params, new], between, "whitespace_after_param") if params else [new]
 

@@ -14,7 +14,7 @@ from abele.port.source import require_python
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Port:
-    """A program and what it became.
+    """A program and the ported program.
 
     Attributes:
         before: the text of each file.

@@ -1,4 +1,4 @@
-"""Reads a program from its files and writes what it became beside them."""
+"""Reads a program from source files and writes the ported program."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _like(original: Path, text: str) -> bytes:
 
 
 def write(result: Port, source: Path, output: Path) -> None:
-    """Write what a program became, its diff and its record.
+    """Write the ported program, the diff and the record of the port.
 
     Args:
         result: of the port.

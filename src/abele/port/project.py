@@ -20,7 +20,7 @@ _Node = TypeVar("_Node", cst.FunctionDef, cst.ClassDef)
 
 
 class Project:
-    """Files and what they define.
+    """Source files of a program, with the functions and classes defined in the files.
 
     Attributes:
         sources: the files.

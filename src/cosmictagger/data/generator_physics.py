@@ -57,7 +57,7 @@ def hardest_delta(kinetic: Array, mass: float) -> Array:
 
 @functools.lru_cache(maxsize=8)
 def _range_table(mass: float) -> tuple[Array, Array]:
-    """Return kinetic energies and the ranges that belong to them."""
+    """Return kinetic energies and the corresponding ranges."""
     kinetic = np.geomspace(0.05, 1e6, 2000)
     loss = stopping_power(kinetic, mass)
     between = np.diff(kinetic) * 0.5 * (1 / loss[1:] + 1 / loss[:-1])
@@ -65,7 +65,7 @@ def _range_table(mass: float) -> tuple[Array, Array]:
 
 
 def range_of(kinetic: float, mass: float) -> float:
-    """Return how far a particle gets before it stops, cm."""
+    """Return the range of a particle, in cm."""
     energies, ranges = _range_table(mass)
     return float(np.interp(kinetic, energies, ranges))
 
@@ -102,7 +102,7 @@ class Deposits(NamedTuple):
 
     @classmethod
     def joined(cls, parts: "list[Deposits]") -> "Deposits":
-        """Return all parts as one."""
+        """Concatenate all parts."""
         return cls(
             np.concatenate([np.zeros((0, 3)), *(part.position for part in parts)]),
             np.concatenate([np.zeros(0), *(part.amount for part in parts)]),
@@ -126,7 +126,7 @@ class Flying(NamedTuple):
 
     @classmethod
     def joined(cls, parts: "list[Flying]") -> "Flying":
-        """Return all parts as one."""
+        """Concatenate all parts."""
         return cls(
             np.concatenate([np.zeros((0, 3)), *(part.position for part in parts)]),
             np.concatenate([np.zeros((0, 3)), *(part.direction for part in parts)]),

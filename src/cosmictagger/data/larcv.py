@@ -414,7 +414,7 @@ class EventWriter:
         self._buffered_bytes += rows.nbytes
 
     def flush(self) -> None:
-        """Write what is held back."""
+        """Write buffered events."""
         _reserve(self._descriptor, self._file.id.get_filesize() + self._buffered_bytes)
         for name, pending in self._rows.items():
             if pending:
@@ -435,7 +435,7 @@ def event_writer(
     producers: Sequence[str] = (IMAGE, LABEL),
     particles: bool = False,
 ) -> Iterator[EventWriter]:
-    """Write a file that appears when it is complete; after an error nothing is left of it.
+    """Write a file that appears only when complete; an error leaves no file.
 
     Args:
         path: the file to make or to replace.

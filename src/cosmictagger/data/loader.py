@@ -290,7 +290,7 @@ class BatchStream(abc.ABC):
 
     @abc.abstractmethod
     def load(self, entries: Sequence[int]) -> Batch:
-        """Make one batch of the given events, here and now."""
+        """Assemble one batch of the given events synchronously."""
 
     def __len__(self) -> int:
         """Return batches of the current epoch, those already handed out included."""
@@ -311,7 +311,7 @@ class BatchStream(abc.ABC):
             running.close()
 
     def close(self) -> None:
-        """End the background thread and close what is open."""
+        """End the background thread and close open files."""
         self.stop()
 
     def __enter__(self) -> Self:
@@ -414,7 +414,7 @@ class EventLoader(BatchStream):
         )
 
     def load(self, entries: Sequence[int]) -> Batch:
-        """Read the given events and make one batch of them, here and now."""
+        """Read the given events synchronously into one batch."""
         shape, file = (len(entries), PLANES, *self.image_size), self.file
         image = np.zeros(shape, np.float32)
         label = None if file.label is None else np.zeros(shape, np.int64)

@@ -82,7 +82,7 @@ def _watched(request: dict[str, Any], record: Record) -> None:
 
 
 def seed(number: int) -> None:
-    """Seed what scripts draw from; their own seeds come later and win."""
+    """Seed the random generators of a script; seeds set by the script take precedence."""
     random.seed(number)
     numpy.random.seed(number)
     untyped: Any = torch
@@ -152,7 +152,7 @@ def _nothing(name: str) -> Callable[..., None]:
     """Return a function of its own for each name: torch's compiler refuses one with several."""
 
     def nothing(*args: Any, **kwargs: Any) -> None:
-        """Do nothing: there is no GPU to wait for or to choose."""
+        """Do nothing, because no GPU exists to synchronize or select."""
 
     nothing.__name__ = name
     return nothing

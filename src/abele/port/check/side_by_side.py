@@ -277,7 +277,7 @@ class Pairing:
         )
 
     def notes(self) -> list[str]:
-        """Return what was changed or left out, in words."""
+        """Describe changes and omissions of the comparison in words."""
         notes = [*dict.fromkeys([*self._original.notes, *self._port.notes])]
         alone: dict[str, dict[str, None]] = {"original": {}, "port": {}}
         for pair in self.steps:
@@ -300,7 +300,7 @@ class Pairing:
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    """Return names of which equal ones have numbers."""
+    """Return names, with numbers appended to duplicates."""
     counts = Counter(names)
     return [
         f"{name} {names[: place + 1].count(name)}" if counts[name] > 1 else name

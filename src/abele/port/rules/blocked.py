@@ -40,7 +40,7 @@ class Reason(NamedTuple):
 
 
 def apply(context: Context) -> None:
-    """Name every line that stands in the way."""
+    """Name every line that prevents porting."""
     for source in context.project.sources:
         for reason in REASONS:
             for node in reason.find(context, source):
@@ -167,7 +167,7 @@ def _methods(*names: str) -> Callable[[Context, Source], _Nodes]:
 
 
 def _sparse(context: Context, source: Source) -> _Nodes:
-    """Sparse tensors and what makes gradients sparse."""
+    """Sparse tensors and operators with sparse gradients."""
     del context
     for call in findall(source.module, m.Call()):
         name = source.imported(call.func)

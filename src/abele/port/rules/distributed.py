@@ -52,7 +52,7 @@ _ANSWERS = "popdist answers this, also where there is only one instance"
 
 
 def apply(context: Context) -> None:
-    """Have popdist do what torch.distributed did."""
+    """Replace torch.distributed by popdist."""
     for source in context.project.sources:
         for call in findall(source.module, m.Call()):
             assert isinstance(call, cst.Call)

@@ -106,7 +106,7 @@ def _attributes(node: cst.CSTNode) -> set[str]:
 
 
 def value(context: Context, at: Source, node: cst.BaseExpression, place: Home) -> str:
-    """Return the text of a step's expression, as it is where the optimizer is made.
+    """Return the text of a step's expression at the optimizer's construction.
 
     Args:
         context: the program.
@@ -129,7 +129,7 @@ def value(context: Context, at: Source, node: cst.BaseExpression, place: Home) -
 
 
 def _of_variable(context: Context, at: Source, node: cst.BaseExpression, place: Home) -> str:
-    """Return what a name, or attribute of ``self``, is called where the optimizer is made."""
+    """Return the name of a variable, or attribute of ``self``, at the optimizer's construction."""
     things, code = context.things, at.code(node)
     variable = things.variable(at, node)
     assert variable is not None

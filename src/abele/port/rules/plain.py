@@ -61,7 +61,7 @@ _SEVERAL = "write what processes do together with torch.distributed, and start i
 
 
 def apply(context: Context) -> None:
-    """Import plain PyTorch instead of PopTorch, and name what it does not have."""
+    """Import plain PyTorch instead of PopTorch, and name features that plain PyTorch lacks."""
     for source in context.project.sources:
         for node, module in _imports(source):
             context.added[f"{_FILE}.py"] = _TEXT

@@ -150,7 +150,7 @@ def _say_modes(context: Context, step: Step) -> None:
 
 
 def _wrap(context: Context, step: Step) -> Wrapped:
-    """Make the training model, where its optimizer is made."""
+    """Construct the training model at the construction of its optimizer."""
     given, text = wrapper_of(context, step)
     home = places.home(context, step)
     _say_shared(context, step)
