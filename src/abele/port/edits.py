@@ -62,7 +62,7 @@ class Edits:
             self.change(statement, _without_identity)
 
     def remove(self, statement: cst.CSTNode) -> None:
-        """Take a statement out, with the comments right above it."""
+        """Remove a statement and the comments directly above."""
         self.change(statement, lambda _: cst.RemoveFromParent())
 
     def after(self, statement: cst.CSTNode, text: str) -> None:
@@ -70,7 +70,7 @@ class Edits:
         self._around.setdefault(statement, []).extend(parsed(text))
 
     def need(self, line: str) -> None:
-        """Add an import unless the file has it."""
+        """Add an import unless the file already has this import."""
         self._imports[line] = None
 
     def define(self, text: str) -> None:

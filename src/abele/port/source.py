@@ -179,7 +179,7 @@ class Source:
         return self._known_names[node]
 
     def imported_as(self, module: str) -> bool:
-        """Return whether a module is imported by its own name."""
+        """Return whether a module is imported under the module's own name."""
         return any(
             assignment.name == module
             for assignment in self._scopes[self.module][module]

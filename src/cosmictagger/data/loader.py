@@ -144,7 +144,7 @@ class Order:
 
     @property
     def step_size(self) -> int:
-        """Events of one step of all instances together."""
+        """Number of events of one step, summed over all instances."""
         return self.batch_size * self.shard[1]
 
     def batches(self, epoch: int) -> int:
@@ -280,12 +280,12 @@ class BatchStream(abc.ABC):
 
     @property
     def batch_size(self) -> int:
-        """Events of one batch of this instance."""
+        """Number of events of one batch of this instance."""
         return self.order.batch_size
 
     @property
     def step_size(self) -> int:
-        """Events of one batch of all instances together."""
+        """Number of events of one batch, summed over all instances."""
         return self.order.step_size
 
     @abc.abstractmethod
@@ -304,7 +304,7 @@ class BatchStream(abc.ABC):
         return running
 
     def stop(self) -> None:
-        """End an iteration that is under way and its background thread."""
+        """End a running iteration and the background thread."""
         running = self._running() if self._running is not None else None
         self._running = None
         if running is not None:
@@ -321,7 +321,7 @@ class BatchStream(abc.ABC):
         self.close()
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; end an iteration that is under way."""
+        """Go to the start of an epoch; end a running iteration."""
         self.stop()
         self.epoch, self.position = epoch, 0
 

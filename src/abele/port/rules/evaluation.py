@@ -103,7 +103,7 @@ def _evaluate(
     thing: Thing,
     wrapped: dict[tuple[Thing, cst.CSTNode, str | cst.Call], Wrapped],
 ) -> None:
-    """Have one call run an inference model, or say why the plain model runs."""
+    """Replace one call by an inference model, or report the reason for keeping the plain model."""
     rows = _rows(context, source, call)
     if _may_train(context, thing, source, call):
         return
@@ -218,7 +218,7 @@ def _make(context: Context, thing: Thing, at: Source, call: cst.Call, name: str)
 
 
 def _rows(context: Context, source: Source, call: cst.Call) -> tuple[str, str | cst.Call] | None:
-    """Return how many rows the batches of a call have; None if they may have any number.
+    """Return the number of samples per batch of a call; None if the number may vary.
 
     Returns:
         The test that a batch has as many as all but the last, empty if all have; and a text that is
