@@ -47,15 +47,23 @@ def measured() -> MachineLimits:
 
 @functools.cache
 def _measured(threads: int) -> MachineLimits:
+    several = _rates()
+    torch.set_num_threads(1)  # one thread waits for no thread that has no core
+    try:
+        operations, *bandwidths = map(max, several, several if threads == 1 else _rates())
+    finally:
+        torch.set_num_threads(threads)
+    pairs = tuple(zip(_SIZES, bandwidths, strict=True))
+    return MachineLimits(threads=threads, operations_per_s=operations, bandwidths=pairs)
+
+
+def _rates() -> list[float]:
+    """Return operations per second, and the bytes per second of each size."""
     with torch.no_grad():
         vectors = [torch.ones(_SIZES[-1] // 12) for _ in range(3)]
         left, right, product = (torch.ones(_SIDE, _SIDE) for _ in range(3))
         multiplying = _shortest(lambda: torch.mm(left, right, out=product))
-        return MachineLimits(
-            threads=threads,
-            operations_per_s=2 * _SIDE**3 / multiplying,
-            bandwidths=tuple((size, size / _summing(size, vectors)) for size in _SIZES),
-        )
+        return [2 * _SIDE**3 / multiplying, *(size / _summing(size, vectors) for size in _SIZES)]
 
 
 def _summing(size: int, vectors: list[torch.Tensor]) -> float:

@@ -44,7 +44,19 @@ def test_each_number_of_threads_is_measured_once(monkeypatch):
             assert measured().threads == count
     finally:
         torch.set_num_threads(threads)
-    assert len(calls) == 2 * (1 + len(machine_limits._SIZES))
+    assert len(calls) == 3 * (1 + len(machine_limits._SIZES))  # with two threads and with one
+
+
+def test_one_thread_counts_where_others_wait_for_a_core(monkeypatch):
+    monkeypatch.setattr(machine_limits, "_rates", lambda: [5.0 - torch.get_num_threads()] * 5)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        limits = measured()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert {limits.operations_per_s, *dict(limits.bandwidths).values()} == {4.0}
 
 
 def test_the_least_time_is_the_longer_of_computing_and_moving():
