@@ -186,7 +186,7 @@ _ROOT = (
     Row("enableEngineCaching", "Options", "enableExecutableCaching", bool, ABSENT, None, "run",
         _HON, "on when a cache directory is given", home="_Popart"),
     Row("autoReport.all", "Options", "enableProfiling", str, ABSENT, None, "run", _HON,
-        "writes the record of the run, its page and timeline; so does POPLAR_ENGINE_OPTIONS, "
+        "writes the record of the run, with its page; so does POPLAR_ENGINE_OPTIONS, "
         "which wins", home="engineOptions", neutral=("false",)),
     Row("instrumentWithHardwareCycleCounter", "Options", "logCycleCount", bool, False, None,
         "run", _HON, "cycleCount() counts nanoseconds of replica 0 on the device",
