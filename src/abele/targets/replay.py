@@ -273,7 +273,7 @@ class _Capture:
         self._replay = recorder.record(work)
 
     def replay(self, rows: Sequence[torch.Tensor], *, keep: bool = True) -> list[torch.Tensor]:
-        """Queue it; results that are not kept are written again by the next replay."""
+        """Queue a replay of the CUDA graph; the next replay overwrites results unless ``keep``."""
         for buffer, tensor in zip(self._rows, rows, strict=True):
             buffer.copy_(tensor)
         self._replay()
@@ -330,7 +330,7 @@ class _HostCapture:
         self._replay = recorder.record(work)
 
     def replay(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run it, and wait; results are the caller's."""
+        """Replay the CUDA graph and wait; the caller owns the results."""
         for row, tensor in zip(self._rows, rows, strict=True):
             _copy(row, tensor)
         self._replay()

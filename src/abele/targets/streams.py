@@ -36,7 +36,7 @@ def _first(count: int) -> list[torch.cuda.Stream]:
 
 
 def on_capture_stream(work: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-    """Do work there, between what the current stream does before and afterwards.
+    """Run ``work`` on the capture stream, ordered between work of the current stream.
 
     Args:
         work: returns tensors that are used on the current stream.

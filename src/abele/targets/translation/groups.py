@@ -53,12 +53,12 @@ class Unit:
 
     @property
     def first(self) -> int:
-        """Position of its first operation."""
+        """Position of the unit's first operation."""
         return self.operations[0].position
 
     @property
     def last(self) -> int:
-        """Position of its last operation."""
+        """Position of the unit's last operation."""
         return self.operations[-1].position
 
 
@@ -142,7 +142,7 @@ class Grouping:
         self._pass_on(1 << number, more)
 
     def _pass_on(self, bit: int, more: int) -> None:
-        """Let all that wait for a unit wait for others, too."""
+        """Add the units ``more`` to the ancestors of all units that depend on unit ``bit``."""
         if self._awaited & bit:  # most units are the last ones so far
             for index, ancestors in enumerate(self._ancestors):
                 if ancestors & bit:

@@ -244,7 +244,7 @@ def is_whole(value: Any) -> bool:
 
 
 def _either(real: str, whole: str, operands: int) -> Callable[..., Form]:
-    """Return a form with one text for integers and another one for real numbers."""
+    """Return a C++ expression template, chosen by whether all operands are integers."""
 
     def form(*given: Any) -> Form:
         used = given[:operands]

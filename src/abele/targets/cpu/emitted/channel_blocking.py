@@ -116,7 +116,7 @@ class _Group:
         return group
 
     def _look(self, units: Sequence[Unit], *, forward: bool) -> None:
-        """Take those that need nothing in between, or that nothing in between needs."""
+        """Add units to the group that do not depend on skipped units, or the reverse."""
         between: set[Unit] = set()
         for unit in units:
             needed = unit.before & between if forward else any(unit in b.before for b in between)
@@ -136,7 +136,7 @@ class _Group:
         return not buffers.isdisjoint(unit.memory)
 
     def _take(self, unit: Unit) -> bool:
-        """Note what a unit does, unless it has to wait until others have done all channels."""
+        """Record a unit's memory accesses; False if the unit cannot run channel by channel."""
         steps = _steps_of(unit, self.images)
         if steps is None:
             return False

@@ -39,7 +39,7 @@ def parts_of(x: Place) -> tuple[int, int]:
 
 
 def summed(translator: Any, x: Place, result: Place) -> None:
-    """Add what sums each channel.
+    """Add kernel calls that sum each channel of images.
 
     Args:
         translator: of the program.

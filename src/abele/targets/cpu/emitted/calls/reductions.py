@@ -52,7 +52,7 @@ def _reduced(translator: Any, node: torch.fx.Node, *, mean: bool) -> Any:
 
 
 def summed(place: Place, result: Place, reduced: set[int], scale: float) -> StridedCall:
-    """Return the call; its tensor may move to strides that are summed in the same order.
+    """Return the call of a sum; the tensor may get strides with the same summation order.
 
     Takes what ``sum_text`` does, and has to be possible.
     """
@@ -134,7 +134,7 @@ def _order(groups: tuple[_Dim, _Dim, _Dim, _Dim] | None) -> tuple[object, ...] |
 
 
 def _merged(dims: list[_Dim]) -> list[_Dim]:
-    """Neighbours joined where one continues the other."""
+    """Merge adjacent dimensions whose strides are contiguous in tensor and result."""
     merged: list[_Dim] = []
     for size, stride, result in dims:
         if merged and merged[-1][1] == stride * size and merged[-1][2] == result * size:
