@@ -280,7 +280,7 @@ class Lowering(abc.ABC):
         return ()
 
     def required_kernels(self, program: Program) -> Collection[str]:
-        """Return the kernels that it requires; called if one of ``possible_kernels`` is missing.
+        """Return the kernels a program requires; called if one of ``possible_kernels`` is missing.
 
         Args:
             program: after ``passes``.

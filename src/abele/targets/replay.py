@@ -42,7 +42,7 @@ class CudaGraphs:
     """Captures work on the current GPU."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture ``work`` without doing it, and return what does it.
+        """Capture ``work`` as a graph without running it, and return a function that replays it.
 
         Other threads may use the GPU meanwhile.
 
@@ -128,7 +128,7 @@ class Replayed(Compiled):
         return _FromHost(self, list(arguments), batch, self._recorder)
 
     def repeated(self) -> Repeated | None:
-        """Several replays, queued one behind the other, and one wait."""
+        """Several replays of a captured call, queued in sequence, with a single wait."""
         return None if not self._usable else self._replays
 
     def _replays(

@@ -36,7 +36,7 @@ def _first(count: int) -> list[torch.cuda.Stream]:
 
 
 def on_capture_stream(work: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-    """Run ``work`` on the capture stream, ordered between work of the current stream.
+    """Run ``work`` on the capture stream, after earlier and before later work of the current one.
 
     Args:
         work: returns tensors that are used on the current stream.

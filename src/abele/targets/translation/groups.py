@@ -42,7 +42,7 @@ class Unit:
             self.memory.update(place.buffer for place in tensors(each))
 
     def add(self, operation: Operation) -> None:
-        """Put an operation behind the others."""
+        """Append an operation to the unit."""
         self.operations.append(operation)
         self.memory.update(place.buffer for place in tensors(operation))
 

@@ -109,7 +109,7 @@ class LoopWriter:
         self._values: dict[_Key, str] = {}
 
     def goes_through_rows(self, matrix: Place) -> bool:
-        """Return whether it reads a contiguous matrix row by row, some iterations per row."""
+        """Return whether a loop reads a contiguous matrix by rows, some iterations per row."""
         shape, by_access = self._turned()
         strides = [stride for key, stride in by_access.items() if key[0] is matrix.buffer]
         in_order = all(tuple(stride) == contiguous_stride(tuple(shape)) for stride in strides)
@@ -130,7 +130,7 @@ class LoopWriter:
         }
 
     def steps(self) -> list[tuple[Place, tuple[int, ...]]]:
-        """Return its tensors, with strides along each dimension of the shape."""
+        """Return a loop's tensors, with strides along each dimension of the shape."""
         return [(place, self._stride(place)) for place in self._accesses()]
 
     def by_channels(self, inside: Collection[Buffer], apart: int) -> Kernel:

@@ -116,7 +116,7 @@ class _Group:
         return group
 
     def _look(self, units: Sequence[Unit], *, forward: bool) -> None:
-        """Add units to the group that do not depend on skipped units, or the reverse."""
+        """Add units that depend on no skipped unit, or on which no skipped unit depends."""
         between: set[Unit] = set()
         for unit in units:
             needed = unit.before & between if forward else any(unit in b.before for b in between)
@@ -151,7 +151,7 @@ class _Group:
         return True
 
     def put_together(self, units: list[Unit], returned: Collection[Buffer]) -> int:
-        """Replace the units by one that runs all; returns where it is."""
+        """Replace the group's units by a fused unit, and return the index of that unit."""
         first = min(map(units.index, self.units))
         mine = set(self.units)
         operations = [each for unit in self.units for each in unit.operations]

@@ -65,7 +65,7 @@ def _fills_tiles(pixels: int, weights: int) -> bool:
 
 
 def convolution(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.convolution`` of such windows."""
+    """``aten.convolution`` of windows that do not overlap."""
     if not is_ours(node):
         return None
     x, weight, bias, stride, *_ = arguments(node)
@@ -81,7 +81,7 @@ def convolution(translator: Any, node: torch.fx.Node) -> Any:
 
 
 def convolution_backward(translator: Any, node: torch.fx.Node) -> Any:
-    """``aten.convolution_backward`` of such windows."""
+    """``aten.convolution_backward`` of windows that do not overlap."""
     if not is_ours(node):
         return None
     grad, x, weight, _, stride, *_, mask = arguments(node)
