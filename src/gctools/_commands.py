@@ -73,6 +73,6 @@ def _version() -> str:
 
 
 def say_notes(system: System, name: str, *, verbose: bool) -> None:
-    """Print why something is missing on standard error, if the user asked for it."""
+    """Print the reasons for missing values on standard error if ``--verbose`` is set."""
     for note in system.notes if verbose else ():
         print(f"{name}: {note}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Devices: processor sockets as the kernel describes them, and GPUs as their driver does."""
+"""Devices: processor sockets read from the kernel, and GPUs read from their driver."""
 
 import os
 import platform
@@ -49,7 +49,7 @@ def cpus_by_socket(system: System) -> dict[int, frozenset[int]]:
 
 
 def describe(system: System, number: int, all_sockets: dict[int, frozenset[int]]) -> dict[str, Any]:
-    """Fields of a ``Device`` for one socket."""
+    """Return the fields of a ``Device`` for a processor socket."""
     cpus = all_sockets[number]
     entries = [entry for entry in _cpuinfo(system) if int(entry["processor"]) in cpus]
     first = entries[0] if entries else {}

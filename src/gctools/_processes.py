@@ -82,7 +82,7 @@ def _read(system: System, path: Path, devices: list[Device]) -> Iterator[Hold]:
 
 
 def _content(path: Path) -> tuple[int, str]:
-    """Owner and text. Anybody may put files into a shared folder: pipes, links, endless ones."""
+    """Return owner and text of a regular file; shared folders may hold pipes and links."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     handle = os.open(path, flags)
     with os.fdopen(handle, "rb") as file:
@@ -167,7 +167,7 @@ def _on(
 
 
 def _allowed(system: System, pid: int) -> frozenset[int] | None:
-    """Processors that a process may run on; None if nobody tells."""
+    """Return the processors that a process may run on; None if unknown."""
     text = system.text(system.proc / str(pid) / "status") or ""
     for line in text.splitlines():
         key, _, value = line.partition(":")

@@ -85,7 +85,7 @@ def _chosen(wanted: int, devices: Sequence[Device]) -> Device:
 
 
 def listing(devices: Sequence[Device]) -> list[str]:
-    """Return one line for each device, below a heading."""
+    """Return a heading and a line for each device."""
     lines = ["Device listing:", "", f"Partition: {partition()} [active]"]
     for device in devices:
         facts = [f"target: [{device.kind}]", f"host: [{partition()}]"]

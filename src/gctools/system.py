@@ -39,7 +39,7 @@ class System:
         return system
 
     def note(self, text: str) -> None:
-        """Remembers why something is missing, once."""
+        """Record why a value is missing, once per reason."""
         if text not in self.notes:
             self.notes.append(text)
 

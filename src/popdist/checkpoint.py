@@ -38,7 +38,7 @@ class _Stateful(Protocol):
 
 
 class Checkpointer:
-    """Keeps a run in a folder, and goes on with it.
+    """Checkpoints of a training run in a folder, from which the run resumes.
 
         checkpointer = popdist.checkpoint.Checkpointer(
             "checkpoints", model=training, optimizer=optimizer, loader=loader, scheduler=scheduler

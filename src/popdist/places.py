@@ -11,7 +11,7 @@ __all__ = ["Place", "this_place"]
 
 
 def this_place() -> Place | None:
-    """Return the place of this process; None where nothing started it as one of several.
+    """Return rank and host of this process; None if a launcher did not start several processes.
 
     Raises:
         popdist.Error: The environment contradicts itself.

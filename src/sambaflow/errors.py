@@ -17,7 +17,7 @@ class SambaError(Exception):
 
 
 class UsageError(SambaError):
-    """A call asks for something that does not exist or does not fit together."""
+    """Invalid arguments of a call, such as unknown names or mismatched tensors."""
 
 
 class GraphError(SambaError):

@@ -249,7 +249,7 @@ class DataLoader(torch.utils.data.DataLoader):
             self._accessor._begin_at(self._position.begun, state["seed"])
 
     def _description(self) -> dict[str, Any]:
-        """Return what decides which batches there are."""
+        """Return the settings that determine a loader's batches."""
         dataset: Any = self.dataset
         return {
             "combined batch": self.combinedBatchSize,

@@ -1,4 +1,4 @@
-"""Data sets in memory whose items can be fetched many at a time, as the batch that they make.
+"""Data sets in memory that return a whole batch of items at once.
 
 Known are ``TensorDataset`` and ``Subset``, torchvision's data sets that keep their pictures in one
 array, and classes whose ``__getitem__`` does nothing but index tensors. Nothing is kept between
@@ -28,7 +28,7 @@ Indices = Sequence[int] | torch.Tensor
 
 
 def batch(dataset: Any, indices: Indices) -> Any:
-    """Return what torch's default collate function makes of some items of a map-style data set.
+    """Return items of a map-style data set as torch's default collate function batches them.
 
     Returns:
         New tensors whose dimension 0 counts the items: a list of them where an item is a tuple.
@@ -41,7 +41,7 @@ def batch(dataset: Any, indices: Indices) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _reader_of(kind: type) -> Callable[[Any, Indices], Any]:
-    """Return what makes batches of the items of a class, from what a data set of it has then."""
+    """Return a function that reads whole batches from data sets of a class."""
     if kind is Subset:
         return _of_subset
     if kind is TensorDataset:
@@ -84,7 +84,7 @@ def _not_plain(kind: type, name: str) -> UnknownError:
 
 
 def numbers(indices: Indices) -> Sequence[int]:
-    """Return indices as somebody's items expect them."""
+    """Return indices as the type that a data set's ``__getitem__`` expects."""
     return indices.tolist() if isinstance(indices, torch.Tensor) else indices
 
 

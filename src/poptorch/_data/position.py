@@ -38,7 +38,7 @@ class Position:
         make: Callable[[int, bool], Iterator[Any]],
         generator: torch.Generator | None,
     ) -> "Counted":
-        """Start an epoch, or go on with the one that was loaded.
+        """Start an epoch, or continue a loaded epoch.
 
         ``make`` gives an iterator that leaves out so many batches, by reading them if asked.
         """
@@ -78,7 +78,7 @@ class Position:
         return iterator
 
     def state(self, has_workers: bool) -> dict[str, Any]:
-        """Return what ``load`` needs, as tensors and plain values."""
+        """Return the position as tensors and plain values, for ``load``."""
         return {
             "begun": self.begun,
             "given": self.batches_out if self.running else 0,
@@ -185,7 +185,7 @@ class Counted:
 
 
 def check_fits(loader: dict[str, Any], state: dict[str, Any]) -> None:
-    """Refuse the state of a loader that gives other batches, and name in what they differ."""
+    """Refuse the state of a loader with different batches, and name the differing settings."""
     unlike = [
         f"{name} {state.get(name)} there, {value} here"
         for name, value in loader.items()

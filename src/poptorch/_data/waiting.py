@@ -72,7 +72,7 @@ class Waiting:
         )
 
     def say(self) -> None:
-        """Write the line, if there is one and this process has looped."""
+        """Log how long a loop waited for batches, if this process ran a loop."""
         loop = self.loop()
         text = None if loop is None else loop.sentence()
         if text is None or self._process != os.getpid():

@@ -27,7 +27,7 @@ def check(
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is no module."""
+    """Refuse models that are no ``torch.nn.Module``."""
     check("model", model, torch.nn.Module, "a torch.nn.Module: construct it and pass it itself")
 
 

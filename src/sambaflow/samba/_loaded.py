@@ -169,7 +169,7 @@ class LoadedGraph:
         return self._grads.get(gradient_of(self.names.get(id(parameter), "")))
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Everything that has a name: inputs, outputs, parameters."""
+        """Named tensors: inputs, outputs and parameters."""
         by_name: dict[str, torch.Tensor] = {**self.inputs}
         by_name |= {output.sn_name: output for output in self.outputs}
         for name, value in self.session.params.items():

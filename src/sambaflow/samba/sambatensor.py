@@ -158,7 +158,7 @@ class SambaTensor(torch.Tensor):
         return torch.as_tensor(self._materializer(), dtype=self.dtype).reshape(self.shape)
 
     def rdu(self) -> Self:
-        """Itself: runs move their inputs to the device."""
+        """Return the tensor itself, since runs move inputs to the device."""
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SambaTensor:

@@ -1,4 +1,4 @@
-"""Handwritten digits as the starter programs want them."""
+"""MNIST in the form that SambaNova's starter programs read."""
 
 from collections.abc import Mapping
 from typing import Any
