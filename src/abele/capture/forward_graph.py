@@ -166,7 +166,7 @@ def _kept_target(node: torch.fx.Node) -> Any:
 
 
 class _Watch(TorchFunctionMode):
-    """A mode that handles what operators do not show: ``.data``, and hooks on gradients."""
+    """A dispatch mode for ``.data`` and gradient hooks, which no operator represents."""
 
     def __init__(self, reasons: list[str]):
         super().__init__()

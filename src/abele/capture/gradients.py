@@ -205,7 +205,7 @@ _CHANGED = "modified by an inplace operation"
 
 @contextlib.contextmanager
 def writes_noticed(*, copies: bool) -> Generator[None]:
-    """Translate what torch says of a write into a saved value, while backward is traced.
+    """Translate torch's error about overwritten saved values while backward is traced.
 
     Args:
         copies: backward has copies already.

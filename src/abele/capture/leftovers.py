@@ -36,7 +36,7 @@ _MOST_HOLDERS = 200_000
 
 
 class Leftovers:
-    """The objects that forward can reach, with what they held before it ran.
+    """Objects that forward can reach, with their contents before forward ran.
 
     Args:
         roots: the module, and whatever else forward is given.
@@ -105,7 +105,7 @@ class Leftovers:
 
 
 class _Real:
-    """Tensors with data for those without."""
+    """Real tensors by the traced tensors that stand for them."""
 
     def __init__(self, value_of: ValueOf):
         self._value_of = value_of

@@ -1,4 +1,4 @@
-"""A recipe: forward and the step around it, as what a trace needs of them.
+"""A recipe: forward and its training step in the form that tracing needs.
 
 It is never changed. A trace of it gives a program, and beside that what the next program needs.
 """
@@ -121,7 +121,7 @@ class Recipe:
         ]
 
     def loss_scale(self, values: Values) -> float | torch.Tensor:
-        """Return what the loss is multiplied by: a number, or a traced slot."""
+        """Return the loss scale: a number, or a traced slot."""
         if self.rule.loss_scaling_variable:
             return values.of(Role.HYPER)["loss_scaling"]
         return self.rule.loss_scaling

@@ -61,7 +61,7 @@ class Output:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sectioned:
-    """A captured model with what its sections have to know.
+    """A captured model and the data shared by its sections.
 
     Attributes:
         captured: its programs.

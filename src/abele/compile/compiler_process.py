@@ -157,7 +157,7 @@ class FromCompiler(Later):
         return True
 
     def _release(self) -> None:
-        """Let another process compile what this one has not."""
+        """Let another process compile the programs that remain."""
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 self._lock.release(force=True)

@@ -1,4 +1,4 @@
-"""Keys of executables: everything that code is made from, as JSON values and as a hash."""
+"""Keys of executables: the inputs of code generation as JSON values and as a hash."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def key_parts(
     target: Target,
     lowerings: Mapping[str, str | Sequence[str]] | None = None,
 ) -> dict[str, Any]:
-    """Return everything that code is made from, as JSON values.
+    """Return the inputs of code generation as JSON values.
 
     An executable is found by this key before any code is written, so the key has all that code is
     written from: the programs, by fingerprints of everything in them; the sources of abele that

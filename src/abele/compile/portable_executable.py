@@ -199,7 +199,7 @@ class ContainerFirst:
         return f"{self._file.path} holds other code: {self.why_other(parts) or self.problem}"
 
     def why_other(self, parts: Mapping[str, Any]) -> str:
-        """Return in what the container's code differs from code with these key parts."""
+        """Return the differing key parts of the container's code."""
         return keys.why_other(self._content["key_parts"], parts)
 
     def only_one(
@@ -211,7 +211,7 @@ class ContainerFirst:
         return self._behind.only_one(key, waiting)
 
     def store(self, made: Executable) -> bool:
-        """Keep what had to be compiled in the other source; without one, only the verdict."""
+        """Store compiled code in the other source; without another source, only the verdict."""
         if self._behind is not None:
             return self._behind.store(made)
         if made.verdict is not None:

@@ -59,7 +59,7 @@ class Verdict:
     remedy: str = ""
 
     def sentence(self) -> str:
-        """Return what was compared and the largest error of each role, as one line."""
+        """Return the compared programs and the largest error of each role, as one line."""
         parts = [
             f"{count} {role}{'s' if count > 1 else ''} within {self.errors[role]:.1e}"
             for role, count in self.compared.items()

@@ -128,7 +128,7 @@ class Trial:
         computed: _Values,
         errors: dict[str, float],
     ) -> Comparison:
-        """Compare once more, with what other rounding changes allowed for."""
+        """Compare again with a tolerance for differences that rounding explains."""
         moved: list[_Values] = []
         problem: str | None = None
         for trial in range(_TRIALS):

@@ -35,7 +35,7 @@ _numbers = itertools.count(1)
 
 
 def check_config(config: StepConfig) -> None:
-    """Refuse what cannot be right over several processes.
+    """Refuse configurations that several processes cannot compute correctly.
 
     Raises:
         CaptureError: says what to do instead.
@@ -56,7 +56,7 @@ def check_config(config: StepConfig) -> None:
 
 
 class Wire:
-    """Accumulators of one type: a flat buffer, and what of it is exchanged."""
+    """Accumulators of one dtype in a flat buffer, and the buffer that processes exchange."""
 
     def __init__(self, slots: Mapping[str, Slot], device: torch.device):
         dtype = next(iter(slots.values())).dtype
@@ -213,7 +213,7 @@ class Exchange:
     # -- each update -----------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin an update: until ``reduce``, the others wait for this process."""
+        """Begin an update: all processes wait for this process until ``reduce``."""
         self._open = True
 
     def reduce(self, counters: Mapping[str, torch.Tensor]) -> None:
@@ -242,7 +242,7 @@ class Exchange:
             self._saturated = saturated.clone()
 
     def give_up(self, problem: BaseException) -> None:
-        """Cancel the update that the others wait for, in all processes."""
+        """Cancel the current update in all processes."""
         if not self._open or isinstance(problem, CollectiveError):
             return
         self._open = False
@@ -275,7 +275,7 @@ class Exchange:
             self.note(kind, before[:12])
 
     def close(self) -> None:
-        """Tell the others not to wait for this process in any further update."""
+        """Release all processes from waiting for this process in further updates."""
         self.collective.leave(self._topic, f"has given up its model after {self.updates} updates")
 
     def _send(self, tail: list[int]) -> None:

@@ -79,7 +79,7 @@ class Runner(Protocol):
 
 
 class Update:
-    """Applies what was summed, where a program of its own does so."""
+    """An update program that applies accumulated gradients."""
 
     def __init__(self, executable: Executable, state: DeviceState):
         self._state = state

@@ -95,7 +95,7 @@ class Session(DeviceState):
         self._change = self._first_change(executable)
 
     def _first_change(self, executable: Executable) -> Change | None:
-        """Return what may replace the programs; None if they run as they are."""
+        """Return the pending change of programs, such as a comparison; None without one."""
         if executable.later is not None:
             return TakeOver(executable, executable.later, self)
         unproven = executable.proving is not None and not executable.is_proven()
@@ -480,7 +480,7 @@ class SectionSession(DeviceState):
         return {slot.name: value for slot, value in zip(slots, outputs, strict=True)}
 
     def taken_by(self, name: str, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Select of some values those that a program takes, by slot."""
+        """Select the values that a program reads, by slot."""
         return {slot: values[slot] for _, slot in self._inputs[name] if slot in values}
 
 

@@ -248,7 +248,7 @@ class _Memo:
         tensors: list[_torch.FakeTensor],
         nodes: list[torch.fx.Node],
     ) -> Hashable:
-        """Return what an operator's nodes depend on; collects its tensors and their nodes."""
+        """Return the cache key of an operator; collect its tensors and their nodes."""
         if type(tensor) is not _torch.FakeTensor:
             raise UnknownError
         node = self._trace.node_of(tensor)
@@ -476,7 +476,7 @@ class AssignedData(TorchFunctionMode):
         self._lines[id(tensor)] = line
 
     def write_back(self) -> None:
-        """Trace what writes the last values of assigned tensors into their slots.
+        """Trace the copies of assigned tensors' last values into their slots.
 
         Raises:
             CaptureError: a value does not fit, or lies in memory that something else keeps.

@@ -51,7 +51,7 @@ class PlainMemory:
     written: bool = False
 
     def leave(self, value: torch.Tensor | None) -> None:
-        """Write into the memory what the forward of a trace left in it, if that is known.
+        """Write the values that a traced forward computed into a tensor's memory, if known.
 
         The trace's history, which autograd wrote on the tensors, is taken from them.
         """

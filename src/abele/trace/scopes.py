@@ -33,7 +33,7 @@ class _Recorder:
         self._last: torch.fx.Node | None = None
 
     def flush(self) -> None:
-        """Give every node traced since the last call what is open now."""
+        """Mark every node traced since the last call with the open scopes."""
         entry = {"scope": "/".join(self.path), **self.marks}
         newest = None
         for node in reversed(_torch.traced_nodes()):
@@ -115,7 +115,7 @@ def pop() -> None:
 
 @contextlib.contextmanager
 def replaying() -> Generator[Callable[[Mapping[str, Any], str | None], None]]:
-    """While open, what is called repeats a forward that was recorded.
+    """Mark calls within the context as repetitions of a recorded forward.
 
     Yields:
         A function that says what was in force at the operators to come: the scope and the marks

@@ -156,7 +156,7 @@ def _address(value: torch.Tensor) -> int:
 
 
 def _known_as(item: Named) -> str:
-    """Return what a user calls a slot."""
+    """Return the user's name of a slot."""
     return "an input" if item.role is Role.INPUT else item.name
 
 

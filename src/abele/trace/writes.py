@@ -31,7 +31,7 @@ def has_out(function: OpOverload) -> bool:
 def write_results(
     function: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call
 ) -> Any:
-    """Compute what an operator writes into its ``out`` arguments, and copy it there.
+    """Compute an operator's results and copy them into its ``out`` arguments.
 
     Args:
         function: the operator; ``has_out`` of it.
@@ -69,7 +69,7 @@ def write_results(
 
 @functools.cache
 def returning(function: OpOverload) -> OpOverload | None:
-    """Return the overload that returns what this one writes into its ``out`` arguments."""
+    """Return the overload without ``out`` arguments that returns the same results."""
     packet = getattr(
         getattr(torch.ops, function.namespace), schema_of(function).name.split("::")[1]
     )

@@ -66,7 +66,7 @@ def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
 
 
 def _assuming(function: Callable[..., Any], message: str) -> Callable[..., torch.Tensor]:
-    """Return a function that computes as if its values were sound; others stop the step."""
+    """Return a function that assumes valid values and stops the step at invalid ones."""
 
     def computed(*args: Any, **kwargs: Any) -> torch.Tensor:
         with assumed_false() as asked:
