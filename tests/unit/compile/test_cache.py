@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import itertools
 import json
 import os
 import warnings
@@ -285,7 +286,7 @@ def test_a_folder_of_locks_that_others_can_write_is_not_used(isolated_cache, tmp
 def test_no_manifest_with_right_checksums_costs_more_than_a_rebuild(programs, isolated_cache):
     made, _ = built(programs, isolated_cache)
     path, expected, origins = isolated_cache.path(made.key), result(made), set()
-    for name, put in altered.manifests(path):
+    for name, put in itertools.islice(altered.manifests(path), 0, None, 2):
         put()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
