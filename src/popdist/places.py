@@ -11,7 +11,7 @@ __all__ = ["Place", "this_place"]
 
 
 def this_place() -> Place | None:
-    """Return rank and host of this process; None if a launcher did not start several processes.
+    """Return the rank, counts and job that Slurm or MPI set; None under poprun or if alone.
 
     Raises:
         popdist.Error: The environment contradicts itself.

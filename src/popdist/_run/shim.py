@@ -32,7 +32,7 @@ _SSH_FAILED = 255
 
 
 def main() -> int:
-    """Start the ordered instances; return the exit status."""
+    """Start one instance, here or through ssh, and return the exit status."""
     if sys.argv[1:] == [REMOTE]:
         lines = _input()
         received = json.loads(next(lines, b"null"))
@@ -117,7 +117,7 @@ class _Instance(_Process):
         return 128 - code if code < 0 else code
 
     def _follow(self, lines: Iterator[bytes]) -> None:
-        """Forward signals read from standard input; its end means that poprun ended."""
+        """Forward signals read from standard input; send SIGTERM at its end."""
         for line in lines:
             os.kill(os.getpid(), int(line))
         os.kill(os.getpid(), signal.SIGTERM)

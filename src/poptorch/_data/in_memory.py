@@ -84,7 +84,7 @@ def _not_plain(kind: type, name: str) -> UnknownError:
 
 
 def numbers(indices: Indices) -> Sequence[int]:
-    """Return indices as the type that a data set's ``__getitem__`` expects."""
+    """Return indices as a sequence; convert a tensor to a list."""
     return indices.tolist() if isinstance(indices, torch.Tensor) else indices
 
 
