@@ -45,7 +45,7 @@ def _loaded() -> type | None:
 def load_when_needed() -> None:
     """Keep torch from loading ``DTensor`` unless other code loads it.
 
-    Torch remembers the class for good, so it is asked for it once while another has its name.
+    Torch caches the class that it first looks up, so one look-up is made with a stand-in.
     """
     if _NAME in sys.modules:
         return

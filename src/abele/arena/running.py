@@ -125,10 +125,10 @@ class Arena:
 
     @contextlib.contextmanager
     def used(self) -> Generator[None]:
-        """Allocate this thread's tensors at their planned offsets while this is open.
+        """Allocate this thread's tensors at their planned offsets while the context is open.
 
-        Without places, freed memory stays with this process: on a new machine, where the library
-        is still to be compiled, that is up to 1.7 times as fast.
+        Without the library, which a new machine has yet to compile, freed memory stays with the
+        process instead: up to 1.7 times as fast as returning it to the system.
         """
         if self._library is None:
             with self._otherwise():

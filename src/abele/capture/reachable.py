@@ -80,7 +80,7 @@ def _is_opaque(module: str) -> bool:
 
 
 def has_attributes(value: object) -> bool:
-    """Return whether an object's class has attributes that are looked at; it may have none yet."""
+    """Return whether ``attributes`` looks into an object, even if no attribute is set yet."""
     kind = type(value)
     if _is_opaque(kind.__module__) and not isinstance(value, torch.nn.Module):
         return False

@@ -604,7 +604,7 @@ def _gaps(use: MemoryUse) -> Interval:
 
 
 def _above(needed: list[int], inside: list[Interval], counted: int) -> Interval:
-    """Bytes of workspaces beside what is counted, at the step where both together are most."""
+    """Return the bytes of workspaces that raise the peak above ``counted``."""
     expected, high = (
         max(taken + size for taken, size in zip(needed, sizes, strict=True)) - counted
         for sizes in ([each.expected for each in inside], [each.high for each in inside])

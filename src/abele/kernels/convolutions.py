@@ -260,7 +260,7 @@ def _of_weight_gradient(convolution: Convolution, lanes: int) -> int:
 
 
 def _rows(convolution: Convolution, lanes: int) -> int:
-    """Return the floats of a tile's row of inputs and its row of results."""
+    """Return the floats, padded, of a tile's input and output channels per Winograd point."""
     return sum(_pitch(channels, lanes) for channels in convolution.weight.shape[:2])
 
 

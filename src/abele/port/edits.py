@@ -34,7 +34,7 @@ class Edits:
         self._definitions: list[_Statement] = []
 
     def change(self, node: cst.CSTNode, change: Change) -> None:
-        """Change a node; several changes of one are made in turn."""
+        """Record a change of a syntax node; several changes of one node are applied in order."""
         self._changes.setdefault(node, []).append(change)
 
     def replace(self, node: cst.CSTNode, text: str) -> None:

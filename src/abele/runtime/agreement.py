@@ -117,7 +117,7 @@ class Trial:
         return self._compare_rounding(interpreted, expected, computed, errors)
 
     def clock(self, interpreted: Executable, compiled: Executable) -> None:
-        """Run both once, so that ``slower`` knows their times; for programs that agree."""
+        """Time one run of interpreted and of compiled programs, which agree, for ``slower``."""
         took = self._run(interpreted, clock=self._time)[1]
         self._compared_s = took, self._run(compiled, clock=self._time)[1]
 

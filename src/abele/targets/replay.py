@@ -245,13 +245,13 @@ class _FromHost:
 
 
 class _Capture:
-    """A capture and its static buffers.
+    """A CUDA graph of a program, with static buffers for its batch and its results.
 
     Args:
-        run: what is captured.
-        arguments: of a call; its state is what the capture works on.
-        batch: positions of the rows.
-        recorder: captures.
+        run: runs the program; is recorded.
+        arguments: of a call; the graph works on its state in place, and on copies of its batch.
+        batch: positions of the batch's tensors among the arguments.
+        recorder: records the graph.
     """
 
     def __init__(

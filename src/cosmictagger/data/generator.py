@@ -127,7 +127,7 @@ class Detector:
     def _pulses(
         self, columns: npt.NDArray, row: Array, amount: Array, lower: npt.NDArray
     ) -> tuple[npt.NDArray, Array, npt.NDArray]:
-        """Spread each deposit over 7 pixels in time: [n, 7] ids, amounts, whether it is near."""
+        """Return [n, 7] pixel ids and amounts of pulses in time, and a mask of their centres."""
         height, width = self.size
         centre = np.floor(row)
         rows = centre[:, None] + np.arange(-3, 4)

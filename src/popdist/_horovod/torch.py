@@ -46,7 +46,7 @@ def init() -> None:
 
 
 def shutdown() -> None:
-    """End the use of these functions; instances stay connected for their wrappers."""
+    """Mark Horovod as shut down; the instances' process group stays, and wrappers still use it."""
     global _ready
     _ready = False
 

@@ -85,7 +85,7 @@ def _ranges(part: str, text: str) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """A process of the run: its numbers on all hosts and on its own, domain, and replicas."""
+    """A process of the run: its rank, host, rank on the host, IPU-link domain, and replicas."""
 
     rank: int
     host: str

@@ -360,7 +360,7 @@ class MultiConv:
         return self._set("partialsTypes", value, valid, "torch.float or torch.half", ValueError)
 
     def enableConvDithering(self, value: bool | list[bool] | None) -> Self:
-        """Spread convolutions over tiles, or not (ValueError)."""
+        """Record whether convolutions are dithered over tiles; other types are a ValueError."""
         valid = _all_are(value, bool)
         return self._set("enableConvDithering", value, valid, "a bool or bools", ValueError)
 

@@ -63,7 +63,7 @@ class HostChanges:
         self._watching = True
 
     def begin(self) -> None:
-        """Take the module as the program has it: just compiled."""
+        """Record the compiled module's ``requires_grad`` flags, and its weights as the device's."""
         self._trainable = {name: tensor.requires_grad for name, tensor in self._tensors()}
         self.weights_sent()
 
@@ -98,7 +98,7 @@ class HostChanges:
             self._look(dict(self._tensors()), line)
 
     def look_at_one(self) -> None:
-        """Look at the version of the next tensor of an inference module."""
+        """Check one tensor of an inference module for host writes; each call checks another."""
         if not self._versions:
             return
         self._next = (self._next or len(self._versions)) - 1

@@ -300,7 +300,7 @@ class Translator:
     # -- results ---------------------------------------------------------------------------
 
     def _returned(self, node: torch.fx.Node, index: int) -> Place:
-        """Return the place of a result, in memory of its own that the caller may keep."""
+        """Return a result's view, in a buffer that the caller may keep; copy it there if needed."""
         place = self.places[node]
         taken = place.buffer.kind is Kind.OUTPUT
         alone = place.buffer.inside is None and not taken

@@ -64,9 +64,9 @@ def make(compiler: str, instruction_set: str) -> None:
 
 
 def make_beside(compiler: str, instruction_set: str) -> None:
-    """Have a thread make them, which takes twice as long as a file takes that reads them itself.
+    """Precompile the headers in a thread: twice the time of a file that reads them itself.
 
-    A process does not end before. On one processor, both take turns and gain nothing.
+    The process exits only after the thread. On one core, the caller precompiles them itself.
 
     Takes what ``make`` does.
     """

@@ -16,7 +16,7 @@ class DigitTransform:
 
     Args:
         size: pixels of a side after padding with black, or None to leave the image as it is.
-        dtype: of the values are rounded to before they become float32.
+        dtype: type that values are rounded to before they become float32.
     """
 
     def __init__(self, size: int | None = None, dtype: torch.dtype = torch.float32):

@@ -274,7 +274,7 @@ def _chain(conv: _Node) -> _Chain | None:
 
 
 def _leads_back(back: _Node, mask: _Node | None, source: _Node, conv: _Node) -> bool:
-    """Return whether only the convolution's backward reads the gradients in between."""
+    """Return whether only the same convolution's backward reads gradients of pool and ReLU."""
     nodes = [back] if mask is None else [back, mask]
     if mask is not None and list(mask.args) != [back, source, 0]:
         return False
