@@ -82,6 +82,8 @@ class Translator:
                 self.constants.append(str(node.target))
             elif node.op == "call_function":
                 self._node = node
+                numbers = (n for n in (*node.args, *node.kwargs.values()) if isinstance(n, float))
+                self.subnormals |= any(0.0 < abs(n) < _SMALLEST for n in numbers)
                 self._call(node)
         outputs = [self._returned(node, i) for i, node in enumerate(returned_nodes(self.graph))]
         for each in self.operations:
@@ -142,7 +144,6 @@ class Translator:
 
     def _pointwise(self, operands: list[Any], types: Any, expression: Any, result: Place) -> None:
         types = [COMPUTED.get(dtype, dtype) for dtype in types]
-        self.subnormals |= any(isinstance(n, float) and 0 < abs(n) < _SMALLEST for n in operands)
         texts: list[Any] = [
             each if isinstance(each, Place) else literal(each, dtype)
             for each, dtype in zip(operands, types, strict=True)

@@ -28,6 +28,11 @@ def masked(x, total):
     return (x + 1e-45).log()
 
 
+def normed(x, total):
+    total.add_(x)
+    return torch.nn.functional.layer_norm(x, x.shape, eps=1e-45)
+
+
 def program(function, x=None):
     x = torch.ones(4) if x is None else x
     return traced("small", function, [x], [torch.zeros_like(x)]).program
@@ -82,6 +87,7 @@ def test_threads_that_emitted_code_starts_compute_with_them_afterwards():
 @needs_compiler
 def test_programs_that_name_one_compute_with_them():
     assert run(masked, torch.zeros(4)).isfinite().all()
+    assert not run(normed, torch.ones(4)).any()
 
 
 def test_what_names_one():
@@ -90,6 +96,7 @@ def test_what_names_one():
 
     assert not names_one(program(scaled))
     assert names_one(program(masked))
+    assert names_one(program(normed))
     assert not _has_subnormals(torch.tensor([0.0, 1e-37]))
     assert not _has_subnormals(torch.tensor(3))
     assert _has_subnormals(torch.tensor([1.0, -SMALL]))
