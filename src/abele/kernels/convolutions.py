@@ -363,11 +363,10 @@ _MOST_CHANNELS = 64
 _MOST_PIXELS_PER_SAMPLE = 65536
 
 
-def why_not_planes(node: torch.fx.Node) -> str | None:
-    """Return why the library computes a convolution or its backward; ``None`` if planes do.
+def planes_gain(node: torch.fx.Node) -> bool:
+    """Return whether kernels of planes compute a convolution or its backward, and gain by it.
 
-    Kernels of planes support more than they are chosen for. A gradient that is not contiguous is
-    copied.
+    They support more than they are chosen for. A gradient that is not contiguous is copied.
     """
     convolution = convolution_of(node)
     if (
@@ -375,7 +374,7 @@ def why_not_planes(node: torch.fx.Node) -> str | None:
         or {*convolution.dilation, convolution.groups} != {1}
         or convolution.transposed
     ):
-        return "the library's: our kernels know no dilation, transposition or groups"
+        return False
     result = node if not convolution.backward else node_argument(node, 0)
     values = convolution.image, convolution.weight, result.meta["val"]
     plain = all(
@@ -383,30 +382,17 @@ def why_not_planes(node: torch.fx.Node) -> str | None:
     )
     in_planes = values[:2] if convolution.backward else values  # torch may return channels last
     if not plain or not all(each.is_contiguous() for each in in_planes):
-        return "the library's: our kernels are for contiguous images in float32"
-    where = _library_gains_over_planes(convolution, values[2])
-    return where and f"the library's: it is faster with {where}"
-
-
-def _library_gains_over_planes(convolution: Convolution, result: torch.Tensor) -> str | None:
-    """Return the reason why oneDNN is as fast or faster; None if it is slower."""
-    x, weight = convolution.image, convolution.weight
+        return False
+    x, weight = values[:2]
     borders = zip(pair(convolution.padding), weight.shape[2:], strict=True)
     one_by_one = {*convolution.stride} == {1} and all(pad < kernel for pad, kernel in borders)
     channels, few = weight.shape[:2], x.shape[0] < _LEAST_BATCH
     most, blocks = max(channels), all(count % _LIBRARY_BLOCK == 0 for count in channels)
     if one_by_one and few:
-        limit = _LIBRARY_CHANNELS if blocks else _MOST_CHANNELS
-        return f"more than {limit} channels" if most > limit else None
-    if few and most >= _MOST_CHANNELS_OF_ANY_BATCH:
-        return f"fewer than {_LEAST_BATCH} samples"
-    if blocks:
-        return f"numbers of channels that divide by {_LIBRARY_BLOCK}"
-    if most > _MOST_CHANNELS:
-        return f"more than {_MOST_CHANNELS} channels"
-    if max(x[0].numel(), result[0].numel()) > _MOST_PIXELS_PER_SAMPLE:
-        return f"samples of more than {_MOST_PIXELS_PER_SAMPLE:,} numbers"
-    return None
+        return most <= (_LIBRARY_CHANNELS if blocks else _MOST_CHANNELS)
+    if blocks or most > _MOST_CHANNELS or (few and most >= _MOST_CHANNELS_OF_ANY_BATCH):
+        return False
+    return max(x[0].numel(), values[2][0].numel()) <= _MOST_PIXELS_PER_SAMPLE
 
 
 def pair(values: Sequence[int]) -> list[int]:

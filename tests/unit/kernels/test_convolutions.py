@@ -13,9 +13,9 @@ from abele.kernels.convolutions import (
     WINOGRAD,
     convolution_of,
     kernel_of,
+    planes_gain,
     scratch_bytes,
     suits_winograd,
-    why_not_planes,
 )
 from helpers.kernel_library import replacement
 
@@ -255,7 +255,7 @@ def planes(x, weight, **settings):
     convolution, backward, *_ = forms(x, weight[0], kernel=weight[2], **settings)
     for each in (convolution, *backward.args[:1]):
         each.meta["val"] = torch.empty(x[0], weight[0], *x[2:])
-    (ours,) = {why_not_planes(each) is None for each in (convolution, backward)}
+    (ours,) = {planes_gain(each) for each in (convolution, backward)}
     return ours
 
 
@@ -295,6 +295,6 @@ def test_planes_are_contiguous():
     convolution, *_ = forms((8, 4, 9, 9), 4)
     image = convolution.args[0].meta["val"]
     convolution.meta["val"] = image
-    assert why_not_planes(convolution) is None
+    assert planes_gain(convolution)
     convolution.args[0].meta["val"] = image.to(memory_format=torch.channels_last)
-    assert "contiguous images" in why_not_planes(convolution)
+    assert not planes_gain(convolution)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from abele.kernels.convolutions import convolution_of, pair, why_not_planes
+from abele.kernels.convolutions import convolution_of, pair, planes_gain
 from abele.kernels.on_tensors import place_count
 from abele.program import is_getitem
 from abele.targets.cpu.emitted.calls import pointwise_convolutions
@@ -50,7 +50,7 @@ def is_ours(node: _Node) -> bool:
     Args:
         node: any of the two; its images are described in ``meta["val"]``.
     """
-    return why_not_planes(node) is None or is_product_or_depthwise(node)
+    return planes_gain(node) or is_product_or_depthwise(node)
 
 
 def is_product_or_depthwise(node: _Node) -> bool:
@@ -159,7 +159,7 @@ def _add_backward(
 
 def _few_channel(translator: Any, node: _Node) -> Any:
     """``aten.convolution`` of few channels, with activation and pool if only they read it."""
-    if why_not_planes(node) is not None:
+    if not planes_gain(node):
         return None
     chain = _chain(node)
     if chain is not None and _pays(chain):
@@ -180,7 +180,7 @@ def _few_channel(translator: Any, node: _Node) -> Any:
 
 def _few_channel_backward(translator: Any, node: _Node) -> Any:
     """``aten.convolution_backward`` of few channels."""
-    if why_not_planes(node) is not None:
+    if not planes_gain(node):
         return None
     grad, x, weight, _, stride, padding, *_, mask = arguments(node)
     reads = _dense(translator, grad, x, weight)
