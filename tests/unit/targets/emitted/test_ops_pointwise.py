@@ -64,7 +64,7 @@ CASES = {
         )
         for name in (
             *("pow", "remainder", "fmod", "copysign", "maximum", "minimum", "atan2", "fmax"),
-            *("fmin", "logical_and", "logical_or", "logical_xor", "hypot"),
+            *("fmin", "logical_and", "logical_or", "logical_xor", "hypot", "xlogy"),
             *("floor_divide", "true_divide", "add", "mul", "sub"),
         )
     },

@@ -51,6 +51,11 @@ CASES = {
         },
     ),
     "zeros without memory": Case(lambda x: torch.sgn(x * 3) + x, (X,), gradients=True),
+    "repeat": Case(
+        lambda x, y: (x.repeat(2, 3, 1, 2), y[:, 0].t().repeat(2, 1), x.long().repeat(1, 1, 2)),
+        (X, Y),
+    ),
+    "repeat with gradients": Case(lambda x: x.repeat(2, 1, 3), (X,), gradients=True),
     "pad": Case(
         lambda x, y: (
             F.pad(x, (1, 2)),
