@@ -209,7 +209,7 @@ def _best(log_probs: Any, blank: int, width: int, count: int) -> list[tuple[floa
     # Log probabilities of the alignments that end in a blank, and of those that end in a label.
     silent, spoken = np.zeros(1), np.full(1, -np.inf)
     for step in log_probs:
-        last = np.array([beam[-1] if beam else -1 for beam in beams])
+        last = np.array([beam[-1] if beam else -1 for beam in beams], dtype=np.int64)
         repeated = np.where(last >= 0, step[last], -np.inf)
         total = np.logaddexp(silent, spoken)
         silent_now, spoken_now = total + step[blank], spoken + repeated

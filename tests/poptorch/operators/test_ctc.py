@@ -162,6 +162,15 @@ def test_a_prefix_that_returns_to_the_beam_is_the_same():
         assert len(set(results)) == 4
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")  # of NumPy, for NaN
+@pytest.mark.parametrize("value", [-math.inf, math.nan])
+def test_where_no_sequence_is_possible_none_is_found(value):
+    log_probs = torch.zeros(3, 1, 3).log_softmax(-1)
+    log_probs[1] = value
+    found = poptorch.ctc_beam_search_decoder(log_probs, torch.tensor([3]), top_paths=2)
+    assert [each.tolist() for each in found] == [[[-math.inf] * 2], [[0, 0]], [[[0] * 3] * 2]]
+
+
 P, N = torch.zeros(4, 2, 3), torch.tensor([4, 4])
 BAD = [
     ((3, N), {}, "probs as a tensor, found int"),
