@@ -48,7 +48,7 @@ def digests() -> list[str]:
 
 @functools.cache
 def _usable(folder: Path) -> Path | None:
-    """Return a folder whose kernels were compiled from these sources; None for others."""
+    """Return a folder with all kernels, compiled from these sources; None for others."""
     try:
         made: Any = json.loads((folder / LIST).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -56,9 +56,13 @@ def _usable(folder: Path) -> Path | None:
     except (OSError, ValueError) as error:
         why = f"{LIST} cannot be read ({error})"
     else:
-        if is_mapping(made) and made.get("sources") == sources.fingerprint():
-            return folder
         why = "they were compiled from other sources"
+        if is_mapping(made) and made.get("sources") == sources.fingerprint():
+            names = (LIBRARY, *(f"{source}.o" for source in sources.KERNELS))
+            lost = next((name for name in names if not (folder / name).is_file()), None)
+            if lost is None:
+                return folder
+            why = f"{lost} is missing"
     warn_user(
         f"The compiled kernels in {folder} are not used: {why}. Kernels are compiled on this "
         "machine instead. To get rid of this message, install abele again.",

@@ -101,6 +101,10 @@ def test_a_processor_of_another_level_compiles_its_own(monkeypatch):
     assert build.missing_s("c++", "here", ["rows.cpp"]) == sources.KERNELS["rows.cpp"]
 
 
+def removed(folder):
+    (folder / "rows.cpp.o").unlink()
+
+
 def of_other_sources(folder):
     write(folder, sources="0")
 
@@ -116,6 +120,7 @@ def no_mapping(folder):
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
+        (removed, "rows.cpp.o is missing"),
         (of_other_sources, "compiled from other sources"),
         (no_json, "kernels.json cannot be read"),
         (no_mapping, "compiled from other sources"),
