@@ -87,7 +87,7 @@ class AsynchronousDataAccessor:
         self._consuming = False
         self._failure: str | None = None
         self._share = distributed.Share()
-        self._reading = False  # stays if an interrupt ends a call, which may leave half a message
+        self._reading = False  # stays if an exception ends a call: half a message may be left
         self._lock = threading.RLock()  # two threads may take elements
         self._job = accessor_worker.Job(
             dataset=dataset,
@@ -106,7 +106,7 @@ class AsynchronousDataAccessor:
     def terminate(self) -> None:
         """Stop the process; elements already fetched stay valid."""
         self._failure = self._failure or _TERMINATED
-        self._consuming = False
+        self._consuming = self._reading = False
         self._stop()
 
     def __len__(self) -> int:
@@ -147,7 +147,7 @@ class AsynchronousDataAccessor:
         with self._lock:
             if self._reading:
                 raise error(
-                    "An interrupt ended the reading of an element. Begin a new iterator to read on."
+                    "An error or interrupt ended this reading. Begin a new iterator to read on."
                 )
             self._reading = True
             while self._consuming:

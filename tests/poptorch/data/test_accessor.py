@@ -234,11 +234,10 @@ def test_a_loader_with_a_short_batch_needs_rebatching():
 )
 def test_a_failure_is_reported_where_the_data_is_used(dataset, kwargs, words):
     with accessor(dataset, **kwargs) as opened:
-        for _ in range(2):  # also when asked again
-            with pytest.raises(
-                AssertionError, match=f"(?s)error occurred in the data fetcher.*{words}"
-            ):
-                list(opened)
+        for read in (list, list, next):  # also when asked again
+            text = f"(?s)error occurred in the data fetcher.*{words}"
+            with pytest.raises(AssertionError, match=text):
+                read(opened)
 
 
 # Life and death of the process
