@@ -97,9 +97,8 @@ class Resuming:
         host = ModuleState.of(self._model.user_module)
         with torch.no_grad():
             for name, value in host.params.items():
-                tensor = kept["tensors"][f"{state.PARAMS}/{name}"]
                 if name not in self._model.per_replica_params:
-                    value.copy_(tensor)
+                    value.copy_(kept["tensors"][f"{state.PARAMS}/{name}"])
             for name, value in host.buffers.items():
                 value.copy_(kept["tensors"][f"{state.BUFFERS}/0/{name}"])
         self._weights.shared.version += 1
@@ -156,16 +155,17 @@ class Resuming:
 
 def _check_tensors(model: WrappedModel, tensors: Mapping[str, torch.Tensor]) -> None:
     host = ModuleState.of(model.user_module)
-    here = {f"{state.PARAMS}/{name}": _form(value) for name, value in host.params.items()}
-    here |= {f"{state.BUFFERS}/0/{name}": _form(value) for name, value in host.buffers.items()}
+    named = {f"{state.PARAMS}/{name}": value for name, value in host.params.items()}
+    named |= {f"{state.BUFFERS}/0/{name}": value for name, value in host.buffers.items()}
     kinds = (f"{state.PARAMS}/", f"{state.BUFFERS}/0/")
-    there = {name: _form(value) for name, value in tensors.items() if name.startswith(kinds)}
-    groups = {f"{state.PARAMS}/{name}" for name in model.per_replica_params}
+    groups = {f"{state.PARAMS}/{name}" for name in model.per_replica_params}  # of other shapes
+    here = {n: _form(v, shaped=n not in groups) for n, v in named.items()}
+    there = {n: _form(v, shaped=n not in groups) for n, v in tensors.items() if n.startswith(kinds)}
     different = [
         f"{name.partition('/')[2].removeprefix('0/')}: {there.get(name, 'missing')} there, "
         f"{here.get(name, 'missing')} here"
         for name in {**here, **there}
-        if here.get(name) != there.get(name) and name not in groups
+        if here.get(name) != there.get(name)
     ]
     if different:
         raise error(
@@ -174,8 +174,8 @@ def _check_tensors(model: WrappedModel, tensors: Mapping[str, torch.Tensor]) -> 
         )
 
 
-def _form(value: torch.Tensor) -> str:
-    return f"{list(value.shape)} {value.dtype}"
+def _form(value: torch.Tensor, *, shaped: bool) -> str:
+    return f"{list(value.shape)} {value.dtype}" if shaped else str(value.dtype)
 
 
 # -- the optimizer object --------------------------------------------------------------------

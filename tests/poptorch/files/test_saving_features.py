@@ -6,6 +6,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
 from helpers.wrapping import options
+from poptorch import resuming
 
 
 class Two(torch.nn.Module):
@@ -121,6 +122,10 @@ def test_parameters_per_replica_are_saved_with_all_groups(attached, tmp_path):
         assert loaded.per_replica_params == wrapped.per_replica_params
     assert torch.equal(loaded(x), wrapped(x))
     assert torch.equal(loaded.model.weight, model.weight)
+    resuming.put_back(wrapped, state := resuming.state_of(loaded))
+    del state["tensors"]["params/weight"]
+    with pytest.raises(poptorch.Error, match=r"weight: missing there, torch.float32 here"):
+        resuming.put_back(wrapped, state)
 
 
 class Counter(torch.nn.Module):
