@@ -473,11 +473,11 @@ class Options(OptionsDict):
         return self
 
     def enableProfiling(self, profile_dir: str | None = None) -> Self:
-        """Write a report of the compiled model and a trace of its first calls.
+        """Write a report of the compiled model and of its calls.
 
         Each model gets a folder in `profile_dir`, by default in the current directory.
 
-        Differs from the original: text and Chrome traces, not its binary profile.
+        Differs from the original: JSON and an HTML page, not its binary profile.
         """
         require(
             profile_dir is None or isinstance(profile_dir, str | os.PathLike),
