@@ -6,6 +6,7 @@ loading.
 """
 
 import contextlib
+import copy
 import dataclasses
 import inspect
 import json
@@ -120,15 +121,28 @@ def flags_of(module: torch.nn.Module) -> list[bool]:
 def _modes(module: torch.nn.Module) -> list[list[bool]]:
     """Return the flags of the modules in each mode to record: present, training and evaluation.
 
-    A module with a ``train()`` of its own may give other flags or do more, so that only the present
-    mode of its model and plain evaluation are recorded.
+    Modules with a ``train()`` of their own may give other flags or do more: then training is not
+    recorded, nor is evaluation unless it turns training off and changes no weight.
     """
     present = flags_of(module)
     own = any(type(child).train is not torch.nn.Module.train for child in module.modules())
-    modes = [present, [False] * len(present)]
+    modes = [present]
+    if not own or _evaluates_plainly(module):
+        modes.append([False] * len(present))
     if not own:
         modes.append([True] * len(present))
     return [mode for index, mode in enumerate(modes) if mode not in modes[:index]]
+
+
+def _evaluates_plainly(module: torch.nn.Module) -> bool:
+    """Return whether ``eval()`` of a copy does what it does without a ``train()`` of its own."""
+    try:
+        other = copy.deepcopy(module).eval()
+        after = other.state_dict()
+        same = all(torch.equal(after[name], v) for name, v in module.state_dict().items())
+    except Exception:  # noqa: BLE001 - the user's code may fail in any way
+        return False
+    return same and not any(flags_of(other))
 
 
 @contextlib.contextmanager
@@ -252,9 +266,10 @@ class StoredForward:
         ]
         if "missing" not in self.data:
             self.recorded = Recorded(bound_from(self.data["arguments"]))
-            self._outputs = {id(each): structure_from(each["outputs"]) for each in self.entries}
+            entries = _entries(self.data)
+            self._outputs = {id(each): structure_from(each["outputs"]) for each in entries}
             # Made here: in a capture zeros would be operations of the program.
-            self._unread = {id(each): self._zeros_for(each) for each in self.entries}
+            self._unread = {id(each): self._zeros_for(each) for each in entries}
 
     def _zeros_for(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         recorded = self.recorded
@@ -278,16 +293,6 @@ class StoredForward:
         self.data, self.kept = content["data"], content["kept"]
         self._decode()
 
-    @property
-    def entries(self) -> list[Mapping[str, Any]]:
-        """The recorded forwards of each mode, as devices run it and as the host does."""
-        return [
-            entry
-            for mode in self.data.get("modes", ())
-            for entry in (mode["device"], mode["host"])
-            if entry is not None and "missing" not in entry
-        ]
-
     def entry(self, flags: Sequence[bool], *, captured: bool) -> Mapping[str, Any]:
         """Return the recorded graphs for modules in these modes.
 
@@ -298,7 +303,7 @@ class StoredForward:
             raise _unavailable(self.data["missing"])
         modes = self.data["modes"]
         suited = [mode for mode in modes if mode["training"] == list(flags)]
-        if not suited and all(_same(mode, modes[0]) for mode in modes):
+        if not suited and len(modes) > 1 and all(_same(mode, modes[0]) for mode in modes):
             suited = modes  # in no mode forward is another
         if not suited:
             raise error(
@@ -326,6 +331,12 @@ class StoredForward:
         return structure.rebuild(self._outputs[id(entry)], iter(tensors))
 
 
+def _entries(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the recorded forwards of each mode, as devices run it and as the host does."""
+    both = [mode[place] for mode in data.get("modes", ()) for place in ("device", "host")]
+    return [entry for entry in both if entry is not None and "missing" not in entry]
+
+
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(one[place] == other[place] for place in ("device", "host"))
 
@@ -348,13 +359,7 @@ def forward_in(file: Container) -> StoredForward:
     kept = Kept()
     constants = {int(number): v for number, v in file.tensors(f"{CONSTANTS}/").items()}
     kept.constants = [constants[number] for number in range(len(constants))]
-    numbers = {
-        entry["graph"]
-        for mode in data.get("modes", ())
-        for entry in (mode["device"], mode["host"])
-        if entry is not None and "missing" not in entry
-    }
-    for number in sorted(numbers):
+    for number in sorted({entry["graph"] for entry in _entries(data)}):
         name = f"{GRAPHS}/{number}.json"
         if number != len(kept.texts) or name not in file.names:
             raise CorruptExecutable(f"{file.path}: {name}, a graph of forward, is missing.")

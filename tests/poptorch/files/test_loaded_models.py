@@ -186,6 +186,12 @@ class FrozenNorm(torch.nn.Module):
         return self.drop(self.norm(self.fc(x)))
 
 
+class Merging(torch.nn.Linear):
+    def train(self, mode=True):
+        self.weight.data.mul_(2 if mode else 0.5)
+        return super().train(mode)
+
+
 def test_a_training_mode_of_the_models_own_is_kept_and_not_guessed(path):
     live = FrozenNorm().train()
     loaded = saved(inferred(live, rows(8)[0]), path).model
@@ -196,8 +202,11 @@ def test_a_training_mode_of_the_models_own_is_kept_and_not_guessed(path):
             torch.manual_seed(1)
             model.result = model(rows(8)[0])
         assert torch.equal(live.result, loaded.result)
-    with pytest.raises(poptorch.Error, match="Now 4 of its 4 modules are in training mode"):
-        loaded.train()(rows(8)[0])
+    own = type("Own", (FrozenNorm,), {"train": lambda self, _: FrozenNorm.train(self)})().eval()
+    for kept, now in ((FrozenNorm().train(), 4), (live, 4), (Merging(4, 3), 0), (own, 0)):
+        loaded = saved(inferred(kept, rows(8)[0]), path).model
+        with pytest.raises(poptorch.Error, match=f"Now {now} of its . modules are in training"):
+            loaded.train(now > 0)(rows(8)[0])
 
 
 def test_a_mixture_of_modes_that_is_not_in_the_file_is_refused(path):
