@@ -301,7 +301,7 @@ class OptimizerInUse:
         """Leave the device's state and the numbers of ``rule`` with the optimizer; let go of it."""
         if self.optimizer is None:
             return
-        self._fetch(rule)
+        self.fetch(rule)
         self.optimizer._device = None
         self.optimizer, self.pending, self.reread = None, False, False
 
@@ -330,12 +330,9 @@ class OptimizerInUse:
 
     # -- device to host --------------------------------------------------------------------
 
-    def fetch(self) -> None:
+    def fetch(self, rule: UpdateRule | None = None) -> None:
         """Bring the optimizer's dictionary up to date; copy only if the device has changed."""
-        self._fetch(self.rule)
-
-    def _fetch(self, rule: UpdateRule | None) -> None:
-        optimizer, session = self.optimizer, self._session
+        optimizer, session, rule = self.optimizer, self._session, rule or self.rule
         if optimizer is None or session is None or rule is None:
             return
         if self.pending and self._host_state():
