@@ -388,11 +388,6 @@ def test_training_runs_with_nothing_trainable(make):
     assert make == "no parameters" or model.weight.item() == 2.0
 
 
-# -- optimizers ------------------------------------------------------------------------------
-
-KINDS = [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB]
-
-
 # -- options ---------------------------------------------------------------------------------
 
 
