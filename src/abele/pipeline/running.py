@@ -390,12 +390,13 @@ class WorkerPool:
             pool = self._started()
             futures: list[Future[None]] = []
             errors: list[BaseException | None] = []
-            while len(futures) < len(jobs) or wait(futures, 0).not_done:
+            done = False
+            while not done:
                 try:
                     for job in jobs[len(futures) :]:
                         futures.append(pool.submit(contextvars.copy_context().run, job))
                     # Now and then: a signal that another thread received is handled in this one.
-                    wait(futures, 0.2)
+                    done = not wait(futures, 0.2).not_done
                 except BaseException as problem:  # noqa: BLE001 - raised below
                     # Nothing may run on behind the caller's back, so this waits for the jobs.
                     errors.append(problem)
@@ -420,8 +421,7 @@ class WorkerPool:
         if self._pool is not None and self._started_by == os.getpid():
             return self._pool
         # A forked child has none of its parent's workers.
-        pool = self._pool = ThreadPoolExecutor(self.size, "abele-stage", torch.get_num_threads)
-        self._started_by = os.getpid()
+        pool = ThreadPoolExecutor(self.size, "abele-stage", torch.get_num_threads)
         together = threading.Barrier(self.size)  # so that each job has a worker of its own
         with _thread_count_lock:
             before = torch.get_num_threads()
@@ -429,5 +429,7 @@ class WorkerPool:
             try:
                 wait([pool.submit(together.wait) for _ in range(self.size)])
             finally:
+                together.abort()  # those of an interrupted start would wait for ever
                 torch.set_num_threads(before)
+        self._pool, self._started_by = pool, os.getpid()
         return pool

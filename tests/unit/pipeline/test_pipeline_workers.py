@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -114,6 +115,26 @@ def test_an_interruption_stops_the_jobs_and_waits_for_them(crew):
         crew.run([work, interrupt], stopped.set)
     assert ended.is_set()
     crew.run([lambda: None] * 2, never)
+
+
+def test_an_interrupted_start_leaves_no_worker_waiting(crew, monkeypatch):
+    submit, submitted = ThreadPoolExecutor.submit, []
+
+    def interrupted(self, *arguments):
+        submitted.append(self)
+        if len(submitted) == 2:
+            raise KeyboardInterrupt
+        return submit(self, *arguments)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        crew.run([lambda: None] * 2, never)
+    (member,) = submitted.pop()._threads
+    submitted.clear()
+    monkeypatch.undo()
+    test_each_worker_does_one_job_at_the_same_time_as_the_others(crew)
+    gc.collect()
+    assert gone([member])
 
 
 def test_workers_end_with_their_crew():
