@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from abele.collectives import Counts
+from abele.fit import questions
 from abele.program import memory
 from abele.report import facts, timing
 from abele.report.journal import FILE as JOURNAL
@@ -175,7 +176,7 @@ class Recording:
     def _folder(self) -> Path | None:
         options = self._model.options
         wanted = report_wanted(options, self._model.training)
-        if wanted is None:
+        if wanted is None or questions.inspecting:
             return None
         process = options.Distributed.processId
         return wanted.folder / f"instance_{process}" if process else wanted.folder

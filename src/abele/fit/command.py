@@ -145,7 +145,7 @@ def _hints(script: Path, command: str) -> str:
 
 
 def running(script: Path, arguments: list[str]) -> None:
-    """Run a script as Python would; what it prints goes to stderr.
+    """Run a script as Python would, but it records no runs; what it prints goes to stderr.
 
     Args:
         script: runs as ``__main__``.
@@ -161,6 +161,7 @@ def running(script: Path, arguments: list[str]) -> None:
     before = sys.argv, sys.path[:]
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
+    questions.inspecting = True
     try:
         with _on_stderr():
             runpy.run_path(str(script), run_name="__main__")
@@ -179,6 +180,7 @@ def running(script: Path, arguments: list[str]) -> None:
         raise
     finally:
         sys.argv, sys.path[:] = before
+        questions.inspecting = False
 
 
 @contextlib.contextmanager

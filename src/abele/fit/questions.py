@@ -80,6 +80,8 @@ class Question:
 
 #: The open question, or None.
 asked: Question | None = None
+#: A command runs the program up to its answer, so the records of its real runs stay.
+inspecting = False
 
 
 def taken() -> Question | None:

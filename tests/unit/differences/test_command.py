@@ -1,6 +1,7 @@
 """``abele diff``: a script, two settings, and the exit status."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +60,20 @@ def test_json_has_everything(script, capsys):
     assert data["blamed"]["operation"]["module"] == ""
     assert data["blamed"]["operation"]["phase"] == "forward"
     assert data["names"] == ["reference", "half"]
+
+
+@pytest.mark.parametrize("command", ["diff", "fit"])
+def test_the_record_of_a_run_of_the_script_stays(command, script, tmp_path):
+    folder = tmp_path / "profile/training"
+    options = f'options.enableProfiling("{folder.parent}"); print("before")'
+    Path(script).write_text(SCRIPT.replace('print("before")', options))
+    folder.mkdir(parents=True)
+    for name in ("run.json", "journal.jsonl", "report.html"):
+        (folder / name).write_text("of a run")
+    settings = ["reference", "float64"] if command == "diff" else []
+    assert main([command, script, *settings, "--", "2"]) == 0
+    assert {each.read_text() for each in folder.iterdir()} == {"of a run"}
+    assert [each.name for each in folder.parent.iterdir()] == ["training"]
 
 
 def test_a_script_that_does_not_train_is_compared_by_its_first_call(script, capsys):
