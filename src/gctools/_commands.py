@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import importlib.util
 import re
 import runpy
 import signal
@@ -66,10 +65,7 @@ def parse(made: argparse.ArgumentParser, arguments: Sequence[str] | None) -> arg
 
 def _version() -> str:
     """Return the version of the distribution without importing the engine, which loads torch."""
-    spec = importlib.util.find_spec("abele")
-    if spec is None or spec.origin is None:
-        return "unknown"
-    return runpy.run_path(str(Path(spec.origin).with_name("version.py")))["__version__"]
+    return runpy.run_path(str(Path(__file__).parents[1] / "abele/version.py"))["__version__"]
 
 
 def say_notes(system: System, name: str, *, verbose: bool) -> None:

@@ -139,7 +139,8 @@ def _cores(system: System, cpus: frozenset[int], entries: list[dict[str, str]]) 
 
 
 def _clock(system: System, cpus: frozenset[int], entries: list[dict[str, str]]) -> float | None:
-    clocks = [float(entry["cpu MHz"]) for entry in entries if "cpu MHz" in entry]
+    texts = [entry.get("cpu MHz", "") for entry in entries]  # some kernels say Unknown
+    clocks = [float(text) for text in texts if text.replace(".", "", 1).isdecimal()]
     if not any(clocks):
         base = _cpu_folder(system)
         paths = [base / f"cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in sorted(cpus)[:_SAMPLED]]

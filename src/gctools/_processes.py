@@ -121,9 +121,14 @@ def _is_alive(system: System, record: dict[str, Any], owner: int) -> bool:
         return False
     folder = system.proc / str(pid)
     text = system.text(folder / "stat")
-    if text is None:
-        # Where processes of others are hidden, their files are all that is known of them.
-        return system.text(system.proc / "1/stat") is None
+    if text is None and system.text(system.proc / "1/stat") is not None:
+        return False
+    if text is None:  # processes of others are hidden, but a signal still tells
+        try:
+            os.kill(pid, 0)
+        except OSError as problem:
+            return isinstance(problem, PermissionError)
+        return True
     state, *rest = text.rpartition(")")[2].split()
     return state not in "ZX" and int(rest[18]) == started and _owner(folder) in (owner, None)
 

@@ -32,6 +32,14 @@ def test_a_machine_without_topology_is_read_from_cpuinfo(tmp_path):
     assert (device.threads, device.cores, device.name, device.clock_mhz) == (2, None, None, 1800)
 
 
+def test_a_clock_that_the_kernel_does_not_know_is_read_elsewhere(tmp_path):
+    machine = Machine(tmp_path)
+    put(machine.proc, "cpuinfo", "processor\t: 0\ncpu MHz\t\t: Unknown")
+    put(machine.sys, "devices/system/cpu/cpu0/cpufreq/scaling_cur_freq", 1_800_000)
+    (device,) = list_devices(machine.system())
+    assert device.clock_mhz == 1800
+
+
 def test_a_container_that_shows_nothing_has_no_device(tmp_path):
     assert list_devices(Machine(tmp_path).system()) == []
 

@@ -70,11 +70,13 @@ def test_a_file_for_a_process_of_another_user_is_a_lie(machine, monkeypatch):
     assert holds(machine) == ([], [])
 
 
-def test_hidden_processes_of_others_are_listed_as_they_say(machine):
+def test_hidden_processes_of_others_are_told_from_dead_ones(machine):
     (machine.proc / "1/stat").unlink()
-    machine.add_record(2**22 + 1)
+    machine.add_record(os.getpid())
+    dead = machine.add_record(2**22 + 1)
     ((hold,), _) = holds(machine)
-    assert (hold.pid, hold.command) == (2**22 + 1, "python written.py")
+    assert (hold.pid, hold.command) == (os.getpid(), "python written.py")
+    assert not dead.exists()
 
 
 @pytest.mark.parametrize(
