@@ -12,7 +12,7 @@ from sambaflow import logging as samba_logging
 from sambaflow import samba
 from sambaflow.errors import UsageError
 from sambaflow.mac.metadata import ConvTilingMetadata
-from sambaflow.samba import SambaTensor, utils
+from sambaflow.samba import SambaTensor, _session, utils
 from sambaflow.samba.directives import op_fusion
 from sambaflow.samba.env import disable_sgd_stoc, enable_conv_grad_accum_stoc
 from sambaflow.samba.lazy_param import lazy_param
@@ -257,6 +257,8 @@ def test_hints_of_compile_are_said(load, capsys):
     assert "session.compile(metadata=...) is accepted and has no effect" in said
     assert "session.compile(squeeze_bs_dim=...) is accepted" in said
     assert "session.compile(madeup=...) is accepted and has no effect: it steers" in said
+    _session._say_hints("trace_graph", {"app_dir": "here", "config_dict": {"lr": 0.1}})
+    assert not capsys.readouterr().err
 
 
 def test_the_loader_misses_names():

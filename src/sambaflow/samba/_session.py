@@ -294,7 +294,7 @@ class SambaSession:
 
 def _say_hints(where: str, hints: Mapping[str, Any]) -> None:
     for name, value in hints.items():
-        if value:
+        if value and name not in ("app_dir", "config_dict"):  # programs pass these to every call
             hint(f"{where}({name}=...)", "it steers hardware that is not here, or is not known")
 
 
