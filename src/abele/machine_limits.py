@@ -6,7 +6,6 @@ else runs can only slow it down, so the shortest of several runs counts.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import time
 from collections.abc import Callable
@@ -21,40 +20,27 @@ _SPENT_S = 0.04
 _LEAST_RUNS = 5
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MachineLimits:
-    """Peak rates of the processor for numbers of float32 with a number of threads.
-
-    Attributes:
-        threads: of torch, when it was measured.
-        operations_per_s: multiplications and additions of a product of matrices.
-        bandwidths: bytes that an operation touches, from few to many, and how many of them go
-            through in a second.
-    """
-
-    threads: int
-    operations_per_s: float
-    bandwidths: tuple[tuple[int, float], ...]
-
-
-def measured() -> MachineLimits:
-    """Measure the limits with torch's present number of threads, once in a process.
+def measured() -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Measure the peak rates for float32 with torch's number of threads, once in a process.
 
     It takes half a second.
+
+    Returns:
+        Operations per second of a product of matrices; and pairs of bytes that an operation
+        touches, from few to many, and of bytes that go through in a second.
     """
     return _measured(torch.get_num_threads())
 
 
 @functools.cache
-def _measured(threads: int) -> MachineLimits:
+def _measured(threads: int) -> tuple[float, tuple[tuple[int, float], ...]]:
     several = _rates()
     torch.set_num_threads(1)  # one thread waits for no thread that has no core
     try:
         operations, *bandwidths = map(max, several, several if threads == 1 else _rates())
     finally:
         torch.set_num_threads(threads)
-    pairs = tuple(zip(_SIZES, bandwidths, strict=True))
-    return MachineLimits(threads=threads, operations_per_s=operations, bandwidths=pairs)
+    return operations, tuple(zip(_SIZES, bandwidths, strict=True))
 
 
 def _rates() -> list[float]:

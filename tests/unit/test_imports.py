@@ -57,7 +57,7 @@ ORDERS = {
     "sambaflow": ("errors", "logging", "mac", "samba"),
     "sambaflow.samba": (
         *("env", "directives", "lazy_param", "materialize", "profiler", "sambatensor"),
-        *("_arguments", "sambaloader", "optim", "nn", "_optimizers", "_distributed", "_pef"),
+        *("_arguments", "sambaloader", "optim", "nn", "_optimizers", "_pef"),
         *("_compiling", "_loaded", "_session", "utils", "test"),
     ),
 }

@@ -64,12 +64,8 @@ def timed(run: Run, executable: Executable, state: DeviceState, budget_s: float 
 
 def _limits() -> Limits:
     """Return the peak rates of this machine with the present number of threads."""
-    limits = machine_limits.measured()
-    return Limits(
-        threads=limits.threads,
-        operations=limits.operations_per_s,
-        bandwidths=limits.bandwidths,
-    )
+    operations, bandwidths = machine_limits.measured()
+    return Limits(threads=torch.get_num_threads(), operations=operations, bandwidths=bandwidths)
 
 
 def _timed(
