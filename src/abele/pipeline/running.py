@@ -88,7 +88,7 @@ class Pipeline:
         arguments: makes the argument list of a program for a replica, but for the batch.
         stream: opens a replica's stream of random numbers.
         device: where the parts run; on a GPU, all in the caller's stream.
-        crew: one worker per stage.
+        pool: one worker per stage.
         mark: marks a moment.
     """
 
