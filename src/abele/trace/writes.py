@@ -49,7 +49,7 @@ def write_results(
     outs = [kwargs[name] for name in names]
     others = {name: value for name, value in kwargs.items() if name not in names}
     target = returning(function)
-    if target is None:
+    if target is None or any(map(is_sequence, outs)):
         raise CaptureError(
             f"{_name(function)} with out= is not supported, at {user_line()}. Assign its result "
             "instead, or copy it: out.copy_(result)."
@@ -95,13 +95,11 @@ def _name(function: OpOverload) -> str:
 
 # -- elements that share memory ----------------------------------------------------------------
 
-# Torch refuses writes into shared elements of these; it allows ``masked_fill_``. Functionalization
-# would treat each element as separate.
+# Functionalization would treat each of the shared elements as separate.
 _WRITES_EACH = {
-    aten.copy_.default,
-    aten.fill_.Scalar,
-    aten.fill_.Tensor,
-    aten.zero_.default,
+    *(aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default),
+    *(aten.masked_fill_.Scalar, aten.masked_fill_.Tensor, aten.threshold_.default),
+    *(aten.tril_.default, aten.triu_.default),
 }
 
 
@@ -111,9 +109,10 @@ def refuse_shared(function: OpOverload, tensor: torch.Tensor) -> None:
     Raises:
         CaptureError: some elements share their memory.
     """
+    if torch.Tag.pointwise not in function.tags and function not in _WRITES_EACH:
+        return  # what others write first may be a list
     strides = zip(tensor.shape, tensor.stride(), strict=True)
-    writes_each = torch.Tag.pointwise in function.tags or function in _WRITES_EACH
-    if writes_each and any(size > 1 and stride == 0 for size, stride in strides):
+    if any(size > 1 and stride == 0 for size, stride in strides):
         raise CaptureError(refusal(f", at {user_line()}"))
 
 

@@ -91,8 +91,9 @@ def test_spectral_norm_trains():
             "and torch.int64 .* and torch.float32",
         ),
         (lambda x: torch.arange(3, out=empty(3)), "torch.arange with out= is not supported"),
+        (lambda x: torch.unbind_copy(x, out=[empty(3)] * 3), "unbind_copy with out= is not"),
     ],
-    ids=["shape", "dtype", "factory"],
+    ids=["shape", "dtype", "factory", "list"],
 )
 def test_what_does_not_fit_is_refused_by_line(forward, words):
     with pytest.raises(CaptureError, match=words):
