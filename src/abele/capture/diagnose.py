@@ -95,9 +95,8 @@ class _NoPrinting(TorchFunctionMode):
     def __init__(self, shows: bool):
         super().__init__()
         self._shows = shows
-        # Views, the version of their memory then, and the line; kept, because writes count even if
-        # forward drops a view afterwards.
-        self._reshaped: dict[int, tuple[torch.Tensor, int, str]] = {}
+        # Views, the version of their memory without later writes, and the line.
+        self._reshaped = list[tuple[torch.Tensor, int, str]]()
 
     def check_writes(self) -> None:
         """Refuse views that got another shape in place, were written and need a gradient.
@@ -105,7 +104,7 @@ class _NoPrinting(TorchFunctionMode):
         Raises:
             CaptureError: names the line where the view got its shape.
         """
-        for view, version, line in self._reshaped.values():
+        for view, version, line in self._reshaped:
             if view.requires_grad and view._version != version:
                 raise CaptureError(
                     f"forward changes the shape of a view in place at {line}, and writes into its "
@@ -132,9 +131,16 @@ class _NoPrinting(TorchFunctionMode):
         return self._called(func, args, kwargs or {})
 
     def _called(self, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
+        if func not in _RESHAPES or not args[0]._is_view():
+            return func(*args, **kwargs)
+        view, before = args[0], args[0]._version
         result = func(*args, **kwargs)
-        if func in _RESHAPES and args[0]._is_view():
-            self._reshaped[id(args[0])] = args[0], args[0]._version, user_line()
+        # A new shape counts as a write, and leaves the memory as it was.
+        self._reshaped = [
+            (each, version + (each._base is view._base) * (view._version - before), line)
+            for each, version, line in self._reshaped
+        ]
+        self._reshaped.append((view, view._version, user_line()))
         return result
 
     def _library_operator(self, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -209,8 +215,9 @@ def _sentence(error: Exception) -> str:
         f"at {file}:{line}: `{code}`. {_on_shapes(error)}"
         "A static program has no values yet, only shapes and dtypes. Avoid .item(), "
         "int(tensor), `if tensor`, .tolist() and printing in forward: use tensor operations such "
-        "as torch.where, or branch on shapes. Pass num_classes to one_hot, and output sizes to "
-        "functions that take them."
+        "as torch.where, or branch on shapes. Pass num_classes to one_hot, a momentum to "
+        "BatchNorm, positions as a list to tensor_split, and output sizes to functions that take "
+        "them."
     )
 
 

@@ -53,7 +53,18 @@ def of_a_buffer(model, y):
     return view * FACTORS
 
 
-@pytest.mark.parametrize("change", [written_through, written_below, dropped, of_a_buffer])
+def turned_back(model, y):
+    view = y[:3]
+    view.t_()
+    view.mul_(FACTORS)
+    view.t_()
+    return y * view
+
+
+REFUSED = [written_through, written_below, dropped, of_a_buffer, turned_back]
+
+
+@pytest.mark.parametrize("change", REFUSED)
 def test_a_write_after_the_change_is_refused(change):
     module = Made(change)
     line = r"changes the shape of a view in place at \S+test_reshaped_views.py:\d+: `.*_\("
@@ -87,7 +98,17 @@ def without_gradient(model, y):
     return view * y
 
 
-@pytest.mark.parametrize("change", [only_read, written_before, no_view, without_gradient])
+def two_views(model, y):
+    first, second = y[:2], y[1:]
+    first.t_()
+    second.t_()
+    return y * FACTORS
+
+
+TRAINED = [only_read, written_before, no_view, without_gradient, two_views]
+
+
+@pytest.mark.parametrize("change", TRAINED)
 def test_what_is_not_written_later_trains_as_in_plain_pytorch(change):
     module, plain = Made(change), Made(change)
     expected = run_eagerly(plain, torch.optim.SGD(plain.parameters(), lr=0.05), [(X,)] * 2)
