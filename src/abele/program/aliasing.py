@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from abele._torch import OpOverload, schema_of
+from abele._torch import FakeTensor, OpOverload, schema_of
 from abele.containers import is_sequence
 from abele.errors import CaptureError
 from abele.program.core import (
     all_nodes,
     called_operator,
     is_getitem,
+    line_of,
     node_argument,
     output_node,
     returned_nodes,
@@ -306,7 +307,7 @@ def own_constants(graph: torch.fx.GraphModule) -> None:
     captured, on every target.
 
     Raises:
-        CaptureError: one of them is not dense.
+        CaptureError: one of them is not dense, or has no values.
     """
     for module in graph.modules():
         tensors = [
@@ -319,6 +320,13 @@ def own_constants(graph: torch.fx.GraphModule) -> None:
                 raise CaptureError(
                     "forward uses a tensor that is neither a parameter nor a buffer and is "
                     f"{kind}; a program keeps dense tensors. {INSTEAD}"
+                )
+            if isinstance(value, FakeTensor):
+                place = next(line_of(node) for node in all_nodes(graph) if node.target == name)
+                raise CaptureError(
+                    "forward uses a tensor that an earlier capture left in a global, in an "
+                    f"attribute of a class or in a cache{place}. It has no values. Make it in "
+                    "__init__, or keep it in an attribute of the module."
                 )
             delattr(module, name)
             module.register_buffer(name, value.detach().clone())

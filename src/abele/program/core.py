@@ -406,6 +406,12 @@ def user_line(stack_trace: str | None) -> tuple[str, int, str] | None:
     return None
 
 
+def line_of(node: torch.fx.Node) -> str:
+    """Return the user's line of a node, after a comma; empty if it is unknown."""
+    line = user_line(node.stack_trace)
+    return "" if line is None else f", at {line[0]}:{line[1]}"
+
+
 def hide_frames(program: Program, fragments: Sequence[str]) -> None:
     """Forgets stack frames of files whose path holds one of ``fragments``.
 

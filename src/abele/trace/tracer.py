@@ -41,7 +41,7 @@ from abele.program import (
 from abele.program.aliasing import SHARES, Aliases, erase_dead_nodes, own_constants, own_outputs
 from abele.program.aliasing import base as _base
 from abele.program.aliasing import written as _written
-from abele.program.core import user_line
+from abele.program.core import line_of
 from abele.trace import operator_cache
 from abele.trace.control_flow import restore_views
 from abele.trace.decompositions import PORTABLE_OPERATORS, conjugate_numbers, portable_kernels
@@ -242,7 +242,7 @@ def pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx
         fakes: its inputs, without data.
     """
     constants = _lift(graph)
-    fakes = [*fakes, *(constant.fake for constant in constants)]
+    fakes = [*fakes, *(constant.meta["val"] for constant in constants)]
     _turn_by_views(graph.graph)
     _write_whole(graph.graph)
     memory = _Memory()
@@ -333,25 +333,15 @@ def _retraced(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> tor
         except RuntimeError as error:
             if "internal overlap" not in str(error):
                 raise
-            raise CaptureError(refusal(interpreter.place())) from error
+            raise CaptureError(refusal(line_of(interpreter.node))) from error
 
 
 class _Interpreter(torch.fx.Interpreter):
     """An interpreter that remembers the node that it runs."""
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        self._node = n
+        self.node = n
         return super().run_node(n)
-
-    def place(self) -> str:
-        """Return the user's line of the last node; see ``_place``."""
-        return _place(self._node)
-
-
-def _place(node: torch.fx.Node) -> str:
-    """Return the user's line of a node, after a comma; empty if it is unknown."""
-    line = user_line(node.stack_trace)
-    return "" if line is None else f", at {line[0]}:{line[1]}"
 
 
 class _Memory:
@@ -544,13 +534,11 @@ class _Lifted:
     Attributes:
         name: of its attribute.
         value: the tensor.
-        fake: the tensor without data.
         meta: of its ``get_attr`` node.
     """
 
     name: str
     value: torch.Tensor
-    fake: torch.Tensor
     meta: dict[str, Any]
 
 
@@ -566,7 +554,7 @@ def _lift(graph: torch.fx.GraphModule) -> list[_Lifted]:
         if len(nodes) > 1 and first in changed:
             raise CaptureError(
                 "forward changes a tensor that is neither a parameter nor a buffer, and computes "
-                f"with another one in the same memory{_place(nodes[1])}. A program has each as a "
+                f"with another one in the same memory{line_of(nodes[1])}. A program has each as a "
                 "constant of its own. Use one of them and views that forward makes of it, or "
                 "register_buffer in __init__."
             )
@@ -600,7 +588,7 @@ def _as_input(graph: torch.fx.GraphModule, node: torch.fx.Node) -> _Lifted:
     placed = _placeholder(graph, str(node.target), node.meta["val"])
     node.replace_all_uses_with(placed)
     graph.graph.erase_node(node)
-    return _Lifted(str(node.target), value, node.meta["val"], node.meta)
+    return _Lifted(str(node.target), value, node.meta)
 
 
 def _placeholder(graph: torch.fx.GraphModule, name: str, fake: torch.Tensor) -> torch.fx.Node:

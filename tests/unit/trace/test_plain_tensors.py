@@ -12,6 +12,7 @@ from abele.trace.decompositions import constant_value
 from helpers.runs import captured, rule_for, run, run_eagerly, started
 
 X = torch.tensor([3.0, -2.0, 5.0])
+LEFT: dict[str, torch.Tensor] = {}
 CHANGES = "forward changes a tensor in place that is neither a parameter nor a buffer"
 
 
@@ -246,8 +247,10 @@ def test_new_shapes_of_given_tensors_are_refused():
         lambda made: made[:1].expand(3, -1).relu_(),
         lambda made: made[:1].expand(3, -1).fill_(2),
         lambda made: made[:1].expand(3, -1).copy_(torch.ones(3, 1)),
+        lambda made: made[:1].expand(3, -1).masked_fill_(torch.eye(3)[:, :1] > 0, 2),
+        lambda made: made[:1].expand(3, -1).tril_(),
     ],
-    ids=["unfold", "expand", "relu", "fill", "copy"],
+    ids=["unfold", "expand", "relu", "fill", "copy", "masked_fill", "tril"],
 )
 def test_writes_into_overlapping_elements_are_refused_by_line(write):
     def forward(m, x):
@@ -257,6 +260,33 @@ def test_writes_into_overlapping_elements_are_refused_by_line(write):
 
     with pytest.raises(CaptureError, match=r"elements that share their memory, at .*\.py:\d+"):
         captured(Holding(forward), (X,))
+
+
+def test_operators_that_write_into_lists_of_tensors_are_computed():
+    def forward(m, x):
+        made = [x * 2, x * 3]
+        torch._foreach_mul_(made, 2.0)
+        return made[0] + made[1]
+
+    session, _ = started(Holding(forward), (X,))
+    assert torch.equal(session.step([X])[0], X * 10)
+
+
+# -- what an earlier capture left ----------------------------------------------------------
+
+
+def test_a_tensor_that_a_capture_left_in_a_global_is_refused_by_line():
+    def forward(m, x):
+        if "table" not in LEFT:
+            LEFT["table"] = torch.ones(3) * 2
+        return x + LEFT["table"]
+
+    try:
+        captured(Holding(forward), (X,))
+        with pytest.raises(CaptureError, match=r"earlier capture left .*\.py:\d+\..* in __init__"):
+            captured(Holding(forward), (X,))
+    finally:
+        LEFT.clear()
 
 
 # -- state by another way ------------------------------------------------------------------
