@@ -240,8 +240,8 @@ def _refuse_beyond(count: int, size: Sequence[int], stride: Sequence[int], offse
     if 0 not in size and end > count:
         raise CaptureError(
             f"forward reads {end} elements of memory by as_strided at {user_line()}, and a program "
-            f"has the {count} of the tensor that it is called on or computed from. Call it on the "
-            "tensor that has all of them."
+            "has only those of the tensor itself. Call it on a tensor that has all of them, "
+            "each once."
         )
 
 
