@@ -268,9 +268,6 @@ def test_a_folder_that_cannot_be_made(tmp_path):
         pass
 
 
-VOXELS = f"{GROUP}/voxels"
-
-
 def replaced(path, name, make):
     """Puts something else where a table of a file was."""
     with h5py.File(path, "r+") as file:

@@ -31,7 +31,6 @@ pytestmark = [
 ]
 X = torch.ones(4, 3)
 ANY = ""  # the original's assertion has no words
-NEVER = poptorch.ConnectionType.Never
 
 
 def _frozen():
