@@ -1,5 +1,7 @@
 """What is said of lines: rows that are left out, changed weights, and what is missing."""
 
+import textwrap
+
 import pytest
 
 from abele.port.engine import port, summary
@@ -75,6 +77,27 @@ def test_a_model_of_two_training_models_is_named():
     (second,) = said("ABP315", end=SECOND)
     assert (second.line, second.verdict) == (28, Verdict.MANUAL)
     assert "call training_model.destroy() before this step" in second.reason
+
+
+def test_an_optimizer_of_each_turn_of_a_loop_is_named():
+    loop = f"for _ in range(2):{textwrap.indent(SECOND, '    ')}"
+    (again,) = said("ABP315", end=loop)
+    assert (again.text, again.verdict) == ("second.step()", Verdict.MANUAL)
+    assert "in each turn of a loop" in again.reason
+
+
+@pytest.mark.parametrize(
+    ("start", "count"),
+    [("", 1), (", cycle_momentum=False", 0)],
+)
+def test_a_default_that_a_scheduler_changes_is_named(start, count):
+    text = PROGRAM.format(
+        rows=40,
+        end="",
+        start=f"cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9{start})",
+    ).replace(", momentum=0.9", "")
+    findings = port(Project([Source("train.py", text)])).findings
+    assert [each.verdict for each in findings if each.code == "ABP414"] == [Verdict.MANUAL] * count
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ SCHEDULER_CODES = {
     "ABP419": "The training model cannot be reached where the scheduler steps.",
 }
 RATE_CODES = {
+    "ABP414": "What changes of an optimizer later has to be its argument; defaults are constants.",
     "ABP412": "The training model is given the optimizer again after its rate has changed.",
 }
 
@@ -193,21 +194,49 @@ def _pass_on(
 # -- rates that the program changes by hand ------------------------------------------------------
 
 
+_KEPT = (
+    "{0} changes here, and a compiled program has defaults of its optimizer as constants: give "
+    "{0}=... where the optimizer is made; a momentum may change if it is not 0 at first"
+)
+
+
 def apply_rates(context: Context) -> None:
     """Give the optimizer to the training model after its groups were changed."""
+    for scheduler in context.things.all(Kind.SCHEDULER):
+        told = argument(cst.ensure_type(scheduler.made, cst.Call), "cycle_momentum")
+        if scheduler.name.endswith((".OneCycleLR", ".CyclicLR")) and not m.matches(
+            told or cst.Name("True"), m.Name("False")
+        ):
+            for each in places.of_scheduler(context, scheduler) & context.training.keys():
+                key = "betas" if "Adam" in each.name else "momentum"
+                _check_given(context, scheduler.source, scheduler.made, each, key)
     for source in context.project.sources:
         changed: dict[Statement, None] = {}
         for node in findall(source.module, m.Attribute(attr=m.Name("param_groups"))):
             optimizers = context.things.of(source, node.value, Kind.OPTIMIZER)
             statement = statement_of(source, node)
             trained = [each for each in optimizers if each in context.training]
-            if trained and statement not in changed and _writes(source, statement, node):
+            written = _written(source, statement, node)
+            if trained and statement not in changed and written:
                 changed[statement] = None
+                names = [n for each in written for n in findall(each.slice[-1], m.SimpleString())]
+                for key in {str(each.evaluated_value) for each in names} - {"lr", "initial_lr"}:
+                    _check_given(context, source, statement, trained[0], key)
                 _pass_on(context, source, statement, trained[0], "ABP412")
 
 
-def _writes(source: Source, statement: Statement, groups: cst.Attribute) -> bool:
-    """Return whether a statement changes an element of an optimizer's groups."""
+def _check_given(
+    context: Context, source: Source, node: cst.CSTNode, optimizer: Thing, key: str
+) -> None:
+    """Name a change of a value that the program has as a constant."""
+    value = argument(cst.ensure_type(optimizer.made, cst.Call), key)
+    is_zero = m.matches(value or cst.Integer("0"), m.Integer("0") | m.Float("0.0"))
+    if value is None or (key == "momentum" and is_zero):
+        context.say(source, node, "ABP414", Verdict.MANUAL, _KEPT.format(key))
+
+
+def _written(source: Source, statement: Statement, groups: cst.Attribute) -> list[cst.Subscript]:
+    """Return the elements of an optimizer's groups that a statement changes."""
     targets = [
         target
         for node in findall(statement, m.Assign() | m.AugAssign())
@@ -215,7 +244,7 @@ def _writes(source: Source, statement: Statement, groups: cst.Attribute) -> bool
         if isinstance(target, cst.Subscript)
     ]
     names = {*names_in(statement.target)} if isinstance(statement, cst.For) else set[str]()
-    return any(each in source.above(groups) or _root(each) in names for each in targets)
+    return [each for each in targets if each in source.above(groups) or _root(each) in names]
 
 
 def _root(node: cst.BaseExpression) -> str:

@@ -13,7 +13,7 @@ from abele.port.analysis.models import may_evaluate, mode_matters
 from abele.port.analysis.order import Order
 from abele.port.analysis.parts import Statement, StepError, calls_of
 from abele.port.analysis.steps import Step
-from abele.port.analysis.things import NoRouteError
+from abele.port.analysis.things import Home, NoRouteError
 from abele.port.context import Context, Wrapped
 from abele.port.edits import parsed
 from abele.port.finding import Verdict
@@ -49,6 +49,11 @@ _ALONE = (
 _SHARED = (
     "a model of this step is in that of {name} too, and one program at a time can have weights "
     "that are trained: train both losses in one step, or call {name}.destroy() before this step"
+)
+_AGAIN = (
+    "the optimizer is made in each turn of a loop for a model that is made before it, and one "
+    "program at a time can have weights that are trained: make the model in the loop, too, or "
+    "call destroy() of the training model at the end of each turn"
 )
 
 
@@ -153,7 +158,7 @@ def _wrap(context: Context, step: Step) -> Wrapped:
     """Construct the training model at the construction of its optimizer."""
     given, text = wrapper_of(context, step)
     home = places.home(context, step)
-    _say_shared(context, step)
+    _say_shared(context, step, home)
     source, kept = home.source, home.variable
     prefix = "self." if kept.name.startswith("self.") else ""
     count = len(set(context.training.values()))
@@ -176,8 +181,15 @@ def _wrap(context: Context, step: Step) -> Wrapped:
     return model
 
 
-def _say_shared(context: Context, step: Step) -> None:
+def _say_shared(context: Context, step: Step, home: Home) -> None:
     """Name a step with a model that an earlier training model has, too."""
+    order = Order(context.things)
+    for loop in home.source.between(home.statement, home.variable.owner):
+        sites = [order.sites(thing.source, thing.made) for thing in step.models]
+        inside = all(any(loop in at.above(node) for at, node in some) for some in sites)
+        if isinstance(loop, cst.For | cst.While) and not inside:
+            context.say(step.source, step.update, "ABP315", Verdict.MANUAL, _AGAIN)
+            return
     for other in context.steps:
         wrapped = context.training.get(other.optimizer)
         if wrapped is not None and step.models.keys() & other.models.keys():

@@ -17,7 +17,7 @@ for epoch in range(4):
     optimizer.step()
     limit *= 0.5
     if epoch == 1:
-        optimizer.param_groups[0]["momentum"] = 0.9
+        optimizer.param_groups[0]["momentum"] = 0.9  # ABP414 manual
     print(loss.item())
 for _ in range(4):
     optimizer_of_other.zero_grad()
