@@ -216,3 +216,9 @@ def test_a_mistake_in_the_plain_file_is_seen(name, plain):
     except Exception:  # noqa: BLE001 - a port that does not run is taken for right by nobody
         return
     assert broken != printed
+
+
+def test_scripts_of_folders_find_the_file():
+    program = Project([Source(name, PROGRAM) for name in ("run.py", "tools/run.py")])
+    after = port(program, to="torch").after
+    assert after[f"tools/{PLAIN}.py"] == after[f"{PLAIN}.py"]

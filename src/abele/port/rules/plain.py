@@ -64,7 +64,8 @@ def apply(context: Context) -> None:
     """Import plain PyTorch instead of PopTorch, and name features that plain PyTorch lacks."""
     for source in context.project.sources:
         for node, module in _imports(source):
-            context.added[f"{_FILE}.py"] = _TEXT
+            for folder in (Path(), Path(source.name).parent):  # a script finds what is beside it
+                context.added[(folder / f"{_FILE}.py").as_posix()] = _TEXT
             context.edits(source).change(module, _replaced)
             context.say(source, node, "ABP1001", Verdict.MODIFIED, _PLAIN)
         for node, name in _left(source):
