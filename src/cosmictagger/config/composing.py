@@ -128,7 +128,7 @@ def _parsed(text: str) -> tuple[str, str]:
     """Return key and value; quotes around a value are left out."""
     key, equals, value = text.partition("=")
     key, value = key.lstrip("+"), value.strip()
-    if not equals or not key or key.startswith("~"):
+    if not equals or not key or key.startswith("~") or "${" in value:
         raise ConfigError(f"{text} cannot be read as KEY=VALUE.")
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
         value = value[1:-1]
