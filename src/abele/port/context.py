@@ -12,13 +12,12 @@ from libcst import matchers as m
 from abele.port.analysis import batches
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import StepError
-from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step, training_steps
 from abele.port.analysis.things import NoRouteError, Things
 from abele.port.edits import Edits, keyword, with_one_more
 from abele.port.finding import Finding, Verdict
 from abele.port.project import Owner, Project
-from abele.port.source import Source
+from abele.port.source import Source, findall
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -15,10 +15,10 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.errors import PortError
-from abele.port.analysis.search import findall
 from abele.port.engine import Port, summary
+from abele.port.finding import docs_of
 from abele.port.project import Project
-from abele.port.source import Source
+from abele.port.source import Source, findall
 from abele.storage.atomic import replacing, write_text
 
 DIFF, RECORD, SUMMARY = "port.diff", "port.json", "port.txt"
@@ -122,7 +122,7 @@ def record(result: Port) -> dict[str, Any]:
         "verdict": result.verdict.value,
         "files": {name: text != result.after[name] for name, text in result.before.items()},
         "findings": [
-            dataclasses.asdict(each) | {"verdict": each.verdict.value, "docs": each.docs}
+            dataclasses.asdict(each) | {"verdict": each.verdict.value, "docs": docs_of(each.code)}
             for each in result.findings
         ],
     }

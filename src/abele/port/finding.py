@@ -42,11 +42,6 @@ class Finding:
         where = f"{self.path}:{self.line}:{self.column}"
         return f"{where}: {self.code} {self.verdict.value}: {self.reason}"
 
-    @property
-    def docs(self) -> str:
-        """Link to the page that explains the code."""
-        return docs_of(self.code)
-
     def with_line(self) -> str:
         """Format a finding with its source line below."""
         return f"{self}\n    {self.text}"

@@ -8,8 +8,7 @@ from typing import TypeAlias, TypeVar
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.search import findall
-from abele.port.source import Source
+from abele.port.source import Source, findall
 
 Owner: TypeAlias = cst.FunctionDef | cst.ClassDef | cst.Module
 

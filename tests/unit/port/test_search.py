@@ -4,7 +4,7 @@ import libcst as cst
 import pytest
 from libcst import matchers as m
 
-from abele.port.analysis.search import findall
+from abele.port.source import findall
 
 PROGRAM = """\
 import torch

@@ -5,11 +5,10 @@ from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.models import mode_at
-from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
 from abele.port.engine import port
 from abele.port.project import Project
-from abele.port.source import Source
+from abele.port.source import Source, findall
 
 HEAD = "import torch\nmodel = torch.nn.Linear(2, 2)\nother = torch.nn.ReLU()\n"
 EVALUATING = """

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.search import findall
 from abele.port.project import Owner
+from abele.port.source import findall
 
 _PIECES = 4096  # that are remembered
 

@@ -9,10 +9,9 @@ from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.order import Order
-from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
 from abele.port.project import Project
-from abele.port.source import Source
+from abele.port.source import Source, findall
 
 #: Words of a program in which a mode, or an average that training renews, matters.
 _MATTERS = re.compile(

@@ -9,8 +9,7 @@ from typing import TypeAlias
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.search import findall
-from abele.port.source import Source
+from abele.port.source import Source, findall
 
 Statement: TypeAlias = cst.SimpleStatementLine | cst.BaseCompoundStatement
 Loop: TypeAlias = cst.For | cst.While

@@ -19,11 +19,10 @@ from abele.port.analysis.parts import (
     is_call,
     statement_of,
 )
-from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
 from abele.port.analysis.updates import Update, is_forgotten, read_update
 from abele.port.project import Owner, Project
-from abele.port.source import Source
+from abele.port.source import Source, findall
 
 _BY_TEXT = m.Subscript(slice=[m.SubscriptElement(m.Index(m.SimpleString()))])
 

@@ -28,9 +28,8 @@ from abele.port.analysis.kinds import (
     models_updated,
     yields,
 )
-from abele.port.analysis.search import findall
 from abele.port.project import Owner, Project
-from abele.port.source import Source
+from abele.port.source import Source, findall
 
 Origin: TypeAlias = tuple[Source, cst.BaseExpression]
 

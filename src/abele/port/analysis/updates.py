@@ -11,9 +11,8 @@ from libcst import matchers as m
 from abele.port.analysis.batches import argument
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import Statement, StepError, calls_of, is_call
-from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
-from abele.port.source import Source
+from abele.port.source import Source, findall
 
 _CLIP = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_norm")
 _TWO = m.Integer("2") | m.Float("2.0") | m.Float("2.")

@@ -14,11 +14,10 @@ from abele.port.analysis.batches import argument
 from abele.port.analysis.flow import reads
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import Statement, calls_of
-from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
 from abele.port.context import Context
 from abele.port.finding import Verdict
-from abele.port.source import Source
+from abele.port.source import Source, findall
 
 _Nodes: TypeAlias = Iterator[cst.CSTNode]
 

@@ -17,13 +17,12 @@ from abele.port.analysis.flow import Variable, names_in, parameters, reads, writ
 from abele.port.analysis.kinds import Kind, Thing, targets_of
 from abele.port.analysis.order import Order
 from abele.port.analysis.parts import calls_of, statement_of
-from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
 from abele.port.analysis.things import NoRouteError
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.rules.optimizers import becomes_poptorchs
-from abele.port.source import Source
+from abele.port.source import Source, findall
 
 CODES = {
     "ABP707": "Weights that the script changes on the host have to be copied to the device.",

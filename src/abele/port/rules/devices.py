@@ -10,12 +10,11 @@ from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import is_autocast, is_autocast_call
-from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.edits import parsed
 from abele.port.finding import Verdict
 from abele.port.project import Project
-from abele.port.source import Source
+from abele.port.source import Source, findall
 
 CODES = {
     "ABP101": (

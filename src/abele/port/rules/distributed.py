@@ -10,11 +10,10 @@ from libcst import matchers as m
 from abele.port.analysis.batches import argument
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import is_call, statement_of
-from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.edits import keyword, laid_out
 from abele.port.finding import Verdict
-from abele.port.source import Source
+from abele.port.source import Source, findall
 
 CODES = {
     "ABP801": "popdist.init() takes the place of a process group: poprun starts the instances.",

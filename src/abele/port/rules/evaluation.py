@@ -21,11 +21,10 @@ from abele.port.analysis.models import (
     mode_at,
     mode_matters,
 )
-from abele.port.analysis.search import findall
 from abele.port.analysis.things import NoRouteError
 from abele.port.context import Context, Wrapped
 from abele.port.finding import Verdict
-from abele.port.source import Source
+from abele.port.source import Source, findall
 
 CODES = {
     "ABP501": (

@@ -13,14 +13,13 @@ from abele.port.analysis.flow import names_in
 from abele.port.analysis.kinds import Kind, Thing, models_updated, targets_of
 from abele.port.analysis.order import Order
 from abele.port.analysis.parts import Statement, StepError, calls_of, statement_of
-from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step, Varying
 from abele.port.analysis.things import NoRouteError
 from abele.port.context import Context
 from abele.port.edits import keyword
 from abele.port.finding import Verdict
 from abele.port.rules import places
-from abele.port.source import Source
+from abele.port.source import Source, findall
 
 CODES = {
     "ABP401": "The optimizer is PopTorch's, with the same arguments.",

@@ -14,12 +14,11 @@ from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.kinds import Kind, Thing, models_updated, targets_of
 from abele.port.analysis.order import Order
 from abele.port.analysis.parts import Statement, StepError, block_of
-from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
 from abele.port.analysis.things import Home, NoRouteError
 from abele.port.context import Context
 from abele.port.edits import renamed
-from abele.port.source import Source
+from abele.port.source import Source, findall
 
 _SEVERAL = (
     "the optimizer is made in several places, and the training model is made with it: choose the "

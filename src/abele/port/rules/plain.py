@@ -14,10 +14,9 @@ from typing import Any
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.search import findall
 from abele.port.context import Context, Rule
 from abele.port.finding import Verdict
-from abele.port.source import Source
+from abele.port.source import Source, findall
 
 CODES = {
     "ABP1001": "plain_poptorch.py has in plain PyTorch what the program uses of PopTorch.",
