@@ -46,8 +46,8 @@ BUDGETS = {
     "src/popdist": 31,
     "src/poptorch": 170,
     "src/sambaflow": 33,
-    "tests": 775,
-    "tests/unit/port": 62,
+    "tests": 777,
+    "tests/unit/port": 63,
     "benchmarks": 76,
 }
 
