@@ -1,4 +1,4 @@
-"""The installed command, and ``python -m cosmictagger``; see ``cosmictagger.cli``."""
+"""Entry point of ``python -m cosmictagger``; see ``cosmictagger.cli``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Checkpoints: the state from which a run resumes, in files that are whole or absent.
+"""Checkpoints from which a run resumes, written atomically.
 
     FOLDER/model-500.ckpt      weights, optimizer, schedule, loader and random state after 500 steps
     FOLDER/checkpoint          index: `latest: NAME`, then `STEP: NAME`, newest first
@@ -28,13 +28,13 @@ _LATEST = "latest"
 
 
 class Checkpoints(CheckpointFolder):
-    """The checkpoints of one run, with the index that CosmicTagger's folders have."""
+    """The checkpoints of one run, with an index file as CosmicTagger writes it."""
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 5):
         super().__init__(folder, "model", keep, _require)
 
     def entries(self) -> list[tuple[int, Path]]:
-        """Return steps and files, newest first; from the index, or from names where it is lost."""
+        """Return (step, file) of all checkpoints, newest first, from index or file names."""
         pairs = [line.split(": ", 1) for line in self._index() if ": " in line]
         present = set(self._names())
         listed = [(int(k), self.folder / v) for k, v in pairs if k.isdecimal() and v in present]
@@ -49,12 +49,12 @@ class Checkpoints(CheckpointFolder):
             raise SerializationError(f"The index of checkpoints is not read: {error}.") from error
 
     def latest(self) -> Path | None:
-        """Return the newest checkpoint file, whole or not; None before the first checkpoint."""
+        """Return the newest checkpoint file, intact or not; None before the first checkpoint."""
         with _translated():
             return super().latest()
 
     def read(self, path: Path) -> Checkpoint:
-        """Read a checkpoint completely, also one of the original."""
+        """Read a checkpoint completely, including checkpoints of the original CosmicTagger."""
         # The original saved its learning rate as a numpy number.
         scalar: Any = np._core.multiarray.scalar  # type: ignore[attr-defined]
         numbers = [
@@ -79,7 +79,7 @@ class Checkpoints(CheckpointFolder):
 
 
 def locate(location: str | os.PathLike[str]) -> Path:
-    """Return the checkpoint that a folder or a file name stands for.
+    """Return the checkpoint file that a folder or file name refers to.
 
     Args:
         location: a ``.ckpt`` file, a folder of checkpoints, or a run's output folder.
@@ -136,7 +136,7 @@ def _advice(checkpoints: Checkpoints, path: Path) -> str:
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    """Raise a ``SerializationError`` as a ``CheckpointError``."""
+    """Convert a ``SerializationError`` into a ``CheckpointError``."""
     try:
         yield
     except SerializationError as error:
@@ -144,7 +144,7 @@ def _translated() -> Iterator[None]:
 
 
 def network_weights(content: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the weights of a checkpoint by name, without what a wrapper put before the names."""
+    """Return the weights of a checkpoint by name, without a wrapper's ``module.`` prefix."""
     weights = content["state_dict"]
     if weights and all(name.startswith("module.") for name in weights):
         return {name.removeprefix("module."): value for name, value in weights.items()}
@@ -154,7 +154,7 @@ def network_weights(content: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 def check_fits(
     weights: Mapping[str, torch.Tensor], network: torch.nn.Module, path: Path | str
 ) -> None:
-    """Refuse weights of another network."""
+    """Raise if a checkpoint's weights do not match the network in names and shapes."""
     tensors = network.state_dict()
     missing = [name for name in tensors if name not in weights]
     unknown = [name for name in weights if name not in tensors]

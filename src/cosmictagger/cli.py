@@ -1,4 +1,4 @@
-"""The command ``cosmictagger``: keys of a configuration, two sub-commands, and a help.
+"""The command ``cosmictagger``: configuration keys, sub-commands and help.
 
 cosmictagger run.id=NAME [--config-name PRESET] [GROUP=CHOICE] [KEY=VALUE] ...
 cosmictagger generate --events N --output FILE
@@ -26,7 +26,7 @@ _PRESET = ("--config-name", "-cn")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line.
+    """Run the command line of ``cosmictagger``.
 
     Args:
         argv: without the program's name; default that of the process.
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _not_installed(missing: ModuleNotFoundError) -> int:
-    """Explain which package to install; any other missing module keeps the traceback."""
+    """Explain which package to install for a missing module; re-raise for unknown modules."""
     package = (missing.name or "").partition(".")[0]
     if package not in _PACKAGES:
         raise missing
@@ -101,7 +101,7 @@ def _run_command(arguments: list[str]) -> int:
 
 
 def _sorted(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the preset and the overrides from arguments in any order."""
+    """Split arguments in any order into the preset and the overrides."""
     preset, overrides = "config", []
     words = iter(arguments)
     for word in words:
@@ -119,7 +119,7 @@ def _sorted(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _run(config: Config) -> int | None:
-    """Run the mode of a configuration."""
+    """Run the mode (train, inference, iotest) of a configuration."""
     from cosmictagger.config.keys import ModeKind
     from cosmictagger.launch import launched
 

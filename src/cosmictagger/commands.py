@@ -1,4 +1,4 @@
-"""The command generate, and the help of the application from its configuration's docstrings."""
+"""The command ``generate``, and the application's help from its configuration's docstrings."""
 
 import argparse
 import inspect
@@ -92,7 +92,7 @@ def _default(field: Any) -> str:
 
 
 def attributes(kind: type) -> dict[str, str]:
-    """Return the ``Attributes:`` of a docstring and of its bases, each as one line."""
+    """Parse the ``Attributes:`` section of a class docstring and its bases' into one line each."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         _, _, block = inspect.cleandoc(vars(base).get("__doc__") or "").partition("Attributes:\n")
@@ -103,7 +103,7 @@ def attributes(kind: type) -> dict[str, str]:
 
 
 def generate(argv: Sequence[str]) -> int:
-    """Make the file.
+    """Run ``cosmictagger generate``: write a file of simulated events.
 
     Returns:
         The exit status.

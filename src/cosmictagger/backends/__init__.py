@@ -1,4 +1,4 @@
-"""The device as an option: one small object per compute mode; no other code depends on it.
+"""Backends of the network, one per compute mode (CPU, GPU, IPU, RDU).
 
 CPU, GPU    `plain`   PyTorch, eager or compiled
 IPU         `ipu`     poptorch: one program per step with the loss inside
@@ -23,7 +23,7 @@ _CLASSES = {
 
 
 def create(network: nn.Module, loss: nn.Module, settings: Settings) -> Backend:
-    """Return the backend of a compute mode, one that `config.checks` accepts.
+    """Create the backend of a compute mode.
 
     Args:
         network: float32, on the host.

@@ -1,4 +1,4 @@
-"""The base of backends: a network that takes steps on a device, and the proof of where they ran."""
+"""Base class of backends: training and evaluation steps on a device, and proof of the device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONSTANTS: Mapping[OptimizerKind, Mapping[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """The result of a step.
+    """Loss, logits and timings of one training or evaluation step.
 
     Attributes:
         loss: 0-d float32, the mean over micro-batches; None where there were no labels.
@@ -70,7 +70,7 @@ class Proof:
     evaluation_steps: int
 
     def line(self) -> str:
-        """Return one line for the banner and the log."""
+        """Return the evidence of the device as one line for the banner and the log."""
         if self.executable is not None:
             executable = (
                 f"executable {self.executable[:16]}, made in {self.compile_seconds or 0:.1f} s"
@@ -87,7 +87,7 @@ class Proof:
         )
 
     def counts(self) -> str:
-        """Return how many steps went through the device, for the end of the log."""
+        """Return how many training and evaluation steps ran on the device, as text."""
         return (
             f"{self.training_steps} training and {self.evaluation_steps} evaluation steps went "
             "through it"
@@ -96,7 +96,7 @@ class Proof:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of a backend besides network and loss.
+    """Settings of a backend besides network and loss: device, precision, batch, optimizer.
 
     Attributes:
         mode: where to run.
@@ -126,12 +126,12 @@ class Settings:
 
     @property
     def images(self) -> int:
-        """Images of one update of this instance."""
+        """Images per update of this instance."""
         return self.micro_batch * self.replicas * self.accumulation
 
     @property
     def accumulation(self) -> int:
-        """Number of micro-batches whose gradients make one update."""
+        """Number of micro-batches whose gradients are accumulated for one update."""
         return 1 if self.optimizer is None else self.optimizer.gradient_accumulation
 
 
@@ -156,7 +156,7 @@ class Backend(abc.ABC):
         self._updates_before = 0  # by the checkpoint's run, less the training steps until then
 
     def train_step(self, batch: Batch, rate: float) -> StepResult:
-        """Make an update from ``settings.images`` images of each instance."""
+        """Run one training step on ``settings.images`` images of each instance."""
         images = self.settings.images
         if self.settings.optimizer is None:
             raise BackendError("This backend was made without an optimizer, so it cannot train.")
@@ -168,7 +168,7 @@ class Backend(abc.ABC):
         return self._train(batch.image, batch.label, rate)
 
     def evaluate_step(self, batch: Batch) -> StepResult:
-        """Return scores, and the loss where there are labels; weights and statistics stay.
+        """Return logits, and the loss if there are labels, without updating weights or statistics.
 
         Args:
             batch: of any size up to ``micro_batch``; programs of fixed size are fed the last event
@@ -213,7 +213,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def proof(self) -> Proof:
-        """Return where the steps ran, as far as is known by now."""
+        """Return the evidence, known so far, of the device that ran the steps."""
 
     def _proof(self, *, on_gpu: bool, **values: Any) -> Proof:
         return Proof(
@@ -237,7 +237,7 @@ class Backend(abc.ABC):
         return {"state_dict": weights, "optimizer": self._optimizer_state()}
 
     def load_state_dict(self, content: Mapping[str, Any]) -> None:
-        """Load a ``state_dict`` of any backend; without ``optimizer`` only weights."""
+        """Load weights and optimizer state of any backend; only weights without ``optimizer``."""
         self.network.load_state_dict(content["state_dict"])
         self._weights_loaded()
         state, settings = content.get("optimizer"), self.settings.optimizer
@@ -258,7 +258,7 @@ class Backend(abc.ABC):
         """Copy loaded weights to the device."""
 
     def _optimizer_state(self) -> dict[str, Any]:
-        """Return the state of an optimizer of torch by kind and name; empty before an update."""
+        """Return a torch optimizer's state by kind and parameter name; empty before an update."""
         settings = self.settings.optimizer
         if settings is None:
             return {}
@@ -271,7 +271,7 @@ class Backend(abc.ABC):
         return {settings.name.name: states} if states else {}
 
     def _load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Load state by parameter name into an optimizer of torch."""
+        """Load state by parameter name into a torch optimizer."""
         # Clones, because torch would go on with the very tensors that are given.
         indexed = {
             i: {k: v.float().clone() if k == "step" else v.clone() for k, v in state[name].items()}
@@ -287,7 +287,7 @@ class Backend(abc.ABC):
         self._updates_before = done - self.training_steps
 
     def _require_updates(self, counts: set[int]) -> None:
-        """Compare the number of updates on the host with the device's count."""
+        """Raise unless the device's count of updates equals the host's."""
         expected = self._updates_before + self.training_steps
         if counts != {expected}:
             raise BackendError(
@@ -299,11 +299,11 @@ class Backend(abc.ABC):
         """Restore the saved loss scale, if any."""
 
     def close(self) -> None:  # noqa: B027  not every device has to be given back
-        """Release the device that the backend holds."""
+        """Release the device held by the backend."""
 
 
 def _by_name(state: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
-    """Return the state of an optimizer of ``torch.optim``, as the original saves it, by name."""
+    """Convert a ``torch.optim`` state dict from parameter indices to parameter names."""
     names = [name for name, _ in network.named_parameters()]
     by_name = {names[int(index)]: value for index, value in state["state"].items()}
     kinds = [
@@ -315,7 +315,7 @@ def _by_name(state: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
 def make_optimizer(
     network: nn.Module, settings: Settings, kinds: Mapping[OptimizerKind, Any], **more: Any
 ) -> Any:
-    """Return the optimizer of a table of classes; None if nothing is trained."""
+    """Create the optimizer of the configured kind; None if nothing is trained."""
     if settings.optimizer is None:
         return None
     kind = settings.optimizer.name
@@ -324,16 +324,16 @@ def make_optimizer(
 
 
 def padded(rows: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the tensor with its last row repeated up to ``size`` rows."""
+    """Pad a tensor to ``size`` rows by repeating its last row."""
     missing = size - len(rows)
     return rows if not missing else torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
 
 
 def micro_batches(settings: Settings, *tensors: torch.Tensor) -> Iterator[Sequence[torch.Tensor]]:
-    """Equal slices of tensors along the batch, in order."""
+    """Split tensors along the batch into micro-batches."""
     return zip(*(tensor.split(settings.micro_batch) for tensor in tensors), strict=True)
 
 
 def joined(parts: Sequence[Logits]) -> Logits:
-    """Return logits of micro-batches as those of one batch, on the host."""
+    """Concatenate the logits of micro-batches along the batch, on the host."""
     return tuple(torch.cat(planes).detach().cpu() for planes in zip(*parts, strict=True))

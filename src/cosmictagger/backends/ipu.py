@@ -43,7 +43,7 @@ _COUNTED = OptimizerKind.adam  # the only kind whose device state has a count of
 
 
 class IpuBackend(Backend):
-    """A training executor and an inference executor of one module with the loss inside.
+    """The IPU backend: poptorch executors for training and inference, with the loss inside.
 
     Args:
         network, loss, settings: see ``Backend``; the network is trained through its wrapper.
@@ -102,7 +102,7 @@ class IpuBackend(Backend):
         return options
 
     def _report(self, options: poptorch.Options, folder: Path, *, training: bool) -> None:
-        """Have the programs write their pages; operators are timed at the end if asked for."""
+        """Enable poptorch's reports of compiled programs, with operator timings if profiling."""
         if not training and not self.settings.instances.is_first:
             return  # each instance evaluates the same program
         options.modelName("training" if training else "inference")
@@ -112,7 +112,7 @@ class IpuBackend(Backend):
         options._Popart.setEngineOptions({**present, _EXECUTION: timed})
 
     def _placed(self) -> poptorch.Options:
-        """Return options that know the replicas of this instance, and which instance it is."""
+        """Return poptorch options with the replicas and rank of this instance."""
         if popdist.isPopdistEnvSet():
             options: poptorch.Options = popdist.poptorch.Options()
         else:
@@ -164,7 +164,7 @@ class IpuBackend(Backend):
         return loss.float().mean(), tuple(logits)
 
     def proof(self) -> Proof:
-        """Return the proof of the training executor, or of the only one."""
+        """Return the evidence of the device, from the training executor if there is one."""
         self._compare_counts()
         executor = self.evaluator if self._optimizer is None else self.trainer
         self._require_executor(executor, "training or evaluation")
@@ -239,17 +239,17 @@ class IpuBackend(Backend):
         self._count_updates_from(state)
 
     def _names(self) -> dict[str, str]:
-        """Return parameter names in the network, and those in the module with the loss."""
+        """Return a map of parameter names from the network to the module with the loss."""
         plain = {id(value): name for name, value in self.network.named_parameters()}
         return {plain[id(value)]: name for name, value in self.module.named_parameters()}
 
     def close(self) -> None:
-        """Bring the weights home and free the executors."""
+        """Copy the weights to the host and free the executors."""
         for executor in (self.trainer, self.evaluator):
             if isinstance(executor, poptorch.PoplarExecutor):
                 executor.destroy()
 
 
 def _mark(loss: torch.Tensor) -> torch.Tensor:
-    """Tell poptorch which of the results training makes small."""
+    """Mark the loss for poptorch as the result to minimize."""
     return poptorch.identity_loss(loss, reduction="mean")

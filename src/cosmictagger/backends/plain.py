@@ -1,4 +1,4 @@
-"""CPU and GPU mode: PyTorch, eager or compiled, in one process or data parallel."""
+"""CPU and GPU backend: PyTorch, eager or compiled, in one process or data parallel."""
 
 import contextlib
 import time
@@ -26,7 +26,7 @@ from cosmictagger.instances import Instances
 
 
 class Shared(nn.Module):
-    """A network whose backward averages gradients over all instances."""
+    """A data-parallel network: its backward pass averages gradients over all instances."""
 
     def __init__(self, network: nn.Module, instances: Instances, *, broadcast_buffers: bool):
         super().__init__()
@@ -43,7 +43,7 @@ class Shared(nn.Module):
 
     @contextlib.contextmanager
     def losing_processes(self) -> Iterator[None]:
-        """Raise the loss of a process as an ``InstanceError``."""
+        """Convert errors of a lost process into an ``InstanceError``."""
         try:
             yield
         except distributed.DistError as error:
@@ -55,7 +55,7 @@ class Shared(nn.Module):
             raise InstanceError(_loss_message(error)) from error
 
     def adding(self, last: bool) -> contextlib.AbstractContextManager:
-        """Exchange gradients in backward only for the last micro-batch of an update."""
+        """Return a context that exchanges gradients only in an update's last micro-batch."""
         return contextlib.nullcontext() if last else self._parallel.no_sync()
 
 
@@ -85,7 +85,7 @@ _DTYPES = {Precision.bfloat16: torch.bfloat16, Precision.float16: torch.float16}
 
 
 class PlainBackend(Backend):
-    """A network, an optimizer of ``torch.optim`` and a device.
+    """The CPU and GPU backend: a network and a ``torch.optim`` optimizer on a device.
 
     Args:
         network, loss, settings: see ``Backend``; the network itself is moved and trained.
@@ -177,7 +177,7 @@ class PlainBackend(Backend):
         return torch.autocast(self.device.type, dtype=dtype)
 
     def proof(self) -> Proof:
-        """Plain PyTorch has no executable; the time of compiling is that of the first step."""
+        """Return the evidence of the device; compile time is the first step's duration."""
         compiled = self.settings.compile
         return self._proof(
             backend=f"PyTorch, {'compiled' if compiled else 'eager'}{self._parallel()}",
@@ -205,7 +205,7 @@ class PlainBackend(Backend):
 
 
 class _Watch:
-    """Seconds of the parts of a step, on a processor: a GPU is only told what to do.
+    """A timer of the parts of a training step, on CPU only: GPU kernels run asynchronously.
 
     Attributes:
         seconds: by name; repeated parts add up.

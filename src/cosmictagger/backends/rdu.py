@@ -1,4 +1,4 @@
-"""RDU mode: sambaflow runs the network on the device, and the host computes the loss.
+"""RDU backend: sambaflow runs the network on the device, and the host computes the loss.
 
 Forward runs first; the gradients of the host's loss go back for backward and update. One compiled
 file (PEF) holds these sections; a file that an earlier launch left is used again as long as it is
@@ -33,7 +33,7 @@ _TYPES = {Precision.float32: torch.float32, Precision.bfloat16: torch.bfloat16}
 
 
 class RduBackend(Backend):
-    """A training session and an inference session of one network.
+    """The RDU backend: a training session and an inference session of one network.
 
     Args:
         network, loss, settings: see ``Backend``; ``settings.folder`` takes the compiled files.
@@ -68,7 +68,7 @@ class RduBackend(Backend):
         self._host_is_old = self._evaluator_is_old = False
 
     def compile(self, image_size: tuple[int, int]) -> Path:
-        """Compile the program of training without running it.
+        """Compile the training program without running it.
 
         Returns:
             The PEF file, which a launch with the same ``output_dir`` will use.
@@ -100,7 +100,7 @@ class RduBackend(Backend):
         return Path(self.settings.folder or ".") / "pef"
 
     def _ready(self, image: torch.Tensor, *, training: bool) -> samba.SambaSession:
-        """Return the session with its program loaded and the network's present weights."""
+        """Return a session with its program loaded and the network's current weights."""
         session = self.trainer if training else self.evaluator
         if not isinstance(session, samba.SambaSession):
             raise BackendError(
@@ -173,7 +173,7 @@ class RduBackend(Backend):
             self._host_is_old = False
 
     def proof(self) -> Proof:
-        """Return the proof of the training session, or of the only one."""
+        """Return the evidence of the device, from the training session if there is one."""
         self._compare_counts()
         session = self.evaluator if self._optimizer is None else self.trainer
         report = None if session.graph is None else session.report
@@ -192,7 +192,7 @@ class RduBackend(Backend):
             self._require_updates(counts)
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Backend``; copies the device's weights to the host first."""
+        """Return weights and optimizer state, copied from the device to the host."""
         self._to_host()
         return super().state_dict()
 

@@ -17,7 +17,7 @@ _WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "WORL
 
 
 def settle_processes(config: Config) -> list[str]:
-    """Check that this many processes can share the run; no process is waited for.
+    """Check that the number of processes can share the run, without waiting for any process.
 
     Args:
         config: ``run.compute_mode`` is settled; ``run.num_replicas`` becomes what poprun was told.
@@ -38,7 +38,7 @@ def settle_processes(config: Config) -> list[str]:
 
 
 def minibatch(config: Config, count: int) -> int:
-    """Return images of one pass forward of one of ``count`` processes, of each of its replicas."""
+    """Return images per forward pass of each replica of one of ``count`` processes."""
     size = config.run.minibatch_size
     if config.mode.name is not ModeKind.train:
         return size  # whole batches in turn: the loss of a batch is not a mean over its images
@@ -233,7 +233,7 @@ def _without_effect(config: Config) -> list[str]:
 
 
 def look_up(config: Config, name: str) -> Any:
-    """Return the value of a key such as ``run.minibatch_size``; None if there is no such key."""
+    """Return the value of a configuration key such as ``run.minibatch_size``; None if unknown."""
     value: Any = config
     for part in name.split("."):
         value = getattr(value, part, None)
@@ -241,7 +241,7 @@ def look_up(config: Config, name: str) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a configuration as JSON values; enumerations by name."""
+    """Convert a configuration to JSON values; enumerations by name."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
@@ -250,7 +250,7 @@ def plain(value: Any) -> Any:
 
 
 def dump(config: Config) -> str:
-    """Return the configuration as text: sorted keys, two spaces per level, dotted."""
+    """Format a configuration as JSON text with sorted keys."""
     return "\n".join(["", "", "-- CONFIG --", *_lines(plain(config), 0)])
 
 

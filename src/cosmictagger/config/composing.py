@@ -1,4 +1,4 @@
-"""The whole configuration: presets by name, groups, and keys of a command line.
+"""Composes the configuration from presets, groups, and keys of a command line.
 
     cosmictagger run.id=first                                   the preset `config`
     cosmictagger --config-name a21 run.id=second data=real      another preset, one group changed
@@ -90,7 +90,7 @@ _SWITCH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0
 
 
 def composed(preset: str, overrides: Sequence[str]) -> Config:
-    """Return the configuration of a preset with changes.
+    """Return the configuration of a preset with command-line overrides.
 
     Args:
         preset: one of ``PRESETS``.
@@ -125,7 +125,7 @@ def composed(preset: str, overrides: Sequence[str]) -> Config:
 
 
 def _parsed(text: str) -> tuple[str, str]:
-    """Return key and value; quotes around a value are left out."""
+    """Parse a ``key=value`` override; quotes around the value are removed."""
     key, equals, value = text.partition("=")
     key, value = key.lstrip("+"), value.strip()
     if not equals or not key or key.startswith("~") or "${" in value:
@@ -167,7 +167,7 @@ def _converted(hint: Any, value: str, key: str) -> Any:
 
 
 def _leaves(owner: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the keys that a configuration has."""
+    """Yield the dotted keys of a configuration."""
     for each in dataclasses.fields(owner):
         value = getattr(owner, each.name)
         if dataclasses.is_dataclass(value):

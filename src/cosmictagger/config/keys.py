@@ -107,7 +107,7 @@ class Optimizer:
 
 @dataclass
 class Train:
-    """``mode=train``.
+    """Settings of ``mode=train``.
 
     Attributes:
         name: set by mode=.
@@ -133,7 +133,7 @@ class Train:
 
 @dataclass
 class IOTest:
-    """``mode=iotest``: reads, no network.
+    """Settings of ``mode=iotest``, which reads events without a network.
 
     Attributes:
         name: set by mode=.
@@ -150,7 +150,7 @@ class IOTest:
 
 @dataclass
 class Inference(IOTest):
-    """``mode=inference``: every event of ``data.file`` once, in order, with files of results.
+    """Settings of ``mode=inference``: label every event of ``data.file`` once, in order.
 
     Attributes:
         no_summary_images: no effect here.
@@ -177,7 +177,7 @@ MODES: dict[str, Any] = {
 
 
 class DataFormat(Enum):
-    """Order of the axes; the network's results do not depend on it."""
+    """Memory layout of convolutions; the network's results do not depend on it."""
 
     channels_last = 0
     channels_first = 1
@@ -193,7 +193,7 @@ class DataKind(Enum):
 
 @dataclass
 class Synthetic:
-    """``data=synthetic``: uniform random images, for measuring speed.
+    """Settings of ``data=synthetic``: uniform random images, for measuring speed.
 
     Attributes:
         name: set by data=.
@@ -214,7 +214,7 @@ class Synthetic:
 
 @dataclass
 class Real(Synthetic):
-    """``data=real``: larcv3 HDF5 files.
+    """Settings of ``data=real``: larcv3 HDF5 files.
 
     Attributes:
         seed: order of events; 0 draws one and says which.
@@ -236,7 +236,7 @@ class Real(Synthetic):
 
 @dataclass
 class Generated(Synthetic):
-    """``data=generated``: events of the built-in generator, made once and kept; the default.
+    """Settings of ``data=generated``: simulated events, generated once and cached; the default.
 
     Attributes:
         seed: order of events; 0 draws one and says which.
@@ -272,7 +272,7 @@ class DistributedMode(Enum):
 
 @dataclass
 class Torch:
-    """``framework=torch``.
+    """Settings of ``framework=torch``.
 
     Attributes:
         name: set by framework=.

@@ -1,4 +1,4 @@
-"""The keys ``network.*``, and the networks that have names.
+"""The ``network.*`` configuration keys and the named networks.
 
 Keys, defaults, and the names and numbers of the enumerations are those of CosmicTagger
 (https://github.com/coreyjadams/CosmicTagger), so that its command lines and presets mean the same.
@@ -15,7 +15,7 @@ from cosmictagger.errors import ConfigError
 
 
 class ConvMode(enum.Enum):
-    """Planes as images that share weights, or as slices of one volume."""
+    """Dimensionality of convolutions: planes as images that share weights, or as one volume."""
 
     conv_2D = 0  # noqa: N815  the original spells it so
     conv_3D = 1  # noqa: N815
@@ -30,7 +30,7 @@ class Norm(enum.Enum):
 
 
 class Connection(enum.Enum):
-    """The skip connection between encoder and decoder at one size."""
+    """The skip connection between encoder and decoder at one level."""
 
     concat = 0
     sum = 1
@@ -38,21 +38,21 @@ class Connection(enum.Enum):
 
 
 class GrowthRate(enum.Enum):
-    """Filters at level i of a network of n: ``n * 2**i`` or ``n * (i + 1)``."""
+    """Growth of filters at level i from n initial filters: ``n * 2**i`` or ``n * (i + 1)``."""
 
     multiplicative = 0
     additive = 1
 
 
 class DownSampling(enum.Enum):
-    """The downsampling of an image by two."""
+    """The layer that halves an image."""
 
     convolutional = 0
     max_pooling = 1
 
 
 class UpSampling(enum.Enum):
-    """The upsampling of an image by two."""
+    """The layer that doubles an image."""
 
     convolutional = 0
     interpolation = 1
@@ -62,7 +62,7 @@ Member = TypeVar("Member", bound=enum.Enum)
 
 
 def member(kind: type[Member], value: Any, key: str) -> Member:
-    """Return the member of an enumeration that a name, a number or a member stands for.
+    """Convert a name, number or member to a member of an enumeration.
 
     Args:
         kind: the enumeration.
@@ -174,7 +174,7 @@ class Network:
             )
 
     def filters(self, level: int) -> int:
-        """Return filters at a level; 0 is full size, ``depth`` the smallest."""
+        """Return the number of filters at a level; 0 is full size, ``depth`` the smallest."""
         if self.growth_rate is GrowthRate.multiplicative:
             return self.n_initial_filters * 2**level
         return self.n_initial_filters * (level + 1)
@@ -207,7 +207,7 @@ NETWORKS: Mapping[str, Mapping[str, Any]] = {
 
 
 def named(name: str, **changes: Any) -> Network:
-    """Return a network by its name in ``NETWORKS``, with further changes."""
+    """Return a network configuration by its name in ``NETWORKS``, with overrides."""
     if name not in NETWORKS:
         raise ConfigError(f"network={name} was asked for. Known: {', '.join(NETWORKS)}.")
     return Network(**{**NETWORKS[name], **changes})

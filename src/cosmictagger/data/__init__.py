@@ -1,1 +1,1 @@
-"""Events: files, the built-in generator, and loaders of batches."""
+"""Event data: files, the built-in generator, and loaders of batches."""

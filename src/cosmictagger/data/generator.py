@@ -1,4 +1,4 @@
-"""Simulated events in the layout of real ones: cosmic muons and one neutrino interaction."""
+"""Generator of simulated events: cosmic muons and one neutrino interaction."""
 
 import os
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ Response = tuple[Plane, Plane]
 
 
 class Detector:
-    """The detector, seen with pixels that make an image of a given size.
+    """A simulated detector with images of a given size.
 
     A smaller image is the same detector with coarser pixels. Values are divided by the factor, so
     that tracks keep their brightness, and the number of noise pixels as well, so that noise keeps
@@ -65,7 +65,7 @@ class Detector:
     def respond(
         self, rng: np.random.Generator, deposits: Deposits, late: Array, neutrino: npt.NDArray
     ) -> list[Response]:
-        """Return images and labels of the three planes.
+        """Return images and labels of the three wire planes for deposited charge.
 
         Args:
             rng: source of random numbers.
@@ -147,7 +147,7 @@ class Detector:
         return np.clip(ids, 0, height * width - 1), amounts, near
 
     def _noise(self, rng: np.random.Generator, plane: int) -> tuple[npt.NDArray, Array]:
-        """Return pixels of noise: short runs in time whose values fall off from the threshold."""
+        """Return noise pixels: short runs in time whose values fall off from the threshold."""
         height, width = self.size
         half = height // 2
         ids = []
@@ -175,7 +175,7 @@ class Detector:
         charge: tuple[npt.NDArray, Array, npt.NDArray],
         noise: tuple[npt.NDArray, Array],
     ) -> Response:
-        """Return charge and noise as pixels above threshold on live wires, ids ascending."""
+        """Merge charge and noise into pixels above threshold on live wires, ids ascending."""
         hit, values, classes = charge
         # Noise on a pixel with charge adds nothing to see; below threshold it stands alone.
         above = values >= THRESHOLD
@@ -208,7 +208,7 @@ _LEAST_VISIBLE = 200.0
 
 
 class Primary(NamedTuple):
-    """A particle to be followed.
+    """A primary particle to simulate.
 
     Attributes:
         pdg: particle code.
@@ -228,14 +228,14 @@ class Primary(NamedTuple):
 
 
 class Interaction(NamedTuple):
-    """A neutrino interaction: its products, and its truth as larcv3 stores it."""
+    """A simulated neutrino interaction: primary particles and larcv3 truth records."""
 
     primaries: list[Primary]
     particles: npt.NDArray[np.void]
 
 
 def cosmics(rng: np.random.Generator) -> list[Primary]:
-    """Muons that cross the detector within the readout, each at a time of its own."""
+    """Return cosmic muons that cross the detector within the readout, at random times."""
     primaries = []
     count = int(np.clip(rng.poisson(_MEAN_MUONS), _FEWEST_MUONS, _MOST_MUONS))
     for _ in range(count):
@@ -253,7 +253,7 @@ def cosmics(rng: np.random.Generator) -> list[Primary]:
 
 
 def _muon_path(rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return where a muon enters the volume and its direction: cos^2 of the zenith angle.
+    """Return entry point and direction of a cosmic muon, cos^2-distributed in the zenith angle.
 
     A random point inside, followed back to the surface, counts long paths as often as they occur.
     """
@@ -266,7 +266,7 @@ def _muon_path(rng: np.random.Generator) -> tuple[Array, Array]:
 
 
 def interaction(rng: np.random.Generator) -> Interaction:
-    """Return a neutrino interaction inside, in time with the beam: lepton, nucleons, pions."""
+    """Simulate a neutrino interaction in the detector: lepton, nucleons, pions."""
     while True:
         candidate = _any_interaction(rng)
         if sum(primary.kinetic for primary in candidate.primaries) >= _LEAST_VISIBLE:
@@ -311,7 +311,7 @@ def _shared(
 
 
 def _hadrons(rng: np.random.Generator, total: Array, resonant: bool) -> list[tuple[int, Array]]:
-    """Nucleons and pions (code, momentum in GeV) that carry about the given momentum."""
+    """Return nucleons and pions (code, momentum in GeV) that carry about a given momentum."""
     fermi = rng.normal(0, 0.12, 3)
     hadrons = []
     left = total + fermi
@@ -330,7 +330,7 @@ def _hadrons(rng: np.random.Generator, total: Array, resonant: bool) -> list[tup
 def _products(
     rng: np.random.Generator, pdg: int, vertex: Array, heading: Array, kinetic: float, late: float
 ) -> list[Primary]:
-    """Return what is to be followed of a product: itself, or what it decays or scatters into."""
+    """Return the primaries to track for an interaction product, after decay or scattering."""
     if pdg == 111:
         return _two_photons(rng, vertex, heading, kinetic, late)
     if pdg == 2112:
@@ -347,7 +347,7 @@ def _products(
 def _two_photons(
     rng: np.random.Generator, vertex: Array, heading: Array, kinetic: float, late: float
 ) -> list[Primary]:
-    """Return a neutral pion's decay: back to back in its rest frame, boosted along its flight."""
+    """Return the two photons of a neutral pion's decay, boosted along its flight."""
     mass = MASSES[111]
     gamma = 1 + kinetic / mass
     boost = np.sqrt(gamma**2 - 1)
@@ -364,7 +364,7 @@ def _two_photons(
 def _row(
     number: int, pdg: int, momentum: Array, energy: float, vertex: Array, late: float
 ) -> npt.NDArray[np.void]:
-    """Return one row of the table of particles, filled as in the sample: GeV, cm, ns."""
+    """Return a row of the larcv3 particle table: momentum and energy in GeV, cm, ns."""
     row = np.zeros(1, larcv.PARTICLE)
     row["id"], row["trackid"], row["pdg"] = number, number, pdg
     row["mcst_index"] = row["mct_index"] = 2**16 - 1
@@ -444,7 +444,7 @@ def _simulated(number: int, seed: int, detector: Detector) -> Event:
 
 
 def _followed(rng: np.random.Generator, primaries: Sequence[Primary]) -> physics.Deposits:
-    """Return the charge that all particles of an event leave."""
+    """Simulate all particles of an event and return the charge that they deposit."""
     deposits: list[physics.Deposits] = []
     electrons: list[physics.Flying] = []
     photons: list[physics.Flying] = []
@@ -468,7 +468,7 @@ def _followed(rng: np.random.Generator, primaries: Sequence[Primary]) -> physics
 
 
 def _heavy(rng: np.random.Generator, primary: Primary, origin: int) -> Track:
-    """Return a muon, pion or proton, up to the surface or to its interaction with a nucleus."""
+    """Track a muon, pion or proton up to the surface or to its interaction with a nucleus."""
     longest = _DIAGONAL
     if primary.pdg in (211, 2212):
         free = _PION_INTERACTION if primary.pdg == 211 else _PROTON_INTERACTION
@@ -480,7 +480,7 @@ def _heavy(rng: np.random.Generator, primary: Primary, origin: int) -> Track:
 def _hard_photon(
     rng: np.random.Generator, primary: Primary, track: Track, origin: int
 ) -> list[physics.Flying]:
-    """Now and then a muon of high energy radiates so much that a shower starts on its way."""
+    """Return a hard bremsstrahlung photon of a muon above 2 GeV, with 8 % probability."""
     if primary.pdg != 13 or primary.kinetic < 2000 or rng.random() > 0.08:
         return []
     start = track.deposits.position[rng.integers(len(track.deposits.position))]

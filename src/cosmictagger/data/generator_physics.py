@@ -1,4 +1,4 @@
-"""Physics of particles in liquid argon: energy loss and the charge it frees.
+"""Physics of particles in liquid argon: energy loss and ionization charge.
 
 Energies are in MeV, lengths in cm. Formulas: Particle Data Group, Review of Particle Physics 2022,
 chapter 34 (Bethe formula, delta rays, multiple scattering, bremsstrahlung); density effect of
@@ -34,7 +34,7 @@ ELECTRON_LOSS = 2.1
 
 
 def stopping_power(kinetic: Array, mass: float) -> Array:
-    """Mean energy loss of a heavy charged particle, MeV / cm (Bethe with density effect)."""
+    """Return the mean energy loss of a heavy charged particle, MeV / cm (Bethe, density effect)."""
     gamma = 1 + kinetic / mass
     beta_gamma2 = gamma**2 - 1
     beta2 = beta_gamma2 / gamma**2
@@ -49,7 +49,7 @@ def stopping_power(kinetic: Array, mass: float) -> Array:
 
 
 def hardest_delta(kinetic: Array, mass: float) -> Array:
-    """Largest energy that one collision can give an electron."""
+    """Return the maximum energy that one collision can transfer to an electron."""
     gamma = 1 + kinetic / mass
     ratio = ELECTRON / mass
     return 2 * ELECTRON * (gamma**2 - 1) / (1 + 2 * gamma * ratio + ratio**2)
@@ -57,7 +57,7 @@ def hardest_delta(kinetic: Array, mass: float) -> Array:
 
 @functools.lru_cache(maxsize=8)
 def _range_table(mass: float) -> tuple[Array, Array]:
-    """Return kinetic energies and the corresponding ranges."""
+    """Return a table of kinetic energies (MeV) and the corresponding ranges (cm)."""
     kinetic = np.geomspace(0.05, 1e6, 2000)
     loss = stopping_power(kinetic, mass)
     between = np.diff(kinetic) * 0.5 * (1 / loss[1:] + 1 / loss[:-1])
@@ -71,13 +71,13 @@ def range_of(kinetic: float, mass: float) -> float:
 
 
 def kinetic_at(remaining: Array, mass: float) -> Array:
-    """Return the kinetic energy of a particle that has this far to go."""
+    """Return the kinetic energy of a particle with a given residual range."""
     energies, ranges = _range_table(mass)
     return np.interp(remaining, ranges, energies)
 
 
 def charge(energy: Array, loss: Array | float) -> Array:
-    """Share of the deposited energy that drifts away as charge, in MeV (modified box model).
+    """Return the ionization charge that escapes recombination, in MeV (modified box model).
 
     Args:
         energy: deposited energy.
@@ -102,7 +102,7 @@ class Deposits(NamedTuple):
 
     @classmethod
     def joined(cls, parts: "list[Deposits]") -> "Deposits":
-        """Concatenate all parts."""
+        """Concatenate deposits."""
         return cls(
             np.concatenate([np.zeros((0, 3)), *(part.position for part in parts)]),
             np.concatenate([np.zeros(0), *(part.amount for part in parts)]),
@@ -111,7 +111,7 @@ class Deposits(NamedTuple):
 
 
 class Flying(NamedTuple):
-    """Electrons or photons that are still to be followed: [n, 3], [n, 3], [n], [n]."""
+    """Untracked electrons or photons: position [n, 3], direction [n, 3], energy [n], origin [n]."""
 
     position: Array
     direction: Array
@@ -119,14 +119,14 @@ class Flying(NamedTuple):
     origin: npt.NDArray[np.int64]
 
     def chosen(self, which: npt.NDArray) -> "Flying":
-        """Return the particles that a mask selects."""
+        """Select particles by a mask."""
         return Flying(
             self.position[which], self.direction[which], self.energy[which], self.origin[which]
         )
 
     @classmethod
     def joined(cls, parts: "list[Flying]") -> "Flying":
-        """Concatenate all parts."""
+        """Concatenate particles."""
         return cls(
             np.concatenate([np.zeros((0, 3)), *(part.position for part in parts)]),
             np.concatenate([np.zeros((0, 3)), *(part.direction for part in parts)]),
@@ -136,12 +136,12 @@ class Flying(NamedTuple):
 
 
 def unit(vectors: Array) -> Array:
-    """Return vectors of length one, along the last axis."""
+    """Normalize vectors along the last axis."""
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
 def tilted(rng: np.random.Generator, direction: Array, cosine: Array) -> Array:
-    """Return directions [n, 3] at the given angles to others, at a random azimuth."""
+    """Rotate directions [n, 3] by given polar angles, at a random azimuth."""
     axis = unit(direction)
     # Any vector that is not parallel spans the plane across.
     helper = np.where(np.abs(axis[..., :1]) < 0.7, [1.0, 0.0, 0.0], [0.0, 1.0, 0.0])
@@ -174,7 +174,7 @@ def track(
     origin: int,
     longest: float,
 ) -> Track:
-    """Follow a muon, pion or proton until it stops or has gone ``longest`` cm."""
+    """Track a muon, pion or proton until it stops or has travelled ``longest`` cm."""
     total = range_of(kinetic, mass)
     steps = max(1, int(np.ceil(min(total, longest) / _STEP)))
     length = min(total, longest) / steps
@@ -200,7 +200,7 @@ def track(
 def _scattered(
     rng: np.random.Generator, start: Array, direction: Array, length: float, p_beta: Array
 ) -> Array:
-    """Return points along a path that multiple scattering bends (Highland's formula)."""
+    """Return the points of a path bent by multiple scattering (Highland's formula)."""
     angle = 13.6 / p_beta * np.sqrt(length / RADIATION_LENGTH)
     angle *= 1 + 0.038 * np.log(length / RADIATION_LENGTH)
     kicks = rng.standard_normal((len(p_beta), 3)) * np.clip(angle, 0, 0.3)[:, None]
@@ -216,7 +216,7 @@ def _deltas(
     hardest: Array,
     origin: int,
 ) -> Flying:
-    """Return electrons above the cut that a track knocks out; their number falls as 1 / T^2."""
+    """Return the delta electrons above the cut that a track knocks out, with a 1 / T^2 spectrum."""
     steps = np.repeat(np.arange(len(path)), rng.poisson(scale * (1 / DELTA_CUT - 1 / hardest)))
     most = hardest[steps]
     energy = 1 / (1 / DELTA_CUT - rng.random(len(steps)) * (1 / DELTA_CUT - 1 / most))
@@ -245,7 +245,7 @@ _PHOTONS = np.array(
 def cascade(
     rng: np.random.Generator, electrons: Flying, photons: Flying, inside: Array
 ) -> Deposits:
-    """Follow electrons and photons, and all that they make, until their energy is used up.
+    """Simulate an electromagnetic cascade until its energy is used up.
 
     All electrons of an event take each step together. Those emitted as photons come back as
     electrons where the photon converts or scatters.
@@ -279,7 +279,7 @@ def cascade(
 def _radiated(
     rng: np.random.Generator, electrons: Flying, step: float, energy_loss: Array
 ) -> tuple[Array, Flying]:
-    """Return the energy left to the electrons after a step, and the photons that they radiated."""
+    """Return electron energies after a step, and the bremsstrahlung photons."""
     softest = 1.0
     energy = electrons.energy - energy_loss
     logarithm = np.log(np.maximum(energy, softest) / softest)
@@ -293,7 +293,7 @@ def _radiated(
 
 
 def _converted(rng: np.random.Generator, photons: Flying, inside: Array) -> Flying:
-    """Return the electrons that photons make, after their flight and any Compton scattering."""
+    """Return the electrons that photons produce, after their flight and Compton scattering."""
     electrons = []
     while len(photons.energy):
         energy = photons.energy

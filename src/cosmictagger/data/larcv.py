@@ -25,7 +25,7 @@ DATA = "Data"
 
 
 def _padded(columns: list[tuple[str, npt.DTypeLike]]) -> np.dtype:
-    """Return a record with the gaps that a C compiler leaves.
+    """Return a record type with the padding that a C compiler inserts.
 
     Without numpy's flag for them: joined records of such a type would keep whatever is in the gaps.
     """
@@ -111,7 +111,7 @@ class _Tables(NamedTuple):
 
 
 class EventFile:
-    """A file of events; a context manager.
+    """A larcv3 file of events, opened for reading; a context manager.
 
     Reading from several threads is safe, but HDF5 lets only one of them in at a time.
 
@@ -210,7 +210,7 @@ class EventFile:
             return name in self._handle
 
     def _rows(self, name: str, kind: np.dtype, rows: slice = slice(None)) -> npt.NDArray[np.void]:
-        """Return rows of a table with the fields of ``kind``, of types that become these."""
+        """Return rows of an HDF5 table as records of ``kind``."""
         with self._reading(name):
             table: Any = self._handle[name]
             names = list(kind.names or ())
@@ -220,7 +220,7 @@ class EventFile:
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[None]:
-        """Name the file and the table in errors of HDF5: damaged chunks, types and links."""
+        """Add the file and the table to errors of HDF5: damaged chunks, types and links."""
         try:
             yield
         except (OSError, RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -258,7 +258,7 @@ class EventFile:
         return _Tables(planes["first"].astype(np.int64)[rows], planes["N"].astype(np.int64)[rows])
 
     def _size(self, producer: str) -> tuple[int, int]:
-        """Return (H, W) of a producer's images, which has to be one for the whole file."""
+        """Return (H, W) of a producer's images; raise unless it is constant in the file."""
         meta = self._rows(f"{sparse_group(producer)}/image_meta", META)
         sizes = np.unique(meta["number_of_voxels"], axis=0)
         if not len(sizes):
@@ -294,7 +294,7 @@ class EventFile:
 
 
 def _outside(extents: npt.NDArray[np.void], total: int) -> npt.NDArray[np.bool_]:
-    """Return which row ranges reach beyond a table; written so that no sum can overflow."""
+    """Return which row ranges exceed a table; written so that no sum can overflow."""
     first, count = extents["first"].astype(np.int64), extents["N"].astype(np.int64)
     return (first < 0) | (first > total - count)
 
@@ -328,7 +328,7 @@ _SLACK = 4 << 20
 
 
 class Event(NamedTuple):
-    """An event to write.
+    """An event to write to a larcv3 file.
 
     Attributes:
         planes: for each producer its three planes.
@@ -342,7 +342,7 @@ class Event(NamedTuple):
 
 
 class EventWriter:
-    """Adds events to a file; made by ``event_writer``.
+    """A writer that appends events to a larcv3 file; see ``event_writer``.
 
     Attributes:
         size: (H, W) of the images.
@@ -435,7 +435,7 @@ def event_writer(
     producers: Sequence[str] = (IMAGE, LABEL),
     particles: bool = False,
 ) -> Iterator[EventWriter]:
-    """Write a file that appears only when complete; an error leaves no file.
+    """Write a larcv3 file that appears only when complete; an error leaves no file.
 
     Args:
         path: the file to make or to replace.
@@ -477,7 +477,7 @@ def _close(file: h5py.File) -> None:
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Take the space for so many bytes from the disk, or fail while nothing is lost.
+    """Reserve disk space for a number of bytes, or fail before data is lost.
 
     HDF5 writes when it sees fit. When a write fails then, it tells nobody or ends the process
     (seen with HDF5 2.0), so it must not be the one that finds the disk full.
@@ -486,7 +486,7 @@ def _reserve(descriptor: int, size: int) -> None:
 
 
 def _tables(producers: Sequence[str], particles: bool) -> dict[str, np.dtype]:
-    """Return the record type of each table of a file."""
+    """Return the record type of each table of a larcv3 file."""
     tables = {EVENT_IDS: EVENT_ID}
     for group in map(sparse_group, producers):
         tables[f"{group}/extents"] = EXTENT

@@ -22,7 +22,7 @@ _SYNTHETIC = 1_000_000  # events
 
 
 def dense_size(size: tuple[int, int], downsample: int) -> tuple[int, int]:
-    """Return (H, W) of images of which cells of 2^k x 2^k pixels become one."""
+    """Return (H, W) of images downsampled by 2^k."""
     factor = 1 << downsample if downsample >= 0 else 0
     if not factor or size[0] % factor or size[1] % factor:
         fitting = [k for k in range(20) if not (size[0] % (1 << k) or size[1] % (1 << k))]
@@ -41,7 +41,7 @@ def densify(
     log: bool = False,
     out: npt.NDArray | None = None,
 ) -> npt.NDArray:
-    """Return images of the stored pixels of one event.
+    """Convert the stored pixels of one event to dense images.
 
     Equal to larcv3 3.5 bit for bit. It walks the voxels in stored order (ascending ids: column by
     column, time upwards inside a column), adds each in float32 to its cell, and divides by the
@@ -148,7 +148,7 @@ class Order:
         return self.batch_size * self.shard[1]
 
     def batches(self, epoch: int) -> int:
-        """Return how many batches this instance gets in an epoch."""
+        """Return the number of batches of this instance in an epoch."""
         if self.across_epochs:
             return self._first_step(epoch + 1) - self._first_step(epoch)
         full, rest = divmod(self.events, self.step_size)
@@ -156,7 +156,7 @@ class Order:
         return full + (rest > least)
 
     def entries(self, epoch: int, position: int) -> npt.NDArray[np.int64]:
-        """Return the events of one batch.
+        """Return the event numbers of one batch.
 
         Args:
             epoch: counts from 0.
@@ -177,7 +177,7 @@ class Order:
         )
 
     def moved(self, epoch: int, position: int, step_size: int) -> tuple["Order", int, int]:
-        """Go on behind the steps of another size that were made so far.
+        """Return an order with a new batch size that continues from a position.
 
         Args:
             epoch: of the next one of these steps.
@@ -199,15 +199,15 @@ class Order:
         return new, epoch, -new._first_step(epoch)
 
     def _begins(self, epoch: int, position: int) -> int:
-        """Return the first event of a step of all instances, counted in events of all epochs."""
+        """Return the first event of a step over all instances, counted over all epochs."""
         return self.origin + (self._first_step(epoch) + position) * self.step_size
 
     def epoch_order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Return all events in the order of an epoch, int64 [events]."""
+        """Return the permutation of all events in an epoch, int64 [events]."""
         return _epoch_order(self.events, self.seed, epoch if self.shuffle else None)
 
     def _first_step(self, epoch: int) -> int:
-        """Return the number of the first step, over all epochs, that starts in this epoch."""
+        """Return the number of the first step, over all epochs, that starts in an epoch."""
         return -((self.origin - epoch * self.events) // self.step_size)
 
 
@@ -227,7 +227,7 @@ _IDENTITY = ("events", "shuffle", "across_epochs")
 
 @dataclass(frozen=True)
 class Batch:
-    """Some events as dense images.
+    """A batch of events as dense images.
 
     Attributes:
         image: float32 [B, 3, H, W], charge; rows are times, columns are wires.
@@ -246,7 +246,7 @@ class Batch:
 
 
 class BatchStream(abc.ABC):
-    """Batches in an order, with a position that can be stored; what all loaders share.
+    """Base class of loaders: batches in an order, with a position that can be saved.
 
     Iterating gives the rest of the current epoch and then moves to the next one. The position
     counts the batches that were handed out, not those prepared ahead.
@@ -290,14 +290,14 @@ class BatchStream(abc.ABC):
 
     @abc.abstractmethod
     def load(self, entries: Sequence[int]) -> Batch:
-        """Assemble one batch of the given events synchronously."""
+        """Assemble a batch of the given events synchronously."""
 
     def __len__(self) -> int:
-        """Return batches of the current epoch, those already handed out included."""
+        """Return the number of batches of the current epoch, including returned ones."""
         return self.order.batches(self.epoch)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Return the rest of the current epoch; ends an iteration that was under way."""
+        """Iterate over the rest of the current epoch; a running iteration ends."""
         self.stop()
         running = self._rest_of_epoch()
         self._running = weakref.ref(running)
@@ -321,12 +321,12 @@ class BatchStream(abc.ABC):
         self.close()
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; end a running iteration."""
+        """Move to the start of an epoch; a running iteration ends."""
         self.stop()
         self.epoch, self.position = epoch, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the next batch comes from, as plain values that any format can store."""
+        """Return the position of the next batch as plain, serializable values."""
         return {
             "epoch": self.epoch,
             "position": self.position,
@@ -337,7 +337,7 @@ class BatchStream(abc.ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken: the very same events follow.
+        """Restore a position from ``state_dict``; the same events follow.
 
         In the same batches, if these are of the same size, of all instances together.
         """
@@ -384,7 +384,7 @@ class BatchStream(abc.ABC):
 
 
 class EventLoader(BatchStream):
-    """Batches of a larcv3 file, read and made dense in the background.
+    """A loader that reads batches of a larcv3 file in a background thread.
 
     In order for inference; for training with ``shuffle``, each event once per epoch. Every image
     value is checked to be a number.
@@ -451,7 +451,7 @@ def _check_finite(file: EventFile, event: int, planes: Sequence[Plane]) -> None:
 
 
 class SyntheticLoader(BatchStream):
-    """Random images with the interface of ``EventLoader``, a million in an epoch.
+    """A loader of random images with the interface of ``EventLoader``, a million per epoch.
 
     Args:
         batch_size: events of one batch of this instance.
@@ -475,7 +475,7 @@ class SyntheticLoader(BatchStream):
         super().__init__(order, size, downsample, img_transform)
 
     def load(self, entries: Sequence[int]) -> Batch:
-        """Generate the events with these numbers."""
+        """Generate a batch of random images from event numbers."""
         shape = (len(entries), PLANES, *self.image_size)
         image, label = np.empty(shape, np.float32), np.empty(shape, np.int64)
         for row, entry in enumerate(entries):
