@@ -1,11 +1,11 @@
-"""The exceptions of the application, and the one shape their messages have.
+"""The exceptions of CosmicTagger and the common format of their messages.
 
 A message says what was asked, what was found and what to do, in that order.
 """
 
 
 class CosmicTaggerError(ValueError):
-    """Base of every error the application raises on purpose.
+    """Base class of all errors that CosmicTagger raises on purpose.
 
     Attributes:
         is_told: another instance of the run prints it.
@@ -27,15 +27,15 @@ class CheckpointError(CosmicTaggerError):
 
 
 class BackendError(CosmicTaggerError):
-    """A step did not run where the run says it runs, or cannot run there."""
+    """A step did not run on the configured device, or cannot run there."""
 
 
 class TrainingError(CosmicTaggerError):
-    """Training cannot go on: a value that is no number."""
+    """Training cannot continue, for instance because the loss is not finite."""
 
 
 class InstanceError(CosmicTaggerError):
-    """Instances of one run disagree, or another one has failed or is gone.
+    """Instances of one run disagree, or another instance has failed or exited.
 
     Attributes:
         instance: the one that has failed, where that is known.

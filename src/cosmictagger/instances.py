@@ -29,7 +29,7 @@ _ALL = "values"
 
 
 class Instances:
-    """A process of a run, and collective operations with the run's other processes.
+    """A process of a run, with collective operations over all processes of the run.
 
     Args:
         connection: with the other processes; None for the only one.
@@ -48,18 +48,18 @@ class Instances:
 
     @property
     def is_first(self) -> bool:
-        """True on the instance that logs and writes files."""
+        """True on the rank 0 instance, which logs and writes files."""
         return self.index == 0
 
     @property
     def shard(self) -> tuple[int, int]:
-        """(index, count), as loaders take it."""
+        """The shard (index, count) of this instance, as loaders take it."""
         return self.index, self.count
 
     # -- values, now and then ----------------------------------------------------------------
 
     def gather(self, topic: str, value: Any) -> list[Any]:
-        """Give every instance the values of all; takes milliseconds, so not for every step.
+        """Gather a value of every instance on all instances; takes milliseconds.
 
         Args:
             topic: what is exchanged, for messages; may be used again.
@@ -74,11 +74,11 @@ class Instances:
             return [json.loads(each) for each in self._connection.gather(topic, json.dumps(value))]
 
     def from_first(self, topic: str, value: Any = None) -> Any:
-        """Give every instance the value of the first; see ``gather``."""
+        """Broadcast a value of the first instance to all instances; see ``gather``."""
         return self.gather(topic, value if self.is_first else None)[0]
 
     def tensors_from_first(self, topic: str, values: Any = None) -> Any:
-        """Give every instance tensors of the first, in dictionaries and lists with plain values.
+        """Broadcast tensors of the first instance, in dictionaries and lists with plain values.
 
         Args:
             topic: see ``gather``.
@@ -108,7 +108,7 @@ class Instances:
 
     @contextlib.contextmanager
     def together(self, topic: str) -> Iterator[None]:
-        """Run a block that succeeds on all instances or on none; wait for all at the end.
+        """Run a block that succeeds on all instances or on none; wait for all instances at the end.
 
             with instances.together("opening the events"):
                 events = open_events()
@@ -127,7 +127,7 @@ class Instances:
         self.check(topic, problem)
 
     def check(self, topic: str, problem: CosmicTaggerError | OSError | None) -> None:
-        """Raise on all instances if one of them has a problem; what ``together`` ends with."""
+        """Raise on all instances if any instance has a problem; the end of ``together``."""
         texts = self.gather(topic, None if problem is None else str(problem))
         self.is_told = any(text is not None for text in texts)
         if problem is not None:
@@ -139,7 +139,7 @@ class Instances:
     # -- numbers, in every step --------------------------------------------------------------
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Add numbers up over all instances, in float64; some ten microseconds on one host."""
+        """Sum numbers over all instances, in float64; takes about ten microseconds on one host."""
         if self._connection is None:
             return list(values)
         wire = torch.tensor(values, dtype=torch.float64)
@@ -148,13 +148,13 @@ class Instances:
         return wire.tolist()
 
     def add_up(self, values: torch.Tensor) -> None:
-        """Replace a contiguous tensor by its sum over all instances, added in their order."""
+        """Sum a contiguous tensor over all instances in place, in rank order."""
         if self._connection is not None:
             with _typed():
                 self._connection.all_reduce(values)
 
     def rows(self, values: torch.Tensor) -> torch.Tensor:
-        """Join tensors of all instances along their first dimension, in order of the instances.
+        """Concatenate tensors of all instances along their first dimension, in rank order.
 
         Returns:
             [count * n, ...] on every instance; alone, the tensor itself.
@@ -186,7 +186,7 @@ class Instances:
     # -- the end -------------------------------------------------------------------------------
 
     def fail(self, problem: str) -> None:
-        """Notify instances that wait for this instance, now or later, of a failure and its reason.
+        """Notify waiting instances of a failure and its reason.
 
         For errors outside of ``together``; nothing may be exchanged afterwards.
         """
@@ -195,12 +195,12 @@ class Instances:
 
 
 def alone() -> Instances:
-    """Return the only process of a run."""
+    """Return the ``Instances`` of a run with one process."""
     return Instances()
 
 
 def of_popdist() -> Instances:
-    """Return the instances of poprun, mpirun or torchrun, connected by ``popdist.init()``."""
+    """Connect the processes of poprun, mpirun or torchrun by ``popdist.init()``."""
     import popdist
 
     try:
@@ -211,7 +211,7 @@ def of_popdist() -> Instances:
 
 
 def of_torch() -> Instances:
-    """Return the processes that torchrun, mpirun, Slurm or poprun started, in one process group.
+    """Connect the processes of torchrun, mpirun, Slurm or poprun in a torch process group.
 
     Gloo connects processors, NCCL processes that have a GPU each. The current CUDA device is
     afterwards that of this process.
@@ -228,13 +228,13 @@ def of_torch() -> Instances:
 
 
 def processes() -> int:
-    """Return the number of processes that the launcher has started; 1 if it does not tell."""
+    """Return the number of processes that the launcher has started; 1 if unknown."""
     place = _place()
     return 1 if place is None else place[1]
 
 
 def _place() -> tuple[int, int] | None:
-    """Return this process's number and their count; sets the meeting place of the launcher."""
+    """Return rank and world size of this process; set the launcher's MASTER_ADDR and port."""
     import popdist
     from popdist import places
 

@@ -1,4 +1,4 @@
-"""The common part of all modes: folder, log, record, seeds, network and weights."""
+"""Setup shared by all modes: folder, log, record, seeds, network and weights."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _RANDOM_WEIGHTS = "random"
 
 @dataclasses.dataclass
 class Launch:
-    """A launch in progress.
+    """A running launch of one mode.
 
     Attributes:
         config: settled.
@@ -74,11 +74,11 @@ class Launch:
 
     @property
     def minibatch(self) -> int:
-        """Images of one pass forward of this instance, of each of its replicas."""
+        """Images per forward pass of each replica of this instance."""
         return minibatch(self.config, self.instances.count)
 
     def backend(self, image_size: tuple[int, int], *, training: bool) -> Backend:
-        """Build the network and hand it to the backend of the run's compute mode."""
+        """Build the network and the backend of the run's compute mode."""
         config = self.config
         rows, columns = (edge << config.data.downsample for edge in image_size)
         models.check_image_size(config.network, image_size, (rows, columns))
@@ -108,7 +108,7 @@ class Launch:
         return backend
 
     def prove(self, backend: Backend) -> Proof:
-        """Write to the record where the backend runs, and to the log what of that is new."""
+        """Record the evidence of the device; log it if changed."""
         proof = backend.proof()
         if proof.line() != self._last_line:
             self._last_line = proof.line()
@@ -119,7 +119,7 @@ class Launch:
     def prove_end(
         self, backend: Backend, when: str, values: dict[str, Any], proof: Proof | None = None
     ) -> None:
-        """Write to record and log what the run has come to, its weights and where it was.
+        """Record and log final results, the hash of the weights and evidence of the device.
 
         Args:
             backend: at the end of its steps.
@@ -136,7 +136,7 @@ class Launch:
         logger.info(f"Proof: {proof.line()}; {proof.counts()}")
 
     def weights(self) -> dict[str, Any] | None:
-        """Return the checkpoint to start from: the named one, or the run's; None if there is none.
+        """Return the checkpoint to start from: the configured one or the run's latest, or None.
 
         The first instance reads it and gives it to the others.
         """
@@ -180,7 +180,7 @@ class Launch:
 
 @contextlib.contextmanager
 def launched(config: Config) -> Iterator[Launch]:
-    """Check a configuration, open folder, log and record, and close them however it ends.
+    """Open the launch of a configuration with folder, log and record; close it on exit.
 
     Args:
         config: changed in place by ``settle``.
@@ -207,7 +207,7 @@ def launched(config: Config) -> Iterator[Launch]:
 
 @contextlib.contextmanager
 def _joined(config: Config) -> Iterator[Instances]:
-    """Connect the processes that share the run, and notify them if this one fails."""
+    """Connect the processes that share the run, and notify them if this process fails."""
     mode = config.run.compute_mode
     makers = {ComputeMode.IPU: instances.of_popdist, ComputeMode.RDU: instances.alone}
     distributed = instances.of_torch if config.run.distributed else instances.alone
@@ -225,7 +225,7 @@ def _joined(config: Config) -> Iterator[Instances]:
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a configuration with names such as ``run.minibatch_size``."""
+    """Flatten a configuration to dotted keys such as ``run.minibatch_size``."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         nested = isinstance(value, dict)
@@ -243,7 +243,7 @@ def _folder(config: Config, instances: Instances) -> Path:
 
 @contextlib.contextmanager
 def _alone(config: Config, folder: Path) -> Iterator[None]:
-    """Keep other launches out of a folder, whose log and record would be those of both."""
+    """Lock an output folder against concurrent launches."""
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(exclusive_file(folder / LOG))
@@ -269,7 +269,7 @@ def _writable(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ending(record: RunRecord) -> Iterator[None]:
-    """Note in log and record how a launch ends, and turn the machine's errors into sentences."""
+    """Record how a launch ends, and convert system errors to readable messages."""
     try:
         yield
     except CosmicTaggerError as error:

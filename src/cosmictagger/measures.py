@@ -1,4 +1,4 @@
-"""The loss: cross entropy per pixel, weighted so that rare classes count, summed over planes.
+"""Loss and metrics: cross entropy per pixel, weighted for rare classes, summed over planes.
 
 For each plane ``sum(w * CE) / sum(w)`` over all pixels of the batch; the schemes differ in ``w``.
 No Python decision depends on a value, so the loss can be captured into a program.
@@ -28,7 +28,7 @@ Weights = Callable[[Tensor, Tensor], Tensor]
 
 
 class Loss(nn.Module):
-    """The loss of a scheme.
+    """The cross-entropy loss with a configured weighting of classes.
 
     * ``none``: every pixel counts the same.
     * ``light``: fixed weights by class, ``LIGHT``.
@@ -66,7 +66,7 @@ class Loss(nn.Module):
         return (weights * entropy).sum() / total
 
     def extra_repr(self) -> str:
-        """Return the scheme, for the printed network."""
+        """Return the name of the weighting scheme, for the module's repr."""
         return self.scheme.name
 
 
@@ -130,17 +130,17 @@ def compute(scores: Scores, label: Tensor) -> dict[str, float]:
 
 
 def of_batch(table: Counts) -> dict[str, float]:
-    """Return the metrics of a batch from its ``counts``, perhaps of several instances."""
+    """Return the metrics of a batch from its confusion ``counts``, perhaps of several instances."""
     return _named(_mean(_values(table), axis=0))
 
 
 def per_event(scores: Scores, label: Tensor) -> list[dict[str, float]]:
-    """Return the metrics of each image by itself; arguments, keys and errors as in ``compute``."""
+    """Return the metrics of each image separately; arguments, keys and errors as in ``compute``."""
     return [_named(values) for values in _values(counts(scores, label))]
 
 
 def average(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each metric over the rows that have it as a number.
+    """Return the mean of each metric over the rows where it is not NaN.
 
     So a pass over many events is not spoilt by one without labelled pixels. NaN where none has it.
     """
@@ -156,7 +156,7 @@ def _highest_of_all(logits: Sequence[Tensor]) -> Tensor:
 
 
 def _highest(scores: Tensor) -> Tensor:
-    """uint8 ``[B, H, W]``; the first of equal ones, as argmax, which takes longer."""
+    """Return the argmax over classes (first of ties), uint8 ``[B, H, W]``; faster than torch's."""
     background, cosmic, neutrino = scores.unbind(dim=1)
     is_cosmic = (cosmic > background).to(torch.uint8)
     is_neutrino = neutrino > torch.maximum(background, cosmic)
@@ -164,7 +164,7 @@ def _highest(scores: Tensor) -> Tensor:
 
 
 def counts(scores: Scores, label: Tensor) -> Counts:
-    """Return how many pixels of each true class got each label.
+    """Return the confusion counts of a batch: pixels by true and predicted class.
 
     Args:
         scores: for each plane logits ``[B, 3, H, W]``, or int64 labels ``[B, 3, H, W]`` of all.
@@ -202,7 +202,7 @@ def _check_classes(label: Tensor, kind: str) -> None:
 
 
 def _values(table: Counts) -> NDArray[np.float64]:
-    """``[B, plane, true, predicted]`` to ``[B, plane, name]`` in the order of ``NAMES``."""
+    """Compute metrics ``[B, plane, name]`` from counts ``[B, plane, true, predicted]``."""
     cosmic, neutrino = _iou(table, COSMIC), _iou(table, NEUTRINO)
     right = np.diagonal(table, axis1=2, axis2=3)
     return np.stack(
@@ -218,7 +218,7 @@ def _values(table: Counts) -> NDArray[np.float64]:
 
 
 def _iou(table: Counts, kind: int) -> NDArray[np.float64]:
-    """Intersection over union; one where nobody expects or claims the class."""
+    """Return the intersection over union of a class; 1 if neither true nor predicted."""
     both = table[:, :, kind, kind]
     return _ratio(both, table[:, :, kind].sum(2) + table[:, :, :, kind].sum(2) - both, 1.0)
 
@@ -228,13 +228,13 @@ def _ratio(part: Counts, whole: Counts, empty: float) -> NDArray[np.float64]:
 
 
 def _mean(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    """Return the mean of the available values; NaN if no value is available."""
+    """Return the mean of the values that are not NaN; NaN if all are."""
     defined = ~np.isnan(values)
     total = np.where(defined, values, 0.0).sum(axis)
     return np.where(defined.any(axis), total / np.maximum(defined.sum(axis), 1), np.nan)
 
 
 def _named(planes: NDArray[np.float64]) -> dict[str, float]:
-    """``[plane, name]`` to a dictionary, the mean over planes first."""
+    """Convert metrics ``[plane, name]`` to a dictionary, the mean over planes first."""
     rows = np.concatenate([_mean(planes, axis=0)[None], planes])
     return dict(zip(KEYS, map(float, rows.reshape(-1)), strict=True))

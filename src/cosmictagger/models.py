@@ -1,4 +1,4 @@
-"""The networks, UResNet for images and for volumes of planes, and checks that images fit them."""
+"""The networks, UResNet for images and for volumes of planes, and a check of image sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLOPE = 0.01  # of the leaky ReLU below zero
 
 @dataclasses.dataclass(frozen=True)
 class Dimensions:
-    """The layers of a kind of network, and what a square kernel means to them.
+    """The layer types of a 2D or 3D network, and its kernel shapes.
 
     Attributes:
         conv: a convolution.
@@ -47,7 +47,7 @@ class Dimensions:
 
 
 def leaky() -> nn.Module:
-    """Return the activation of every ordinary block."""
+    """Return the leaky ReLU activation of ordinary convolution blocks."""
     return nn.LeakyReLU(negative_slope=SLOPE)
 
 
@@ -72,7 +72,7 @@ VOLUMES = Dimensions(
 
 
 class Block(nn.Module):
-    """Convolution, normalisation, activation.
+    """A convolution block: convolution, normalisation, activation.
 
     Args:
         network: whether there is a bias and a normalisation.
@@ -105,12 +105,12 @@ class Block(nn.Module):
         self.activation = nn.Identity() if activation is None else activation()
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, inputs, ...]`` to ``[B, outputs, ...]``."""
+        """Return ``[B, outputs, ...]`` for ``[B, inputs, ...]``."""
         return self.activation(self.norm(self.conv(x)))
 
 
 class Resampling(nn.Module):
-    """A convolution of 2 x 2 that halves the image, or doubles it; normalisation, activation."""
+    """A 2 x 2 convolution that halves or doubles the image, with normalisation and activation."""
 
     def __init__(
         self, network: Network, dimensions: Dimensions, inputs: int, outputs: int, up: bool
@@ -123,12 +123,12 @@ class Resampling(nn.Module):
         self.activation = dimensions.resampled()
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, inputs, ..., H, W]`` to ``[B, outputs, ..., H / 2, W / 2]``, or ``2 H, 2 W``."""
+        """Return ``[B, outputs, ..., H / 2, W / 2]``, or ``2 H, 2 W`` if upsampling."""
         return self.activation(self.norm(self.conv(x)))
 
 
 class ResidualBlock(nn.Module):
-    """Two blocks around which the input is added (He et al., arXiv:1512.03385)."""
+    """A residual block of two convolution blocks (He et al., arXiv:1512.03385)."""
 
     def __init__(
         self, network: Network, dimensions: Dimensions, channels: int, kernel: tuple[int, ...]
@@ -146,7 +146,7 @@ class ResidualBlock(nn.Module):
 def repeated(
     network: Network, dimensions: Dimensions, count: int, channels: int, edge: int = 3
 ) -> list[nn.Module]:
-    """Blocks of ``edge`` x ``edge`` pixels that keep the shape, residual if the network says so."""
+    """Return ``count`` shape-preserving blocks with square kernels, residual if configured."""
     kernel = dimensions.extent(edge)
     return [
         ResidualBlock(network, dimensions, channels, kernel)
@@ -157,7 +157,7 @@ def repeated(
 
 
 class PoolingDown(nn.Module):
-    """Halves by the largest of 2 x 2 pixels, then changes the channels."""
+    """Downsampling by 2 x 2 max pooling, then a convolution that changes the channels."""
 
     def __init__(self, network: Network, dimensions: Dimensions, inputs: int, outputs: int):
         super().__init__()
@@ -165,12 +165,12 @@ class PoolingDown(nn.Module):
         self.bottleneck = Block(network, dimensions, inputs, outputs, dimensions.extent(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, inputs, ..., H, W]`` to ``[B, outputs, ..., H / 2, W / 2]``."""
+        """Return ``[B, outputs, ..., H / 2, W / 2]`` for ``[B, inputs, ..., H, W]``."""
         return self.bottleneck(self.pool(x))
 
 
 class InterpolationUp(nn.Module):
-    """Doubles by interpolation, then changes the channels."""
+    """Upsampling by interpolation, then a convolution that changes the channels."""
 
     def __init__(self, network: Network, dimensions: Dimensions, inputs: int, outputs: int):
         super().__init__()
@@ -179,7 +179,7 @@ class InterpolationUp(nn.Module):
         self.bottleneck = Block(network, dimensions, inputs, outputs, dimensions.extent(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, inputs, ..., H, W]`` to ``[B, outputs, ..., 2 H, 2 W]``."""
+        """Return ``[B, outputs, ..., 2 H, 2 W]`` for ``[B, inputs, ..., H, W]``."""
         return self.bottleneck(self.up(x))
 
 
@@ -187,7 +187,7 @@ class SumConnection(nn.Module):
     """Skip connection that adds the encoder's activations."""
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        """Return a tensor of the shape that both inputs have."""
+        """Return the sum of both inputs; all shapes are equal."""
         return x + skip
 
 
@@ -195,7 +195,7 @@ class NoConnection(nn.Module):
     """Skip connection that ignores the encoder's activations."""
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        """Return the first input."""
+        """Return the decoder's activations unchanged."""
         return x
 
 
@@ -207,7 +207,7 @@ class ConcatConnection(nn.Module):
         self.bottleneck = Block(network, dimensions, 2 * channels, channels, dimensions.extent(1))
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        """Return a tensor of the shape that both inputs have."""
+        """Return the convolution of both inputs; all shapes are equal."""
         return self.bottleneck(torch.cat([x, skip], dim=1))
 
 
@@ -243,19 +243,19 @@ Planes = tuple[Tensor, ...]
 
 
 class BlockSeries(nn.Module):
-    """Convolution blocks in sequence."""
+    """A sequence of convolution blocks."""
 
     def __init__(self, network: Network, count: int, channels: int, edge: int = 3):
         super().__init__()
         self.blocks = nn.Sequential(*repeated(network, IMAGES, count, channels, edge))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, channels, h, w]``; keeps the shape."""
+        """Apply all blocks to ``[B, channels, h, w]``; keeps the shape."""
         return self.blocks(x)
 
 
 class SharedDeepest(nn.Module):
-    """The deepest level, where planes are concatenated as channels; only here do planes mix."""
+    """The deepest level, with planes concatenated as channels; planes mix only here."""
 
     def __init__(self, network: Network, channels: int):
         super().__init__()
@@ -267,7 +267,7 @@ class SharedDeepest(nn.Module):
         self.unbottleneck = Block(network, IMAGES, narrow, wide, (1, 1))
 
     def forward(self, planes: Planes) -> Planes:
-        """Three of ``[B, C, h, w]``; keeps the shapes."""
+        """Apply the deepest level to three ``[B, C, h, w]`` planes; keeps the shapes."""
         return self._through(torch.cat(planes, dim=1)).chunk(PLANES, dim=1)
 
     def _through(self, x: Tensor) -> Tensor:
@@ -278,24 +278,24 @@ class SeparateDeepest(SharedDeepest):
     """The deepest level with separate planes (``network.block_concat``)."""
 
     def forward(self, planes: Planes) -> Planes:
-        """Three of ``[B, C, h, w]``; keeps the shapes."""
+        """Apply the deepest level to three ``[B, C, h, w]`` planes; keeps the shapes."""
         return tuple(self._through(plane) for plane in planes)
 
 
 class Bottom(nn.Module):
-    """Below the last level; a module of its own because the original's names have it."""
+    """A wrapper of the deepest level, for the original's parameter names."""
 
     def __init__(self, deepest: nn.Module):
         super().__init__()
         self.main_module = deepest
 
     def forward(self, x: Any) -> Any:
-        """Planes, three of ``[B, C, h, w]``, or a volume ``[B, C, 3, h, w]``; keeps the shapes."""
+        """Apply the deepest level to three planes or a volume; keeps the shapes."""
         return self.main_module(x)
 
 
 class Level(nn.Module):
-    """A level of encoder and decoder, with all smaller levels inside."""
+    """A U-Net level: encoder and decoder blocks of a size, with all smaller levels inside."""
 
     def __init__(self, network: Network, level: int):
         super().__init__()
@@ -309,7 +309,7 @@ class Level(nn.Module):
         self.connection = connection(network, IMAGES, filters)
 
     def forward(self, planes: Planes) -> Planes:
-        """Three of ``[B, C, h, w]``; keeps the shapes. The skip is what comes in, untouched."""
+        """Apply the level to three ``[B, C, h, w]`` planes; keeps the shapes. Skip: the input."""
         smaller = tuple(self.downsample(self.down_blocks(plane)) for plane in planes)
         smaller = self.main_module(smaller)
         return tuple(
@@ -319,7 +319,7 @@ class Level(nn.Module):
 
 
 class UResNet(nn.Module):
-    """Labels the pixels of three planes. Build it with :func:`cosmictagger.models.build`."""
+    """U-Net that labels the pixels of three planes; see :func:`cosmictagger.models.build`."""
 
     def __init__(self, network: Network):
         super().__init__()
@@ -331,7 +331,7 @@ class UResNet(nn.Module):
         self.apply(_initialise)
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores of the classes for each pixel.
+        """Return the logits of the classes for each pixel.
 
         Args:
             image: ``[B, 3, H, W]``, one channel for each plane.
@@ -356,7 +356,7 @@ def _below(network: Network, level: int) -> nn.Module:
 
 
 def _initialise(module: nn.Module) -> None:
-    """Xavier for convolutions (Glorot and Bengio 2010); transposed ones keep torch's default."""
+    """Initialize convolutions by Xavier (Glorot and Bengio 2010); not transposed ones."""
     if isinstance(module, nn.Conv2d):
         nn.init.xavier_uniform_(module.weight)
         if module.bias is not None:
@@ -364,13 +364,13 @@ def _initialise(module: nn.Module) -> None:
 
 
 def series(network: Network, count: int, channels: int, edge: int = 3) -> nn.Sequential:
-    """Return blocks in sequence, named as in the original network."""
+    """Return a sequence of blocks, named as in the original network."""
     blocks = repeated(network, VOLUMES, count, channels, edge)
     return nn.Sequential(OrderedDict((f"block_{i}", block) for i, block in enumerate(blocks)))
 
 
 class Deepest3D(nn.Module):
-    """The smallest size: the kernels that change the channels also reach over the planes."""
+    """The deepest level of the 3D network; its bottleneck kernels also span the planes."""
 
     def __init__(self, network: Network, channels: int):
         super().__init__()
@@ -382,12 +382,12 @@ class Deepest3D(nn.Module):
         self.splitter = Block(network, VOLUMES, narrow, channels, across)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, C, 3, h, w]``; keeps the shape."""
+        """Apply the deepest level to a volume ``[B, C, 3, h, w]``; keeps the shape."""
         return self.splitter(self.blocks(self.merger(x)))
 
 
 class Level3D(nn.Module):
-    """A level of encoder and decoder, with all smaller levels inside."""
+    """A 3D U-Net level: encoder and decoder blocks of a size, with all smaller levels inside."""
 
     def __init__(self, network: Network, level: int):
         super().__init__()
@@ -401,14 +401,14 @@ class Level3D(nn.Module):
         self.connection = connection(network, VOLUMES, filters)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, C, 3, h, w]``; keeps the shape. The skip is what the way down made of it."""
+        """Apply the level to ``[B, C, 3, h, w]``; keeps the shape. Skip: the encoder's output."""
         skip = self.down_blocks(x)
         x = self.upsample(self.main_module(self.downsample(skip)))
         return self.connection(self.up_blocks(x), skip)
 
 
 class UResNet3D(nn.Module):
-    """Labels the pixels of a volume. Build it with :func:`cosmictagger.models.build`."""
+    """3D U-Net that labels the pixels of a volume; see :func:`cosmictagger.models.build`."""
 
     def __init__(self, network: Network):
         super().__init__()
@@ -419,7 +419,7 @@ class UResNet3D(nn.Module):
         self.bottleneck = nn.Conv3d(filters, CLASSES, kernel_size=1, bias=network.bias)
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores of the classes for each pixel.
+        """Return the logits of the classes for each pixel.
 
         Args:
             image: ``[B, 3, H, W]``, one channel for each plane.
@@ -440,7 +440,7 @@ def _below_3d(network: Network, level: int) -> nn.Module:
 
 
 class LossInForward(nn.Module):
-    """A network and its loss as one module.
+    """A module that computes a network's logits and loss in its forward pass.
 
     Args:
         network: from ``[B, 3, H, W]`` to three of ``[B, 3, H, W]``.
@@ -475,7 +475,7 @@ FULL_SIZE = (1280, 2048)  # rows (time) and columns (wires) of an SBND image
 def check_image_size(
     network: Network, image_size: tuple[int, int], stored: tuple[int, int] = FULL_SIZE
 ) -> None:
-    """Refuse images of which a halving of the network would meet an odd size."""
+    """Raise if an image size is not divisible by the network's downsampling."""
     rows, columns = image_size
     factor = 2**network.depth
     if rows > 0 and columns > 0 and rows % factor == 0 and columns % factor == 0:
@@ -490,7 +490,7 @@ def check_image_size(
 
 
 def build(network: Network, image_size: tuple[int, int]) -> nn.Module:
-    """Return the network a configuration describes, with fresh weights from torch's random numbers.
+    """Build the network of a configuration with random initial weights.
 
     Returns:
         A module from ``[B, 3, H, W]`` to three of ``[B, 3, H, W]``: for each plane the scores of

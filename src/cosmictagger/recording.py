@@ -1,4 +1,4 @@
-"""Records of a run: log, tables, times, progress bar, TensorBoard files, and run.json."""
+"""Records of a run: log, CSV tables, timings, progress bar, TensorBoard files, and run.json."""
 
 import contextlib
 import datetime
@@ -27,7 +27,7 @@ logger = logging.getLogger("cosmictagger")
 
 
 class _Terminal(logging.Handler):
-    """Writes above a progress bar; leaves step lines out where a bar shows them anyway."""
+    """A log handler that writes above the progress bar; omits step lines where a bar is shown."""
 
     def __init__(self, steps: bool):
         super().__init__()
@@ -39,7 +39,7 @@ class _Terminal(logging.Handler):
 
 
 class _OfAnother(_Terminal):
-    """The terminal of an instance that is not the first: its problems, which nobody else tells."""
+    """The terminal log handler of other instances than the first: their own warnings only."""
 
     def __init__(self, index: int):
         super().__init__(steps=False)
@@ -50,7 +50,7 @@ class _OfAnother(_Terminal):
 
 @contextlib.contextmanager
 def logging_to(folder: Path, instance: int = 0) -> Iterator[None]:
-    """Send the application's log to ``process.log`` in a folder and to the terminal.
+    """Route the application's log to ``process.log`` in a folder and to the terminal.
 
     Args:
         folder: made if it is not there.
@@ -90,17 +90,17 @@ def warn_once(text: str) -> None:
 
 
 def log_step(saver: str, step: int, metrics: Mapping[str, float]) -> None:
-    """Log the line of a step."""
+    """Log the metrics of a step in one line."""
     logger.info(step_line(saver, step, metrics), extra={"kind": "step"})
 
 
 def log_to_file(level: int, text: str, *, exc_info: bool = False) -> None:
-    """Log what the terminal gets in another way, with a traceback if there is one to tell."""
+    """Log a message to the file only, optionally with traceback."""
     logger.log(level, text, extra={"kind": "file"}, exc_info=exc_info)
 
 
 def step_line(saver: str, step: int, metrics: Mapping[str, float]) -> str:
-    """Return the line of a step.
+    """Format the metrics of a step as a log line.
 
     Args:
         saver: ``train``, ``test`` or ``ana``.
@@ -119,7 +119,7 @@ def step_line(saver: str, step: int, metrics: Mapping[str, float]) -> str:
 
 
 class Table:
-    """A CSV file of metrics; rows are added at its end.
+    """A CSV file of metrics; rows are appended.
 
     Args:
         path: the file; a header is written where it is new. None keeps nothing.
@@ -130,7 +130,7 @@ class Table:
         self._columns: list[str] | None = None
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a row; metrics that the table has no column for are left out."""
+        """Append a row; metrics without a column are omitted."""
         if self._path is None:
             return
         columns = self._columns or self._columns_in(self._path) or list(metrics)
@@ -183,12 +183,12 @@ class RunRecord:
         self.write()
 
     def update(self, values: Mapping[str, Any]) -> None:
-        """Add entries and write the file, at once or not at all."""
+        """Add entries and write the record atomically."""
         self.values.update(values)
         self.write()
 
     def end(self, how: str) -> None:
-        """Note how the run ended, and when."""
+        """Record how and when the run ended."""
         self.update({"ended": how, "finished": _now()})
 
     def write(self) -> None:
@@ -199,7 +199,7 @@ class RunRecord:
 
 
 def entries_of(path: Path | None) -> dict[str, Any]:
-    """Return the entries of a ``run.json``; none where it is not there or damaged."""
+    """Return the entries of a ``run.json``; empty if it is missing or damaged."""
     with contextlib.suppress(OSError, ValueError):
         entries = None if path is None else json.loads(path.read_text(encoding="utf-8"))
         return entries if isinstance(entries, dict) else {}
@@ -238,7 +238,7 @@ _OF_A_STEP = ("forward", "loss", "backward", "optimizer")
 
 
 class Timings:
-    """Times of the iterations of a run."""
+    """Wall-clock times of the iterations of a run and their parts."""
 
     def __init__(self):
         self._rows: list[np.ndarray] = []
@@ -247,7 +247,7 @@ class Timings:
 
     @contextlib.contextmanager
     def iteration(self, index: int) -> Iterator[None]:
-        """Time an iteration; record it if it ends without an error."""
+        """Time an iteration; recorded only if it ends without an error."""
         self._row = np.zeros((), _RECORD)
         self._row["i"] = index
         self._row["start"] = np.datetime64(time.time_ns() // 1000, "us")
@@ -259,26 +259,26 @@ class Timings:
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Time a part of the present iteration; repeated parts add up."""
+        """Time a part of the current iteration; repeated parts add up."""
         started = time.perf_counter()
         yield
         self.add(name, time.perf_counter() - started)
 
     def add(self, name: str, seconds: float) -> None:
-        """Add seconds measured elsewhere to a part of the present iteration."""
+        """Add seconds measured elsewhere to a part of the current iteration."""
         self._row[name] += _microseconds(seconds)
 
     def seconds(self, name: str) -> float:
-        """Return how long a part of the present iteration took so far."""
+        """Return the seconds so far in a part of the current iteration."""
         return float(self._row[name] / np.timedelta64(1, "s"))
 
     @property
     def iterations(self) -> list[float]:
-        """Seconds of each whole iteration."""
+        """Seconds of each iteration."""
         return [float(row["iteration"] / np.timedelta64(1, "s")) for row in self._rows]
 
     def split(self) -> dict[str, float]:
-        """Return mean seconds of an iteration and its parts, if possible without the first one.
+        """Return mean seconds of an iteration and its parts, without the first if possible.
 
         Returns:
             ``iteration`` and those of ``PARTS`` that took any time.
@@ -303,7 +303,7 @@ def _microseconds(seconds: float) -> np.timedelta64:
 
 
 def throughput(iterations: list[float], images: float) -> dict[str, float]:
-    """Return images per second without the first iterations, which compile and warm up.
+    """Return images per second, excluding the first iterations (compilation, warm-up).
 
     Returns:
         By name: ``all``, ``except_first``, ``except_first_two``, and ``last_40`` of longer runs.
@@ -313,7 +313,7 @@ def throughput(iterations: list[float], images: float) -> dict[str, float]:
 
 
 def _without_first(iterations: list[float]) -> list[tuple[str, str, list[float]]]:
-    """Return name, words and times of each part of the iterations that a run reports."""
+    """Return (name, text, times) of the ranges of iterations in the throughput report."""
     parts = [
         ("except_first", "except first iteration", iterations[1:]),
         ("except_first_two", "except first two iterations", iterations[2:]),
@@ -324,7 +324,7 @@ def _without_first(iterations: list[float]) -> list[tuple[str, str, list[float]]
 
 
 def split_line(split: Mapping[str, float]) -> str:
-    """Return where the time of an iteration went, in one line; ``split`` is that of ``Timings``."""
+    """Format the mean times of an iteration's parts (of ``Timings.split``) in one line."""
     others = [name for name in PARTS if name not in ("io", "train", *_OF_A_STEP)]
 
     def said(*names: str) -> str:
@@ -338,7 +338,7 @@ def split_line(split: Mapping[str, float]) -> str:
 
 
 def closing_lines(iterations: list[float], images: float) -> list[str]:
-    """Return the lines at the end of a run, in the words that CosmicTagger's analysis looks for."""
+    """Return the throughput lines at the end of a run, as CosmicTagger's analysis parses them."""
     rates = throughput(iterations, images)
     lines = [f"Total time to batch_process: {sum(iterations):.4f}"]
     for name, words, times in _without_first(iterations):
@@ -414,13 +414,13 @@ class Summaries:
             self._writer = SummaryWriter(str(folder), purge_step=step or None)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Write one scalar per name."""
+        """Write one TensorBoard scalar per name."""
         if self._writer is not None:
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
 
     def images(self, step: int, logits: Sequence[torch.Tensor], label: torch.Tensor) -> None:
-        """Prediction and label of the first image, per plane: cosmic grey, neutrino white.
+        """Write TensorBoard images of prediction and label of the first event, per plane.
 
         Args:
             step: its number.
@@ -436,6 +436,6 @@ class Summaries:
                 self._writer.add_image(f"{name}/plane_{plane}", grey, step)
 
     def close(self) -> None:
-        """Write buffered data."""
+        """Flush buffered TensorBoard data and close."""
         if self._writer is not None:
             self._writer.close()

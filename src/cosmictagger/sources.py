@@ -1,4 +1,4 @@
-"""The events that a configuration names: files, random numbers, or the built-in generator's."""
+"""Event sources of a configuration: files, random numbers, or the built-in generator."""
 
 import os
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _HELD_OUT = 1_000_000  # added to the generator's seed for events that nothing i
 
 
 def training(config: Config, seed: int, instances: Instances) -> BatchStream:
-    """Endless shuffled batches of the images of one update.
+    """Return an endless loader of shuffled training batches, one per update.
 
     Args:
         config: settled.
@@ -41,7 +41,7 @@ def training(config: Config, seed: int, instances: Instances) -> BatchStream:
 
 
 def validation(config: Config, instances: Instances) -> BatchStream | None:
-    """Return batches of other events than those trained on, in order; None where there are none.
+    """Return a loader of validation batches, in order; None without validation events.
 
     A file that is missing is said in the log. The last batch of an epoch may be smaller, and of
     some of several instances empty.
@@ -78,7 +78,7 @@ def prepare(config: Config) -> None:
 
 
 def in_order(config: Config, seed: int, instances: Instances) -> BatchStream:
-    """Return every event once, in the order of the file; the last batch may be smaller.
+    """Return a loader of every event once, in file order; the last batch may be smaller.
 
     Of generated events those that nothing is trained on.
 
@@ -125,13 +125,13 @@ def beginning_at(loader: BatchStream, start: int) -> Iterator[Batch]:
 
 
 def turns(loader: BatchStream, start: int, total: int) -> range:
-    """Return which of the first ``total`` batches from an event on are this instance's, from 0."""
+    """Return which of ``total`` batches from an event on belong to this instance, from 0."""
     index, count = loader.order.shard
     return range((index - start // loader.batch_size) % count, total, count)
 
 
 def described(config: Config) -> str:
-    """Return which events ``in_order`` gives, in words."""
+    """Describe the events of ``in_order`` in words."""
     data = config.data
     if data.name is DataKind.synthetic:
         return "random numbers"
@@ -159,7 +159,7 @@ def _opened(config: Config, path: Path) -> EventFile:
 
 
 def cache_folder(config: Config) -> Path:
-    """Return where generated events are kept."""
+    """Return the cache folder of generated events."""
     chosen = config.data.folder or os.environ.get(_CACHE)
     return Path(chosen) if chosen else Path.home() / ".cache" / "cosmictagger"
 

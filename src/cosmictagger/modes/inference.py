@@ -1,4 +1,4 @@
-"""Inference: each event of a file once, in order, by one instance or by several."""
+"""Inference: labels each event of a file once, in order, on one or several instances."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _FOLDER, _PART = "parts", "part.ckpt"
 
 @dataclass(frozen=True)
 class Step:
-    """A batch of a pass.
+    """The result of one inference batch.
 
     Attributes:
         index: number of the batch, counted over all instances.
@@ -68,7 +68,7 @@ class Step:
 
     @property
     def shown(self) -> dict[str, float]:
-        """Metrics for log, progress bar and TensorBoard."""
+        """Metrics of the batch for log, progress bar and TensorBoard."""
         return {**self.values, "images_per_second": self.images_per_second}
 
 
@@ -96,7 +96,7 @@ class Passed:
         return [row for step in self.steps for row in step.rows]
 
     def means(self) -> dict[str, float]:
-        """Means over events; of events where a metric is defined. Empty without labels."""
+        """Return metrics averaged over events, NaN excluded; empty without labels."""
         rows = [row.metrics for row in self.rows if row.metrics]
         if not rows:
             return {}
@@ -105,7 +105,7 @@ class Passed:
 
 
 def infer(launch: Launch) -> int | None:
-    """Run the network over the events, from ``mode.start_index`` on.
+    """Run inference over the events from ``mode.start_index`` on.
 
     Returns:
         The number of the signal that ended it early, or None.
@@ -139,13 +139,13 @@ class Pass:
         self.steps: list[Step] = []
 
     def run(self) -> int | None:
-        """Run the inference pass and write all of the pass's results."""
+        """Run the inference pass and write all result files."""
         passed, collected = self._made(self.launch.folder)
         self._end(passed, collected.confusion, collected.candidates, {})
         return passed.signal
 
     def run_shared(self) -> int | None:
-        """Run this instance's share of a pass; the first instance joins all shares.
+        """Run this instance's share of an inference pass; the first instance joins all shares.
 
         Returns:
             The number of the signal that ended any instance early, or None.
@@ -165,7 +165,7 @@ class Pass:
         return instances.from_first("the end of the pass", signal)
 
     def _made(self, folder: Path) -> tuple[Passed, Collector]:
-        """Make the steps of this instance, with the predictions in a folder."""
+        """Run the inference steps of this instance; predictions are written to a folder."""
         from cosmictagger.results import writer
 
         size, downsample = self.events.image_size, self.launch.config.data.downsample
@@ -178,7 +178,7 @@ class Pass:
         return Passed(self.steps, proof, times.iterations, times.split(), stop.signal), collected
 
     def _loop(self, stop: Stop, collected: Collector) -> None:
-        """Make the steps of this instance, until a signal comes."""
+        """Run the inference steps of this instance until a stop signal."""
         batches = sources.beginning_at(self.events, self.mode.start_index)
         indices = sources.turns(self.events, self.mode.start_index, self._total())
         first = self.launch.instances.is_first
@@ -191,7 +191,7 @@ class Pass:
                 bar.step(self.steps[-1].shown)
 
     def _total(self) -> int:
-        """Return batches of all instances together."""
+        """Return the number of batches of all instances."""
         size, start = self.events.batch_size, self.mode.start_index
         whole = math.ceil(self.events.events / size) - start // size
         iterations = self.launch.config.run.iterations
@@ -225,7 +225,7 @@ class Pass:
         return step
 
     def _measured(self, batch: Batch, result: StepResult) -> tuple[dict[str, float], list[Row]]:
-        """Return metrics of a batch, none without labels, and its events."""
+        """Return metrics of a batch (none without labels) and rows of its events."""
         values: dict[str, float] = {}
         metrics: list[dict[str, float]] = [{} for _ in batch.entries]
         if batch.label is not None and result.loss is not None:
@@ -240,7 +240,7 @@ class Pass:
         return values, list(rows)
 
     def _join(self, folders: Sequence[Path]) -> int | None:
-        """Write the files of the whole pass from the parts of all instances."""
+        """Merge the result files of all instances."""
         from cosmictagger.results import writer
 
         parts = [_read(folder, index) for index, folder in enumerate(folders)]
@@ -257,7 +257,7 @@ class Pass:
     def _end(
         self, passed: Passed, confusion: Any, candidates: Candidates, more: dict[str, object]
     ) -> None:
-        """Write tables, report, record and log of the whole pass."""
+        """Write tables, report, record and log of the inference pass."""
         rows = passed.rows
         report = None
         if rows:
@@ -289,7 +289,7 @@ class Pass:
             logger.info(f"Report: {report}")
 
     def _record(self, steps: Sequence[Step]) -> None:
-        """Write the table and the TensorBoard files of the steps."""
+        """Write the metrics table and the TensorBoard files of the inference steps."""
         table = Table(self.launch.folder / "ana_metrics.csv")
         summaries = Summaries(self.launch.folder / "ana", 0, self.launch.config.run.saver)
         for step in steps:
@@ -338,7 +338,7 @@ def _check_finite(batch: Batch, result: StepResult) -> None:
 
 
 def _joined(parts: Sequence[Passed]) -> Passed:
-    """Join the shares of all instances into one pass, with steps in order."""
+    """Merge the shares of all instances into one pass, with steps in order."""
     steps = sorted((step for part in parts for step in part.steps), key=lambda step: step.index)
     first = next((part for part in parts if part.steps), parts[0])
     return Passed(
@@ -351,7 +351,7 @@ def _joined(parts: Sequence[Passed]) -> Passed:
 
 
 def _stored(passed: Passed, collected: Collector) -> dict[str, Any]:
-    """Return an instance's part of a pass as plain values and tensors."""
+    """Serialize an instance's share of an inference pass to plain values and tensors."""
     content = {
         "passed": dataclasses.asdict(passed),
         "confusion": collected.confusion,
@@ -363,7 +363,7 @@ def _stored(passed: Passed, collected: Collector) -> dict[str, Any]:
 
 
 def _read(folder: Path, index: int) -> tuple[Passed, Any, Candidates]:
-    """Read the share of a pass that ``_stored`` has written in an instance's folder."""
+    """Load an instance's share of an inference pass, as written by ``_stored``."""
     try:
         content = state_file.read(folder / _PART)
     except FileNotFoundError:

@@ -14,7 +14,7 @@ from cosmictagger.recording import Bar, logger
 
 
 def measure(launch: Launch) -> int | None:
-    """Read ``run.iterations`` batches, or as many as there are, and log the speed.
+    """Read up to ``run.iterations`` batches and log the reading speed.
 
     Returns:
         The number of the signal that ended it early, or None.

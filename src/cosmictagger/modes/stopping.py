@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: unfinished files are deleted, and a loop ends in order.
+"""Handling of Ctrl-C and SIGTERM: unfinished files are deleted, and loops end in order.
 
 Anywhere the signal becomes an exception, so that no half-written file stays. Inside ``Stop`` the
 first one lets the loop finish its step; the second one is the exception, a third ends the process.
@@ -17,7 +17,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal came.
+    """An exception raised by a stop signal.
 
     Attributes:
         signal: its number.
@@ -29,7 +29,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class _Handlers:
-    """Context manager that answers both signals; outside the main thread it does nothing."""
+    """Context manager that installs handlers of both signals, in the main thread only."""
 
     def __init__(self, on_signal: Callable[[int, FrameType | None], None]):
         self._on_signal = on_signal
@@ -47,7 +47,7 @@ class _Handlers:
 
 
 def interruptible() -> _Handlers:
-    """Return a block in which each signal raises ``Stopped``."""
+    """Return a context in which each stop signal raises ``Stopped``."""
     return _Handlers(_raise)
 
 
@@ -57,7 +57,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 class Stop(_Handlers):
-    """Context manager that records the first stop signal for the loop in the block.
+    """Context manager that records the first stop signal, for the loop inside to end in order.
 
     Attributes:
         signal: the number of the signal that came, or None.

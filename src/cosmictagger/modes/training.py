@@ -1,4 +1,4 @@
-"""Training: the loop over batches, steps and files; its learning rate; work of all instances."""
+"""Training loop: batches, learning rate, validation, checkpoints; synchronization of instances."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _DECAY = 0.999  # per epoch
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rate by step.
+    """The learning rate as a function of the step.
 
     Attributes:
         peak: learning rate of the plateau.
@@ -67,11 +67,11 @@ class Schedule:
     surplus: int = 0
 
     def images(self, step: int) -> int:
-        """Return how many images were seen before a step."""
+        """Return the number of images seen before a step."""
         return step * self.images_per_step + self.surplus
 
     def epoch(self, step: int) -> float:
-        """Return how often the training set has been seen before a step."""
+        """Return the number of epochs completed before a step, as a float."""
         return self.images(step) / self.events
 
     def __call__(self, step: int) -> float:
@@ -91,7 +91,7 @@ _RESTARTS, _OF_TORCHRUN = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
 def open_events(
     launch: Launch, stack: contextlib.ExitStack
 ) -> tuple[BatchStream, BatchStream | None]:
-    """Return the events to train on and those to validate on, the same on all instances."""
+    """Open the training and validation events, checked to be the same on all instances."""
     config, instances = launch.config, launch.instances
     with instances.together("the generated events"):
         if instances.is_first:
@@ -108,7 +108,7 @@ def open_events(
 
 
 def steps_to_make(launch: Launch, step: int) -> int:
-    """``run.iterations``, or what is left of them where a launcher has restarted the run."""
+    """Return the number of steps to run: ``run.iterations``, or the rest after a restart."""
     iterations = launch.config.run.iterations
     assert iterations is not None  # settled
     until, launcher = step + iterations, _launcher()
@@ -130,7 +130,7 @@ def _launcher() -> str:
 def mean_loss(
     instances: Instances, result: StepResult, signal: int | None
 ) -> tuple[float, int | None]:
-    """Return the loss over the images of all instances, of which each has as many.
+    """Return the loss averaged over all instances, which have equally many images.
 
     Returns:
         The loss, and a signal that has come to any instance, for all to obey at the same step.
@@ -147,7 +147,7 @@ def mean_loss(
 def all_metrics(
     instances: Instances, logits: Sequence[torch.Tensor], label: torch.Tensor, size: int
 ) -> dict[str, float]:
-    """Return metrics over the images of all instances, equal to those of one with all these images.
+    """Return metrics over the images of all instances, as if computed in one batch.
 
     Args:
         instances: the instances.
@@ -165,13 +165,13 @@ def all_metrics(
 
 
 def of_nothing(batch: Batch) -> StepResult:
-    """Return the step of an instance that has no images left; others have the last ones."""
+    """Return the empty step result of an instance without images left."""
     empty = torch.zeros(0, 3, *batch.image.shape[2:])
     return StepResult(torch.tensor(torch.nan), (empty, empty, empty))
 
 
 def compare_weights(instances: Instances, backend: Backend, step: int) -> None:
-    """Prove that all instances have trained one network: they end with the same bits."""
+    """Raise unless all instances have bitwise equal weights after training."""
     if instances.count > 1:
         weights_hash = checkpoints.weights_hash(dict(backend.network.named_parameters()))
         instances.agree(
@@ -183,7 +183,7 @@ _FORMAT = 1  # of checkpoints
 
 
 def train(launch: Launch) -> int | None:
-    """Train for ``run.iterations`` steps more.
+    """Train for another ``run.iterations`` steps.
 
     Returns:
         The number of the signal that ended it early, or None.
@@ -265,7 +265,7 @@ class Training:
                 warn_once(f"{name} starts at its first batch. {error}")
 
     def content(self) -> dict[str, Any]:
-        """Return the contents of a checkpoint."""
+        """Return the contents of a checkpoint: weights, optimizer and positions."""
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         return {
             "format": _FORMAT,
@@ -309,7 +309,7 @@ class Training:
                 summaries.close()
 
     def _is_stopped(self, stop: Stop) -> bool:
-        """Return whether a signal has come to this instance, or to another before the last step."""
+        """Return whether this instance got a stop signal, or another one before the last step."""
         if self.instances.count == 1:
             self._signal = stop.signal
         return self._signal is not None
@@ -376,7 +376,7 @@ class Training:
         return "" if self.instances.is_first else f"-{self.instances.index}"
 
     def _checked(self, batch: Batch, result: StepResult, stop: Stop) -> StepResult:
-        """Return the result with the loss over all instances, which has to be a number."""
+        """Return the result with the loss averaged over all instances; raise if not finite."""
         loss, self._signal = mean_loss(self.instances, result, stop.signal)
         if math.isfinite(loss):
             return dataclasses.replace(result, loss=torch.tensor(loss, dtype=torch.float64))
@@ -385,7 +385,7 @@ class Training:
         raise problem or TrainingError(f"The loss of step {self.step} is {loss}.")
 
     def _not_finite(self, batch: Batch, result: StepResult) -> TrainingError | None:
-        """Return the problem with the loss of this instance's events, if not finite."""
+        """Return the error to raise if this instance's loss is not finite, else None."""
         assert result.loss is not None
         if torch.isfinite(result.loss):
             return None

@@ -1,1 +1,1 @@
-"""Files of an inference pass: predictions, event displays, curves and a report page."""
+"""Result files of inference: predictions, event displays, curves and a report page."""

@@ -1,4 +1,4 @@
-"""Pictures of a report: event displays and training curves."""
+"""Plots of a report: event displays and training curves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PANEL_PIXELS = 400  # across; finer images are thinned, keeping what matters mo
 
 
 def save_display(event: EventRecord, path: Path) -> Path:
-    """Draw an event into ``path``, at once or not at all; folders are made.
+    """Draw an event into a PNG file, written atomically.
 
     Args:
         event: with or without labels; without, the column of the truth shows the charge.
@@ -46,7 +46,7 @@ def save_display(event: EventRecord, path: Path) -> Path:
 
 
 def draw_display(event: EventRecord) -> Figure:
-    """Return an event as a figure of three rows (planes) by three columns."""
+    """Draw an event as a figure of three rows (planes) by three columns."""
     figure = Figure(figsize=(15, 10.6), facecolor="white")
     axes = figure.subplots(PLANES, 3, sharex=True, sharey=True, gridspec_kw=_GRID)
     views = [event.plane(index) for index in range(PLANES)]
@@ -135,7 +135,7 @@ def _note(panel: Axes, text: str) -> None:
 
 
 def _colour(classes: NDArray, image: NDArray) -> NDArray[np.float32]:
-    """RGB and rank, float32 ``[H, W, 4]``: class as hue, charge as depth, rank 0 where empty."""
+    """Return RGB and rank, float32 ``[H, W, 4]``: hue is class, depth is charge, 0 ranks empty."""
     palette = np.array([to_rgb(colour) for colour in CLASS_COLORS], np.float32)
     # Background is noise: half as deep, so that it does not compete with the classes.
     depth = (0.55 + 0.45 * _log_charge(image)) * np.where(classes == 0, 0.6, 1.0)
@@ -158,7 +158,7 @@ def _log_charge(image: NDArray) -> NDArray[np.float32]:
 
 
 def _thin(picture: NDArray) -> NDArray:
-    """Return of each cell of a panel the pixel with the highest rank, so no track is lost."""
+    """Downsample a picture: keep the pixel of highest rank in each cell, so no track is lost."""
     height, width, _ = picture.shape
     cell = max(1, round(width / _PANEL_PIXELS))
     height, width = height // cell, width // cell
@@ -176,7 +176,7 @@ def _show(panel: Axes, picture: NDArray, size: tuple[int, int], factor: int) -> 
 
 
 def _neutrino_box(view: PlaneView) -> tuple[int, int, int, int] | None:
-    """Return row and column bounds around the neutrino; None without one or if it fills all.
+    """Return row and column bounds around the neutrino; None without neutrino or if it fills all.
 
     The truth decides, where there is one: a network early in training predicts neutrinos all over
     the frame. The box is the smallest that holds most of it, not all: neutrons leave specks far
@@ -196,7 +196,7 @@ def _neutrino_box(view: PlaneView) -> tuple[int, int, int, int] | None:
 
 
 def _fullest_window(mask: NDArray, scale: float) -> tuple[int, tuple[int, int, int, int]]:
-    """Return count and bounds of the window of ``scale`` times the frame that has most pixels."""
+    """Return pixel count and bounds of the fullest window of ``scale`` times the frame."""
     height, width = mask.shape
     high, wide = max(1, round(scale * height)), max(1, round(scale * width))
     sums = np.pad(mask.astype(np.int32).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
@@ -209,7 +209,7 @@ def _fullest_window(mask: NDArray, scale: float) -> tuple[int, tuple[int, int, i
 
 
 def _empty_place(view: PlaneView, box: tuple[int, int, int, int]) -> tuple[float, float]:
-    """Return the inset's lower left corner, in fractions of the panel: where it hides least."""
+    """Return the inset's lower left corner, in fractions of the panel, with least overlap."""
     height, width = view.image.shape
     weight = (view.image != 0).astype(np.float32)
     if view.label is not None:
@@ -309,7 +309,7 @@ _SMOOTHING = 0.05  # of the steps: the width of the running mean
 
 
 def read(path: Path) -> Curves:
-    """Return columns of a metrics file by name, float64 ``[steps]`` in the order of their steps.
+    """Read columns of a metrics file by name, float64 ``[steps]`` in step order.
 
     A resumed run may have repeated steps after its last checkpoint: the last line of a step counts.
     """
@@ -323,7 +323,7 @@ def read(path: Path) -> Curves:
 
 
 def read_curves(folder: Path) -> dict[str, Curves]:
-    """``train_metrics.csv`` and ``test_metrics.csv`` of a run, if there and not empty."""
+    """Read ``train_metrics.csv`` and ``test_metrics.csv`` of a run, if present and not empty."""
     by_file: dict[str, Curves] = {}
     for name in ("train", "test"):
         path = folder / f"{name}_metrics.csv"
@@ -333,7 +333,7 @@ def read_curves(folder: Path) -> dict[str, Curves]:
 
 
 def draw_curves(runs: Mapping[str, Curves]) -> Figure | None:
-    """Loss, IoU and learning rate against the step; None if no run has any of them."""
+    """Draw loss, IoU and learning rate against the step; None without data."""
     panels = [
         (title, names)
         for title, names in _PANELS
@@ -350,7 +350,7 @@ def draw_curves(runs: Mapping[str, Curves]) -> Figure | None:
 
 
 def save_curves(runs: Mapping[str, Curves], path: Path) -> Path | None:
-    """Draw the curves into a PNG file; None, and no file, without curves to draw."""
+    """Draw the training curves into a PNG file; None, and no file, without data."""
     figure = draw_curves(runs)
     if figure is None:
         return None
@@ -408,7 +408,7 @@ def _draw_train(
 
 
 def _running_mean(values: NDArray) -> NDArray:
-    """Return the mean over a centred window that gets narrower at the ends; NaN does not spread."""
+    """Return the mean over a centred window, narrower at the ends; NaN does not spread."""
     reach = round(len(values) * _SMOOTHING / 2)
     finite = np.isfinite(values)
     sums = np.concatenate([[0.0], np.where(finite, values, 0).cumsum()])

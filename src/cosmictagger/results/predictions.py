@@ -1,4 +1,4 @@
-"""Scores of every non-zero pixel, in the file layout of the images they belong to.
+"""Prediction files: scores of every non-zero pixel, in the layout of larcv3 images.
 
 The producers ``cosmic_prediction`` and ``neutrino_prediction`` hold softmax scores,
 ``class_prediction`` the class with the highest one (0 background, 1 cosmic, 2 neutrino); the score
@@ -28,7 +28,7 @@ PRODUCERS = (COSMIC_PRODUCER, NEUTRINO_PRODUCER, CLASS_PRODUCER)
 
 
 class Scores(NamedTuple):
-    """The scores of one plane.
+    """The predicted scores of one plane.
 
     Attributes:
         cosmic: float32 ``[H, W]``, probability.
@@ -42,7 +42,7 @@ class Scores(NamedTuple):
 
 
 def scores_of(logits: torch.Tensor) -> Scores:
-    """Return the softmax over the classes, in float32 on the host.
+    """Return the softmax of logits over the classes, in float32 on the host.
 
     Args:
         logits: ``[3, H, W]`` of one event and plane; any floating type and device.
@@ -58,7 +58,7 @@ def scores_of(logits: torch.Tensor) -> Scores:
 
 @contextlib.contextmanager
 def predictions_writer(folder: Path, size: tuple[int, int]) -> Iterator[EventWriter]:
-    """Write the predictions of a folder; the file gets its name when it is complete.
+    """Open a folder's prediction file for writing; renamed when complete.
 
     Args:
         folder: made if absent; an older file in it is replaced.
@@ -88,7 +88,7 @@ def scored_event(image: NDArray, scores: Sequence[Scores], event_id: Sequence[in
 
 
 def join_predictions(parts: Mapping[Path, Sequence[int]], folder: Path) -> None:
-    """Write one file of predictions; an older one stays until the new one is complete.
+    """Merge prediction files of instances into one, replaced atomically.
 
     Args:
         parts: by folder of an instance, the entries of its events.
@@ -113,12 +113,12 @@ def join_predictions(parts: Mapping[Path, Sequence[int]], folder: Path) -> None:
 
 
 def open_predictions(path: str | Path) -> EventFile:
-    """Open a file of predictions; ``sparse(NEUTRINO_PRODUCER, event)`` gives the scores."""
+    """Open a prediction file; ``sparse(NEUTRINO_PRODUCER, event)`` returns the scores."""
     return EventFile(path, image=NEUTRINO_PRODUCER, label=CLASS_PRODUCER)
 
 
 def read_scores(file: EventFile, event: int) -> NDArray[np.float32]:
-    """Return one event's scores, float32 ``[plane, class, H, W]``; zero where no charge is."""
+    """Read one event's scores, float32 ``[plane, class, H, W]``; zero at pixels without charge."""
     height, width = file.image_size
     scores = np.zeros((PLANES, CLASSES, width, height), np.float32)
     for producer, number in ((COSMIC_PRODUCER, COSMIC), (NEUTRINO_PRODUCER, NEUTRINO)):

@@ -1,4 +1,4 @@
-"""The report of an inference pass: one HTML page that needs no network and no other file."""
+"""HTML report of an inference pass: one self-contained page."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class Content:
 
 
 def save(content: Content, path: Path) -> Path:
-    """Write the page at once or not at all."""
+    """Write the report page atomically."""
     write_text(path, page(content))
     return path
 
 
 def page(content: Content) -> str:
-    """Return the page as HTML; pictures are inside, and every text from elsewhere is escaped."""
+    """Render the report as HTML with embedded pictures and escaped text."""
     facts = [[name, _plain(value)] for name, value in {**content.proof, **content.settings}.items()]
     sections = [section("Where it ran", table([], facts), name="proof")]
     if any(row.metrics for row in content.tally.rows):
@@ -178,7 +178,7 @@ def _event_table(rows: Sequence[Row]) -> Html:
 
 
 def _file(name: str) -> Html:
-    """Format the name of a file; link to it if it is a page."""
+    """Format a file name for the report; a link if the file is a page."""
     text = tag("code", name)
     return tag("a", text, href=name) if name.endswith(".html") else text
 

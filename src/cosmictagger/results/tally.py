@@ -1,4 +1,4 @@
-"""Events of a pass: metrics, neutrinos, and sparse records of those to draw."""
+"""Event statistics of an inference pass: metrics, neutrinos, and events to draw."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CURRENTS = {0: "CC", 1: "NC"}
 
 @dataclasses.dataclass(frozen=True)
 class Neutrino:
-    """The neutrino of an event, as the simulation made it.
+    """The true neutrino of a simulated event.
 
     Attributes:
         energy: GeV.
@@ -34,7 +34,7 @@ class Neutrino:
 
 
 def neutrino_of(particles: NDArray[np.void] | None) -> Neutrino | None:
-    """Return the first neutrino of an event's true particles; None if there is none, or no table.
+    """Return the first neutrino of an event's true particles, or None.
 
     Args:
         particles: structured, with fields ``pdg`` and ``energy_init`` (GeV), and ``current_type``
@@ -57,7 +57,7 @@ def neutrino_of(particles: NDArray[np.void] | None) -> Neutrino | None:
 
 @dataclass(frozen=True)
 class PlaneView:
-    """A plane as dense arrays ``[H, W]``; rows are time, columns are wires.
+    """Images of one plane as dense arrays ``[H, W]``; rows are time, columns are wires.
 
     Attributes:
         image: float32, charge.
@@ -77,7 +77,7 @@ SparsePlane = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class EventRecord:
-    """An event's images and scores; about 16 bytes for each pixel with charge, label or prediction.
+    """An event's sparse images and scores, about 16 bytes per non-empty pixel.
 
     Attributes:
         entry: position in the file.
@@ -97,11 +97,11 @@ class EventRecord:
 
     @property
     def has_label(self) -> bool:
-        """True if the true classes are known."""
+        """True if the event's true classes are known."""
         return bool(self.planes) and self.planes[0][2] is not None
 
     def plane(self, index: int) -> PlaneView:
-        """Return plane ``index`` as dense arrays, made anew by each call."""
+        """Return the images of a plane as new dense arrays."""
         pixel, image, label, prediction, score = self.planes[index]
 
         def dense(values: Tensor) -> NDArray:
@@ -117,7 +117,7 @@ class EventRecord:
 def sparse_plane(
     image: NDArray, label: NDArray | None, prediction: NDArray, score: NDArray
 ) -> SparsePlane:
-    """Keep the pixels of dense arrays ``[H, W]`` with charge, label or a predicted class."""
+    """Extract the pixels of dense arrays ``[H, W]`` with charge, label or a predicted class."""
     seen = (image != 0) | (prediction != 0)
     if label is not None:
         seen |= label != 0
@@ -137,7 +137,7 @@ def sparse_plane(
 
 @dataclass(frozen=True)
 class Row:
-    """An event: its position in the file, its metrics, and its neutrino or None."""
+    """Metrics of one event, with its position in the file and its true neutrino or None."""
 
     entry: int
     event_id: tuple[int, int, int]
@@ -147,7 +147,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Tally:
-    """Rows of the events, and how often each true class was taken for each other.
+    """Metrics per event and confusion counts of an inference pass.
 
     Attributes:
         confusion: int64 ``[plane, true class, predicted class]``, in pixels.
@@ -157,7 +157,7 @@ class Tally:
     confusion: Tensor
 
     def mean(self, key: str) -> tuple[float, int]:
-        """Return the mean of a metric over the events that have it, and their number."""
+        """Return the mean of a metric and the number of events for which it is finite."""
         values = np.array([row.metrics.get(key, np.nan) for row in self.rows], np.float64)
         values = values[np.isfinite(values)]
         return (float(values.mean()), len(values)) if len(values) else (float("nan"), 0)
@@ -168,7 +168,7 @@ class Tally:
 
 
 def as_csv(rows: Sequence[Row], keys: Iterable[str]) -> str:
-    """Return the rows as CSV: entry, run, subrun, event, metrics with five decimals, neutrino."""
+    """Format event rows as CSV: entry, run, subrun, event, metrics with five decimals, neutrino."""
     keys = list(keys)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -183,7 +183,7 @@ def as_csv(rows: Sequence[Row], keys: Iterable[str]) -> str:
 
 
 class Candidates:
-    """The events that may still be drawn; their number does not grow with the pass.
+    """Events kept for drawing: the worst and the best of a pass, bounded in number.
 
     Attributes:
         most: as given.
@@ -203,7 +203,7 @@ class Candidates:
         return labelled or len(self) < self.most
 
     def add(self, event: EventRecord) -> None:
-        """Add an event, and drop an event if the limit is exceeded."""
+        """Add an event; drop a median one if there are too many."""
         self.seen += event.has_label
         self._events.append(event)
         if len(self._events) > self.most:
@@ -212,13 +212,13 @@ class Candidates:
             del self._events[self.most // 2]
 
     def events(self) -> list[EventRecord]:
-        """Return the events to draw from the worst to the best; in order if all are drawn."""
+        """Return the events to draw, worst to best; in file order if all are drawn."""
         chosen = sorted(self._events, key=lambda event: event.entry)
         return sorted(chosen, key=_rank) if self.seen > self.most else chosen
 
 
 def joined_candidates(parts: Sequence[Candidates]) -> Candidates:
-    """Return the candidates of one pass over the events of all parts.
+    """Merge the events to draw of all parts of a pass.
 
     An event that is among the worst or the best of all is so in its part, too.
 

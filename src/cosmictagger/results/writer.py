@@ -1,4 +1,4 @@
-"""Files of an inference pass: table of events, displays and report."""
+"""Writes the files of an inference pass: table of events, displays and report."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Collector:
         self._downsample = downsample
 
     def add(self, batch: Batch, logits: Sequence[torch.Tensor], rows: Sequence[Row]) -> None:
-        """Add a batch.
+        """Add an inference batch to the results.
 
         Args:
             batch: its ``label`` may be None.
