@@ -1,4 +1,4 @@
-"""Was this program started by poprun, and which part of the run is it?
+"""PopDist API: detects a launch by poprun and returns the share of this instance.
 
 Programs ask that once and go on either way. `init` connects the instances, after which wrappers
 that train make their updates together. What goes wrong between instances is a `popdist.Error`.

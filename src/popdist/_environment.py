@@ -1,4 +1,4 @@
-"""The share of a run that poprun gives to one instance, read from environment variables.
+"""Instance and replica counts of a poprun launch, read from environment variables.
 
 An instance is a process; a replica is a copy of the model inside of one. poprun describes replicas
 in ``POPDIST_*``; Open MPI, which it starts instances with, numbers these in ``OMPI_COMM_WORLD_*``.
@@ -12,18 +12,18 @@ import os
 
 
 class Error(RuntimeError):
-    """The environment is not one of poprun, or something went wrong between instances.
+    """An invalid poprun environment or a failure of communication between instances.
 
     Differs from the original: a class of its own, so that programs can tell it from others.
     """
 
 
 class CheckpointError(Error):
-    """A checkpoint cannot be written, or training cannot go on from it."""
+    """A checkpoint cannot be written, or training cannot resume from it."""
 
 
 class CheckpointWarning(UserWarning):
-    """A damaged checkpoint was left out."""
+    """A damaged checkpoint was skipped."""
 
 
 TOTAL = "POPDIST_NUM_TOTAL_REPLICAS"
@@ -40,7 +40,7 @@ TORCH_SIZE, TORCH_RANK, TORCH_LOCAL_RANK = "WORLD_SIZE", "RANK", "LOCAL_RANK"
 
 
 def isPopdistEnvSet() -> bool:
-    """Tell whether poprun started this process: whether any of its variables is set."""
+    """Return whether poprun started this process, by its environment variables."""
     return any(name in os.environ for name in OF_POPRUN)
 
 
@@ -64,7 +64,7 @@ def getNumInstances() -> int:
 
 
 def getInstanceIndex() -> int:
-    """Return the number of this instance, from 0; 0 without poprun.
+    """Return the global index of this instance; 0 without poprun.
 
     Raises:
         popdist.Error: The environment does not tell it, or it is not below the number of instances.
@@ -90,7 +90,7 @@ def getInstanceIndex() -> int:
 
 
 def getLocalInstanceIndex() -> int:
-    """Return the number of this instance among those of its host, from 0; 0 without poprun."""
+    """Return the index of this instance on its host; 0 without poprun."""
     if not isPopdistEnvSet():
         for name in (MPI_LOCAL_RANK, TORCH_LOCAL_RANK):
             if name in os.environ:
@@ -99,7 +99,7 @@ def getLocalInstanceIndex() -> int:
 
 
 def getNumTotalReplicas() -> int:
-    """Return the number of replicas of all instances; 1 without poprun."""
+    """Return the number of replicas in all instances; 1 without poprun."""
     return _read(TOTAL, least=1) if isPopdistEnvSet() else getNumInstances()
 
 
@@ -109,17 +109,17 @@ def getNumLocalReplicas() -> int:
 
 
 def getReplicaIndexOffset() -> int:
-    """Return the number of this instance's first replica among all; 0 without poprun."""
+    """Return the global index of this instance's first replica; 0 without poprun."""
     return _read(OFFSET) if isPopdistEnvSet() else getInstanceIndex()
 
 
 def getNumIpusPerReplica() -> int:
-    """Return how many IPUs poprun was told that a replica has; 1 without poprun."""
+    """Return the number of IPUs per replica as passed to poprun; 1 without poprun."""
     return _of_poprun(IPUS, alone=1, least=1)
 
 
 def checkNumIpusPerReplica(ipus_per_replica: int) -> bool:
-    """Tell whether a replica has this many IPUs.
+    """Return whether replicas have the given number of IPUs.
 
     Args:
         ipus_per_replica: What the program's model needs.
@@ -128,7 +128,7 @@ def checkNumIpusPerReplica(ipus_per_replica: int) -> bool:
 
 
 def getDeviceId(ipus_per_replica: int = 0) -> int:
-    """Return the number of the device of this instance among those of its host.
+    """Return the device index of this instance on its host.
 
     Differs from the original: instances share what there is, so this is the number of the instance
     on its host, whatever its replicas need.
@@ -145,7 +145,7 @@ def getDeviceId(ipus_per_replica: int = 0) -> int:
 
 
 def check() -> None:
-    """Compare the counts that come from different variables.
+    """Raise if instance and replica counts of the environment variables contradict each other.
 
     Raises:
         popdist.Error: They contradict each other.

@@ -1,4 +1,4 @@
-"""Operations of instances: connecting, calls on some instances, and the stand-in for Horovod."""
+"""Connecting instances, calls on selected instances, and the replacement of Horovod."""
 
 import importlib.util
 import logging
@@ -17,7 +17,7 @@ _Result = TypeVar("_Result")
 
 
 def init() -> None:
-    """Connect this instance with the others; call it once, before anything else of this package.
+    """Connect this instance to all others; call it once, before other functions of popdist.
 
     Instances meet where MASTER_ADDR and MASTER_PORT say, which poprun sets, and compare their
     versions. Later calls do nothing. A single instance has nobody to connect with, so that nothing
@@ -44,7 +44,7 @@ def execute_on_instances(
     *args: _Arguments.args,
     **kwargs: _Arguments.kwargs,
 ) -> _Result | None:
-    """Call a function on some instances only: for saving, logging or a download.
+    """Call a function on selected instances only, for example for saving or logging.
 
     Nobody waits for the others.
 
@@ -70,12 +70,12 @@ _FOLDER = Path(__file__).parent / "_horovod"
 
 
 class StandInFinder(MetaPathFinder):
-    """The import finder of the package that stands for Horovod."""
+    """The import finder of popdist's replacement of `horovod`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: object = None
     ) -> ModuleSpec | None:
-        """Return the spec of the package `horovod`; None for every other name."""
+        """Return the spec of the `horovod` replacement; None for every other module name."""
         del path, target
         if fullname != "horovod":
             return None
@@ -88,6 +88,6 @@ class StandInFinder(MetaPathFinder):
 
 
 def install_horovod() -> None:
-    """Append the finder to `sys.meta_path`, after everything that is installed."""
+    """Append the finder of the `horovod` replacement to `sys.meta_path`."""
     if not any(isinstance(finder, StandInFinder) for finder in sys.meta_path):
         sys.meta_path.append(StandInFinder())

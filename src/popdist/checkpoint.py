@@ -1,4 +1,4 @@
-"""Checkpoints from which training goes on to the bit, in one process or in several.
+"""Checkpoints from which training resumes bit-exactly, in one process or several.
 
 A `Checkpointer` runs the loop over epochs and batches, writes a file every so many steps and, when
 the same program is started again, goes on behind the last one. The file holds weights, optimizer
@@ -99,7 +99,7 @@ class Checkpointer:
         self._restored = False
 
     def epochs(self, number: int) -> Iterator[int]:
-        """Yield the epochs that are left, by number; goes on with the newest checkpoint.
+        """Yield the numbers of the remaining epochs; resumes from the newest checkpoint.
 
         At the end a last checkpoint is written, so that a run that is complete stays complete.
 
@@ -130,7 +130,7 @@ class Checkpointer:
             self.step()
 
     def step(self) -> None:
-        """Count a step, and write a checkpoint when one is due; `batches` calls it.
+        """Count a step, and write a checkpoint if due; `batches` calls it.
 
         Raises:
             CheckpointError: See `save`.
@@ -140,7 +140,7 @@ class Checkpointer:
             self.save()
 
     def restore(self) -> bool:
-        """Go on with the newest checkpoint that is whole; `epochs` calls it.
+        """Resume from the newest intact checkpoint; `epochs` calls it.
 
         Only the first call does something. If a file is damaged, the one before it is taken, and
         the damaged one is renamed, with a warning.
@@ -165,7 +165,7 @@ class Checkpointer:
         return content is not None
 
     def save(self) -> None:
-        """Write a checkpoint of this moment; with several instances, all have to call it.
+        """Write a checkpoint of the current state; all instances have to call it.
 
         Raises:
             CheckpointError: It cannot be written; all instances raise it, and earlier checkpoints
@@ -195,7 +195,7 @@ class Checkpointer:
         self._saved = self.steps
 
     def _put_back(self, content: Mapping[str, Any]) -> None:
-        """Restore all objects from the content of a file."""
+        """Restore model, optimizer, loader and other objects from a checkpoint."""
         mine = content["instances"][Instances(self._model).index]
         for what, there, here in (
             ("an optimizer", content["optimizer"] is not None, self._optimizer is not None),
@@ -251,7 +251,7 @@ FORMAT = 1
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder, check that it can be written, and delete what a killed run left half."""
+    """Create the checkpoint folder, check write access, and delete temporary files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -265,7 +265,7 @@ def _prepare(folder: Path) -> None:
 
 
 def _newest(folder: Path) -> tuple[Path, bytes] | None:
-    """Return the newest checkpoint that is whole and its bytes; None if the run is new.
+    """Return path and bytes of the newest intact checkpoint; None if the run is new.
 
     Damaged ones that are newer are renamed, with a warning; if all are, none is.
     """
@@ -303,7 +303,7 @@ def _require(content: Any) -> None:
 
 @contextlib.contextmanager
 def _storage_errors() -> Iterator[None]:
-    """Raise errors of files as `CheckpointError`."""
+    """Convert serialization errors to `CheckpointError`."""
     try:
         yield
     except SerializationError as error:
@@ -311,7 +311,7 @@ def _storage_errors() -> Iterator[None]:
 
 
 class Instances:
-    """The instances that train one model, whose wrapper knows how many there are."""
+    """The instances that train one model, as many as its wrapper's options specify."""
 
     def __init__(self, model: Any) -> None:
         several = resuming.processes_of(model) > 1
@@ -322,20 +322,20 @@ class Instances:
         self.number = 1 if self._collective is None else self._collective.size
 
     def agree(self, facts: dict[str, str]) -> None:
-        """Raise a `popdist.Error` unless all instances are at the same point."""
+        """Raise a `popdist.Error` unless all instances are at the same training step."""
         if self._collective is not None:
             with _collective_errors():
                 self._collective.agree("the checkpoint", facts)
 
     def bring(self, part: bytes) -> list[bytes]:
-        """Return the parts of all instances by index, on every instance."""
+        """Gather the bytes of all instances on every instance, by index."""
         if self._collective is None:
             return [part]
         with _collective_errors():
             return gather_bytes(self._collective, "parts", part)
 
     def from_first(self, data: bytes | None, problem: str = "") -> bytes | None:
-        """Return the bytes of instance 0 on all; all raise its ``problem``, if it has one."""
+        """Broadcast bytes of instance 0; raise its ``problem`` on all instances, if any."""
         if self._collective is not None:
             with _collective_errors():
                 outcome = f"{'none' if data is None else 'bytes'} {problem}"
@@ -349,7 +349,7 @@ class Instances:
 
 @contextlib.contextmanager
 def _collective_errors() -> Iterator[None]:
-    """Raise errors between instances as `popdist.Error`."""
+    """Convert errors of collectives to `popdist.Error`."""
     try:
         yield
     except CollectiveError as problem:
@@ -360,7 +360,7 @@ _OWN = "buffers/"
 
 
 def _common(model: Any, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the state that all instances share, and the wrapper's state of this instance."""
+    """Return the training state shared by all instances, and the wrapper's own of this instance."""
     state = resuming.state_of(model)
     tensors = _plain(state.pop("tensors"), "model")
     shared = {name: value for name, value in tensors.items() if not name.startswith(_OWN)}
@@ -378,7 +378,7 @@ def _common(model: Any, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def _of_instance(loader: Any, others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of this instance outside of the wrapper."""
+    """Return the state of this instance outside the wrapper: random state, loader, others."""
     return {
         "host": host_random.read(),
         "loader": None if loader is None else _plain(loader.state_dict(), "loader"),
@@ -407,7 +407,7 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def _read(where: Path, model: Any) -> dict[str, Any] | None:
-    """Return the content of the newest checkpoint that is whole; None if there is none."""
+    """Return the content of the newest intact checkpoint; None if there is none."""
     instances = Instances(model)
     data, problem, path = None, "", where
     if instances.index == 0:

@@ -1,4 +1,4 @@
-"""Places that Slurm and MPI gave to programs which were started without poprun."""
+"""Ranks that Slurm or MPI assigned to programs started without poprun."""
 
 import os
 
@@ -11,7 +11,7 @@ __all__ = ["Place", "this_place"]
 
 
 def this_place() -> Place | None:
-    """Return the rank, counts and job that Slurm or MPI set; None under poprun or if alone.
+    """Return the rank, counts and job of Slurm or MPI; None under poprun or if alone.
 
     Raises:
         popdist.Error: The environment contradicts itself.

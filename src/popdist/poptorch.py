@@ -1,4 +1,4 @@
-"""The options of a PopTorch program that poprun started, and the connection of its instances."""
+"""PopTorch options under poprun, and the connection of instances."""
 
 from typing import Any, NoReturn
 
@@ -12,10 +12,10 @@ __all__ = ["Options"]
 
 
 def _refused(setter: str) -> Any:
-    """Return a method that refuses a setting, because poprun decides it."""
+    """Return a setter that raises, because poprun decides the setting."""
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse the setting, because poprun decides it."""
+        """Raise, because poprun decides the setting."""
         raise Error(
             f"Cannot call `{setter}` with popdist.poptorch.Options: poprun decides it. A program "
             "that decides it by itself uses poptorch.Options."
@@ -26,7 +26,7 @@ def _refused(setter: str) -> Any:
 
 
 class _PopdistDistributedOptions(_DistributedOptions):
-    """Process count and number, which are those of the instances and cannot be changed."""
+    """Read-only process count and index, as poprun assigned them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class _PopdistDistributedOptions(_DistributedOptions):
 
 
 class Options(poptorch.Options):
-    """`poptorch.Options` with replicas, process count and process number as poprun was told.
+    """`poptorch.Options` with replicas, process count and process index as set by poprun.
 
     Without poprun: one process with one replica. Everything else is set as ever.
 
@@ -76,13 +76,13 @@ class Options(poptorch.Options):
 
 
 class InstanceError(poptorch.Error, Error):
-    """An error of the exchange between instances.
+    """An error of the communication between instances.
 
     Two bases, because it may come out of this package or out of a wrapper's call.
     """
 
 
 def connect(index: int, count: int) -> None:
-    """Connect as one of several instances, and have their errors raised as `popdist.Error`."""
+    """Connect this instance to all others; errors are raised as `popdist.Error`."""
     processes.raise_as(InstanceError)
     processes.join(index, count)

@@ -1,4 +1,4 @@
-"""``python -m popdist.run`` is the command ``poprun``."""
+"""Entry point of ``python -m popdist.run``, the command ``poprun``."""
 
 import sys
 

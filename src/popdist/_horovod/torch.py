@@ -138,7 +138,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Return the objects of all instances in their order; objects are pickled."""
+    """Gather a pickled object of every instance, in rank order."""
     del name
     _check()
     if size() == 1:
@@ -149,7 +149,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """Return a new tensor with the value of instance ``root_rank``, of the same shape on all."""
+    """Broadcast a tensor of instance ``root_rank`` into a new tensor; shapes must be equal."""
     del name
     _check_root(root_rank)
     value = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -159,13 +159,13 @@ def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> 
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """Overwrite a tensor with that of one instance; see ``broadcast``."""
+    """Broadcast a tensor of one instance in place; see ``broadcast``."""
     with torch.no_grad():
         return tensor.copy_(broadcast(tensor, root_rank, name))
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
-    """Return the object of one instance, which is pickled."""
+    """Broadcast a pickled object of one instance."""
     del name
     _check_root(root_rank)
     if size() == 1:
@@ -178,7 +178,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int
 ) -> None:
-    """Overwrite the tensors of a state or of named parameters with those of one instance."""
+    """Broadcast a state dict or named parameters of one instance in place."""
     named = params.items() if isinstance(params, Mapping) else params
     for _, value in named:
         if isinstance(value, torch.Tensor):
@@ -186,7 +186,7 @@ def broadcast_parameters(
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
-    """Load the optimizer state of one instance on all instances."""
+    """Broadcast the optimizer state of one instance."""
     _check_root(root_rank)
     mine = rank() == root_rank
     state = broadcast_object(optimizer.state_dict() if mine else None, root_rank)

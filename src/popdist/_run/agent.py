@@ -1,4 +1,4 @@
-"""Instances under torch's elastic agent: started together, watched, ended and restarted together.
+"""Runs instances under torch's elastic agent: start, monitoring, shutdown and restart.
 
 All instances are workers of one agent, those of other hosts through their connection, so that one
 place knows who failed first. The store that instances find each other in is held by poprun, at
@@ -36,7 +36,7 @@ Begin = Callable[[int], list[tuple[dict[str, str], str, str]]]
 
 
 class _Rendezvous(RendezvousHandler):
-    """A new store for each attempt, held by this process."""
+    """A rendezvous handler with a new store for each attempt, hosted in this process."""
 
     def __init__(self, address: str, port: int) -> None:
         self._address, self._port = address, port
@@ -77,7 +77,7 @@ class _Rendezvous(RendezvousHandler):
 
 
 class _Attempts(LogsSpecs):
-    """Gives each instance its environment and its pipes when an attempt begins."""
+    """Log settings of the agent that pass environment and pipes to instances at each attempt."""
 
     def __init__(self, begin: Begin) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def run(
     restarts: int,
     grace: int,
 ) -> tuple[int | None, dict[int, int]]:
-    """Run all instances until they succeed, or fail for good.
+    """Run all instances with restarts until they succeed or the restarts are used up.
 
     ``begin`` is called with the number of each attempt, from 0, when everything of the one before
     has ended; it returns environment, path for stdout and path for stderr of each instance. They
@@ -153,14 +153,14 @@ def _escaped(word: str) -> str:
 
 
 class _AsDetail(logging.Handler):
-    """Passes on what the agent says as details: what matters, poprun says by itself."""
+    """A log handler that forwards the agent's messages at level DEBUG."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logger.debug("%s", record.getMessage())
 
 
 def quiet() -> None:
-    """Pass the agent's log lines to poprun's log at level DEBUG."""
+    """Route the log of torch's elastic agent to poprun's log at level DEBUG."""
     elastic = logging.getLogger("torch.distributed.elastic")
     elastic.handlers = [_AsDetail()]
     elastic.propagate = False

@@ -1,4 +1,4 @@
-"""The command poprun."""
+"""Entry point of the command ``poprun``."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ _COLUMNS = ("hosts", "ILDs", "instances", "replicas")
 
 
 def topology_table(plan: Plan) -> str:
-    """Format which domains, instances and replicas are on each host."""
+    """Format the domains, instances and replicas of each host as a table."""
     rows: list[tuple[str, ...]] = [_COLUMNS]
     for host, group in groupby(plan.instances, lambda instance: instance.host):
         instances = list(group)
@@ -43,7 +43,7 @@ _NOT_ADOPTED = ("host", "hostfile", "max_restarts", "only_output_from_instance",
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line, by default that of the process; return the exit status."""
+    """Run a ``poprun`` command line, by default that of the process; return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     set_up_log(0)
     try:
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _show(text: str) -> None:
-    """Print text of poprun; a reader that has left, such as ``head``, ends the process."""
+    """Print text of poprun; end the process if the pipe is closed (``| head``)."""
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     print(text, flush=True)
     signal.signal(signal.SIGPIPE, before)
@@ -139,7 +139,7 @@ def _say_what_has_no_effect(explicit: Mapping[str, Any]) -> None:
 def _become(
     place: Place, options: dict[str, Any], explicit: Mapping[str, Any], program: list[str]
 ) -> NoReturn:
-    """Run the program in the place of this process, as one of the ranks that there are."""
+    """Replace this process by the program, as one rank of an existing MPI or Slurm job."""
     count = options["num_instances"] or place.size
     if count != place.size:
         raise Problem(

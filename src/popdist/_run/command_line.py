@@ -1,4 +1,4 @@
-"""Options of poprun: their table, the command line, files of options, and arguments for mpirun."""
+"""Command-line options of poprun, option files, and arguments for mpirun."""
 
 import argparse
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Problem(Exception):
-    """A mistake that stops poprun before the launch: a sentence and an exit status, never 0."""
+    """An error that stops poprun before the launch, with a message and a nonzero exit status."""
 
     def __init__(self, sentence: str, status: int = 2) -> None:
         super().__init__(sentence)
@@ -29,7 +29,7 @@ YES, NO = ("yes", "true", "1"), ("no", "false", "0")
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A row of the table of options.
+    """A command-line option of poprun: a row of the table of options.
 
     Attributes:
         kind: text, count (1 or more), number (0 or more), boolean or flag.
@@ -48,7 +48,7 @@ class Option:
 
     @property
     def key(self) -> str:
-        """The name as an attribute of the parsed options."""
+        """The option's name as an attribute of the parsed options."""
         return self.name.replace("-", "_")
 
 
@@ -146,7 +146,7 @@ false, 1 or 0. Exit status: that of the instance that failed first, 128 + N if s
 
 
 def parse(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Split a command line into options by key, and the program with its arguments."""
+    """Parse a command line of poprun into options by key, and the program with its arguments."""
     values: dict[str, Any] = {}
     rest = list(argv)
     while rest and rest[0].startswith("-"):
@@ -163,7 +163,7 @@ def parse(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def convert(option: Option, text: Any) -> Any:
-    """Read the value of an option from the command line or a file."""
+    """Convert the text of an option from the command line or a file to its value."""
     word = str(text)
     if option.kind in ("boolean", "flag"):
         if word.lower() in (*YES, *NO):
@@ -222,7 +222,7 @@ def _near(name: str) -> str:
 
 
 def about(options: Mapping[str, Any]) -> str | None:
-    """Return the help or the version if the options ask for it, else None."""
+    """Return the help or version text if the options request it, else None."""
     if "help" in options:
         return parser().format_help()
     if "version" in options or "version_format" in options:
@@ -231,7 +231,7 @@ def about(options: Mapping[str, Any]) -> str | None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return a parser that writes the help; `parse` reads, because values may begin with dashes."""
+    """Return a parser for the help text only; `parse` reads values that begin with dashes."""
     root = argparse.ArgumentParser(
         "poprun",
         usage="poprun [options] PROGRAM [arguments of the program]",
@@ -253,7 +253,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def metavar(option: Option) -> str:
-    """Return how the value of an option is written in texts."""
+    """Return the placeholder of an option's value in the help."""
     return option.metavar or {"boolean": "BOOL"}.get(option.kind, "")
 
 
@@ -264,7 +264,7 @@ def _described(option: Option) -> str | None:
 
 
 def default(option: Option) -> str:
-    """Return the default of an option as text; nothing where there is none to tell."""
+    """Format the default of an option for the help; empty without default."""
     if option.kind == "flag" or option.default in (None, ()):
         return ""
     return ("no", "yes")[option.default] if option.kind == "boolean" else str(option.default)
@@ -295,7 +295,7 @@ _INTERFACE = "btl_tcp_if_include"
 
 @dataclasses.dataclass
 class Variables:
-    """Environment variables with values, names to take from poprun's own, ignored arguments."""
+    """Environment variables for instances: set values, forwarded names and ignored arguments."""
 
     values: dict[str, str] = dataclasses.field(default_factory=dict)
     names: list[str] = dataclasses.field(default_factory=list)
@@ -303,7 +303,7 @@ class Variables:
 
 
 def read_mpi_arguments(texts: Sequence[str], option: str) -> Variables:
-    """Read arguments of mpirun; ``option`` is named in errors."""
+    """Parse environment variables from mpirun arguments; errors name ``option``."""
     variables = Variables()
     for text in texts:
         try:
@@ -316,7 +316,7 @@ def read_mpi_arguments(texts: Sequence[str], option: str) -> Variables:
 
 
 def read_instance_arguments(texts: Sequence[str], count: int) -> dict[int, Variables]:
-    """Read ``IDX:ARGS`` for single instances."""
+    """Parse ``IDX:ARGS`` arguments for single instances."""
     option = "instance-mpi-local-args"
     by_instance: dict[int, list[str]] = {}
     for text in texts:
@@ -359,7 +359,7 @@ def _variable(text: str, variables: Variables, option: str) -> None:
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """Read options, by key, from a JSON object whose keys are names without dashes in front."""
+    """Read options of poprun from a JSON object of names without dashes."""
     try:
         entries = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -386,7 +386,7 @@ def _entry(path: str, name: str, value: Any) -> tuple[str, Any]:
 
 
 def write_config(path: str, values: Mapping[str, Any], *, overwrite: bool) -> None:
-    """Write the options that were given, by key."""
+    """Write the options of a poprun command line to a JSON file."""
     entries = {
         option.name: values[option.key]
         for option in OPTIONS

@@ -1,4 +1,4 @@
-"""Starting the instances of a plan: their settings, checks before the start, and how they ended."""
+"""Launches the instances of a plan: environment, checks before the start, and exit status."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ _BY_OTHERS = (
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The environment of each instance, the names it gets on other hosts, and poprun's options."""
+    """The environment of each instance, the names forwarded to other hosts, and poprun options."""
 
     environments: Sequence[Mapping[str, str]]
     forwarded: Sequence[Sequence[str]]
@@ -41,7 +41,7 @@ class Settings:
 
 
 def settings_of_run(plan: Plan, options: Mapping[str, Any]) -> Settings:
-    """Return the variables of all instances that poprun starts."""
+    """Return the environment variables of all instances that poprun starts."""
     count = len(plan.instances)
     for_all, single = _arguments(options, count)
     _warn([for_all, *single.values()])
@@ -65,7 +65,7 @@ def settings_of_run(plan: Plan, options: Mapping[str, Any]) -> Settings:
 
 
 def variables_of_place(place: Place, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables of one instance in a place that something else gave."""
+    """Return the environment variables of one instance of an MPI or Slurm job."""
     plan = placement.make_plan(
         ("adopted",), place.size, options["num_replicas"], options["ipus_per_replica"]
     )
@@ -106,7 +106,7 @@ def _warn(variables: Sequence[command_line.Variables]) -> None:
 
 
 def check_program(program: Sequence[str]) -> None:
-    """Look for a program on this machine."""
+    """Raise unless a program exists and is executable on this machine."""
     name = program[0]
     if shutil.which(name):
         return
@@ -121,7 +121,7 @@ def check_program(program: Sequence[str]) -> None:
 
 
 def meeting_address(plan: Plan, options: Mapping[str, Any]) -> str:
-    """Return where instances find this process."""
+    """Return the address at which instances connect to this process."""
     if options["master_addr"]:
         return options["master_addr"]
     others = [host for host in plan.hosts if not placement.is_here(host)]
@@ -142,7 +142,7 @@ def meeting_address(plan: Plan, options: Mapping[str, Any]) -> str:
 
 
 def check_subnet(text: str | None) -> None:
-    """Check ``--host-subnet``."""
+    """Raise if the value of ``--host-subnet`` is invalid."""
     try:
         ipaddress.ip_network(text or "0.0.0.0/0", strict=False)
     except ValueError as error:
@@ -156,7 +156,7 @@ _PIPE_CLOSED = 128 + signal.SIGPIPE
 
 
 def launch(plan: Plan, program: Sequence[str], settings: Settings) -> int:
-    """Run all instances; return the exit status: that of the instance that failed first."""
+    """Run all instances; return the exit status, that of the instance that failed first."""
     options = settings.options
     if any(map(placement.is_here, plan.hosts)):
         check_program(program)
@@ -189,7 +189,7 @@ def launch(plan: Plan, program: Sequence[str], settings: Settings) -> int:
 
 
 class _Run:
-    """Attempts of one run."""
+    """A run of all instances, with its restarts."""
 
     def __init__(self, plan: Plan, settings: Settings) -> None:
         self._plan, self._settings = plan, settings
@@ -222,12 +222,12 @@ class _Run:
         ]
 
     def finish(self) -> None:
-        """Show all that instances have printed; again is harmless."""
+        """Print all remaining output of the instances; idempotent."""
         if self._relay:
             self._relay.finish()
 
     def conclude(self, signalled: int | None, codes: Mapping[int, int]) -> int:
-        """Tell how the run ended; returns the exit status."""
+        """Log how the run ended; return the exit status."""
         relay = self._relay
         if self._screen.broken:
             return _PIPE_CLOSED
@@ -287,7 +287,7 @@ def _allow_files(count: int) -> None:
 
 
 def _stop() -> None:
-    """End the run when nobody reads what it prints."""
+    """Terminate the run after its output pipe was closed."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 

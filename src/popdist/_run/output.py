@@ -1,4 +1,4 @@
-"""Output of poprun and its instances: log lines, whole lines with their origin, endings."""
+"""Output of poprun and its instances: log lines, tagged instance lines, exit messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SILENT = "silent"  # what killed the instance killed its shim, too
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """The end of an instance, as its shim reports it."""
+    """The exit of an instance, as its shim reports it."""
 
     rank: int
     kind: str
@@ -56,17 +56,17 @@ class Ending:
 
     @property
     def failed(self) -> bool:
-        """True for an instance that failed by itself: neither a success nor stopped by poprun."""
+        """True if the instance failed by itself, rather than succeeded or was stopped by poprun."""
         return self.kind != shim.STOPPED and (self.kind, self.value) != (shim.EXITED, 0)
 
     @property
     def status(self) -> int:
-        """Exit status as shells count."""
+        """The exit status in shell convention."""
         return 128 + self.value if self.kind == shim.KILLED else self.value
 
 
 def describe_ending(ending: Ending) -> str:
-    """Return how an instance ended, as the end of a sentence."""
+    """Describe how an instance ended, as the end of a sentence."""
     if ending.kind == shim.KILLED:
         with contextlib.suppress(ValueError):
             return f"was killed by {signal.Signals(ending.value).name} (signal {ending.value})"
@@ -81,7 +81,7 @@ def describe_ending(ending: Ending) -> str:
 
 
 def first_failure(endings: Sequence[Ending], count: int, one_host: bool) -> Ending | None:
-    """Return the failure that came first; None if there is none.
+    """Return the earliest failure of an instance; None without failures.
 
     One clock tells all times on one host; otherwise the order of arrival has to do.
     """
@@ -97,7 +97,7 @@ _BAR_SECONDS = 30.0  # between states of a progress bar
 
 
 class Screen:
-    """Shows whole lines; states of a progress bar become lines now and then.
+    """Prints complete lines of instances; progress bars become occasional lines.
 
     Args:
         tagged: Whether lines begin with their instance.
@@ -119,19 +119,19 @@ class Screen:
         self.broken = False
 
     def line(self, rank: int, stream: int, text: bytes) -> None:
-        """Show a line of an instance."""
+        """Print a line of an instance."""
         if self._shown(rank):
             self._write(stream, self._tag(rank, stream) + text + b"\n")
 
     def bar(self, rank: int, stream: int, text: bytes) -> None:
-        """Show the state of a progress bar; of instance 0, or of the only one that is shown."""
+        """Print the state of a progress bar, of instance 0 or the only displayed instance."""
         late = time.monotonic() - self._bar_written > _BAR_SECONDS
         if late and self.shows_bars(rank) and text.strip():
             self._bar_written = time.monotonic()
             self.line(rank, stream, text)
 
     def shows_bars(self, rank: int) -> bool:
-        """Tell whether progress bars of an instance are shown."""
+        """Return whether progress bars of an instance are printed."""
         return rank == (self._only or 0)
 
     def _shown(self, rank: int) -> bool:
@@ -154,7 +154,7 @@ class Screen:
 
 
 def _buffer(stream: TextIO | None) -> BinaryIO:
-    """Return the bytes of a stream; of one that is closed, those of nothing."""
+    """Return the binary stream of a text stream; that of ``/dev/null`` if it is closed."""
     return open(os.devnull, "wb") if stream is None else stream.buffer
 
 
@@ -164,7 +164,7 @@ _TAIL = 20
 
 
 class _Lines:
-    """Cuts one stream of one instance into lines."""
+    """Splits an output stream of an instance into lines."""
 
     def __init__(self, relay: Relay, rank: int, stream: int) -> None:
         self._relay, self._rank, self._stream = relay, rank, stream
@@ -182,7 +182,7 @@ class _Lines:
             self.end()
 
     def end(self) -> None:
-        """Show what has no end of line."""
+        """Print the unterminated last line."""
         partial, self._partial = self._partial, b""
         if partial:
             self._complete(partial)
@@ -218,7 +218,7 @@ class _Lines:
 
 
 class Relay:
-    """Reads the pipes of all instances, in a thread of its own, until `finish`."""
+    """Thread that reads the output pipes of all instances until `finish`."""
 
     def __init__(self, count: int, screen: Screen, mark: str) -> None:
         self.screen, self.mark = screen, mark
@@ -237,11 +237,11 @@ class Relay:
         self._thread.start()
 
     def path(self, rank: int, stream: int) -> str:
-        """Return a path that opens the writing end of an instance's pipe."""
+        """Return a path that opens the write end of an instance's pipe."""
         return f"/dev/fd/{self._writers[rank][stream]}"
 
     def finish(self) -> None:
-        """Show what is left in the pipes, when all instances have ended; again is harmless."""
+        """Print what remains in the pipes after all instances have ended; idempotent."""
         if self._open:
             os.write(self._woken, b"x")
         self._thread.join()

@@ -1,4 +1,4 @@
-"""Placement of instances: hosts, replicas, environment, and places that Slurm or MPI assigned."""
+"""Placement of instances: hosts, replicas, environment, and ranks assigned by Slurm or MPI."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """Write out names with commas: ``n[0-2,4]`` is n0, n1, n2 and n4; ``n[08-10]`` keeps zeros."""
+    """Expand host lists: ``n[0-2,4]`` is n0, n1, n2 and n4; ``n[08-10]`` keeps zeros."""
     listed = (name for part in _BETWEEN.split(text) for name in _ranges(part.strip(), text))
     names = tuple(listed)
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
@@ -49,7 +49,7 @@ def read_hostfile(path: str) -> tuple[str, ...]:
 
 
 def is_here(name: str) -> bool:
-    """Tell whether a name is that of this machine."""
+    """Return whether a host name is that of this machine."""
     hostname = socket.gethostname()
     if name in (*LOOPBACK, hostname):
         return True
@@ -85,7 +85,7 @@ def _ranges(part: str, text: str) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """A process of the run: its rank, host, rank on the host, IPU-link domain, and replicas."""
+    """A process of a poprun launch: rank, host, local rank, IPU-link domain, and replicas."""
 
     rank: int
     host: str
@@ -106,14 +106,14 @@ class Plan:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Names of the hosts, in the order of their instances."""
+        """Names of the hosts, in instance order."""
         return tuple(dict.fromkeys(instance.host for instance in self.instances))
 
 
 def make_plan(
     hosts: Sequence[str], instances: int, replicas: int | None, ipus: int = 1, domains: int = 1
 ) -> Plan:
-    """Divide instances evenly over hosts and domains, and replicas over instances."""
+    """Distribute instances evenly over hosts and domains, and replicas over instances."""
     replicas = instances if replicas is None else replicas
     if replicas % instances:
         below, above = replicas // instances * instances, (replicas // instances + 1) * instances
@@ -155,7 +155,7 @@ FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
 def of_instance(plan: Plan, instance: Instance) -> dict[str, str]:
-    """Return what popdist, poptorch and torch.distributed read in one instance."""
+    """Return the variables of an instance for popdist, poptorch and torch.distributed."""
     size, hosts = len(plan.instances), plan.hosts
     variables = {
         names.TOTAL: plan.replicas,
@@ -179,7 +179,7 @@ def of_instance(plan: Plan, instance: Instance) -> dict[str, str]:
 
 
 def of_program(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return what options of poprun say to the program, the same in all instances."""
+    """Return the environment variables that poprun's options set in all instances."""
     variables = {}
     if folder := options["executable_cache_path"]:
         variables[CACHE] = str(Path(folder).absolute())
@@ -202,7 +202,7 @@ _FIRST_PORT, _PORTS = 20000, 10000  # below those that systems hand out by thems
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A rank among those that something else started.
+    """A rank in an existing MPI or Slurm job.
 
     Attributes:
         address: Host of rank 0; None where it is not told.
@@ -219,12 +219,12 @@ class Place:
 
     @property
     def port(self) -> int:
-        """A port that all ranks arrive at without talking to each other."""
+        """A port derived from the job id, so that all ranks agree on it."""
         return _FIRST_PORT + zlib.crc32(self.job.encode(errors="surrogateescape")) % _PORTS
 
 
 def find_place(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """Return the place of this process; None where nothing started it as one of several."""
+    """Return the Slurm or MPI rank of this process; None under poprun or if alone."""
     if any(name in environment for name in names.OF_POPRUN):
         return None
     place = _of_slurm(environment) or _of_mpi(environment)
@@ -255,7 +255,7 @@ def _of_slurm(environment: Mapping[str, str]) -> Place | None:
 
 
 def _tasks_here(environment: Mapping[str, str], size: int, hosts: int) -> int:
-    """Read 2(x3),1: three hosts with two tasks, then one with one."""
+    """Parse Slurm's task counts: ``2(x3),1`` is three hosts with two tasks, then one with one."""
     text = environment.get("SLURM_STEP_TASKS_PER_NODE", environment.get("SLURM_TASKS_PER_NODE"))
     counts: list[int] = []
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text or ""):

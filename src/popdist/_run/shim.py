@@ -1,4 +1,4 @@
-"""The process between poprun and one instance: starts it, and ends all processes that it started.
+"""The process between poprun and one instance: starts the instance and ends its descendants.
 
 Runs by itself, with the standard library only, as ``python -I -S shim.py PROGRAM ARGUMENTS`` with
 its orders in a variable; on another host ssh starts it with ``--remote`` and it reads its orders
@@ -32,7 +32,7 @@ _SSH_FAILED = 255
 
 
 def main() -> int:
-    """Start one instance, here or through ssh, and return the exit status."""
+    """Start one instance, locally or through ssh, and return the exit status."""
     if sys.argv[1:] == [REMOTE]:
         lines = _input()
         received = json.loads(next(lines, b"null"))
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 class _Process:
-    """A program in its own process group, to which the shim's signals go."""
+    """A program in its own process group, to which the shim forwards signals."""
 
     def __init__(self, orders: dict[str, Any]) -> None:
         self.orders = orders
@@ -98,7 +98,7 @@ class _Process:
 
 
 class _Instance(_Process):
-    """The program itself, on this host."""
+    """The instance's program, running on this host."""
 
     def run(self, command: list[str], lines: Iterator[bytes] | None = None) -> int:
         become_subreaper()
@@ -124,7 +124,7 @@ class _Instance(_Process):
 
 
 class _Connection(_Process):
-    """The program on another host, through ssh and a shim there."""
+    """The instance's program on another host, through ssh and a shim there."""
 
     ordered = False  # whether signals may follow
 
@@ -164,7 +164,7 @@ class _Connection(_Process):
 
 
 def _input() -> Iterator[bytes]:
-    """Yield lines of standard input; not through sys.stdin, which no thread may hold at the end."""
+    """Yield lines of standard input, without ``sys.stdin``, whose lock blocks the exit."""
     partial = b""
     while data := os.read(0, 1 << 16):
         *lines, partial = (partial + data).split(b"\n")
@@ -172,7 +172,7 @@ def _input() -> Iterator[bytes]:
 
 
 def become_subreaper() -> None:
-    """Make orphans among this process's descendants its children."""
+    """Make this process the parent of orphaned descendants (Linux subreaper)."""
     _prctl(_SET_SUBREAPER, 1)
 
 
@@ -194,7 +194,7 @@ def _report(orders: dict[str, Any], kind: str, value: int) -> None:
 
 
 def _place(orders: dict[str, Any]) -> None:
-    """Choose cores, threads and the network interface of this instance."""
+    """Bind this instance to cores, threads and a network interface."""
     if orders["bind"]:
         cores = share(orders["local_rank"], orders["local_size"], cores_by_node())
         os.sched_setaffinity(0, cores)
@@ -210,12 +210,12 @@ def _place(orders: dict[str, Any]) -> None:
 
 
 def threads(cores: int, instances: int) -> int:
-    """Return how many threads each of some instances should use."""
+    """Return the number of threads per instance."""
     return max(1, cores // instances)
 
 
 def cores_by_node(root: str = "/sys/devices/system/node") -> list[int]:
-    """Return the cores that this process may use, in the order of their NUMA nodes."""
+    """Return the cores that this process may use, sorted by NUMA node."""
     usable = os.sched_getaffinity(0)
     ordered = []
     with contextlib.suppress(OSError):
@@ -227,7 +227,7 @@ def cores_by_node(root: str = "/sys/devices/system/node") -> list[int]:
 
 
 def share(index: int, count: int, cores: list[int]) -> set[int]:
-    """Return the cores of one instance of several: neighbours, and every core has an owner."""
+    """Return the cores of one of several instances: a contiguous share; all cores are assigned."""
     if count > len(cores):
         return {cores[index % len(cores)]}
     return set(cores[index * len(cores) // count : (index + 1) * len(cores) // count])
@@ -256,14 +256,14 @@ def interfaces() -> dict[str, str]:
 
 
 def within(address: str, network: str) -> bool:
-    """Tell whether an address is of a network such as 10.1.0.0/16."""
+    """Return whether an address is in a subnet such as 10.1.0.0/16."""
     import ipaddress
 
     return ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
 
 
 def end_descendants() -> None:
-    """End what is left running below this process, and wait for it.
+    """Terminate remaining descendants of this process and wait for them.
 
     Helpers that clean up after a killed program, such as those of shared memory, end by themselves
     at once and ignore SIGTERM; they get the time for it.
@@ -284,7 +284,7 @@ def end_descendants() -> None:
 
 
 def descendants(process: int) -> list[int]:
-    """Return the numbers of all living processes below one, from /proc."""
+    """Return the PIDs of all living descendants of a process, from /proc."""
     parents = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""The adapter for other hosts: ssh, or what ``POPRUN_SSH`` names.
+"""The remote shell for other hosts: ssh, or the command in ``POPRUN_SSH``.
 
 Any program that starts a command on another host, passes on its standard streams and ends with its
 exit status can take the place of ssh: ``POPRUN_SSH="ssh -p 2222"``. A host can be reached without a
@@ -25,7 +25,7 @@ _OPTIONS = (
 
 
 def command(host: str) -> list[str]:
-    """Return the command that starts the shim on a host."""
+    """Return the ssh command that starts the shim on a host."""
     words = shlex.split(os.environ.get(VARIABLE) or _DEFAULT)
     options = _OPTIONS if Path(words[0]).name == "ssh" else ()
     script = shlex.join(["exec", sys.executable, "-I", "-S", SHIM, shim.REMOTE])
