@@ -1,4 +1,4 @@
-"""The module ``gcipuinfo``: what scripts that measure power or temperature read devices with.
+"""The module ``gcipuinfo``: device attributes for scripts that measure power or temperature.
 
 Devices are this machine's processor sockets and GPUs, under the names of attributes that the
 original has for IPUs. ``gc-inventory`` prints the same. Importing it loads neither torch nor a
@@ -29,26 +29,26 @@ class gcipuinfo:
         self.updateData()
 
     def setUpdateMode(self, mode: bool) -> None:
-        """Says whether every question reads the devices anew; it does not at first."""
+        """Set whether every query reads the devices again; off by default."""
         self._updates = mode
 
     def updateData(self) -> None:
-        """Read the devices anew; takes about a tenth of a second."""
+        """Read the devices again; takes about a tenth of a second."""
         # Programs look for themselves in "user process id", also where others share the device.
         self._devices = inventory(self._system, prefer=os.getpid())
 
     def getDevices(self) -> list[dict[str, str]]:
-        """All devices, each as its attributes by name."""
+        """Return the attributes of all devices by name."""
         if self._updates:
             self.updateData()
         return [dict(device) for device in self._devices]
 
     def getDevicesAsJSON(self) -> str:
-        """All devices as ``gc-inventory -j`` prints them."""
+        """Return all devices as JSON, as ``gc-inventory -j`` prints them."""
         return json.dumps({"devices": self.getDevices()})
 
     def getNamedAttributeForDevice(self, device: int, name: str) -> str:
-        """Return one attribute of one device; ``N/A`` if it has none of that name.
+        """Return an attribute of a device; ``N/A`` if it does not have it.
 
         Raises:
             IndexError: There is no such device.
@@ -59,5 +59,5 @@ class gcipuinfo:
         return devices[device].get(name, _UNKNOWN)
 
     def getNamedAttributeForAll(self, name: str) -> list[str]:
-        """Return one attribute of every device, in order; ``N/A`` if there is none of that name."""
+        """Return an attribute of every device, in order; ``N/A`` where missing."""
         return [device.get(name, _UNKNOWN) for device in self.getDevices()]

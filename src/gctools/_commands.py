@@ -1,4 +1,4 @@
-"""Shared parts of the commands: formats of values, options of every command, and notes."""
+"""Shared parts of the gc commands: number formats, common options, and notes."""
 
 import argparse
 import contextlib
@@ -16,7 +16,7 @@ UNKNOWN = "N/A"
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """Format a number with some digits after the point."""
+    """Format a number with a given count of decimals."""
     return UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
@@ -39,13 +39,13 @@ def elapsed(seconds: float | None) -> str:
 
 
 def clean(text: str) -> str:
-    """Remove control characters: other users choose the command lines that are printed."""
+    """Remove control characters from text chosen by other users, such as command lines."""
     text = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in text)
     return re.sub(r" +", " ", text).strip()
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
-    """Return a parser with the options of every command."""
+    """Create an argument parser with the common options of the gc commands."""
     made = argparse.ArgumentParser(prog=name, description=description, allow_abbrev=False)
     made.add_argument("--version", action="version", version=f"{name} {_version()}")
     made.add_argument(
@@ -55,7 +55,7 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def parse(made: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments, by default those of the process, which then ends with its reader."""
+    """Parse the arguments of a gc command; ends the process quietly if its pipe is closed."""
     if arguments is None and sys.stdout is not None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         with contextlib.suppress(OSError):  # of a pipe that somebody else has written to

@@ -1,4 +1,4 @@
-"""Devices: processor sockets read from the kernel, and GPUs read from their driver."""
+"""Device discovery: processor sockets read from the kernel, and GPUs read from their driver."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ _SAMPLED = 4  # processors whose clock is asked one by one; some kernels take mi
 
 
 class Counters(NamedTuple):
-    """Counters of a socket.
+    """Energy and load counters of a processor socket.
 
     Attributes:
         energy: microjoules; None without a counter, or without permission to read it.
@@ -73,7 +73,7 @@ def describe(system: System, number: int, all_sockets: dict[int, frozenset[int]]
 
 
 def counters(system: System, number: int, cpus: frozenset[int]) -> Counters:
-    """Read the counters of a socket."""
+    """Read the energy and load counters of a processor socket."""
     energy, wraps = None, 0.0
     for path in sorted((system.sys / "class/powercap").glob("intel-rapl:*")):
         if system.text(path / "name") == f"package-{number}":
@@ -90,7 +90,7 @@ def counters(system: System, number: int, cpus: frozenset[int]) -> Counters:
 
 
 def power_between(before: Counters, after: Counters, seconds: float) -> float | None:
-    """Watts between two readings."""
+    """Return the mean power in watts between two counter readings."""
     if before.energy is None or after.energy is None or seconds <= 0:
         return None
     used = after.energy - before.energy
@@ -100,7 +100,7 @@ def power_between(before: Counters, after: Counters, seconds: float) -> float | 
 
 
 def utilisation_between(before: Counters, after: Counters) -> float | None:
-    """Per cent of the time between two readings at work."""
+    """Return the processor load in per cent between two counter readings."""
     total = after.total - before.total
     return 100.0 * (after.busy - before.busy) / total if total > 0 else None
 
@@ -119,7 +119,7 @@ def _allowed() -> frozenset[int]:
 
 
 def _cpuinfo(system: System) -> list[dict[str, str]]:
-    """Return one dictionary per logical processor."""
+    """Parse /proc/cpuinfo into one dictionary per logical processor."""
     entries = []
     for block in (system.text(system.proc / "cpuinfo") or "").split("\n\n"):
         pairs = (line.partition(":") for line in block.splitlines())
@@ -150,7 +150,7 @@ def _clock(system: System, cpus: frozenset[int], entries: list[dict[str, str]]) 
 
 
 def _temperature(system: System, position: int, count: int) -> float | None:
-    """Return the temperature of a socket among ``count``, which sensors number in various ways."""
+    """Return the temperature of one of ``count`` sockets; sensor numbering varies by driver."""
     chips = []
     for chip in sorted((system.sys / "class/hwmon").glob("hwmon*"), key=_trailing):
         name = system.text(chip / "name")
@@ -180,7 +180,7 @@ def _numa_node(processor: Path) -> int | None:
 
 
 def _memory(system: System) -> dict[str, int]:
-    """Bytes by the name of the line."""
+    """Return the sizes in /proc/meminfo, in bytes by name."""
     sizes = {}
     for line in (system.text(system.proc / "meminfo") or "").splitlines():
         match = re.fullmatch(r"(\w+):\s+(\d+) kB", line)
@@ -190,7 +190,7 @@ def _memory(system: System) -> dict[str, int]:
 
 
 def describe_all(system: System) -> list[dict[str, Any]]:
-    """Fields of a ``Device`` for each GPU; empty without a driver."""
+    """Return the fields of a ``Device`` for each GPU; empty without a driver."""
     nvml = system.nvml
     if nvml is None:
         return []
@@ -208,7 +208,7 @@ def describe_all(system: System) -> list[dict[str, Any]]:
 
 
 def _ask(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the driver's answer; None if this GPU or this user gets none."""
+    """Call a function of the GPU driver; return None if unsupported or not permitted."""
     try:
         value = function(*arguments)
     except nvml.NVMLError:
@@ -259,7 +259,7 @@ _ENERGY_S, _BUSY_S = 0.05, 0.08
 
 @dataclass
 class Device:
-    """A processor socket or a GPU. None stands for what the system does not tell.
+    """A processor socket or a GPU; unknown values are None.
 
     Attributes:
         kind: ``CPU`` or ``GPU``; ``index`` counts the devices of a kind.
@@ -296,7 +296,7 @@ class Device:
 
 
 def list_devices(system: System, *, utilisation: bool = False) -> list[Device]:
-    """Return sockets, then GPUs; ``utilisation`` watches sockets for a moment for their load."""
+    """Return sockets, then GPUs; with ``utilisation``, measures the sockets' load for a moment."""
     sockets = cpus_by_socket(system)
     before = {number: counters(system, number, cpus) for number, cpus in sockets.items()}
     started = time.monotonic()
@@ -316,5 +316,5 @@ def list_devices(system: System, *, utilisation: bool = False) -> list[Device]:
 
 
 def partition() -> str:
-    """Return the host name, which stands for the name of a partition."""
+    """Return the host name, used as the name of the partition."""
     return socket.gethostname() or "localhost"

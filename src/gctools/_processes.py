@@ -1,4 +1,4 @@
-"""The processes that hold a device through us, as their files of ``abele.runtime`` tell."""
+"""The processes that use a device through abele, from their files of ``abele.runtime``."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ _NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)
 
 @dataclass(frozen=True)
 class Hold:
-    """A process and one target by which it holds devices.
+    """A process that holds devices through one target.
 
     Attributes:
         pid: number of the process, as that process sees it.
@@ -42,7 +42,7 @@ class Hold:
 
 
 def list_holds(system: System, devices: list[Device]) -> list[Hold]:
-    """Return holders by first device and PID; delete files of dead processes."""
+    """Return processes that hold devices, by first device and PID; delete files of dead ones."""
     holds = [
         hold
         for folder in system.folders()
@@ -82,7 +82,7 @@ def _read(system: System, path: Path, devices: list[Device]) -> Iterator[Hold]:
 
 
 def _content(path: Path) -> tuple[int, str]:
-    """Return owner and text of a regular file; shared folders may hold pipes and links."""
+    """Return owner and text of a small regular file; raise for pipes and links."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     handle = os.open(path, flags)
     with os.fdopen(handle, "rb") as file:
@@ -93,7 +93,7 @@ def _content(path: Path) -> tuple[int, str]:
 
 
 def _elsewhere(system: System, record: dict[str, Any]) -> str | None:
-    """Return the container or host of a process with a foreign PID; None for one of ours."""
+    """Return the container or host of a process with a foreign PID; None if local."""
     boot = system.text(system.proc / "sys/kernel/random/boot_id")
     same_kernel = record["boot"] == boot
     if same_kernel and record["namespace"] == _namespace(system):
@@ -115,7 +115,7 @@ def _host(system: System) -> str:
 
 
 def _is_alive(system: System, record: dict[str, Any], owner: int) -> bool:
-    """Return whether the process that wrote a record still runs, and not another with its PID."""
+    """Return whether the process of a record still runs; a reused PID does not count."""
     pid, started = int(record["pid"]), record["started"]
     if record["boot"] != system.text(system.proc / "sys/kernel/random/boot_id"):
         return False
@@ -143,7 +143,7 @@ def _owner(folder: Path) -> int | None:
 def _holds(
     system: System, record: dict[str, Any], owner: int, elsewhere: str | None, devices: list[Device]
 ) -> Iterator[Hold]:
-    """Return one hold for each target of a process, however many models run there."""
+    """Yield one hold per target of a process, regardless of its number of models."""
     pid = int(record["pid"])
     since: dict[tuple[str, str | None], float] = {}
     for entry in record["held"]:
@@ -172,7 +172,7 @@ def _on(
 
 
 def _allowed(system: System, pid: int) -> frozenset[int] | None:
-    """Return the processors that a process may run on; None if unknown."""
+    """Return the CPU affinity of a process; None if unknown."""
     text = system.text(system.proc / str(pid) / "status") or ""
     for line in text.splitlines():
         key, _, value = line.partition(":")
@@ -182,7 +182,7 @@ def _allowed(system: System, pid: int) -> frozenset[int] | None:
 
 
 def parse_list(text: str) -> frozenset[int]:
-    """``0-3,8`` as numbers."""
+    """Parse a number list such as ``0-3,8``."""
     numbers: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -191,7 +191,7 @@ def parse_list(text: str) -> frozenset[int]:
 
 
 def _command(system: System, record: dict[str, Any], elsewhere: str | None) -> str:
-    """Return the command line from the kernel if it has one, since a process may change it."""
+    """Return a process's command line, from the kernel if available: processes may change it."""
     if elsewhere is None:
         text = system.text(system.proc / str(record["pid"]) / "cmdline")
         if text:

@@ -1,4 +1,4 @@
-"""``gc-info``: the list of devices, and questions about one of them."""
+"""Command ``gc-info``: the list of devices, and values of one device."""
 
 import argparse
 import sys
@@ -21,7 +21,7 @@ _QUESTIONS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status is 2 for what the machine lacks or does not tell."""
+    """Run ``gc-info``; the exit status is 2 if the device or value is not available."""
     parser = _commands.parser("gc-info", "List the devices of this machine, or describe one.")
     questions = [
         parser.add_argument(*names, action="store_true", help=text).dest
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _answers(options: argparse.Namespace, system: System, devices: list[Device]) -> list[str]:
-    """Return the lines that answer the questions.
+    """Return the output lines for the requested values.
 
     Raises:
         LookupError: the device does not exist, or the machine does not tell a value.
@@ -85,7 +85,7 @@ def _chosen(wanted: int, devices: Sequence[Device]) -> Device:
 
 
 def listing(devices: Sequence[Device]) -> list[str]:
-    """Return a heading and a line for each device."""
+    """Return the list of devices: a heading and a line for each device."""
     lines = ["Device listing:", "", f"Partition: {partition()} [active]"]
     for device in devices:
         facts = [f"target: [{device.kind}]", f"host: [{partition()}]"]

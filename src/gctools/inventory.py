@@ -12,7 +12,7 @@ from gctools.system import System
 
 
 def attributes(device: Device, holds: Sequence[Hold], prefer: int | None = None) -> dict[str, str]:
-    """Every attribute of a device; values carry their unit (``1850MHz``).
+    """Return every attribute of a device; values carry their unit (``1850MHz``).
 
     Keys of the original that say something about a CPU or GPU keep their name. What the system does
     not tell is ``N/A``; nobody's ``user process id`` is left out, since programs read it as a
@@ -67,7 +67,7 @@ def _holder(holds: Sequence[Hold], prefer: int | None) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command, by default with the arguments of the process; return the exit status."""
+    """Run ``gc-inventory``, by default with the process's arguments; return the exit status."""
     parser = _commands.parser("gc-inventory", "Show every attribute of every device.")
     parser.add_argument("-j", "--json", action="store_true", help="print one JSON object")
     options = _commands.parse(parser, arguments)
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def inventory(system: System, prefer: int | None = None) -> list[dict[str, str]]:
-    """Return the attributes of every device, naming the PID ``prefer`` among several holders."""
+    """Return the attributes of every device; PID ``prefer`` is named among several holders."""
     devices = list_devices(system, utilisation=True)
     holds = list_holds(system, devices)
     return [attributes(device, holds, prefer) for device in devices]

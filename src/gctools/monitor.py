@@ -1,4 +1,4 @@
-"""``gc-monitor``: two tables, the devices of this machine and the processes that hold them."""
+"""Command ``gc-monitor``: a table of this machine's devices and one of their processes."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ Row = dict[str, str]  # cells by the title of their column
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command, by default with the arguments of the process; return the exit status."""
+    """Run ``gc-monitor``, by default with the process's arguments; return the exit status."""
     parser = _commands.parser(
         "gc-monitor", "Show the devices of this machine and the processes attached to them."
     )
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def as_json(devices: Sequence[Device], holds: Sequence[Hold]) -> dict[str, Any]:
-    """Return devices and processes with numbers as numbers and ``null`` for unknown values."""
+    """Return devices and processes as JSON values; ``null`` for unknown values."""
     return {
         "partition": partition(),
         "devices": [{**dataclasses.asdict(d), "cpus": sorted(d.cpus)} for d in devices],
@@ -79,7 +79,7 @@ def _count(value: int, noun: str) -> str:
 
 
 def _print_table(console: Console, groups: Sequence[Sequence[Row]]) -> None:
-    """Print a table with a rule between groups of rows; columns without any value are left out."""
+    """Print a table with a rule between groups of rows; omit columns without values."""
     rows = [row for group in groups for row in group]
     if not rows:
         return
@@ -120,7 +120,7 @@ def _gibibytes(value: int | None) -> str:
 
 
 def _hold_rows(device: Device | None, holds: Sequence[Hold]) -> Iterator[Row]:
-    """Yield the rows of the processes on a device; None for those on none that is known here."""
+    """Yield the rows of the processes on a device; None selects those on no known device."""
     for hold in holds:
         if device.id in hold.devices if device else not hold.devices:
             program, space, rest = hold.command.partition(" ")

@@ -1,4 +1,4 @@
-"""Sources of the tools: the kernel's files, the driver's library, and folders of processes."""
+"""System interfaces of the gc tools: kernel files, the GPU driver's library, process folders."""
 
 import importlib
 import os
@@ -12,7 +12,7 @@ RUNTIME_FOLDER = "ABELE_RUNTIME_DIR"
 
 @dataclass
 class System:
-    """A machine, or a tree of files that looks like one.
+    """A machine, or a tree of files that imitates one in tests.
 
     Attributes:
         proc: where processes are, ``/proc``.
@@ -30,7 +30,7 @@ class System:
 
     @classmethod
     def here(cls) -> Self:
-        """Return this machine."""
+        """Return the ``System`` of this machine."""
         system = cls()
         try:
             system.nvml = importlib.import_module("pynvml")
@@ -44,7 +44,7 @@ class System:
             self.notes.append(text)
 
     def text(self, path: Path) -> str | None:
-        """Return the content of a kernel file; None if it is missing or not readable."""
+        """Read a kernel file; None if it is missing or not readable."""
         try:
             return path.read_text(encoding="utf-8", errors="replace").strip()
         except PermissionError:
@@ -54,7 +54,7 @@ class System:
         return None
 
     def number(self, path: Path, scale: float = 1.0) -> float | None:
-        """Return the number in a kernel file, times ``scale``; None if there is none."""
+        """Read a number from a kernel file, times ``scale``; None if there is none."""
         text = self.text(path)
         try:
             return None if text is None else float(text) * scale
@@ -62,7 +62,7 @@ class System:
             return None
 
     def folders(self) -> Iterator[Path]:
-        """Return the existing folders in which processes of all users record what they hold."""
+        """Return the existing folders of all users' records of device use."""
         seen = set()
         for path in _usual() if self.registries is None else self.registries:
             if path not in seen and self._is_folder(path):

@@ -1,4 +1,4 @@
-"""The enumerations that PopTorch programs import from PopART, and nothing else of it.
+"""The enumerations of PopART that PopTorch programs import.
 
 Programs write ``int(popart.SubgraphCopyingStrategy.JustInTime)`` into ``options._Popart.set`` and
 ``options.enableSyntheticData``. The numbers are those of PopART 3.4. Graphs are built by ``abele``,

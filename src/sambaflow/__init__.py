@@ -1,1 +1,1 @@
-"""The small part of SambaFlow's interface that programs use, on the engine ``abele``."""
+"""The commonly used subset of the SambaFlow API, on the engine ``abele``."""

@@ -1,4 +1,4 @@
-"""Exceptions for SambaFlow programs, with one form of message.
+"""Exceptions of SambaFlow programs.
 
     SambaError
     |- UsageError          a call or a command line asks for what does not exist
@@ -13,7 +13,7 @@ A message says what was compiled, what was given and what to do.
 
 
 class SambaError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base class of all errors that sambaflow raises on purpose."""
 
 
 class UsageError(SambaError):
@@ -25,16 +25,16 @@ class GraphError(SambaError):
 
 
 class InputError(SambaError):
-    """Names, shapes or dtypes of tensors differ from those that were compiled."""
+    """Names, shapes or dtypes of tensors differ from the compiled program's."""
 
 
 class PefError(SambaError):
-    """A compiled file cannot be used."""
+    """Base class: a compiled file (PEF) cannot be used."""
 
 
 class PefDamagedError(PefError):
-    """The file is missing, cut, altered or of another kind."""
+    """The compiled file (PEF) is missing, truncated, modified or of another format."""
 
 
 class PefMismatchError(PefError):
-    """The file was compiled for another model, other inputs or another optimizer."""
+    """The compiled file (PEF) is for another model, other inputs or another optimizer."""

@@ -1,4 +1,4 @@
-"""The log of the package: what happened, and which requests have no meaning on this machine."""
+"""The log of sambaflow: events, and requests that have no effect on this machine."""
 
 import logging
 import sys
@@ -10,7 +10,7 @@ _said: set[str] = set()
 
 
 class _Stderr(logging.StreamHandler):
-    """Writes to the present ``sys.stderr``, which programs and tests may replace."""
+    """A log handler that writes to the current ``sys.stderr``, which programs and tests replace."""
 
     def __init__(self):
         logging.Handler.__init__(self)
@@ -28,7 +28,7 @@ if not samba_logger.handlers:
 
 
 def say(text: str) -> None:
-    """Print a line of a command on standard output."""
+    """Print a line of a sambaflow command on standard output."""
     print(f"[sambaflow] {text}", flush=True)
 
 
@@ -40,5 +40,5 @@ def say_once(text: str) -> None:
 
 
 def hint(name: str, why: str = "it steers hardware that is not here") -> None:
-    """Say once that what a program asked for was accepted and has no effect, and why."""
+    """Log once that a request was accepted without effect, and why."""
     say_once(f"{name} is accepted and has no effect: {why}.")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 @dataclasses.dataclass
 class ConvTilingMetadata:
-    """Tiling of a convolution; no effect here.
+    """Tiling of a convolution; accepted without effect.
 
     Attributes:
         key: under which it goes into the metadata dictionary.

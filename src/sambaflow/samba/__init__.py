@@ -1,4 +1,4 @@
-"""SambaFlow's ``samba``: named tensors, and one session that compiles models and runs them.
+"""The ``samba`` module: named tensors, and a session that compiles and runs models.
 
 ``docs/sambaflow.md`` shows programs whose loss is part of the model, and whose loss is on the host.
 Any other name is a function of ``torch`` whose results are SambaTensors.
@@ -35,7 +35,7 @@ to_torch_tensor = to_torch
 
 @contextlib.contextmanager
 def patched_torch() -> Iterator[None]:
-    """While open, reference models run; they do so anyway, in plain PyTorch."""
+    """Context manager without effect, for reference models in plain PyTorch."""
     yield
 
 
@@ -45,7 +45,7 @@ def is_internal() -> bool:
 
 
 def __getattr__(name: str) -> Any:
-    """Functions of torch by their names; factories take ``name`` and ``batch_dim``."""
+    """Return a function of torch by name; factory functions accept ``name`` and ``batch_dim``."""
     value = getattr(torch, name, None)
     if value is None or name.startswith("_"):
         raise AttributeError(f"samba has no {name!r}, and torch has none either.")

@@ -1,4 +1,4 @@
-"""Arguments of the session's calls, checked; inputs of a program by name."""
+"""Validation of the session's arguments, and matching of a program's inputs by name."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ def check(
     needed: str,
     error: type[SambaError] = UsageError,
 ) -> None:
-    """Refuse an argument that is no instance of ``kinds``; ``needed`` says what to pass instead."""
+    """Raise if an argument is no instance of ``kinds``; ``needed`` says what to pass instead."""
     if not isinstance(value, kinds):
         shown = repr(value)
         shown = shown if len(shown) <= _SHOWN and "\n" not in shown else "something else"
@@ -27,19 +27,19 @@ def check(
 
 
 def check_model(model: Any) -> None:
-    """Refuse models that are no ``torch.nn.Module``."""
+    """Raise if a model is no ``torch.nn.Module``."""
     check("model", model, torch.nn.Module, "a torch.nn.Module: construct it and pass it itself")
 
 
 def check_tensors(name: str, values: Sequence[Any]) -> None:
-    """Refuse a list of which an item is neither a tensor nor None."""
+    """Raise if a list has an item that is neither a tensor nor None."""
     for index, value in enumerate(values):
         place = f"{name}[{index}]"
         check(place, value, (torch.Tensor, type(None)), "a tensor, or None for none", InputError)
 
 
 def named_inputs(inputs: Any) -> tuple[dict[str, SambaTensor], tuple[str, ...]]:
-    """Return the inputs by name, and the names that forward takes by keyword.
+    """Return a model's inputs by name, and the names that forward takes by keyword.
 
     A dictionary has names of forward's parameters; a tuple or list has their order.
     """
@@ -73,7 +73,7 @@ def named_inputs(inputs: Any) -> tuple[dict[str, SambaTensor], tuple[str, ...]]:
 
 
 def of_run(compiled: Mapping[str, SambaTensor], tensors: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of a run by their compiled names.
+    """Match the input tensors of a run to the compiled input names.
 
     Named tensors are matched by name, in any order, and tensors of a dictionary that have none by
     its keys; if there are no names at all, by position.
@@ -120,7 +120,7 @@ def _check(name: str, dummy: SambaTensor, value: torch.Tensor) -> None:
 
 
 def select(outputs: Sequence[SambaTensor], wanted: Any) -> tuple[SambaTensor, ...]:
-    """Return the requested results of a run in the requested order; all by default."""
+    """Return the requested outputs of a run in the requested order; all by default."""
     if wanted is None:
         return tuple(outputs)
     by_name = {output.sn_name: output for output in outputs}
@@ -138,7 +138,7 @@ def select(outputs: Sequence[SambaTensor], wanted: Any) -> tuple[SambaTensor, ..
 
 
 def flat_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Return the tensors of nested tuples, lists and dictionaries, in order."""
+    """Yield the tensors of nested tuples, lists and dictionaries, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""From a model to a PEF: capture, the outputs where backward starts, compiling, and the file."""
+"""Compilation of a model to a PEF: capture, starts of backward, code, and file."""
 
 import contextlib
 import dataclasses
@@ -40,7 +40,7 @@ def compile_model(
     *,
     inference: bool,
 ) -> Path:
-    """Write a compiled file; see ``SambaSession.compile``."""
+    """Compile a model and write its PEF file; see ``SambaSession.compile``."""
     named, keywords = arguments.named_inputs(inputs)
     check_indices(loss_indices)
     rule = rule_of(model, optimizers, inference=inference)
@@ -69,7 +69,7 @@ def compile_model(
 
 
 def _refuse_questions() -> None:
-    """End a program that ``abele fit`` or ``abele stage`` runs: neither answers for SambaFlow."""
+    """Raise under ``abele fit`` or ``abele stage``: these support PopTorch programs only."""
     taken = questions.taken()
     if taken is not None:
         taken.refuse(
@@ -91,7 +91,7 @@ def _say_traced(traced: Sectioned, seconds: float) -> None:
 
 
 def check_indices(indices: Any) -> None:
-    """Refuse ``loss_indices`` that are no list of different positions."""
+    """Raise if ``loss_indices`` is no list of distinct output positions."""
     if indices is None:
         return
     needed = "a list of positions of outputs"
@@ -114,7 +114,7 @@ def rule_of(model: torch.nn.Module, optimizers: Any, *, inference: bool) -> Upda
 
 @contextlib.contextmanager
 def _graph_errors() -> Iterator[None]:
-    """Raise the engine's errors as this package's, except for a missing target."""
+    """Convert the engine's errors to ``GraphError``, except for a missing target."""
     try:
         yield
     except TargetError:
@@ -169,7 +169,7 @@ def _about(
 
 
 def _plain(value: Any) -> Any:
-    """Return a JSON value unchanged, any other as text."""
+    """Convert a value to JSON types; unknown types become text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, list | tuple):
@@ -239,7 +239,7 @@ def _inferred(captured: Captured) -> tuple[Output, ...]:
 
 
 def _with_sections(whole: Sectioned, loss_indices: Sequence[int] | None) -> Sectioned:
-    """Keep the programs that can run: the step where something is a loss, and its sections."""
+    """Select the programs that can run: the full step if there is a loss, and its sections."""
     hosts = not (loss_indices or any(whole.outputs[i].loss for i in whole.starts))
     programs = (*(() if hosts else whole.captured.programs), *sections(whole))
     captured = dataclasses.replace(whole.captured, programs=programs)
@@ -252,7 +252,7 @@ def _starts(
     outputs: Sequence[Output],
     wanted: Sequence[int] | None,
 ) -> tuple[int, ...]:
-    """Choose the outputs that backward starts from."""
+    """Return the positions of the outputs where backward starts."""
     trained = {name for group in rule.groups for name in group.params}
     if not trained & ModuleState.of(module).trainable:
         raise GraphError(

@@ -1,4 +1,4 @@
-"""A compiled model on the device: loading its file, its state, and running its sections."""
+"""A compiled model on the device: loading of its file, its state, and execution of its sections."""
 
 import dataclasses
 import os
@@ -44,7 +44,7 @@ from sambaflow.samba.sambatensor import SambaTensor
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """The PEF file that runs, its target, device, programs, and the hash of the executable.
+    """The loaded PEF file: its target, device, programs, and the hash of the executable.
 
     Attributes:
         origin: ``file`` if the file's own code runs, ``compiled here`` if it does not fit this
@@ -76,7 +76,7 @@ SECTIONS = ("fwd", "bckwd", "opt")
 
 
 class LoadedGraph:
-    """A compiled model with its state on the device; module and optimizers give initial values."""
+    """A compiled model with its state on the device, initialized from module and optimizers."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class LoadedGraph:
         return self._grads.get(gradient_of(self.names.get(id(parameter), "")))
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Named tensors: inputs, outputs and parameters."""
+        """Return inputs, outputs and parameters by name."""
         by_name: dict[str, torch.Tensor] = {**self.inputs}
         by_name |= {output.sn_name: output for output in self.outputs}
         for name, value in self.session.params.items():
@@ -295,7 +295,7 @@ class LoadedGraph:
         return {f"input{i}": plain(inputs[name]) for i, name in enumerate(self.inputs)}
 
     def _seeds(self, gradients: Any) -> dict[str, torch.Tensor]:
-        """Return the gradient of each output where backward starts."""
+        """Return the output gradients with which backward starts."""
         from_host = self._given_gradients(gradients)
         seeds = {}
         for index in self.traced.starts:
@@ -320,7 +320,7 @@ class LoadedGraph:
 
     @property
     def traced_hosts(self) -> bool:
-        """Return whether the host has to provide gradients."""
+        """Whether the host has to provide the output gradients."""
         return STEP not in {program.name for program in self.traced.captured.programs}
 
     def _given_gradients(self, gradients: Any) -> dict[int, torch.Tensor]:
@@ -379,7 +379,7 @@ class LoadedGraph:
 def _among(
     known: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Select the values that the device has a place for."""
+    """Select the values whose names the device knows."""
     return {name: value.detach() for name, value in values.items() if name in known}
 
 
@@ -390,7 +390,7 @@ def load_model(
     pef: str | os.PathLike[str],
     loss_indices: Sequence[int] | None,
 ) -> LoadedGraph:
-    """Load a compiled file; see ``SambaSession.trace_graph``."""
+    """Load a compiled PEF file; see ``SambaSession.trace_graph``."""
     named, keywords = arguments.named_inputs(inputs)
     check_indices(loss_indices)
     listed = _optimizers.as_list(optimizers)
@@ -431,7 +431,7 @@ def _load(
 
 
 def _same_as_stored(file: Container, packed: Mapping[str, Any], here: Captured) -> Captured:
-    """Return this process's capture if the file has the same program.
+    """Return this process's capture; raise if the PEF file holds another program.
 
     The file's programs are read only to say how they differ: that takes as long as capturing.
     """
@@ -483,7 +483,7 @@ def rank() -> int:
 
 
 def average(gradients: Iterable[torch.Tensor]) -> None:
-    """Replace gradients by their mean over all processes.
+    """Average gradients over all processes in place.
 
     Raises:
         UsageError: there are several processes and nothing connects them.

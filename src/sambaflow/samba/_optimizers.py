@@ -1,4 +1,4 @@
-"""From optimizer objects to the update rule of a program, and its values at run time."""
+"""Conversion of optimizers to a program's update rule, and its run-time values."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ RUNTIME = ("lr", "momentum", "weight_decay")
 
 
 def as_list(optimizers: Any) -> list[torch.optim.Optimizer]:
-    """None, one optimizer or several, as a list."""
+    """Return the optimizers as a list, from None, one optimizer or several."""
     if optimizers is None:
         return []
     listed = list(optimizers) if isinstance(optimizers, list | tuple) else [optimizers]
@@ -100,7 +100,7 @@ def _group(
 
 
 def hyper_values(rule: UpdateRule, wanted: Mapping[str, Any]) -> dict[str, float]:
-    """Return run-time values by slot; a program gives one for all groups or one per group."""
+    """Return run-time hyperparameters by slot, from one value or one per parameter group."""
     needed = 'a dictionary of numbers by name, such as {"lr": 0.1}'
     check("hyperparam_dict", wanted, Mapping, needed)
     values = {}
@@ -130,7 +130,7 @@ def hyper_values(rule: UpdateRule, wanted: Mapping[str, Any]) -> dict[str, float
 
 
 def _number(name: str, value: Any) -> float:
-    """Return a run-time value as a number, also from a tensor of one element."""
+    """Convert a run-time hyperparameter to a float, also from a tensor of one element."""
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
@@ -144,7 +144,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def present_values(optimizers: Sequence[torch.optim.Optimizer], rule: UpdateRule) -> dict:
-    """Values of the optimizers' groups by slot, for the slots that a rule has."""
+    """Return the optimizers' current hyperparameters by slot, for the rule's slots."""
     groups = [group for each in optimizers for group in each.param_groups]
     return {
         f"group{index}.{name}": float(group[name])

@@ -1,4 +1,4 @@
-"""The compiled file: programs, their code, and everything a run has to agree with.
+"""The compiled file (PEF): programs, their code, and the interface that a run has to match.
 
 A container of ``abele``: checked when read, nothing pickled. It holds native code: run only files
 that you trust. Weights are not in it; they come from the model of the run.
@@ -36,7 +36,7 @@ def interface(
     rule: UpdateRule | None,
     loss_indices: Sequence[int] | None,
 ) -> dict[str, str]:
-    """Return what compiling and running have to agree on, as texts by name."""
+    """Return the interface of a program (inputs, parameters, optimizer) as texts by name."""
     state = ModuleState.of(module)
     tensors: dict[str, Any] = {f"input {name}": value for name, value in inputs.items()}
     tensors |= {f"parameter {name}": value for name, value in state.params.items()}
@@ -61,7 +61,7 @@ def write(
     loss_indices: Sequence[int] | None,
     said: Mapping[str, Any],
 ) -> None:
-    """Write a file atomically; ``described`` is an ``interface``, ``said`` is for people."""
+    """Write a PEF file atomically; ``described`` is an ``interface``, ``said`` is for people."""
     packed, members = portable_executable.pack(traced.captured, made)
     content = {
         "version": __version__,
@@ -84,7 +84,7 @@ def write(
 
 @contextlib.contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[Container]:
-    """Read and check a compiled file."""
+    """Read and check a PEF file."""
     if not str(path):
         raise PefDamagedError(
             "No PEF file was given. Compile the program first and pass the file it names: "
@@ -113,7 +113,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Container]:
 
 
 def check(path: Path, there: Mapping[str, str], here: Mapping[str, str]) -> None:
-    """Raise an error that names everything in which the interface of a file and of a run differ."""
+    """Raise an error that lists all differences between the interfaces of a PEF file and a run."""
     differences = [
         f"{name}: compiled as {there.get(name, 'missing')}, given {here.get(name, 'missing')}"
         for name in {**there, **here}

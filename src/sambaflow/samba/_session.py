@@ -1,4 +1,4 @@
-"""The session: compiles a model to a file, loads it, runs it."""
+"""The session: compiles a model to a file, loads and runs it."""
 
 import contextlib
 import os
@@ -60,7 +60,7 @@ class SambaSession:
         loss_indices: Sequence[int] | None = None,
         **hints: Any,
     ) -> str:
-        """Capture forward, backward and update with dummy inputs, and write them compiled.
+        """Capture and compile forward, backward and update with dummy inputs.
 
         Args:
             model: as it is to run: training mode or not.
@@ -259,7 +259,7 @@ class SambaSession:
         return self._loaded().tensors()
 
     def get_dropout_rate_argin_names(self) -> list[str]:
-        """Dropout rates that a run may change: none, they are part of the program."""
+        """Return no names: dropout rates are part of the program and cannot change per run."""
         return []
 
     def enable_pinned_memory(self) -> None:
@@ -267,11 +267,11 @@ class SambaSession:
         hint("session.enable_pinned_memory()", "inputs are moved as they are")
 
     def start_runtime_profile(self) -> None:
-        """Begins to keep the events of ``profiler``."""
+        """Start recording the events of ``profiler``."""
         self.profiler.clear()
 
     def end_runtime_profile(self, file: str | os.PathLike[str]) -> None:
-        """Write all events as JSON for trace viewers."""
+        """Write all recorded events as JSON for trace viewers."""
         self.profiler.save(file)
 
     start_samba_profile = start_runtime_profile

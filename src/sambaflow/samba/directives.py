@@ -1,4 +1,4 @@
-"""Hints to the vendor's compiler as context managers: accepted, said once."""
+"""Context managers of compiler hints: accepted without effect, logged once."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Switches of stochastic rounding: accepted, said once."""
+"""Switches of stochastic rounding: accepted without effect, logged once."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Models whose weights are not allocated before they are needed."""
+"""Lazy parameters: models without allocated weights."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,6 +8,6 @@ import torch
 
 @contextlib.contextmanager
 def lazy_param(enabled: bool = True) -> Iterator[None]:
-    """While open, modules get parameters with a shape and no memory; see ``materialize``."""
+    """Context manager in which modules get parameters without memory; see ``materialize``."""
     with torch.device("meta") if enabled else contextlib.nullcontext():
         yield

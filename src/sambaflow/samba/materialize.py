@@ -1,4 +1,4 @@
-"""Gives models that were made under ``lazy_param`` their weights."""
+"""Allocates the weights of models created under ``lazy_param``."""
 
 import torch
 
@@ -6,7 +6,7 @@ from sambaflow.errors import UsageError
 
 
 def materialize(model: torch.nn.Module) -> torch.nn.Module:
-    """Allocates every parameter and buffer without memory and initialises it, in place.
+    """Allocate and initialize all parameters and buffers without memory, in place.
 
     Each module that holds some initialises them by its ``reset_parameters``. Call it before
     ``from_torch_model_`` and before optimizers are made.

@@ -16,7 +16,7 @@ __all__ = ["SGD", "Adam", "AdamW"]
 
 
 class _Clipping(torch.optim.Optimizer):
-    """Clips the global L2 norm of all gradients before the update.
+    """Mixin of optimizers that clips the global L2 norm of all gradients before the update.
 
     Attributes:
         max_grad_norm: the largest norm; None leaves gradients alone.

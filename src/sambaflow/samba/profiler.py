@@ -1,4 +1,4 @@
-"""Times of what a program marks: a context manager, a decorator, or start and end."""
+"""Profiler of user-marked intervals: a context manager, a decorator, or start and end."""
 
 import contextlib
 import dataclasses
@@ -22,17 +22,17 @@ class Event:
 
 
 class Profiler:
-    """Keeps events and summarises them."""
+    """Records events and summarises them."""
 
     def __init__(self):
         self.events: list[Event] = []
 
     def clear(self) -> None:
-        """Forgets all events."""
+        """Delete all recorded events."""
         self.events = []
 
     def start_event(self, name: str) -> Event:
-        """Begins an event; hand it to ``end_event``."""
+        """Start an event; pass it to ``end_event``."""
         event = Event(name, time.perf_counter_ns())
         self.events.append(event)
         return event
@@ -51,7 +51,7 @@ class Profiler:
             self.end_event(event)
 
     def seconds(self, name: str, warmup: int = 0) -> list[float]:
-        """Durations of the complete events of a name, without the first ``warmup``."""
+        """Return the durations of a name's complete events, without the first ``warmup``."""
         ended = [e for e in self.events if e.name == name and e.end is not None]
         return [((e.end or 0) - e.start) / 1e9 for e in ended[warmup:]]
 
@@ -67,7 +67,7 @@ class Profiler:
         num_samples_per_iter: int | None = None,
         measurements: Sequence[str] | None = None,
     ) -> None:
-        """Print a line per name: count, mean, median and, with samples, throughput."""
+        """Print count, mean, median and, with samples, throughput of each event name."""
         del measurements
         for key in keys or list(dict.fromkeys(event.name for event in self.events)):
             times = self.seconds(key, warmup)

@@ -10,7 +10,7 @@ from sambaflow.samba.sambatensor import SambaTensor, from_torch_tensor
 
 
 class SambaLoader:
-    """Wraps a loader; the items of each batch get names, in order.
+    """A data loader that names the tensors of each batch, in order.
 
     Args:
         loader: any iterable with a length that yields tuples or lists of tensors.

@@ -1,4 +1,4 @@
-"""Tensors with a name: torch tensors that say which input or output of a program they are."""
+"""Named tensors: torch tensors bound to an input or output of a program."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SambaTensor(torch.Tensor):
         dtype: torch.dtype | None = None,
         **settings: Any,
     ):
-        """Shares memory with ``torch_tensor``, or has a shape alone."""
+        """Create a named tensor that shares memory with ``torch_tensor``, or has only a shape."""
         del settings
         if torch_tensor is None:
             if shape is None:
@@ -116,17 +116,17 @@ class SambaTensor(torch.Tensor):
 
     @property
     def has_data(self) -> bool:
-        """True if the tensor has data, not a shape alone."""
+        """True if the tensor has memory, not only a shape."""
         return self.device.type != "meta"
 
     @property
     def sn_data(self) -> torch.Tensor:
-        """The device's values; a result has those of the run that computed it."""
+        """The tensor's values on the device; for outputs, those of the run that computed it."""
         return self.torch()
 
     @property
     def sn_grad(self) -> torch.Tensor | None:
-        """The gradient for backward to start from; assign it to an output, then run backward.
+        """The output gradient from which backward starts; assign it, then run backward.
 
         It stays until it is assigned again; None means ones.
         """

@@ -1,4 +1,4 @@
-"""Help for tests of programs."""
+"""Test helpers for SambaFlow programs."""
 
 import functools
 from collections.abc import Callable, Iterable

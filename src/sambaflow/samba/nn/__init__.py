@@ -1,4 +1,4 @@
-"""Module classes of old releases: those of ``torch.nn``."""
+"""Module classes of old SambaFlow releases: aliases of ``torch.nn``."""
 
 from typing import Any
 
@@ -8,5 +8,5 @@ from sambaflow.samba.nn.parameter import SambaParameter as SambaParameter
 
 
 def __getattr__(name: str) -> Any:
-    """Return the attribute of ``torch.nn`` of this name."""
+    """Return the class of ``torch.nn`` with a given name."""
     return getattr(torch.nn, name)

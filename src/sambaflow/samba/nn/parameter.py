@@ -1,4 +1,4 @@
-"""Parameters that know their name and the device's copy of themselves."""
+"""Named parameters with access to their values on the device."""
 
 from typing import Any, Self
 
@@ -9,7 +9,7 @@ from sambaflow.samba._arguments import check_model
 
 
 class SambaParameter(torch.nn.Parameter):
-    """A parameter with a name, and the values and gradient that the device has for it.
+    """A named parameter with its values and gradient on the device.
 
     Attributes:
         sn_name: module names and its own, lower case, joined by double underscores.
@@ -24,27 +24,27 @@ class SambaParameter(torch.nn.Parameter):
 
     @property
     def sn_data(self) -> torch.Tensor:
-        """Present values: the device's, or the host's while no program is loaded."""
+        """The parameter's current values: the device's, or the host's if no program is loaded."""
         graph = self._sn_graph
         return self.data if graph is None else graph.parameter(self)
 
     @property
     def sn_grad(self) -> torch.Tensor | None:
-        """The gradient that the last run computed, or None."""
+        """The parameter's gradient of the last run, or None."""
         graph = self._sn_graph
         return None if graph is None else graph.gradient(self)
 
     @property
     def has_data(self) -> bool:
-        """True if the parameter has data, not a shape alone."""
+        """True if the parameter has memory, not only a shape."""
         return self.device.type != "meta"
 
     def torch(self) -> torch.Tensor:
-        """Present values as a plain tensor on the host; a copy if a program is loaded."""
+        """Return the current values as a host tensor; a copy if a program is loaded."""
         return self.sn_data.detach().to("cpu")
 
     def rdu(self) -> Self:
-        """Itself: loading a program moves parameters to the device."""
+        """Return the parameter itself: loading a program moves parameters to the device."""
         return self
 
 

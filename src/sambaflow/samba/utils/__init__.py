@@ -1,4 +1,4 @@
-"""Helpers around the session: loading, comparing, measuring, seeds."""
+"""Session utilities: loading, comparing, measuring, seeds."""
 
 import contextlib
 import json as json_format
@@ -49,7 +49,7 @@ def trace_graph(
 
 
 def trace_multigraph(*unused: Any, **also_unused: Any) -> None:
-    """Several graphs in one file: not offered.
+    """Raise: several graphs in one PEF file are not supported.
 
     Raises:
         UsageError: always.
@@ -66,7 +66,7 @@ def init_output_grads(
     customized_tensors_dict: Mapping[str, torch.Tensor] | None = None,
     is_variable_batch_size: bool = False,
 ) -> list[torch.Tensor]:
-    """Set the gradients where backward starts, ones by default.
+    """Set the output gradients where backward starts, ones by default.
 
     Args:
         output_tensors: the outputs of a loaded program.
@@ -93,7 +93,7 @@ def create_mac_resource_report(*unused: Any, **also_unused: Any) -> None:
 
 
 def set_seed(seed: int) -> None:
-    """Seeds Python's, numpy's (if it is there) and torch's random numbers."""
+    """Seed the random generators of Python, numpy (if installed) and torch."""
     random.seed(seed)
     torch.manual_seed(seed)
     with contextlib.suppress(ModuleNotFoundError):
@@ -103,7 +103,7 @@ def set_seed(seed: int) -> None:
 
 
 def get_file_dir(file: str) -> str:
-    """Return the folder of a file: ``get_file_dir(__file__)``."""
+    """Return the absolute folder of a file."""
     return str(Path(file).resolve().parent)
 
 
@@ -241,7 +241,7 @@ def measure_performance(
 def measure_sections(
     model: torch.nn.Module, inputs: Any, n_iterations: int = 100, **hints: Any
 ) -> dict[str, float]:
-    """Print the median time of each section.
+    """Print the median time of each section (forward, backward, update).
 
     Args:
         model: the model that is loaded.

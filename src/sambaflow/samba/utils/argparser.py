@@ -1,4 +1,4 @@
-"""The command line of a program: sub-commands and the options that every program has.
+"""The command line of a SambaFlow program: sub-commands and common options.
 
 Options of the vendor's compiler are accepted and said once. A program's own option of the same name
 takes the place of ours.
@@ -60,7 +60,7 @@ def parse_app_args(
     compile_parser_fn: AddOptions | None = None,
     dev_mode: bool = False,
 ) -> argparse.Namespace:
-    """Parse ``PROGRAM COMMAND [options]``.
+    """Parse the command line ``PROGRAM COMMAND [options]``.
 
     Args:
         argv: arguments behind the program's name; default those of the process.
@@ -171,7 +171,7 @@ def _say_hints(args: argparse.Namespace) -> None:
 def parse_yaml_to_args(
     file: str | os.PathLike[str], args: argparse.Namespace
 ) -> argparse.Namespace:
-    """Overlay the top-level keys of a YAML file; dashes in names become underscores.
+    """Override arguments by the top-level keys of a YAML file; dashes become underscores.
 
     Args:
         file: a mapping of names to values.

@@ -1,4 +1,4 @@
-"""A report of an accuracy as JSON."""
+"""Accuracy report as a JSON file."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from abele.storage import atomic
 
 
 class AccuracyReport:
-    """Named values to be saved.
+    """Named accuracy values to be saved as JSON.
 
     Args:
         values: what to report: ``val_accuracy``, ``val_loss``, ``batch_size``, ...
@@ -19,6 +19,6 @@ class AccuracyReport:
         self.values = values
 
     def save(self, file: str | os.PathLike[str]) -> None:
-        """Write the values as JSON, atomically."""
+        """Write the accuracy values as JSON, atomically."""
         text = json.dumps(self.values, indent=1, default=float)
         atomic.write_text(Path(file), text)

@@ -1,4 +1,4 @@
-"""Weights in files: sharded checkpoints and single tensors. Nothing is unpickled."""
+"""Weight files: sharded checkpoints and single tensors. Nothing is unpickled."""
 
 import json
 import os

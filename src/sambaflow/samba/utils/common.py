@@ -1,4 +1,4 @@
-"""The commands that need nothing of the program: compile, test and measuring."""
+"""Model-independent commands of a program: compile, test and measuring."""
 
 import argparse
 import copy
@@ -27,7 +27,7 @@ def common_app_driver(
     app_dir: str | None = None,
     **hints: Any,
 ) -> Any:
-    """Execute ``args.command``; ``run`` is left to the program.
+    """Execute the command ``args.command``; ``run`` is left to the program.
 
     Args:
         args: of ``parse_app_args``.
@@ -114,5 +114,5 @@ def _compare_gradients(reference: torch.nn.Module, module: torch.nn.Module) -> N
 
 
 def _threshold(tensor: torch.Tensor) -> float:
-    """Half numbers have eight bits of fraction, of which a network loses some."""
+    """Return the tolerance for comparing a dtype; larger for half precision (8 bits)."""
     return 3e-3 if tensor.dtype in (torch.float32, torch.float64) else 5e-2

@@ -1,4 +1,4 @@
-"""Metadata of a compiled file."""
+"""Metadata of a compiled PEF file."""
 
 import os
 from typing import Any
@@ -20,7 +20,7 @@ def get_pefmeta(args: Any, model: torch.nn.Module) -> dict[str, Any]:
 
 
 def get_pefmeta_dict(pef: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read the metadata of a file without loading its code.
+    """Read the metadata of a PEF file without loading its code.
 
     Returns:
         What was given to ``session.compile`` as ``pef_metadata``, and ``name``, ``target``,

@@ -1,1 +1,1 @@
-"""Transforms of the data sets of the starter programs."""
+"""Data set transforms of the starter programs."""

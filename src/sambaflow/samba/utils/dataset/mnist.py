@@ -1,4 +1,4 @@
-"""MNIST in the form that SambaNova's starter programs read."""
+"""MNIST transform of SambaNova's starter programs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ _MEAN, _DEVIATION = 0.1307, 0.3081
 
 
 class DigitTransform:
-    """An image of 28 x 28 bytes as a normalised float32 tensor ``[1, H, W]``.
+    """Convert a 28 x 28 byte image to a normalised float32 tensor ``[1, H, W]``.
 
     Takes PIL images, arrays and tensors, so it can be a data set's ``transform``.
 
@@ -23,7 +23,7 @@ class DigitTransform:
         self.size, self.dtype = size, dtype
 
     def __call__(self, image: Any) -> torch.Tensor:
-        """Return an image as a tensor."""
+        """Convert an image to a normalised tensor."""
         pixels = torch.as_tensor(np.array(image))
         values = pixels.float() / 255 if pixels.dtype is torch.uint8 else pixels.float()
         values = values.reshape(1, *values.shape[-2:])
@@ -35,7 +35,7 @@ class DigitTransform:
 
 
 def dataset_transform(args: Any) -> DigitTransform:
-    """Return the transform for a starter program's options.
+    """Return the image transform for a starter program's options.
 
     Args:
         args: options as an object or a dictionary; ``image_size`` and ``bf16`` are read if there.
