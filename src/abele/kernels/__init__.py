@@ -1,4 +1,4 @@
-"""C++ kernels for the operators in ``abele/ops``, in one library that ``abi.h`` declares.
+"""C++ kernels of the operators in ``abele/ops``; ``abi.h`` declares their library.
 
 ``build.py`` compiles it. C and C++, emitted programs among them, include ``abi.h``; Python calls
 through ``binding.py``. ``convolutions.py`` chooses kernels, ``on_tensors.py`` has convolutions and

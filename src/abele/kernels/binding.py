@@ -1,4 +1,4 @@
-"""The kernels' library in Python: the structures and functions of ``abi.h`` as ctypes.
+"""Python binding of the kernel library: the structures and functions of ``abi.h`` as ctypes.
 
 The header is plain C and is read when this module is imported. Every call checks the status that a
 function returns.
@@ -26,13 +26,13 @@ _LOADING = threading.Lock()
 
 
 def _header() -> str:
-    """Return the declarations of ``abi.h`` in one line."""
+    """Return the declarations of ``abi.h`` without comments, in one line."""
     text = (sources.FOLDER / "abi.h").read_text(encoding="utf-8")
     return " ".join(re.sub(r"//[^\n]*", "", text).split())
 
 
 def _type(declared: str, types: dict[str, Any]) -> Any:
-    """Return the ctypes type of a C type; pointers to anything but structures are plain."""
+    """Return the ctypes type of a C type; pointers to non-structures are void pointers."""
     name = declared.removeprefix("const ")
     if not name.endswith("*"):
         return types[name]
@@ -45,7 +45,7 @@ def _arguments(text: str, types: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _read(text: str) -> None:
-    """Fill the tables of this module from the declarations of a header."""
+    """Parse the declarations of a C header into the tables of this module."""
     types: dict[str, Any] = {
         "int": ctypes.c_int,
         "int64_t": ctypes.c_int64,
@@ -94,7 +94,7 @@ Upsample = STRUCTURES["AbeleUpsample"]
 
 
 def load(code: bytes) -> ctypes.CDLL:
-    """Map the library with these bytes into this process, once.
+    """Load a kernel library from its bytes into this process; cached by content.
 
     Its functions take pointers as integers, and raise ``MemoryError`` where there is no memory and
     ``CorruptExecutable`` where there is no code for what they are asked.
@@ -127,7 +127,7 @@ def _holds(path: Path, code: bytes) -> bool:
 
 
 def bound(path: Path) -> ctypes.CDLL:
-    """Return the library at ``path`` with functions that know their arguments.
+    """Load the kernel library at ``path`` and declare its functions' argument types.
 
     Raises:
         OSError: the file is no library for this machine.
@@ -139,7 +139,7 @@ def bound(path: Path) -> ctypes.CDLL:
 
 
 def bind(library: ctypes.CDLL, names: Iterable[str]) -> None:
-    """Declare the arguments of functions of a library, or of a program linked with them.
+    """Declare argument types of kernel functions of a library or compiled program.
 
     Raises:
         AttributeError: there is no such function.
@@ -163,5 +163,5 @@ def _checked(status: int, function: Any, arguments: tuple[Any, ...]) -> None:
 
 
 def threads_for(library: ctypes.CDLL, floats: int, multiply_adds: int = 0) -> int:
-    """Return how many of torch's threads a pass of this size keeps busy; at least 1."""
+    """Return the number of threads worth using for a kernel call of a given size; at least 1."""
     return library.abele_threads(floats, multiply_adds, torch.get_num_threads())

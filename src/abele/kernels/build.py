@@ -1,4 +1,4 @@
-"""Compiles the kernels once per machine: objects to link, and a library of all to load.
+"""Compiles the kernels once per machine: object files to link, and a shared library.
 
 Emitted programs link the objects whose kernels they call; programs that run operator by operator
 load the library. The names of both hold a hash of everything that decides their code; two versions
@@ -43,7 +43,7 @@ RESULT = "{result}"
 
 
 class Making(NamedTuple):
-    """A file and the command that compiles or links it.
+    """A compile or link command and its output file.
 
     Attributes:
         command: its part ``RESULT`` stands for the path of a file that will be moved to ``path``.
@@ -55,7 +55,7 @@ class Making(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Paths of compiled files, which may not exist yet.
+    """Paths of the compiled kernel library and object files, which may not exist yet.
 
     Attributes:
         library: for ``binding.load``.
@@ -66,12 +66,12 @@ class Places(NamedTuple):
     objects: Path
 
     def object(self, source: str) -> Path:
-        """Return the object of a source."""
+        """Return the object file of a source."""
         return self.objects / f"{source}.o"
 
 
 def shared_library(compiler: str, instruction_set: str) -> bytes:
-    """Return the library for ``binding.load``, compiled unless it is there already.
+    """Return the bytes of the kernel library, compiled if missing.
 
     Args:
         compiler: path of the C++ compiler; not needed for a library that the package contains.
@@ -85,13 +85,13 @@ def shared_library(compiler: str, instruction_set: str) -> bytes:
 
 
 def library(compiler: str, instruction_set: str) -> Path:
-    """Return the path of the library; arguments and errors are those of ``shared_library``."""
+    """Return the path of the kernel library; arguments and errors as in ``shared_library``."""
     compile_objects(compiler, instruction_set, [LIBRARY])
     return _places(compiler, instruction_set).library
 
 
 def compile_objects(compiler: str, instruction_set: str, names: Collection[str]) -> None:
-    """Compile objects of some sources, unless they are there.
+    """Compile kernel sources to object files if missing.
 
     Of processes that want them at the same time, instances of a program for example, one compiles.
 
@@ -115,7 +115,7 @@ def compile_objects(compiler: str, instruction_set: str, names: Collection[str])
 
 
 def linkable(compiler: str, instruction_set: str, names: Iterable[str]) -> list[str]:
-    """Return the objects that a program links which calls kernels of some sources.
+    """Return the object files of kernel sources, for linking with a compiled program.
 
     Args:
         compiler: path of the C++ compiler.
@@ -129,7 +129,7 @@ def linkable(compiler: str, instruction_set: str, names: Iterable[str]) -> list[
 def makings(
     compiler: str, instruction_set: str, names: Collection[str] | None = None
 ) -> list[list[Making]]:
-    """Return the commands for missing files, which another process may run.
+    """Return the compile and link commands of missing kernel files, for any process to run.
 
     Args:
         compiler: path of the C++ compiler.
@@ -157,7 +157,7 @@ def makings(
 
 
 def make(making: Making) -> None:
-    """Run the command of a file; a crash of the system leaves all of the file, or none.
+    """Run a compile or link command; its output file appears atomically.
 
     Raises:
         CompilerError: the command fails.
@@ -180,7 +180,7 @@ def make(making: Making) -> None:
 def compile_with(
     compiler: str, folder: str, names: Iterable[str], flags: Collection[str]
 ) -> list[str]:
-    """Compile sources with other flags than the library's; return the objects in their order.
+    """Compile kernel sources with other flags than the library's; return the object files.
 
     Args:
         compiler: path of the C++ compiler.
@@ -202,7 +202,7 @@ def compile_with(
 
 
 def missing_s(compiler: str, instruction_set: str, names: Collection[str] | None = None) -> float:
-    """Return the CPU seconds needed to build missing files; 0 if there are none.
+    """Return the CPU seconds needed to build missing kernel files; 0 if there are none.
 
     Takes what ``makings`` does, and raises what ``shared_library`` does.
     """
@@ -216,7 +216,7 @@ def _wants_library(places: Places, names: Collection[str] | None) -> bool:
 
 
 def _missing(places: Places, names: Collection[str] | None) -> list[str]:
-    """Return the sources still to be compiled: for programs that link them, or for the library."""
+    """Return the kernel sources still to be compiled."""
     wanted = KERNELS if _wants_library(places, names) else names or ()
     in_order = (source for source in KERNELS if source in wanted)
     return [source for source in in_order if not places.object(source).is_file()]
@@ -244,7 +244,7 @@ def _version(compiler: str) -> str:
 
 
 def tool_output(command: list[str]) -> str:
-    """Return what a command prints.
+    """Return the standard output of a compiler command.
 
     Raises:
         CompilerError: it fails; its output is the log.
@@ -265,7 +265,7 @@ def tool_output(command: list[str]) -> str:
 
 @functools.cache
 def cache_folder() -> Path:
-    """Return the user's cache, or a folder of this process alone where that cannot be written."""
+    """Return the user's cache folder, or a temporary folder of this process if not writable."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     with contextlib.suppress(OSError):
         folder = Path(base).absolute() / "abele"  # the program may change its working directory

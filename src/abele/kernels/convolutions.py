@@ -1,4 +1,4 @@
-"""Convolutions of images: the choice of the kernel, and its workspace.
+"""Kernel choice and workspace sizes of image convolutions.
 
 ``KERNELS`` is the registry; lowerings, memory plans and reports read it. The numbers behind the
 limits come from ``benchmarks/convolutions.py``.
@@ -46,7 +46,7 @@ class Convolution:
 
     @property
     def suits_kernels(self) -> bool:
-        """True if our kernels know its kind: float32, on a processor with wide registers."""
+        """True if abele's kernels may support the convolution: 2D, float32, AVX2 or better."""
         capability = torch.backends.cpu.get_cpu_capability()
         return (
             self.image.dim() == 4
@@ -56,7 +56,7 @@ class Convolution:
 
     @property
     def reads_channels_last(self) -> bool:
-        """True if its image has channels last in memory, and no planes."""
+        """True if the image is channels-last in memory and not also contiguous."""
         image = self.image
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         last = formats.get(image.dim())
@@ -65,12 +65,12 @@ class Convolution:
 
     @property
     def moves_by_one(self) -> bool:
-        """True if it is plain: stride and dilation one, one group, not transposed."""
+        """True if stride, dilation and groups are one and it is not transposed."""
         return {*self.stride, *self.dilation, self.groups} == {1} and not self.transposed
 
 
 def convolution_of(node: torch.fx.Node) -> Convolution | None:
-    """Return the convolution that a node computes; ``None`` for other operators and activations.
+    """Return the convolution that a graph node computes; ``None`` for other operators.
 
     Args:
         node: any node of a graph; its values are described in ``meta["val"]``.
@@ -169,7 +169,7 @@ def _winograd_gains(convolution: Convolution) -> bool:
 
 
 def suits_winograd(node: torch.fx.Node) -> bool:
-    """Return whether a node is a convolution of 3x3, or its backward, with many channels.
+    """Return whether a node is a 3x3 convolution, or its backward, with many channels.
 
     Winograd's algorithm is faster than the library there, the direct one on some processors faster
     yet.
@@ -181,7 +181,7 @@ def suits_winograd(node: torch.fx.Node) -> bool:
 
 
 def winograd_lanes(convolution: Convolution) -> int | None:
-    """Return how many channels a register should hold; ``None``: too many lanes would be empty.
+    """Return the number of channels per register in Winograd; ``None`` if many lanes are empty.
 
     The same choice as in ``conv_winograd.cpp``.
     """
@@ -211,7 +211,7 @@ def _has_winograd_code(convolution: Convolution) -> bool:
 
 
 def _is_tiled(image: torch.Size, padding: int) -> bool:
-    """Return whether few outputs of tiles are beyond the image."""
+    """Return whether Winograd tiles waste few outputs beyond the image border."""
     pixels = [size + 2 * padding - 2 for size in image[2:]]
     if min(*pixels, image[0]) < 1:
         return False
@@ -219,7 +219,7 @@ def _is_tiled(image: torch.Size, padding: int) -> bool:
 
 
 def _fill(channels: Sequence[int], lanes: int) -> bool:
-    """Return whether channels fill most of registers of so many."""
+    """Return whether channel counts fill most lanes of registers of ``lanes`` elements."""
     return all(
         count >= _LEAST_CHANNELS and _padded(count, lanes) <= _MOST_FILLED * count
         for count in channels
@@ -237,7 +237,7 @@ def _winograd_scratch(convolution: Convolution) -> int:
 
 
 def _of_pass(convolution: Convolution, outputs: int, inputs: int, lanes: int) -> int:
-    """Return bytes of forward or the input gradient: weights, and a block of tiles per thread."""
+    """Return workspace bytes of Winograd forward or input gradient: weights and blocks of tiles."""
     threads, tiles = torch.get_num_threads(), _tiles(convolution)
     blocks = min(-(-tiles // CONSTANTS["ABELE_WINOGRAD_BLOCK"] // threads) * threads, tiles)
     of_block = _POINTS * (-(-tiles // max(blocks, 1)) * _rows(convolution, lanes) + 2 * lanes)
@@ -245,7 +245,7 @@ def _of_pass(convolution: Convolution, outputs: int, inputs: int, lanes: int) ->
 
 
 def _of_weight_gradient(convolution: Convolution, lanes: int) -> int:
-    """Return bytes of all sums, and of a chunk of tiles for the threads that share some."""
+    """Return workspace bytes of Winograd's weight gradient: partial sums and chunks of tiles."""
     outputs, inputs = convolution.weight.shape[:2]
     threads, tiles, rows = torch.get_num_threads(), _tiles(convolution), _rows(convolution, lanes)
     size = _POINTS * inputs * _padded(outputs, lanes)
@@ -260,12 +260,12 @@ def _of_weight_gradient(convolution: Convolution, lanes: int) -> int:
 
 
 def _rows(convolution: Convolution, lanes: int) -> int:
-    """Return the floats, padded, of a tile's input and output channels per Winograd point."""
+    """Return the padded floats of a tile's input and output channels per Winograd point."""
     return sum(_pitch(channels, lanes) for channels in convolution.weight.shape[:2])
 
 
 def _tiles(convolution: Convolution) -> int:
-    """Return the number of tiles of 2 x 2 of the result."""
+    """Return the number of 2 x 2 Winograd output tiles of the batch."""
     count = convolution.image.shape[0]
     for edge, padding in zip(convolution.image.shape[2:], convolution.padding, strict=True):
         count *= -(-(edge + 2 * padding - 2) // 2)
@@ -304,14 +304,14 @@ def _pointwise_gains(convolution: Convolution) -> bool:
 
 
 def pixels(convolution: Convolution) -> int:
-    """Return how many pixels all results of a plain convolution have together."""
+    """Return the number of output pixels of a plain convolution over the batch."""
     sizes = convolution.image.shape, convolution.weight.shape
     count, _, *pixels = result_shape(*sizes, convolution.stride, convolution.padding)
     return count * math.prod(pixels)
 
 
 def _pointwise_scratch(convolution: Convolution) -> int:
-    """Return the workspace bytes of ``conv_pointwise.cpp`` for pixels of a strided image."""
+    """Return the workspace bytes of strided 1x1 convolutions (``conv_pointwise.cpp``)."""
     if set(convolution.stride) == {1}:
         return 0
     times = 2 if convolution.backward else 1
@@ -364,7 +364,7 @@ _MOST_PIXELS_PER_SAMPLE = 65536
 
 
 def planes_gain(node: torch.fx.Node) -> bool:
-    """Return whether kernels of planes compute a convolution or its backward, and gain by it.
+    """Return whether emitted NCHW kernels support a convolution or its backward and are faster.
 
     They support more than they are chosen for. A gradient that is not contiguous is copied.
     """
@@ -457,18 +457,18 @@ KERNELS = (WINOGRAD, PATCHES, POINTWISE, DIRECT)
 
 
 def kernel_for(convolution: Convolution) -> Kernel | None:
-    """Return the fastest kernel for a convolution; ``None``: the library's."""
+    """Return the fastest kernel for a convolution; ``None`` if the library is faster."""
     return next((kernel for kernel in KERNELS if kernel.gains(convolution)), None)
 
 
 def kernel_of(node: torch.fx.Node) -> Kernel | None:
-    """Return the kernel that computes a node; ``None``: the library's, or no convolution."""
+    """Return abele's kernel for a graph node; ``None`` if the library computes it."""
     convolution = convolution_of(node)
     return None if convolution is None else kernel_for(convolution)
 
 
 def scratch_bytes(node: torch.fx.Node) -> int:
-    """Return the workspace bytes of our kernel for a node, which are cached (``calls.h``).
+    """Return the workspace bytes of abele's kernel for a convolution node (cached in ``calls.h``).
 
     Kernels without an entry take little.
     """

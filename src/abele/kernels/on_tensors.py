@@ -1,4 +1,4 @@
-"""Kernels of convolutions, max pools and upsampling as functions of tensors.
+"""Tensor functions of the kernels for convolutions, max pools and upsampling.
 
 Each takes the library that ``binding.load`` returns. A static program calls the same convolution at
 every step, and describing it takes longer in Python than the call: ``conv`` and ``conv_backward``
@@ -35,7 +35,7 @@ def describe(
     layout: torch.memory_format = torch.contiguous_format,
     slope: float = 1.0,
 ) -> ctypes.Structure:
-    """Return the convolution of images ``[N, C, H, W]`` with a kernel ``[O, C, h, w]``."""
+    """Return the C structure of a convolution of ``[N, C, H, W]`` with kernel ``[O, C, h, w]``."""
     last = int(layout is torch.channels_last)
     return Conv(*images, kernel[0], *kernel[2:], *stride, *padding, last, slope)
 
@@ -60,7 +60,7 @@ def conv(
     threads: int | None = None,
     function: str = "conv",
 ) -> Forward:
-    """Return a convolution of images ``[N, C, H, W]`` with a weight ``[O, C, h, w]``.
+    """Return a function that convolves images ``[N, C, H, W]`` with a weight ``[O, C, h, w]``.
 
     ``function`` is the middle of its name in ``abi.h``: conv, winograd or pointwise.
     """
@@ -90,7 +90,7 @@ def conv_backward(
     threads: int | None = None,
     function: str = "conv",
 ) -> Backward:
-    """Return a function for the gradients of images, weight and bias that the mask requests.
+    """Return a function for a convolution's gradients of images, weight and bias by mask.
 
     ``function`` is as for ``conv``.
     """
@@ -128,7 +128,7 @@ def threads_worth(library: ctypes.CDLL, floats: int, multiply_adds: int = 0) -> 
 
 
 def spread(library: ctypes.CDLL, small: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return a transposed convolution, or the input gradient of a plain one; ``bias`` is [L]."""
+    """Compute a transposed patch convolution, or a plain one's input gradient; ``bias`` is [L]."""
     images, _, height, width = small.shape
     _, channels, high, wide = weight.shape
     large = _image(images, channels, height * high, width * wide)
@@ -139,7 +139,7 @@ def spread(library: ctypes.CDLL, small: Tensor, weight: Tensor, bias: Tensor | N
 
 
 def gather(library: ctypes.CDLL, large: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return a plain convolution, or the input gradient of a transposed one; ``bias`` is [S]."""
+    """Compute a plain patch convolution, or a transposed one's input gradient; ``bias`` is [S]."""
     images, _, height, width = large.shape
     channels, _, high, wide = weight.shape
     small = _image(images, channels, height // high, width // wide)
@@ -150,7 +150,7 @@ def gather(library: ctypes.CDLL, large: Tensor, weight: Tensor, bias: Tensor | N
 
 
 def weight_gradient(library: ctypes.CDLL, small: Tensor, large: Tensor, weight: Tensor) -> Tensor:
-    """Return the gradient of the weight of both."""
+    """Compute the weight gradient of a plain or transposed patch convolution."""
     result = torch.empty(weight.shape)
     pointers = pointer(small, CHANNELS_LAST), pointer(large, CHANNELS_LAST), result.data_ptr()
     sizes, threads = _patches(library, small, weight)
@@ -159,7 +159,7 @@ def weight_gradient(library: ctypes.CDLL, small: Tensor, large: Tensor, weight: 
 
 
 def channel_sums(library: ctypes.CDLL, x: Tensor) -> Tensor:
-    """Return the sums of each channel of channels-last images."""
+    """Return the sum of each channel of channels-last images."""
     images, channels, height, width = x.shape
     sums = torch.empty(channels)
     threads = threads_for(library, x.numel())
@@ -173,7 +173,7 @@ def _image(*shape: int) -> Tensor:
 
 
 def _patches(library: ctypes.CDLL, small: Tensor, weight: Tensor) -> tuple[ctypes.Structure, int]:
-    """Return the C structure of a convolution of windows side by side, and its threads."""
+    """Return the C structure of a patch convolution (stride equals kernel), and its threads."""
     images, _, height, width = small.shape
     threads = threads_for(library, 0, small.numel() * weight[0].numel())
     return Patches(images, height, width, *weight.shape), threads
@@ -183,7 +183,7 @@ def _patches(library: ctypes.CDLL, small: Tensor, weight: Tensor) -> tuple[ctype
 
 
 def place_count(shape: Sequence[int]) -> int:
-    """Return how many places ``conv_pool`` notes for results of ``shape`` ``[N, C, H, W]``."""
+    """Return the number of window positions that ``conv_pool`` stores for a result shape."""
     images, *rest = shape
     return -(-images // _PLACED_TOGETHER) * _PLACED_TOGETHER * math.prod(rest)
 
@@ -197,7 +197,7 @@ def max_pool(
     indices: bool = False,
     threads: int | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the largest values of windows of 2x2, their places and their indices.
+    """Compute a 2x2 max pool, with its window positions and indices on request.
 
     Args:
         library: the kernels.
@@ -230,7 +230,7 @@ def max_pool_backward(
     layout: torch.memory_format = PLANES,
     threads: int | None = None,
 ) -> Tensor:
-    """Return the gradient of the images of ``shape``, from that of the values and their places.
+    """Compute the input gradient of ``max_pool`` from window positions.
 
     Takes and raises what ``max_pool`` does.
     """
@@ -242,7 +242,7 @@ def max_pool_backward(
 
 
 def upsample(library: ctypes.CDLL, x: Tensor, threads: int | None = None) -> Tensor:
-    """Return images of twice the height and width, bilinear, corners not aligned.
+    """Upsample images by two, bilinear, with ``align_corners=False``.
 
     Args:
         library: the kernels.
@@ -261,7 +261,7 @@ def upsample(library: ctypes.CDLL, x: Tensor, threads: int | None = None) -> Ten
 
 
 def upsample_backward(library: ctypes.CDLL, grad: Tensor, threads: int | None = None) -> Tensor:
-    """Return the input gradient of ``upsample``; arguments and errors are those of ``upsample``."""
+    """Compute the input gradient of ``upsample``; same arguments and errors."""
     images, channels, height, width = grad.shape
     grad_x = torch.empty((images, channels, height // 2, width // 2), memory_format=CHANNELS_LAST)
     pointers = (pointer(each, CHANNELS_LAST) for each in (grad, grad_x))
@@ -296,7 +296,7 @@ def channels_last(images: Tensor) -> Tensor:
 
 
 def dense(*tensors: Tensor | None) -> list[Any]:
-    """Return contiguous tensors, copied where they are not, such as columns of something larger.
+    """Return contiguous tensors, copied if they are not.
 
     ``None`` stays ``None``.
     """

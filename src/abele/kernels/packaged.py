@@ -25,18 +25,18 @@ LIBRARY = "kernels.so"
 
 
 def level() -> str | None:
-    """Return the level that kernels are compiled for on this machine; None: for it alone."""
+    """Return the x86-64 level that kernels are compiled for; None: for this processor only."""
     return sources.level(processor.listed())
 
 
 def folder() -> Path | None:
-    """Return the folder of this machine's level; None where the package does not have it."""
+    """Return the folder of precompiled kernels for this machine; None if the package has none."""
     here = level()
     return None if here is None else _usable(FOLDER / here)
 
 
 def digests() -> list[str]:
-    """Return the digest of the package's list of objects for this machine, if there is one.
+    """Return the digest of the precompiled kernel objects for this machine, if any.
 
     Programs link these objects, which another compiler made.
     """
@@ -48,7 +48,7 @@ def digests() -> list[str]:
 
 @functools.cache
 def _usable(folder: Path) -> Path | None:
-    """Return a folder with all kernels, compiled from these sources; None for others."""
+    """Return a folder if it has all kernels, compiled from the current sources, else None."""
     try:
         made: Any = json.loads((folder / LIST).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Self-test of the kernels: whether the code of this machine's compiler computes what it should.
+"""Self-test of the kernels, against miscompilation on this machine.
 
 Each kernel is called with the sizes of its table in ``cases``, and its results are compared with
 exact ones. That is done once per machine and compiler for the kinds of kernels that a program has,
@@ -48,14 +48,14 @@ _PASSED = set[str]()  # digests, for processes without a cache that can be writt
 
 
 def kinds_in(library: ctypes.CDLL) -> set[str]:
-    """Return the kinds of kernels that a program, or the library, was linked with."""
+    """Return the kinds of kernels linked into a program or the library."""
     return {kind for kind, function in _SIGNS.items() if hasattr(library, function)}
 
 
 def problem(
     library: ctypes.CDLL, kinds: Collection[str] | None = None, objects: Objects | None = None
 ) -> str | None:
-    """Return which kernel is wrong, for which sizes and by how much; None if all are right.
+    """Describe which kernel fails the self-test, its sizes and error; None if all pass.
 
     Args:
         library: the kernels, loaded.
@@ -94,7 +94,7 @@ def _problem(library: ctypes.CDLL, kind: str) -> str | None:
 
 
 def _digest(kind: str, objects: Objects) -> str | None:
-    """Return a hash of all that the verdict depends on; None if an object is not there."""
+    """Return a hash of the self-test's tables, machine and objects; None if one is missing."""
     digest = hashlib.sha256(
         f"{_tables()} {processor.name()} {torch.get_num_threads() > 1}".encode()
     )
@@ -127,7 +127,7 @@ def _has_passed(kind: str, digest: str) -> bool:
 
 
 def _note(kind: str, digest: str) -> None:
-    """Add a digest to the last few of the kind: several compilers may take turns."""
+    """Record a digest of passed kernels among the last few of its kind."""
     _PASSED.add(digest)
     try:
         before = _path(kind).read_text(encoding="ascii").split()[1 - _KEPT :]

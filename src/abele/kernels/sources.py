@@ -1,4 +1,4 @@
-"""Sources of the kernels and how they are compiled; needs nothing but Python's own library.
+"""Kernel source files and compiler flags; needs only Python's standard library.
 
 ``hatch_build.py`` reads this file, too: it compiles the kernels that a wheel brings.
 """
@@ -85,13 +85,13 @@ LEVELS = {
 
 
 def compiler() -> str | None:
-    """Return the path of the C++ compiler of this machine, if there is one."""
+    """Return the path of the C++ compiler of this machine, or None."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
     return next((path for path in map(shutil.which, names) if path), None)
 
 
 def level(instructions: Collection[str]) -> str | None:
-    """Return the level of a processor, or None: below all, or not x86-64.
+    """Return the x86-64 level of a processor; None if below all levels or not x86-64.
 
     Args:
         instructions: that it has, by Linux's names.
@@ -116,7 +116,7 @@ def flags(level: str | None) -> tuple[str, ...]:
 
 
 def compiling(compiler: str, source: str, flags: Collection[str]) -> list[str]:
-    """Return the command that compiles a source, without its output (``-o``).
+    """Return the command that compiles a kernel source, without its output (``-o``).
 
     Args:
         compiler: path of the C++ compiler.
@@ -127,7 +127,7 @@ def compiling(compiler: str, source: str, flags: Collection[str]) -> list[str]:
 
 
 def linking(compiler: str, objects: Collection[str], library: str) -> list[str]:
-    """Return the command that links the objects of all ``KERNELS`` to a library for Python.
+    """Return the command that links the objects of all ``KERNELS`` to a shared library.
 
     Args:
         compiler: path of the C++ compiler.
@@ -139,7 +139,7 @@ def linking(compiler: str, objects: Collection[str], library: str) -> list[str]:
 
 @functools.cache
 def fingerprint() -> str:
-    """Return a hash of the sources and flags; needs no compiler."""
+    """Return a hash of the kernel sources and flags; needs no compiler."""
     digest = hashlib.sha256(" ".join(FLAGS).encode())
     digest.update(" ".join(flag for each in LEVELS for flag in flags(each)).encode())
     for source in sorted((*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h"))):

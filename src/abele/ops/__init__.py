@@ -1,4 +1,4 @@
-"""Operators of our own, in torch's registry under ``abele``.
+"""Custom operators in torch's registry, namespace ``abele``.
 
 Each has a plain implementation by torch's operators, so that programs with it run everywhere, and a
 kernel in ``abele/kernels`` for the targets that compile.

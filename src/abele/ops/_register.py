@@ -1,4 +1,4 @@
-"""Registration of operators with torch, with types that torch itself does not give."""
+"""Typed registration of custom operators with torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def implements(name: str, schema: str) -> Callable[[_Function], _Function]:
-    """Define an operator, and return a decorator for the function that computes it on any device.
+    """Define an operator; return a decorator for its implementation on any device.
 
     Args:
         name: the operator's qualified name, such as ``abele::ctc_loss``.
@@ -24,7 +24,7 @@ def implements(name: str, schema: str) -> Callable[[_Function], _Function]:
 
 
 def shapes_of(name: str) -> Callable[[_Function], _Function]:
-    """Return a decorator for the function that computes an operator's results without data.
+    """Return a decorator for the fake (meta) implementation of an operator.
 
     Args:
         name: the operator's qualified name, such as ``abele::ctc_loss``.

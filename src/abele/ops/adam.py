@@ -1,4 +1,4 @@
-"""Adam's update of many parameters at once, as ``update_rules`` writes it for one.
+"""Fused Adam update of many parameters, equal to that of ``update_rules`` for one parameter.
 
 Hyper-parameters are 0-d float64 tensors; ``decay`` is that of decoupled weight decay, or zero.
 Importing this module registers the operator.
@@ -30,7 +30,7 @@ def _adam(
     eps: torch.Tensor,
     decay: torch.Tensor,
 ) -> list[torch.Tensor]:
-    """Return the new parameters, first moments, second moments and steps, one after another."""
+    """Return the new parameters, first moments, second moments and steps, concatenated."""
     weight = (1 - beta1).float()
     first = [torch.lerp(old, grad, weight) for old, grad in zip(first, grads, strict=True)]
     second = [

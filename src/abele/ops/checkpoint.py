@@ -1,4 +1,4 @@
-"""A mark on activations to be saved; those between marks may be rematerialized in backward.
+"""Checkpoint operator: marks activations to save; others may be rematerialized in backward.
 
 It occurs in captured programs only: ``passes/recomputation.py`` reads and removes it.
 Importing this module registers it.
@@ -33,7 +33,7 @@ operator = torch.ops.abele.checkpoint.default
 
 
 def checkpoint(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x``, marked in the program under capture."""
+    """Return ``x``, marked as a checkpoint in the program under capture."""
     return operator(x)
 
 

@@ -52,7 +52,7 @@ def _forward_shape(
 
 
 def _table_like(log_probs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return an empty table ``[batch, time, 2 x longest possible target + 1]``."""
+    """Return an empty CTC table ``[batch, time, 2 x longest possible target + 1]``."""
     return log_probs.new_empty((log_probs.shape[1], log_probs.shape[0], 2 * targets.shape[-1] + 1))
 
 
@@ -116,7 +116,7 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """Return what ``torch.nn.functional.ctc_loss`` computes, in a form that can be captured.
+    """Compute ``torch.nn.functional.ctc_loss`` in a capturable form.
 
     Args:
         log_probs: [time, batch, classes], or [time, classes].
@@ -240,6 +240,6 @@ def _best(log_probs: Any, blank: int, width: int, count: int) -> list[tuple[floa
 
 
 def _largest(values: Any, count: int) -> Any:
-    """Return positions of the largest possible values, in falling order; equal ones in theirs."""
+    """Return positions of the largest finite values in descending order, ties in index order."""
     order = np.argsort(-values, kind="stable")[:count]
     return order[values[order] > -np.inf]

@@ -1,4 +1,4 @@
-"""Calling Python code on the host each time the program runs.
+"""Host calls: an operator that calls a Python function on the host in each program run.
 
 A program names its calls, and a ``HostCalls`` maps the names to functions when it runs. So an
 executable contains no Python and may be cached, and two executables may use the same name.
@@ -24,7 +24,7 @@ _TEXT = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d, ]*)\]")
 
 
 class HostCalls:
-    """The functions behind the host calls of one program.
+    """The host functions that a program calls, by name.
 
     Attributes:
         functions: by the name in the program; takes and returns host tensors.
@@ -37,7 +37,7 @@ class HostCalls:
 
     @contextlib.contextmanager
     def in_use(self) -> Generator[None]:
-        """While open, running programs find their functions here.
+        """Context manager in which running programs call these host functions.
 
         Compiled code hides what a function raised behind an error of its own; leaving brings the
         first one back.
@@ -55,7 +55,7 @@ class HostCalls:
             _in_use.reset(token)
 
     def call(self, name: str, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Run one function, and remember what it raises.
+        """Call a host function, and record the exception if it fails.
 
         Raises:
             HostCallError: the program names a function that is not here.
@@ -117,7 +117,7 @@ def _shapes(
 
 
 def described(values: Sequence[torch.Tensor]) -> str:
-    """Return ``float32[2, 3] int64[]``: types and shapes of tensors."""
+    """Format dtypes and shapes of tensors, like ``float32[2, 3] int64[]``."""
     kinds = [str(value.dtype).removeprefix("torch.") for value in values]
     return " ".join(f"{kind}{list(v.shape)}" for kind, v in zip(kinds, values, strict=True))
 
@@ -126,7 +126,7 @@ operator = declare_effect(torch.ops.abele.host_call.default)
 
 
 def host_call(inputs: list[torch.Tensor], name: str, results: str) -> list[torch.Tensor]:
-    """Run the function called ``name`` on the host and return its results; no gradients.
+    """Call the host function ``name`` from the program; no gradients.
 
     Args:
         inputs: what the function receives, as host tensors.

@@ -1,4 +1,4 @@
-"""A layer of an LSTM in one direction, by oneDNN or cuDNN, which plain PyTorch calls for it.
+"""An LSTM layer in one direction as one operator, by oneDNN or cuDNN like plain PyTorch.
 
     gates = x[t] @ w_ih' + b_ih + h @ w_hh' + b_hh
     c = sigmoid(forget) * c + sigmoid(input) * tanh(cell);  h = sigmoid(output) * tanh(c)
@@ -43,7 +43,7 @@ def _forward(
     has_biases: bool,
     differentiable: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """Compute all time steps.
+    """Compute all time steps of an LSTM layer.
 
     Args:
         x: ``[steps, batch, features]`` float32.
@@ -79,7 +79,7 @@ def _forward(
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _backward(*args: Any) -> tuple[torch.Tensor, ...]:
-    """Compute the gradients of the first seven arguments, which are those of forward."""
+    """Compute an LSTM layer's gradients of x, weights, biases, h and c."""
     *given, kept, reverse, has_biases = args
     if given[0].is_cuda:
         return _backward_on_gpu(given, kept, reverse, has_biases)
@@ -97,7 +97,7 @@ def _weights_of_gpu(
     b_hh: torch.Tensor,
     has_biases: bool,
 ) -> list[torch.Tensor]:
-    """Return all four; without biases torch passes other tensors, and cuDNN gets zeros."""
+    """Return the four weights and biases for cuDNN; zeros without biases."""
     none = w_ih.new_zeros(w_ih.shape[0])
     return [w_ih, w_hh, b_ih, b_hh] if has_biases else [w_ih, w_hh, none, none]
 
@@ -134,7 +134,7 @@ def _backward_shape(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 @functools.cache
 def _kept_bytes(steps: int, batch: int, features: int, units: int) -> int:
-    """Return how many bytes the library keeps for backward; about, where there are many steps.
+    """Return the bytes that the library saves for backward; extrapolated for many steps.
 
     Nobody but the library knows, so a few steps of zeros are computed.
     """
@@ -151,13 +151,13 @@ def _probed(steps: int, batch: int, features: int, units: int) -> int:
 
 
 def forward_of(*args: Any) -> tuple[torch.Tensor, ...]:
-    """Call ``forward`` in place of the library's operator, with its arguments."""
+    """Call ``forward`` with the arguments of the library's LSTM operator."""
     has_biases = args[12]
     return forward(*args[:8], has_biases, torch.is_grad_enabled())
 
 
 def backward_of(*args: Any) -> tuple[torch.Tensor, ...]:
-    """Call ``backward`` in place of the library's operator, with its arguments."""
+    """Call ``backward`` with the arguments of the library's LSTM backward operator."""
     reverse, has_biases, kept = args[13], args[17], args[22]
     return backward(*args[:13], kept, reverse, has_biases)
 
@@ -176,7 +176,7 @@ def _cudnn_forward(
     reverse: bool,
     differentiable: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """Compute all time steps; see ``_forward``.
+    """Compute all time steps of an LSTM layer with cuDNN; see ``_forward``.
 
     Args:
         x: ``[steps, batch, features]``.
@@ -210,7 +210,7 @@ def _cudnn_backward(
     kept: torch.Tensor,
     reverse: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """Compute the gradients of x, of the weights in their order, and of h and c before the steps.
+    """Compute an LSTM layer's gradients of x, weights, and initial h and c with cuDNN.
 
     Args:
         x: as for forward.
@@ -240,18 +240,18 @@ def _row(gradient: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _settings(h: torch.Tensor, *, train: bool) -> tuple[Any, ...]:
-    """Return the settings of a layer: sizes, no dropout, one direction, no packed sequences."""
+    """Return cuDNN's settings of an LSTM layer: sizes, no dropout, one direction, not packed."""
     return _MODE, h.shape[-1], 0, _LAYERS, False, 0.0, train, False, [], None
 
 
 def _joined(packed: torch.Tensor, reserved: torch.Tensor) -> torch.Tensor:
-    """Return packed weights and reserved bytes as one tensor of bytes."""
+    """Concatenate packed cuDNN weights and reserve space into one byte tensor."""
     first = packed.view(-1).view(torch.uint8)
     gap = first.new_empty(-first.numel() % _ALIGNED)
     return torch.cat([first, gap, reserved.view(-1)])
 
 
 def _apart(kept: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return packed weights, ``count`` float32 numbers, and reserved bytes."""
+    """Split a byte tensor into packed cuDNN weights (``count`` float32) and reserve space."""
     size = count * torch.float32.itemsize
     return kept[:size].view(torch.float32), kept[size + -size % _ALIGNED :]

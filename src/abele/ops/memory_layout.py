@@ -1,4 +1,4 @@
-"""The memory format of an image, channels last or contiguous, as an operator.
+"""An operator that converts the memory format of an image to channels-last or contiguous.
 
 Importing this module registers the operator.
 """

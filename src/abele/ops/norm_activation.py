@@ -1,4 +1,4 @@
-"""Batch normalisation over a batch with the activation that follows, forward and backward.
+"""Training-mode batch normalisation fused with its activation, forward and backward.
 
     normalised = (x - mean) / sqrt(var + eps)
     y = leaky(normalised * weight + bias)
@@ -46,7 +46,7 @@ def _normalised(
     momentum: float,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    """Return the result without activation, statistics, and the new running statistics."""
+    """Return the batch norm before the activation, statistics, and new running statistics."""
     dims = [dim for dim in range(x.dim()) if dim != 1]
     rows = x.numel() // x.shape[1]
     average, variance = x.mean(dims), x.var(dims, correction=0)
@@ -106,7 +106,7 @@ def _backward(
 def _gradients(
     grad: torch.Tensor, normalised: torch.Tensor, inverse_std: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Return gradients of x, weight and bias from that of the result without activation."""
+    """Return a batch norm's gradients of x, weight and bias."""
     dims = [dim for dim in range(grad.dim()) if dim != 1]
     grad_bias, grad_weight = grad.sum(dims), (grad * normalised).sum(dims)
     rows = grad.numel() // grad.shape[1]

@@ -1,4 +1,4 @@
-"""Tensors as text, and an operator that prints one, and its gradient, in each run of a program.
+"""Tensor printing: formats, and an operator that prints a tensor and its gradient in each run.
 
 The operator returns its argument (a copy: an operator of our own may not return an alias), so a
 print happens exactly where its result is used. Importing this module registers it.
@@ -51,7 +51,7 @@ class Layout:
 
 
 def tensor_text(tensor: torch.Tensor, layout: Layout) -> str:
-    """Return the values of ``tensor``, nested brackets by dimension, columns aligned."""
+    """Format a tensor's values in nested brackets by dimension, with aligned columns."""
     values = tensor.detach().cpu()
     if layout.float_format == "none":
         return f"{str(values.dtype).removeprefix('torch.')}{list(values.shape)}"
@@ -80,7 +80,7 @@ def tensor_text(tensor: torch.Tensor, layout: Layout) -> str:
 
 
 def _float_code(numbers: torch.Tensor, layout: Layout) -> str:
-    """Return the format of floating-point numbers, such as ``.4f``."""
+    """Return the format code of floating-point numbers, such as ``.4f``."""
     kind = layout.float_format
     if kind == "auto":
         sizes = numbers[numbers.isfinite() & (numbers != 0)].abs()
@@ -140,7 +140,7 @@ operator = declare_effect(torch.ops.abele.print_tensor.default)
 def print_tensor(
     x: torch.Tensor, title: str, gradient_title: str = "", layout: Layout | None = None
 ) -> torch.Tensor:
-    """Return ``x`` and write it to stderr under ``title`` whenever the program runs.
+    """Return ``x`` and print it to stderr under ``title`` whenever the program runs.
 
     Args:
         x: any shape and type.

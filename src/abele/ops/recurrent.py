@@ -1,4 +1,4 @@
-"""A layer of a GRU, or of a network without gates, in one direction, as torch computes it.
+"""A GRU or plain RNN layer in one direction as one operator, with torch's results.
 
 On processors, torch computes such a layer by the operators of its time steps. This is one operator
 with the same bits. Emitted code has a loop instead
@@ -22,7 +22,7 @@ _BACKWARD = "abele::recurrent_backward"
 
 
 class StepsNeeded(Exception):
-    """A layer cannot be one operator where it is."""
+    """Raised where a recurrent layer cannot be captured as one operator."""
 
 
 @implements(
@@ -39,7 +39,7 @@ def _forward(
     trained: bool,
     differentiable: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute all time steps with torch's operators, in torch's order.
+    """Compute all time steps of a recurrent layer with torch's operators, in torch's order.
 
     Args:
         kind: ``gru``, ``rnn_tanh`` or ``rnn_relu``.
@@ -89,7 +89,7 @@ def _backward(
     grad_states: torch.Tensor | None,
     grad_h: torch.Tensor | None,
 ) -> list[torch.Tensor]:
-    """Compute the gradients of x, h and the weights, in the order of torch's autograd.
+    """Compute a recurrent layer's gradients of x, h and the weights, in torch's order.
 
     Args:
         kind: the argument of forward, as all up to ``trained``.
@@ -128,7 +128,7 @@ def _steps_backward(
     kept: torch.Tensor,
     gradients: tuple[torch.Tensor | None, torch.Tensor | None],
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Return gradients of the products of x, of h, and of weight and bias of the state."""
+    """Return gradients of the input GEMMs, of h, and of recurrent weight and bias."""
     (grad_states, grad_h), count = gradients, len(states)
     of_inputs, of_weights = [states] * count, list[torch.Tensor]()
     terms = [] if grad_h is None else [grad_h]

@@ -1,4 +1,4 @@
-"""The equations of recurrent cells: one time step and its gradients, with torch's operators.
+"""Recurrent cells (LSTM, GRU, RNN): one time step and its gradients, with torch's operators.
 
 The order of operators decides about last bits: gradients of a state are added in the order in which
 torch's autograd visits its readers, and each operator of torch stays one operator.
@@ -18,7 +18,7 @@ Tensors = tuple[Tensor, ...]
 
 
 class Cell(abc.ABC):
-    """A function from the products of inputs and state, and the state, to the next state.
+    """Base class of recurrent cells: computes the next state from input and hidden GEMMs and state.
 
     Attributes:
         index: the kind's number in ``abi.h``.
@@ -40,7 +40,7 @@ class Cell(abc.ABC):
     def forward(
         self, of_input: Tensor, of_state: Tensor, state: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """Return the next state and the tensors that ``backward`` reads.
+        """Compute a time step: the next state and the tensors saved for ``backward``.
 
         Args:
             of_input: product of the input and its weight ``[batch, gates * units]``.
@@ -52,7 +52,7 @@ class Cell(abc.ABC):
     def backward(
         self, grads: Tensors, before: Tensors, after: Tensors, kept: Tensors
     ) -> tuple[Tensor, Tensor, Tensors, Tensors]:
-        """Return gradients of both products, terms of that of h, and the gradient of c.
+        """Compute a time step's gradients of both GEMM results, h (as terms) and c.
 
         The product of the gradient of ``of_state`` and its weight is another term of that of h.
         Both are empty where a cell has none.
@@ -66,14 +66,14 @@ class Cell(abc.ABC):
 
 
 class Lstm(Cell):
-    """Input gate (``entry``), forget gate, cell and output gate."""
+    """LSTM cell: input gate (``entry``), forget gate, cell and output gate."""
 
     index, gates, kept, states, reads_h = 0, 4, 4, 2, False
 
     def forward(
         self, of_input: Tensor, of_state: Tensor, state: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """Return the new state, and the four gates of an LSTM for backward."""
+        """Return the new state of an LSTM, and its four gates for backward."""
         entry, forget, cell, output = (of_state + of_input).unsafe_chunk(4, 1)
         entry, forget = entry.sigmoid(), forget.sigmoid()
         cell, output = cell.tanh(), output.sigmoid()
@@ -83,7 +83,7 @@ class Lstm(Cell):
     def backward(
         self, grads: Tensors, before: Tensors, after: Tensors, kept: Tensors
     ) -> tuple[Tensor, Tensor, Tensors, Tensors]:
-        """Read c alone of the states."""
+        """Compute an LSTM step's gradients; reads only c of the states."""
         (of_h, of_c), (entry, forget, cell, output) = grads, kept
         bent = after[1].tanh()
         of_c = of_c + aten.tanh_backward(of_h * output, bent)
@@ -98,14 +98,14 @@ class Lstm(Cell):
 
 
 class Gru(Cell):
-    """Reset gate, update gate and candidate."""
+    """GRU cell: reset gate, update gate and candidate."""
 
     index, gates, kept, one_gradient = 1, 3, 4, False
 
     def forward(
         self, of_input: Tensor, of_state: Tensor, state: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """Keep the three gates, and before the last the candidate's product of the state."""
+        """Return the new state of a GRU; for backward its gates and candidate's hidden product."""
         inputs, products = of_input.unsafe_chunk(3, 1), of_state.unsafe_chunk(3, 1)
         # In place as torch does: in strided rows, other elements are computed one by one.
         reset = products[0].add_(inputs[0]).sigmoid_()
@@ -117,7 +117,7 @@ class Gru(Cell):
     def backward(
         self, grads: Tensors, before: Tensors, after: Tensors, kept: Tensors
     ) -> tuple[Tensor, Tensor, Tensors, Tensors]:
-        """Pass on what the update gate lets through."""
+        """Compute a GRU step's gradients; h gets the part passed by the update gate."""
         reset, update, product, candidate = kept
         passed = grads[0] * update
         of_update = aten.sigmoid_backward(grads[0] * (before[0] - candidate), update)
@@ -129,7 +129,7 @@ class Gru(Cell):
 
 
 class Rnn(Cell):
-    """An activation of the sum of both products.
+    """Plain RNN cell: an activation of the sum of input and hidden product.
 
     Args:
         index: the kind's number in ``abi.h``.
@@ -148,13 +148,13 @@ class Rnn(Cell):
     def forward(
         self, of_input: Tensor, of_state: Tensor, state: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """Return the new state; backward of a plain RNN needs nothing else."""
+        """Return the new state; backward of a plain RNN saves nothing else."""
         return (self._activate(of_state + of_input),), ()
 
     def backward(
         self, grads: Tensors, before: Tensors, after: Tensors, kept: Tensors
     ) -> tuple[Tensor, Tensor, Tensors, Tensors]:
-        """Read the next state alone."""
+        """Compute a plain RNN step's gradients; reads only the next state."""
         products = self._gradient(grads[0], after[0])
         return products, products, (), ()
 

@@ -1,4 +1,4 @@
-"""All time steps of one recurrent layer as one operator, for targets with a kernel for the loop.
+"""The time loop of a recurrent layer as one operator, for targets with a kernel for it.
 
 ``ops.recurrent_cells`` has the equations. ``inputs`` is the product of the layer's inputs and
 weights for all steps; it and the gradients of weights are GEMMs outside the loop.
@@ -22,14 +22,14 @@ _BACKWARD = "abele::recurrent_loop_backward"
 
 
 def results(kind: str) -> list[str]:
-    """Return the names of the results of ``forward``."""
+    """Return the names of the results of ``forward`` for a kind of cell."""
     cell = CELLS[kind]
     absent = {"cells": cell.states == 1, "gates": not cell.kept}
     return [name for name in ("states", "cells", "gates") if not absent.get(name)]
 
 
 def gradients(kind: str) -> list[str]:
-    """Return the names of the results of ``backward``."""
+    """Return the names of the results of ``backward`` for a kind of cell."""
     absent = {"products": CELLS[kind].one_gradient, "c": CELLS[kind].states == 1}
     return [name for name in ("inputs", "products", "h", "c") if not absent.get(name)]
 
@@ -49,7 +49,7 @@ def _forward(
     reverse: bool,
     kept: bool,
 ) -> list[torch.Tensor]:
-    """Compute all time steps.
+    """Compute all time steps of a recurrent layer from its input GEMMs.
 
     Args:
         kind: of ``CELLS``.
@@ -97,7 +97,7 @@ def _backward(
     gates: torch.Tensor | None,
     reverse: bool,
 ) -> list[torch.Tensor]:
-    """Compute the gradients of ``inputs``, of the products of the state, and of h and c.
+    """Compute the time loop's gradients of ``inputs``, hidden products, h and c.
 
     Args:
         kind: of ``CELLS``.

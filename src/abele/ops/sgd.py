@@ -1,4 +1,4 @@
-"""SGD's update of many parameters with momentum at once, as ``update_rules`` writes it for one.
+"""Fused SGD update with momentum of many parameters, equal to ``update_rules`` for one.
 
 Hyper-parameters are 0-d float64 tensors: ``rest`` is what dampening leaves of a gradient, ``decay``
 that of weight decay, and ``nesterov`` one or zero. Importing this module registers the operator.
@@ -28,7 +28,7 @@ def _sgd(
     decay: torch.Tensor,
     nesterov: torch.Tensor,
 ) -> list[torch.Tensor]:
-    """Return the new parameters and velocities, one after another."""
+    """Return the new parameters and velocities, concatenated."""
     if decay != 0:
         grads = [grad + decay * param for grad, param in zip(grads, params, strict=True)]
     velocities = [old * momentum + rest * grad for old, grad in zip(velocities, grads, strict=True)]

@@ -1,4 +1,4 @@
-"""Running a program without its effects: nothing is printed and no function of the host is called.
+"""Suppression of a program's side effects: no printing and no host calls.
 
 Programs run so where their results are only compared.
 """
@@ -18,7 +18,7 @@ _silent: contextvars.ContextVar[bool] = contextvars.ContextVar("silent", default
 
 @contextlib.contextmanager
 def silenced() -> Generator[None]:
-    """While open, operators with effects only compute."""
+    """Context manager in which operators with side effects only compute."""
     token = _silent.set(True)
     try:
         yield
@@ -27,12 +27,12 @@ def silenced() -> Generator[None]:
 
 
 def is_silenced() -> bool:
-    """Return whether operators may have no effects now."""
+    """Return whether side effects of operators are suppressed."""
     return _silent.get()
 
 
 def made_up(like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return placeholder results of a function: distinct fractions, or zeros of other types.
+    """Return placeholder results of a host function: distinct fractions, or zeros if not float.
 
     Args:
         like: tensors of the shapes and dtypes of the results.

@@ -1,4 +1,4 @@
-"""Checking values while a program runs, where torch checks them before it computes.
+"""Run-time checks of tensor values, where torch checks values before it computes.
 
 Importing this module registers the operator.
 """
@@ -30,7 +30,7 @@ def _shape(wrong: torch.Tensor, message: str) -> torch.Tensor:
 
 
 def unless(wrong: torch.Tensor, result: torch.Tensor, message: str) -> torch.Tensor:
-    """Return ``result``, unless a marked value occurs when the program runs.
+    """Return ``result``; raise at run time if any element of ``wrong`` is true.
 
     Args:
         wrong: bool, any shape; True stops the step with ``ValueCheckError``.
@@ -45,7 +45,7 @@ def unless(wrong: torch.Tensor, result: torch.Tensor, message: str) -> torch.Ten
 
 
 def _line() -> str:
-    """Return the user's current line, without folders, so that programs are equal everywhere."""
+    """Return the user's current file name and line, without folders for reproducible programs."""
     frame = inspect.currentframe()
     assert frame is not None
     while frame.f_back is not None and is_library(frame.f_code.co_filename):

@@ -1,4 +1,4 @@
-"""Tables of the kernels' self-test: for each function of ``abi.h``, calls with their exact results.
+"""Test cases of the kernels' self-test: calls of each function in ``abi.h`` with exact results.
 
 Sizes are small and cover each remainder of registers and blocks. Exact results are those of torch's
 own operators or of plain loops in float64, which use no kernel of ours. Functions that only count

@@ -1,4 +1,4 @@
-"""Rows of the self-test's tables: calls of a kernel with small sizes, and exact results."""
+"""Helpers of the kernels' self-test: small calls of a kernel, with exact results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REFUSED = list[str]()
 
 
 class Case(NamedTuple):
-    """Results of a kernel, and what they are in exact arithmetic.
+    """Results of a kernel call, with the results of exact arithmetic.
 
     Attributes:
         sizes: of the call, by their names in ``abi.h``.
@@ -42,7 +42,7 @@ class Case(NamedTuple):
     exact: Sequence[Tensor]
 
     def problem(self) -> str | None:
-        """Return by how much a result differs too much, or None if all agree."""
+        """Describe how a result exceeds the error tolerance or its memory; None if all agree."""
         for result, exact in zip(self.results, self.exact, strict=True):
             error = (result.double() - exact).abs().max().item()
             largest = max(1.0, exact.abs().max().item())
@@ -60,7 +60,7 @@ Table = Callable[[ctypes.CDLL], Iterator[Case]]
 
 
 def first_problem(table: Table, library: ctypes.CDLL) -> str | None:
-    """Return what is wrong with a kernel, and for which sizes; None if all rows agree.
+    """Describe the first wrong result of a kernel and its sizes; None if all cases agree.
 
     Rows that it has no code for are skipped: processors without wide registers lack some.
     """
@@ -78,7 +78,7 @@ def first_problem(table: Table, library: ctypes.CDLL) -> str | None:
 
 
 def both(name: str, table: Callable[..., Iterator[Case]], forward: str = "") -> dict[str, Table]:
-    """Return the tables of a kernel and its backward, of which ``table`` takes ``backward``."""
+    """Return the test tables of a kernel and its backward, selected by ``table``'s ``backward``."""
     return {
         f"{name}{forward}": functools.partial(table, backward=False),
         f"{name}_backward": functools.partial(table, backward=True),
@@ -86,24 +86,24 @@ def both(name: str, table: Callable[..., Iterator[Case]], forward: str = "") -> 
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
-    """Return normal numbers in float32, whatever the program's defaults and seeds are."""
+    """Return normally distributed float32 numbers, independent of global defaults and seeds."""
     generator = torch.Generator("cpu").manual_seed(1 + seed)
     return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def named(names: Sequence[str], sizes: Sequence[Any]) -> dict[str, Any]:
-    """Return sizes of a call by their names."""
+    """Map names of sizes to their values."""
     return dict(zip(names, sizes, strict=True))
 
 
 def integers(limit: int, *shape: int, seed: int = 0) -> Tensor:
-    """Return integers below a limit, as int64."""
+    """Return random integers below a limit, as int64."""
     generator = torch.Generator("cpu").manual_seed(1 + seed)
     return torch.randint(limit, shape, generator=generator, dtype=torch.int64, device="cpu")
 
 
 def unwritten(*shapes: Sequence[int]) -> list[Tensor]:
-    """Return tensors of NaN in float32, which show elements that a kernel does not write.
+    """Return float32 result tensors filled with NaN, which reveals unwritten elements.
 
     There is a margin of NaN around each, which a kernel must leave as it is.
     """
@@ -116,7 +116,7 @@ def unwritten(*shapes: Sequence[int]) -> list[Tensor]:
 
 
 def _is_overrun(result: Tensor) -> bool:
-    """Return whether the margin of a tensor that ``unwritten`` returned was written."""
+    """Return whether a kernel wrote beyond a tensor of ``unwritten``."""
     whole = torch.empty(0, dtype=result.dtype, device="cpu").set_(result.untyped_storage())
     if whole.numel() != result.numel() + 2 * _MARGIN:
         return False
@@ -124,7 +124,7 @@ def _is_overrun(result: Tensor) -> bool:
 
 
 def call(function: Any, *arguments: Any) -> None:
-    """Call a kernel with addresses for tensors.
+    """Call a kernel with tensors passed by address.
 
     Its results stay NaN where there is no code for its sizes.
     """
@@ -135,33 +135,33 @@ def call(function: Any, *arguments: Any) -> None:
 
 
 def double(*tensors: Tensor) -> list[Tensor]:
-    """Return float64 copies that require gradients."""
+    """Return float64 copies of tensors that require gradients."""
     return [each.double().requires_grad_() for each in tensors]
 
 
 def gradients(result: Tensor, leaves: Tensor | Sequence[Tensor], grad: Tensor) -> list[Tensor]:
-    """Return the gradients of leaves from that of a result."""
+    """Return the gradients of leaves for a given gradient of a result."""
     return list(torch.autograd.grad((result * grad).sum(), leaves))  # as given, it imports SymPy
 
 
 def last(images: Tensor) -> Tensor:
-    """Return NCHW images in the order in which channels-last memory has them."""
+    """Permute NCHW images to NHWC memory order."""
     return images.permute(0, 2, 3, 1)
 
 
 def first(images: Tensor) -> Tensor:
-    """Return images of channels-last memory as NCHW."""
+    """Permute NHWC images to NCHW."""
     return images.permute(0, 3, 1, 2)
 
 
 def threads_of(index: int) -> int:
-    """Return the threads for a row of a table: several for one, which waits on busy machines."""
+    """Return the number of threads of a test case: mostly one, as threads wait on busy machines."""
     return _SEVERAL.get() if index == 13 else 1
 
 
 @contextlib.contextmanager
 def few_threads() -> Generator[None]:
-    """While open, torch has one thread, and kernels two unless the program has one.
+    """Context manager that limits torch to one thread, and kernels to two.
 
     A program with one thread may be about to fork, after which no others may be needed.
     """

@@ -1,4 +1,4 @@
-"""Tables of convolutions, max pools, upsampling and norms of images."""
+"""Self-test cases of convolutions, max pools, upsampling and norms of images."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _EPS, _MOMENTUM = 0.25, 0.3
 
 
 class _Sizes(NamedTuple):
-    """Sizes of a convolution as ``abi.h`` names them; strides and padding by dimension."""
+    """Sizes of a convolution, named as in ``abi.h``; strides and padding by dimension."""
 
     images: int
     in_channels: int
@@ -47,12 +47,12 @@ class _Sizes(NamedTuple):
     channels_last: int = 0
 
     def described(self, slope: float = 1.0) -> ctypes.Structure:
-        """Return the convolution as an argument of a kernel."""
+        """Return the C structure of the convolution."""
         sizes = self.images, self.in_channels, self.height, self.width, self.out_channels
         return Conv(*sizes, *self.kernel, *self.stride, *self.padding, self.channels_last, slope)
 
     def has_weight_gradient(self) -> bool:
-        """Return whether there is code for the weight gradient of channels-last images."""
+        """Return whether there is a kernel for the weight gradient of NHWC images."""
         filled = self.in_channels % 8 == 0
         if self.out_channels % 8:
             return self.kernel == (1, 1) and filled
@@ -60,7 +60,7 @@ class _Sizes(NamedTuple):
 
 
 class _Operands:
-    """Operands of a convolution, in the layout of its images, and its exact result.
+    """Random operands of a convolution in a given layout, and its exact result.
 
     Args:
         sizes: of the convolution.
@@ -88,12 +88,12 @@ class _Operands:
         return (images, height, width, channels) if self.sizes.channels_last else shape
 
     def in_memory(self, images: Tensor) -> Tensor:
-        """Return exact images in the order of memory."""
+        """Permute exact NCHW images to the memory order of the operands."""
         images = images.detach()
         return last(images) if self.sizes.channels_last else images
 
     def named(self) -> dict[str, Any]:
-        """Return the sizes for messages."""
+        """Return the sizes of the convolution by name, for messages."""
         return self.sizes._asdict()
 
 
@@ -108,7 +108,7 @@ _MOVES = (
 
 
 def _planes() -> Iterator[_Sizes]:
-    """Yield NCHW images: registers hold an element of several images."""
+    """Yield convolution sizes of NCHW images, for kernels with a batch of samples per register."""
     for index, images in enumerate((*range(1, 18), 31, 33)):
         sizes = images, 1 + 3 * index % 7, 5 + index % 4, 5 + index % 7, 1 + 5 * index % 13
         yield _Sizes(*sizes, *_MOVES[index % len(_MOVES)])
@@ -119,7 +119,7 @@ def _planes() -> Iterator[_Sizes]:
 
 
 def _rows_of_pixels() -> Iterator[_Sizes]:
-    """Yield channels-last images, whose rows have at least 16 pixels."""
+    """Yield convolution sizes of NHWC images with rows of at least 16 pixels."""
     channels = ((1, 8), (8, 8), (1, 16), (8, 16), (16, 24), (5, 7), (24, 8), (3, 20), (16, 3))
     for index, width in enumerate(range(16, 50)):
         inputs, outputs = channels[index % len(channels)]
@@ -246,7 +246,7 @@ _PATCHES = (
 
 
 def _patch_sizes() -> Iterator[tuple[int, ...]]:
-    """Yield images, height and width, small and large channels, height and width of the kernel."""
+    """Yield sizes of patch convolutions: images, height, width, channels and kernel."""
     kernels = ((16, 8, 2, 2), (32, 16, 2, 2), (48, 24, 1, 2), (16, 16, 3, 1), (80, 4, 2, 4))
     for index, width in enumerate(range(1, 34)):
         yield 1 + index % 2, 1 + index % 5, width, *kernels[index % len(kernels)]
@@ -294,7 +294,7 @@ def _channel_sums(library: ctypes.CDLL) -> Iterator[Case]:
 
 
 class _Pool:
-    """A max pool of integers, among which there are ties, and where its results come from.
+    """A max pool of integers with ties, and its exact result and indices.
 
     Args:
         index: of the table's row.
@@ -317,7 +317,7 @@ class _Pool:
         self.named["channels_last"] = int(channels_last)
 
     def in_memory(self, images: Tensor) -> Tensor:
-        """Return images in the order of memory."""
+        """Permute NCHW images to the memory order of the pool."""
         return (last(images) if self._last else images).detach().contiguous()
 
 
@@ -378,7 +378,7 @@ def _upsampling(library: ctypes.CDLL, *, backward: bool) -> Iterator[Case]:
 
 
 class _Norm:
-    """A batch norm of rows of channels and its activation, in float64.
+    """A batch norm of ``[rows, channels]`` with activation, computed exactly in float64.
 
     Args:
         index: of the table's row.

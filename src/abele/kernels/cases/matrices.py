@@ -1,4 +1,4 @@
-"""Tables of GEMMs, recurrent layers, attention and optimizers' updates."""
+"""Self-test cases of GEMMs, recurrent layers, attention and optimizers' updates."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _LARGE = ((300, 33, 20), (17, 600, 385), (13, 31, 193), (30, 9, 257), (7, 5, 103
 
 
 def _sizes() -> Iterator[tuple[int, int, int]]:
-    """Yield rows, columns and inner dimension."""
+    """Yield sizes of GEMMs: rows, columns and inner dimension."""
     for index in range(1, 66):
         yield 1 + 7 * index % 31, index, 1 + 5 * index % 37
     yield from _LARGE
 
 
 def _factors(rows: int, columns: int, inner: int, turned: int) -> tuple[Tensor, Tensor]:
-    """Return two factors, of which one, both or none are transposed, with padded rows."""
+    """Return two GEMM operands with padded rows; bits of ``turned`` select transposed operands."""
     a = numbers(inner, rows + 1).T[:rows] if turned % 2 else numbers(rows, inner + 1)[:, :inner]
     if turned // 2:
         return a, numbers(columns, inner + 1, seed=1).T[:inner]
@@ -67,7 +67,7 @@ def _named(rows: int, columns: int, inner: int) -> dict[str, int]:
 
 
 def _packed(library: ctypes.CDLL, b: Tensor, threads: int = 1) -> Tensor:
-    """Return a matrix as ``abele_product_pack`` packs it."""
+    """Pack a matrix with ``abele_product_pack``."""
     inner, columns = b.shape
     (result,) = unwritten((inner, -(-columns // _PACKED_COLUMNS) * _PACKED_COLUMNS))
     described = Product(1, 1, columns, inner, 0, 0, 1, 0, *b.stride(), 0, columns, 0, 0, 0)
@@ -94,7 +94,7 @@ def _products(library: ctypes.CDLL) -> Iterator[Case]:
 
 
 def _several(library: ctypes.CDLL) -> Iterator[Case]:
-    """Test batches of GEMMs: one result for each, and their sum."""
+    """Test batched GEMMs: with a result per GEMM, and with the sum of all."""
     for index, (count, rows, columns, inner) in enumerate(((3, 9, 21, 33), (5, 14, 40, 65))):
         a, b = numbers(count, rows, inner), numbers(count, inner, columns, seed=1)
         apart = rows * columns
@@ -146,7 +146,7 @@ def _by_rows(library: ctypes.CDLL) -> Iterator[Case]:
 
 
 class _Layer(NamedTuple):
-    """A recurrent layer with small numbers."""
+    """A recurrent layer with small random numbers, for self-tests."""
 
     kind: str
     named: dict[str, int]
@@ -159,11 +159,11 @@ class _Layer(NamedTuple):
     threads: int
 
     def described(self) -> ctypes.Structure:
-        """Return the layer as an argument of a kernel."""
+        """Return the C structure of the layer."""
         return Recurrent(CELLS[self.kind].index, *self.named.values(), self.reverse, self.kept)
 
     def exact(self) -> dict[str, Tensor]:
-        """Return the results of all steps in float64, by name."""
+        """Return the results of all time steps in float64, by name."""
         given = _wide(self.inputs, self.weight, self.bias, *self.state)
         made = recurrent_loop.forward(self.kind, *given, self.reverse, self.kept)
         return dict(zip(recurrent_loop.results(self.kind), made, strict=True))
@@ -196,7 +196,7 @@ def _of_lstm(kind: str, *shape: int, seed: int) -> Tensor | None:
 
 
 def _written(exact: dict[str, Tensor], *names: str) -> list[Tensor | None]:
-    """Return memory for the results of these names; None for one that a kind does not have."""
+    """Allocate result tensors by name; None for a result that a kind of layer does not have."""
     return [unwritten(exact[name].shape)[0] if name in exact else None for name in names]
 
 
@@ -241,14 +241,14 @@ _SAMPLES, _HEADS = 2, 2
 
 
 def _heads() -> Iterator[tuple[int, int, int, int, bool]]:
-    """Yield queries, keys, depth, depth of values and whether later keys are hidden."""
+    """Yield sizes of attention: queries, keys, depth, depth of values and causal masking."""
     for index in range(1, 34):
         yield 1 + 11 * index % 40, 1 + 7 * index % 40, index, 1 + 5 * index % 33, index % 2 == 0
     yield from ((64, 64, 32, 32, True), (70, 200, 16, 48, False), (150, 130, 24, 40, True))
 
 
 class _Heads:
-    """Operands of an attention and its exact result."""
+    """Random operands of an attention and its exact result."""
 
     def __init__(self, sizes: tuple[int, int, int, int, bool]):
         queries, keys, depth, value_depth, causal = sizes
@@ -314,7 +314,7 @@ _SIZES = (*TAILS, 16_400)
 
 
 def _tensors(index: int, count: int) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    """Return ``count`` tensors of two parameters, and copies in float64."""
+    """Return ``count`` optimizer tensors of each of two parameters, and float64 copies."""
     sizes = _SIZES[index], 5
     each = [
         [numbers(size, seed=10 * at + kind) for kind in range(count)]

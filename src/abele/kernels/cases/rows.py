@@ -1,4 +1,4 @@
-"""Tables of norms, softmax, losses, sums and embeddings, which work on rows and columns."""
+"""Self-test cases of norms, softmax, losses, sums and embeddings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _EPS, _MOMENTUM = 0.25, 0.3
 
 
 def _statistics(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return mean and 1 / standard deviation in float64."""
+    """Return mean and reciprocal standard deviation in float64."""
     wide = x.double()
     return wide.mean(dims), (wide.var(dims, correction=0) + _EPS).rsqrt()
 
@@ -108,7 +108,7 @@ def _groups(library: ctypes.CDLL, *, backward: bool) -> Iterator[Case]:
 
 
 def _planes() -> Iterator[tuple[int, int, int]]:
-    """Yield samples, channels and pixels: rows of channels, and planes of pixels."""
+    """Yield sizes of batch norms: samples, channels and pixels."""
     for index, size in enumerate(TAILS):
         yield 2 + index % 5, size, 1
         yield 2 + index % 2, 1 + index % 3, size
@@ -147,7 +147,7 @@ def _batch_gradients(library: ctypes.CDLL) -> Iterator[Case]:
 
 
 def _around() -> Iterator[tuple[int, int, int]]:
-    """Yield outer, size and inner: rows of each length, and columns of each number."""
+    """Yield sizes (outer, size, inner) of reductions along rows and along columns."""
     for index, size in enumerate(TAILS):
         yield 1 + index % 3, size, 1
         yield 1 + index % 2, 1 + index % 7, size
