@@ -1,4 +1,4 @@
-"""Memory of programs that torch's operators run: tensors at planned offsets of one buffer.
+"""Memory planning of programs run by torch: tensors at planned offsets of one buffer.
 
 ``places.planned`` places the tensors of a program, ``Arena`` has torch allocate them there, and
 ``measured.with_inner`` tells estimates of memory what operators allocate inside.

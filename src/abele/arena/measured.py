@@ -1,4 +1,4 @@
-"""Memory that operators allocate inside, which no graph shows: measured by running them once.
+"""Workspace memory of operators, which no graph shows: measured by running each operator.
 
 Libraries decide by processor, version, layouts and number of threads, so an operator is run alone,
 on zeros, while the allocator records. Answers are kept for the process. Plans of running programs
@@ -57,7 +57,7 @@ _SHARE = 1 / 8
 
 @dataclasses.dataclass(frozen=True)
 class _Inside:
-    """Allocations of an operator, ordered by the moment at which they are made.
+    """Allocations inside an operator, in allocation order.
 
     Attributes:
         temporary: tensors that it frees again.
@@ -76,7 +76,7 @@ def with_inner(
     others: Container[torch.fx.Node] = (),
     channels_last: Container[torch.fx.Node] = (),
 ) -> MemoryUse:
-    """Return the same memory with the tensors that operators allocate inside.
+    """Add the workspace tensors of operators to a memory estimate.
 
     Args:
         use: every tensor by itself.
@@ -99,7 +99,7 @@ def with_inner(
 
 
 def is_measured(node: torch.fx.Node) -> bool:
-    """Return whether ``with_inner`` knows what a node allocates inside."""
+    """Return whether ``with_inner`` knows the workspace of a node."""
     if node.target not in _OPERATORS or not available():
         return False
     return _is_small(node) or _can_be_extrapolated(node)
@@ -126,7 +126,7 @@ def _temporary(inside: _Inside, node: torch.fx.Node | None, step: int) -> Iterat
 
 
 def _patches(node: torch.fx.Node, step: int, channels_last: bool) -> Iterator[Piece]:
-    """Yield the patches of images that torch takes from the C library, which is not recorded.
+    """Yield torch's im2col buffers from malloc, which the recording misses.
 
     Torch convolves in float16 by itself, by matrix multiplication with patches of images: those of
     an image per thread for an input gradient, and as much again for sums in float32.
@@ -151,7 +151,7 @@ def _patches(node: torch.fx.Node, step: int, channels_last: bool) -> Iterator[Pi
 
 
 def _inside(node: torch.fx.Node, channels_last: bool) -> _Inside | None:
-    """Return the allocations inside of a node; None if there are none or they are not known."""
+    """Return the allocations inside a node's operator; None if none or unknown."""
     if node.op != "call_function" or not (node.target in _OPERATORS or _widens(node)):
         return None
     values = [each.meta.get("val") for each in node.all_input_nodes]
@@ -205,7 +205,7 @@ def _is_small(node: torch.fx.Node) -> bool:
 
 
 def _extrapolated(few: _Inside, more: _Inside, batch: int) -> _Inside | None:
-    """Return what a larger batch allocates; None if the two batches allocate differently."""
+    """Extrapolate an operator's allocations to a larger batch; None if they differ in kind."""
     alike = len(few.temporary) == len(more.temporary) and few.results.keys() == more.results.keys()
     if not alike:
         return None
@@ -222,7 +222,7 @@ def _extrapolated(few: _Inside, more: _Inside, batch: int) -> _Inside | None:
 
 
 def _run(node: torch.fx.Node, channels_last: bool, batch: int | None) -> _Inside:
-    """Run the operator of a node on zeros, of ``batch`` images if that is given."""
+    """Run the operator of a node on zeros and record its allocations, for a given batch size."""
     images = 2 if node.target is aten.convolution_backward.default else 1
     arguments = [
         _zeros(each.meta["val"], channels_last, batch if index < images else None)
@@ -245,7 +245,7 @@ def _run(node: torch.fx.Node, channels_last: bool, batch: int | None) -> _Inside
 
 
 def _zeros(value: torch.Tensor, channels_last: bool, batch: int | None) -> torch.Tensor:
-    """Return zeros of the shape and strides of a value that has no data."""
+    """Return zeros with the shape and strides of a fake tensor."""
     shape, strides = [*value.shape], value.stride()
     if batch is not None:
         shape[0] = batch

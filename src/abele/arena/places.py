@@ -1,4 +1,4 @@
-"""Placement of tensors in one buffer, so that none that are alive at the same time overlap."""
+"""Offset assignment of tensors in one buffer, without overlap of live tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAST = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """The large tensors of a program in the order in which it allocates them.
+    """Planned offsets of the large tensors of a program, in allocation order.
 
     Attributes:
         sizes: bytes that are allocated.
@@ -33,7 +33,7 @@ class Places:
 
 @dataclasses.dataclass(frozen=True)
 class Allocation:
-    """A recorded allocation.
+    """A recorded allocation: size, address and lifetime.
 
     Attributes:
         size: bytes.
@@ -49,7 +49,7 @@ class Allocation:
 
 
 def planned(use: MemoryUse) -> Places | None:
-    """Place the tensors of a program; None if there is none to place.
+    """Plan the offsets of a program's tensors; None without large tensors.
 
     Args:
         use: every tensor by itself.
@@ -65,7 +65,7 @@ def planned(use: MemoryUse) -> Places | None:
 
 
 def planned_again(allocations: Sequence[Allocation]) -> Places:
-    """Place the tensors that a run of a program has allocated; results of the run are outside."""
+    """Plan offsets for the recorded allocations of a run; results are allocated separately."""
     freed = [each for each in allocations if each.end >= 0]
     at, total = offsets([each.size for each in freed], [(each.begin, each.end) for each in freed])
     offset = dict(zip(map(id, freed), at, strict=True))
@@ -78,7 +78,7 @@ def _asked(piece: Piece) -> int:
 
 
 def placed(use: MemoryUse) -> MemoryUse:
-    """Return the same memory with everything but results in one buffer that programs share.
+    """Convert a memory estimate to planned offsets: one shared buffer for all but results.
 
     Args:
         use: every tensor by itself.
@@ -96,7 +96,7 @@ def placed(use: MemoryUse) -> MemoryUse:
 
 
 def is_inside(use: MemoryUse, piece: Piece) -> bool:
-    """Return whether a tensor is placed: results outlive the call, small ones are not worth it."""
+    """Return whether a tensor is in the planned buffer: neither a result nor small."""
     last = use.nodes[piece.last]
     returned = last is not None and last.op == "output"
     return piece.size >= LEAST and not returned and piece.result >= 0
@@ -108,7 +108,7 @@ def _offsets_of_pieces(pieces: Sequence[Piece]) -> tuple[list[int], int]:
 
 
 def offsets(sizes: Sequence[int], lives: Sequence[tuple[Any, Any]]) -> tuple[list[int], int]:
-    """Return the offset in bytes of each tensor, and the bytes of the buffer.
+    """Assign offsets in bytes to tensors by lifetime; return them and the buffer's size.
 
     The largest tensors are placed first, each into the smallest gap that is free while it lives.
 
@@ -130,7 +130,7 @@ def offsets(sizes: Sequence[int], lives: Sequence[tuple[Any, Any]]) -> tuple[lis
 
 
 class _Taken:
-    """Tensors that are placed: offset, end, first and last moment of use; sorted by offset.
+    """Placed tensors as sorted rows: offset, end, first and last moment of use.
 
     A program has thousands of tensors, and each is compared with all before it, so these are rows
     of one array.

@@ -1,4 +1,4 @@
-"""Programs whose tensors torch allocates at planned offsets; see ``arena.cpp``.
+"""Execution of programs with torch's allocations at planned offsets; see ``arena.cpp``.
 
 The library is compiled once per machine, in seconds, where programs are compiled. Without it
 tensors come from the C library: more memory, equal results.
@@ -28,7 +28,7 @@ _SOURCE = Path(__file__).with_name("arena.cpp")
 
 
 def made(compiler: str) -> bool:
-    """Compile the library unless it is there, and return whether it can be used.
+    """Compile the arena library if missing, and return whether it can be used.
 
     Args:
         compiler: path of the C++ compiler.
@@ -42,7 +42,7 @@ def made(compiler: str) -> bool:
 
 
 def makings(compiler: str) -> list[build.Making]:
-    """Return what compiles the library, for another process to do; nothing if it is there.
+    """Return the compile command of the arena library, for any process; empty if it exists.
 
     Args:
         compiler: path of the C++ compiler.
@@ -59,7 +59,7 @@ _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden")
 
 
 def available() -> bool:
-    """Return whether the library is there for this version of torch; nothing is compiled."""
+    """Return whether the arena library exists for this version of torch, without compiling."""
     return _path().is_file() and _library(_path()) is not None
 
 
@@ -102,7 +102,7 @@ _RECORDED = 3
 
 
 class Arena:
-    """The memory of one program, which other programs use while it does not run.
+    """The planned memory of one program; idle memory is shared with other programs.
 
     Its plan is made again from what the first runs allocate, until two in a row allocate alike:
     operators also allocate inside, which no graph shows, and some only in their first call.
@@ -146,7 +146,7 @@ class Arena:
             self._settle(allocations)
 
     def _settle(self, allocations: Sequence[Allocation]) -> None:
-        """Plan again if a run has allocated anything else than was planned."""
+        """Replan offsets if a run's allocations differ from the plan."""
         expected = [each.size for each in allocations] == self._places.sizes
         places = self._places if expected else planned_again(allocations)
         # The plan cannot be set while another thread runs the program.
@@ -169,7 +169,7 @@ def _nothing() -> Generator[list[Allocation]]:
 
 @contextlib.contextmanager
 def recorded() -> Generator[list[Allocation]]:
-    """Record the allocations of this thread, in order; they are in the list once this is closed.
+    """Record this thread's allocations in order, into a list that is filled on exit.
 
     Allocations of less than ``LEAST`` bytes are left out, and all where the library is not there.
     """
@@ -190,7 +190,7 @@ def recorded() -> Generator[list[Allocation]]:
 
 
 def counts() -> tuple[int, int, int]:
-    """Return how many tensors so far went to their place, into a gap, and elsewhere."""
+    """Return the numbers of tensors allocated at planned offsets, in gaps, and elsewhere."""
     library = _library(_path()) if available() else None
     if library is None:
         return 0, 0, 0
@@ -199,7 +199,7 @@ def counts() -> tuple[int, int, int]:
 
 
 def bytes_of_slabs() -> int:
-    """Return the bytes that all programs together keep for their tensors."""
+    """Return the bytes of the arena buffers of all programs."""
     library = _library(_path()) if available() else None
     return 0 if library is None else library.abele_arena_count(3)
 
@@ -216,7 +216,7 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def kept() -> Generator[None]:
-    """Have freed memory stay with this process while this is open, to be used again.
+    """Context manager that keeps freed memory in the process (``mallopt``), for reuse.
 
     A freed block of many megabytes otherwise goes back to the system, and the next one is mapped
     and cleared page by page: up to half the time of a step. Only the C library of GNU offers a

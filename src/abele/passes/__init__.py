@@ -1,4 +1,4 @@
-"""The passes every program goes through, in order, whatever its target.
+"""Target-independent graph passes, in order.
 
 A pass is a function from ``Program`` to ``Program`` that keeps what the program computes, bit for
 bit. ``run`` verifies each result and stamps it with the pass's name and time. The lowering that a
@@ -39,7 +39,7 @@ PIPELINE: tuple[Pass, ...] = (
 
 @contextlib.contextmanager
 def watched(watch: Watch) -> Generator[None]:
-    """While open, ``watch`` gets each program that passes start from and leave in this thread."""
+    """Context manager in which ``watch`` sees each program before and after a pass, per thread."""
     token = _WATCHES.set((*_WATCHES.get(), watch))
     try:
         yield
@@ -53,7 +53,7 @@ def are_watched() -> bool:
 
 
 def run(program: Program, extra: Sequence[Pass] = ()) -> Program:
-    """Apply ``PIPELINE`` and then ``extra``.
+    """Apply the passes of ``PIPELINE``, then those of ``extra``.
 
     Raises:
         ProgramError: a pass broke the program; names it and those that ran before.
@@ -62,7 +62,7 @@ def run(program: Program, extra: Sequence[Pass] = ()) -> Program:
 
 
 def run_only(program: Program, order: Sequence[Pass]) -> Program:
-    """Apply the passes of ``order`` and nothing else.
+    """Apply the passes of ``order`` only.
 
     Raises:
         ProgramError: as for ``run``.

@@ -1,4 +1,4 @@
-"""Editing a program's graph: a pass copies it, changes the copy, and returns a new program."""
+"""Graph editing for passes: copy the graph, change the copy, and return a new program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _private = contextvars.ContextVar("private", default=None)
 
 @contextlib.contextmanager
 def one_after_the_other() -> Generator[None]:
-    """While open, passes may change the graph of the previous pass in place instead of a copy.
+    """Context manager in which passes change the previous pass's graph in place, not a copy.
 
     Intermediate programs are then not kept, and graphs are linted once, when the last pass has
     changed them. A pass that changes the graph must call ``finished``. Opened within itself, it
@@ -40,7 +40,7 @@ def one_after_the_other() -> Generator[None]:
 
 
 def _hand_on(graph: torch.fx.GraphModule | None) -> None:
-    """Let the next pass change ``graph``, and lint the one that it will not change any more."""
+    """Let the next pass change ``graph`` in place; lint the previous graph if it is another one."""
     before = _private.get()
     _private.set(graph)
     if before is not None and before is not graph:
@@ -55,7 +55,7 @@ def editable(program: Program) -> torch.fx.GraphModule:
 
 
 def finished(program: Program, graph: torch.fx.GraphModule) -> Program:
-    """Return the program with ``graph`` in place of its own."""
+    """Return the program with an edited ``graph``."""
     graph.recompile()  # marks the generated code as out of date
     if _passing.get():
         _hand_on(graph)
@@ -65,7 +65,7 @@ def finished(program: Program, graph: torch.fx.GraphModule) -> Program:
 
 
 def inserted(before: torch.fx.Node, target: Any, *arguments: Any, **options: Any) -> torch.fx.Node:
-    """Return a new node in front of another, with the metadata of that and a value of its own.
+    """Insert a node before another, with that node's metadata and a fake value.
 
     Args:
         before: reads a tensor; the new value is made in the mode in which that was.
@@ -87,7 +87,7 @@ def rewritten_where(
     matches: Callable[[torch.fx.Node], bool],
     rewrite: Callable[[torch.fx.Node], None],
 ) -> Program:
-    """Return the program with each matching node rewritten, also in bodies of loops.
+    """Rewrite every matching node of the program, also in bodies of loops.
 
     The program's own inner graphs are changed in place: only passes that run after a target has
     copied them (moving to a GPU does) may use it. A program without a match is returned as it is.

@@ -1,4 +1,4 @@
-"""Removal of dead code, identities and repeated expressions; effects in order."""
+"""Dead-code elimination, removal of identities, and common subexpressions; ordering of effects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from abele.storage.values import bits
 
 
 def dead_code(program: Program) -> Program:
-    """Keep inputs, outputs, writes and what they need."""
+    """Remove nodes that no output, input or write needs."""
     if all(node.users or stays_in_program(node) for node in program.graph.graph.nodes):
         return program
     graph = editable(program)
@@ -63,7 +63,7 @@ def _same_as(node: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def _own_results(graph: torch.fx.GraphModule) -> set[torch.fx.Node]:
-    """Return the nodes that allocate results of a program; no two results may share memory."""
+    """Return the nodes that allocate results of a program; results may not share memory."""
     memory = aliases_of_calls(graph.graph).base
     owners = {memory(each) for each in returned_nodes(graph)}
     return owners | {node_argument(each, 0) for each in owners if is_getitem(each)}
@@ -115,7 +115,7 @@ def _key(value: Any) -> Any:
 
 
 def effects_in_order(program: Program) -> Program:
-    """Chain the nodes with effects."""
+    """Chain the nodes with side effects by data dependences, so that their order is kept."""
     if not calls_effect(program.graph.graph):
         return program
     graph = editable(program)
@@ -130,7 +130,7 @@ def effects_in_order(program: Program) -> Program:
 
 
 def _tensor(node: torch.fx.Node) -> torch.fx.Node:
-    """Return the node's result, or the first of several."""
+    """Return a node's result tensor, or the first of several."""
     if isinstance(node.meta["val"], torch.Tensor):
         return node
     for user in node.users:

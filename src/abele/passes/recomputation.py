@@ -1,4 +1,4 @@
-"""Computes activations again in backward instead of keeping them, between marked ones.
+"""Rematerialization: recomputes activations between checkpoints in backward.
 
     a = relu(x); b = checkpoint(mm(a, w)); ...; g = mm(d, t(a))
 ->  a = relu(x); b = mm(a, w);             ...; a2 = relu(x); g = mm(d, t(a2))
@@ -47,7 +47,7 @@ aten = torch.ops.aten
 
 
 def recomputation(program: Program) -> Program:
-    """Acts on marks and borders, and removes the marks."""
+    """Rematerialize activations between checkpoints or segments, and remove the marks."""
     marks = program.graph.graph.find_nodes(op="call_function", target=checkpoint.operator)
     if not marks and not _borders(program.graph):
         return program
@@ -92,7 +92,7 @@ def _is_mark(node: torch.fx.Node) -> bool:
 
 
 def _remove_marks(graph: torch.fx.GraphModule) -> Nodes:
-    """Remove the marks and return the values that they marked."""
+    """Remove the checkpoint operators and return the values that they marked."""
     marked: Nodes = set()
     for mark in [node for node in graph.graph.nodes if _is_mark(node)]:
         value = node_argument(mark, 0)
@@ -129,7 +129,7 @@ def _segment(node: torch.fx.Node) -> Any:
 def _computed_again(
     graph: torch.fx.GraphModule, marked: Nodes, order: dict[torch.fx.Node, int]
 ) -> Nodes:
-    """Return the values of forward that backward may compute again."""
+    """Return the values of forward that backward may recompute."""
     last = max(order[node] for node in marked)
     kept = {each for node in (*marked, *returned_nodes(graph)) for each in kept_alive(node)}
     again: Nodes = set()
@@ -153,7 +153,7 @@ def _clone(
     clones: dict[torch.fx.Node, torch.fx.Node],
     latest: torch.fx.Node | None,
 ) -> torch.fx.Node:
-    """Clone ``node`` over the clones; one that starts from saved values waits for ``latest``."""
+    """Clone ``node`` on cloned inputs; a clone of saved values only depends on ``latest``."""
     replaced = dict(clones)
     inputs = node.all_input_nodes
     if latest is not None and inputs and not any(each in clones for each in inputs):
@@ -177,7 +177,7 @@ def _bytes(node: torch.fx.Node) -> int:
 
 
 def _needed(node: torch.fx.Node, again: Nodes, clones: Iterable[torch.fx.Node]) -> Nodes:
-    """Return what has to be computed again for ``node``, and was not yet."""
+    """Return the values that have to be recomputed for ``node`` and have no clone yet."""
     needed: Nodes = set()
     stack = list(node.all_input_nodes)
     while stack:

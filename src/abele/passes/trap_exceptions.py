@@ -1,4 +1,4 @@
-"""Lets a program tell which operation first made an infinity or a NaN.
+"""Floating-point exceptions: locates the operation that first computed an infinity or a NaN.
 
     c = div(a, b)   ->   c = div(a, b); m = amax(abs(c)); ...; return [..., stack([..., m, ...])]
 
@@ -50,7 +50,7 @@ _OVERFLOW = {torch.float16: 65520.0, torch.bfloat16: 2.0**127 * (2 - 2**-8)}
 
 
 def trap_exceptions(program: Program) -> Program:
-    """Add the output of role ``MAGNITUDES`` and the table of checks that reads it."""
+    """Add an output with the magnitudes of all floating tensors, and its table of checks."""
     graph = editable(program)
     magnitudes = _Magnitudes()
     checks = [
@@ -70,14 +70,14 @@ def trap_exceptions(program: Program) -> Program:
 
 
 class _Magnitudes:
-    """A magnitude per floating-point tensor, computed where the tensor is."""
+    """Maximum magnitudes of a graph's floating-point tensors, one number each."""
 
     def __init__(self):
         self.nodes: list[torch.fx.Node] = []
         self._index: dict[torch.fx.Node, int] = {}
 
     def check(self, node: torch.fx.Node) -> Check | None:
-        """Watches ``node`` if it computes a floating tensor; views are their base's business."""
+        """Return a check of ``node`` if it computes a floating tensor; views are skipped."""
         if node.target in _COMPARISONS and node_phase(node) == "forward":
             return self._comparison(node)
         computes = node.op == "call_function" and not writes(node) and not is_view(node)
@@ -133,14 +133,14 @@ class _Magnitudes:
         return self._index[node]
 
     def stacked(self, graph: torch.fx.GraphModule) -> torch.fx.Node:
-        """All numbers as one tensor, made before the program writes anything."""
+        """Stack all magnitudes into one tensor, before the program's first write."""
         end = next(n for n in graph.graph.nodes if writes(n) or n.op == "output")
         with graph.graph.inserting_before(end):
             return _call(aten.stack.default, self.nodes, like=self.nodes[-1])
 
 
 def _place(node: torch.fx.Node) -> dict[str, Any]:
-    """Return what a check says of the operation that it watches."""
+    """Return name and source line of the operation that a check watches."""
     marks = marks_of(node)
     frame = user_line(node.meta.get("stack_trace"))
     line = f"{frame[0]}:{frame[1]} in {frame[2]}" if frame else ""
@@ -153,7 +153,7 @@ def _place(node: torch.fx.Node) -> dict[str, Any]:
 
 
 def _after(node: torch.fx.Node) -> torch.fx.Node:
-    """Return where a use of ``node`` may be inserted: after the placeholders of a program."""
+    """Return the node before which uses of ``node`` may be inserted: behind all placeholders."""
     later = node.next
     while later.op == "placeholder":
         later = later.next
@@ -172,7 +172,7 @@ def _call(
 
 
 def _inner_nodes(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """Yield the operations of the graphs that ``node`` is given."""
+    """Yield the nodes of the subgraphs that ``node`` calls."""
     owner = node.graph.owning_module
     for argument in node.all_input_nodes:
         graph = getattr(owner, str(argument.target), None) if argument.op == "get_attr" else None

@@ -1,1 +1,1 @@
-"""Passes that the lowering of a program applies after the common ones; they may change rounding."""
+"""Lowering-specific graph passes, applied after the common passes; may change rounding."""

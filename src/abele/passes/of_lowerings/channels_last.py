@@ -1,4 +1,4 @@
-"""Choice of a memory format, channels last or default, for each part of a network.
+"""Layout pass: chooses channels-last or contiguous activations for each part of a network.
 
     y = convolution(x, w)   ->   l = in_layout(x, channels_last=True); y = convolution(l, w)
 
@@ -63,7 +63,7 @@ _FOLLOWERS = {
 
 
 def channels_last(program: Program) -> Program:
-    """Put conversions where images change their order."""
+    """Choose memory formats of images and insert conversions."""
     graph = editable(program)
     _Layouts(graph.graph).visit_all()
     return finished(program, graph)
@@ -86,13 +86,13 @@ def _is_image(node: Any) -> bool:
 
 
 def _joins_or_cuts_channels(node: _Node) -> bool:
-    """Return whether a node concatenates or slices channels; a slice is no dense view."""
+    """Return whether a node concatenates or slices channels; slices are not dense."""
     whole = node.target is aten.cat.default or node.target is aten.slice.Tensor
     return whole and _is_image(node) and node.args[1:2] == (1,)
 
 
 def prefers_channels_last(node: _Node) -> bool:
-    """Return whether a convolution, or its backward, is ours or moves more image than weight."""
+    """Return whether a convolution node should run channels-last: by kernel or sizes."""
     if kernel_of(node) in _ALWAYS_LAST:
         return True
     backward = node.target is aten.convolution_backward.default
@@ -107,7 +107,7 @@ def _convolves_images(node: _Node) -> bool:
 
 
 class _Layouts:
-    """The nodes that are known to be channels last; the others are in the default order."""
+    """Propagation of channels-last layouts through a graph, with conversions."""
 
     def __init__(self, graph: torch.fx.Graph):
         self._graph = graph
@@ -115,7 +115,7 @@ class _Layouts:
         self._converted: dict[tuple[_Node, bool], _Node] = {}
 
     def visit_all(self) -> None:
-        """Convert what nodes read; where the pass has done that before, nothing is left to do."""
+        """Insert layout conversions at the inputs of all nodes; idempotent."""
         for node in list(self._graph.nodes):
             if node.op == "output" or (node.op == "call_function" and not is_getitem(node)):
                 self._visit(node)
@@ -125,7 +125,7 @@ class _Layouts:
         return any(each in self._last for each in self._images(node))
 
     def _visit(self, node: _Node) -> None:
-        """Convert what a node reads and note how its results lie."""
+        """Convert the inputs of a node and record the layout of its results."""
         if node.target is in_layout:
             self._last.update({node} if node.args[1] else ())
         elif _convolves_images(node):
@@ -139,7 +139,7 @@ class _Layouts:
             self._lay(node, False, results=False)
 
     def _keep_weights(self, node: _Node) -> None:
-        """Note that gradients of weights by our kernels lie in the default order."""
+        """Record that weight gradients of abele's kernels are contiguous."""
         backward = node.target is aten.convolution_backward.default
         if backward and kernel_of(node) in _ALWAYS_LAST:
             of_weight = {user for user in node.users if is_getitem(user) and user.args[1] == 1}

@@ -1,4 +1,4 @@
-"""Convolutions in other types, and before upsampling."""
+"""Convolution rewrites: half precision in float32, and 1x1 convolutions before upsampling."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TENSORS = 3  # of the first arguments of both
 
 
 def half_convolutions(program: Program) -> Program:
-    """Compute convolutions of half numbers in float32, on processors where that is faster."""
+    """Compute half-precision convolutions in float32, on processors where that is faster."""
     if not is_faster() or not any(map(_is_one, program.graph.graph.nodes)):
         return program
     graph = editable(program)
@@ -35,7 +35,7 @@ def half_convolutions(program: Program) -> Program:
 
 @functools.cache
 def is_faster() -> bool:
-    """Return whether oneDNN would compute half convolutions on this processor."""
+    """Return whether oneDNN would compute half-precision convolutions on this processor."""
     return _torch.computes_half_convolutions()
 
 
@@ -47,7 +47,7 @@ def _is_one(node: _Node) -> bool:
 
 
 def _widen(node: _Node) -> None:
-    """Cast what a node reads and makes."""
+    """Cast a node's inputs to float32 and its results back to half precision."""
     arguments: tuple[Any, ...] = node.args
     with node.graph.inserting_before(node):
         wide = [each and _cast(each, torch.float32, like=node) for each in arguments[:_TENSORS]]
@@ -67,14 +67,14 @@ def _widen(node: _Node) -> None:
 
 
 def _cast(node: _Node, dtype: torch.dtype, *, like: _Node) -> _Node:
-    """Add a node that casts ``node`` to a type; ``like`` provides its source line and phase."""
+    """Insert a cast of ``node`` to a dtype; ``like`` provides source line and phase."""
     cast_node = node.graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
     cast_node.meta = {**like.meta, "val": _in_type(node.meta["val"], dtype)}
     return cast_node
 
 
 def _in_type(value: Any, dtype: torch.dtype) -> Any:
-    """Return a tensor without data, or several of them, in another type."""
+    """Convert a fake tensor, or several, to another dtype."""
     if is_sequence(value):
         return tuple(_in_type(each, dtype) for each in value)
     return value if value is None else value.to(dtype)
@@ -88,7 +88,7 @@ _BACKWARD: dict[Any, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class _Pair:
-    """An upsampling, the convolution that reads it, and the backward nodes of both."""
+    """An upsampling and the convolution that reads it, with the backward nodes of both."""
 
     upsample: _Node
     convolution: _Node
@@ -97,7 +97,7 @@ class _Pair:
 
 
 def pointwise_before_upsampling(program: Program) -> Program:
-    """Exchange upsamplings and the 1x1 convolutions that alone read them."""
+    """Swap upsamplings with the 1x1 convolutions that are their only readers."""
     graph = editable(program)
     for node in list(graph.graph.nodes):
         pair = _match(node) if node.target in _BACKWARD else None
@@ -130,7 +130,7 @@ def _match(upsample: _Node) -> _Pair | None:
 
 
 def _pays(upsample: _Node, convolution: _Node) -> bool:
-    """Return whether the convolution is pointwise, and mixing first moves fewer numbers."""
+    """Return whether a convolution is pointwise, without more output than input channels."""
     arguments: tuple[Any, ...] = convolution.args
     _, weight, _, stride, padding, dilation, transposed, _, groups = arguments
     outputs, inputs, *kernel = weight.meta["val"].shape
@@ -170,7 +170,7 @@ def _exchange_backward(pair: _Pair, backward: _Node, small: _Node) -> None:
 
 
 def _call(like: _Node, arguments: tuple[Any, ...]) -> _Node:
-    """Return the same operation on other arguments."""
+    """Create a node that applies a node's operation to other arguments."""
     node = like.graph.call_function(like.target, arguments)  # type: ignore[arg-type]
     node.meta = dict(like.meta)
     values = [each.meta["val"] if isinstance(each, _Node) else each for each in arguments]

@@ -1,4 +1,4 @@
-"""Fusion of a training batch norm with the sum and the activation of a residual network.
+"""Fusion of a training batch norm with the residual sum and the activation after it.
 
     n, kept, s, ... = norm_activation(x, w, b, ..., slope=1)
     t = n + added; y = leaky_relu(t)
@@ -37,7 +37,7 @@ _Node = torch.fx.Node
 
 @dataclasses.dataclass(frozen=True)
 class _Sum:
-    """A norm whose result is added to something; ``undone`` and ``backward`` may be missing."""
+    """A match of batch norm, sum and activation; ``undone`` and ``backward`` may be missing."""
 
     norm: _Node
     added: _Node
@@ -48,7 +48,7 @@ class _Sum:
 
 
 def fused_sums(program: Program) -> Program:
-    """Replace norms of float32 images, the sums that they are part of, and their activations."""
+    """Fuse batch norms of float32 images with their residual sums and activations."""
     graph, results = editable(program), Results()
     order = {node: index for index, node in enumerate(graph.graph.nodes)}
     for node in order:
@@ -89,7 +89,7 @@ def _match(norm: _Node) -> _Sum | None:
 
 
 def _is_read_before(match: _Sum, order: dict[_Node, int]) -> bool:
-    """Return whether another result of the norm is read before the sum can be computed."""
+    """Return whether a norm's statistics are read before the sum can be computed."""
     others = (part for index, part in results_of(match.norm).items() if index > 1)
     at = order[match.activation]
     return any(order.get(user, at) < at for part in others for user in part.users)
@@ -100,7 +100,7 @@ def _only_user(node: _Node | None) -> _Node | None:
 
 
 def _other_summand(total: _Node, one: _Node) -> _Node | None:
-    """Return the other summand if ``total`` adds ``one`` and an image of the same shape."""
+    """Return the other operand if ``total`` adds ``one`` and an image of the same shape."""
     if total.target is not aten.add.Tensor or total.kwargs or len(total.args) != 2:
         return None
     a, b = total.args
@@ -146,7 +146,7 @@ def _replace_backward(
 
 
 def _gradients(undone: _Node) -> tuple[_Node, _Node | None]:
-    """Return the gradient of the activation's result, in two parts if only it reads their sum."""
+    """Return the activation's output gradient, as two summands if nothing else reads their sum."""
     grad = node_argument(undone, 0)
     more: Any = None
     if grad.target is aten.add.Tensor and _only_user(grad) is undone:

@@ -1,4 +1,4 @@
-"""Optimizer updates as one operator for many parameters, and step counters as one tensor."""
+"""Fused optimizer updates: one operator for many parameters, and one tensor of step counters."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Number = float | torch.fx.Node
 
 
 class Mismatch(Exception):
-    """A node does not match an update at this place."""
+    """Raised if a node does not match the pattern of an optimizer update."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """The update of a parameter.
+    """A matched optimizer update of one parameter.
 
     Attributes:
         numbers: hyper-parameters, in the order of the operator's arguments.
@@ -43,7 +43,7 @@ class Update:
 
 
 def joined(program: Program, target: Any, match: Callable[[_Node, _Node], Update]) -> Program:
-    """Replace updates by one call for all that share their numbers.
+    """Fuse the updates of parameters with equal hyper-parameters into one operator call.
 
     Args:
         program: with an update of each parameter by itself.
@@ -67,7 +67,7 @@ def joined(program: Program, target: Any, match: Callable[[_Node, _Node], Update
 
 
 def take(node: Any, target: Any, *constants: Any) -> tuple[Any, ...]:
-    """Return the arguments of a node that must call ``target``; ``...`` matches any argument."""
+    """Return the arguments of a call of ``target``, or raise; ``...`` matches any argument."""
     if not isinstance(node, _Node) or node.target is not target or node.kwargs:
         raise Mismatch
     arguments = node.args
@@ -82,7 +82,7 @@ def take(node: Any, target: Any, *constants: Any) -> tuple[Any, ...]:
 
 
 def converted(value: Any) -> Any:
-    """Return a number before it was cast to the type of the tensors, if it was."""
+    """Return a scalar before its cast to the tensors' dtype, if it was cast."""
     if not isinstance(value, _Node) or value.target is not aten._to_copy.default:
         return value
     if dict(value.kwargs) != {"dtype": _FLOAT}:
@@ -91,7 +91,7 @@ def converted(value: Any) -> Any:
 
 
 def check_tensors(tensors: tuple[Any, ...]) -> None:
-    """Tensors must be float32 and of one shape."""
+    """Raise unless all nodes are float32 tensors of one shape."""
     if not all(isinstance(node, _Node) for node in tensors):
         raise Mismatch
     values = [node.meta["val"] for node in tensors]
@@ -101,7 +101,7 @@ def check_tensors(tensors: tuple[Any, ...]) -> None:
 
 
 def check_numbers(numbers: tuple[Any, ...]) -> None:
-    """Numbers must be constants, or nodes of 0-d float64 tensors."""
+    """Raise unless all numbers are constants or 0-d float64 nodes."""
     values = [number.meta["val"] for number in numbers if isinstance(number, _Node)]
     if any(value.dtype is not torch.float64 or value.dim() for value in values):
         raise Mismatch
@@ -127,7 +127,7 @@ def _join(target: Any, updates: list[Update], before: _Node) -> None:
 
 
 def _slot(number: Number, origin: _Node) -> _Node:
-    """Return a number as a node, added before ``origin`` if it is a constant."""
+    """Return a number as a node; a constant is inserted before ``origin``."""
     if isinstance(number, _Node):
         return number
     kwargs: Any = {"dtype": torch.float64}
@@ -138,7 +138,7 @@ def _slot(number: Number, origin: _Node) -> _Node:
 
 
 def fused_adam(program: Program) -> Program:
-    """Replace the updates by Adam of float32 parameters that share their hyper-parameters."""
+    """Fuse Adam updates of float32 parameters with the same hyper-parameters."""
     return joined(program, adam.update, _match_adam)
 
 
@@ -170,7 +170,7 @@ def _match_adam(param: _Node, new: _Node) -> Update:
 
 
 def _correction(node: Any) -> tuple[Number, _Node]:
-    """``1 - beta ** step`` -> beta and step."""
+    """Match ``1 - beta ** step``; return beta and step."""
     power, _ = take(node, aten.rsub.Scalar, ..., 1)
     varies = isinstance(power, _Node) and power.target is aten.pow.Tensor_Tensor
     beta, step = take(power, aten.pow.Tensor_Tensor if varies else aten.pow.Scalar)
@@ -178,7 +178,7 @@ def _correction(node: Any) -> tuple[Number, _Node]:
 
 
 def _check_rest(value: Any, beta: Number) -> None:
-    """``value`` must be ``1 - beta``, perhaps in the type of the tensors."""
+    """Raise unless ``value`` is ``1 - beta``, perhaps cast to the tensors' dtype."""
     if not isinstance(beta, _Node):
         if value != 1 - beta:
             raise Mismatch
@@ -187,7 +187,7 @@ def _check_rest(value: Any, beta: Number) -> None:
 
 
 def _decay(left: Any, param: _Node, rate: _Node) -> Number:
-    """Decoupled weight decay: ``param * (1 - rate * decay)``."""
+    """Match decoupled weight decay ``param * (1 - rate * decay)``; return the decay."""
     if left is param:
         return 0.0
     _, factor = take(left, aten.mul.Tensor, param, ...)
@@ -197,7 +197,7 @@ def _decay(left: Any, param: _Node, rate: _Node) -> Number:
 
 
 def fused_sgd(program: Program) -> Program:
-    """Replace the updates by SGD with momentum of float32 parameters that share their numbers."""
+    """Fuse momentum SGD updates of float32 parameters with the same hyper-parameters."""
     return joined(program, sgd.update, _match_sgd)
 
 
@@ -222,7 +222,7 @@ def _match_sgd(param: _Node, new: _Node) -> Update:
 
 
 def _velocity(node: Any) -> tuple[_Node, Number, _Node, Number]:
-    """``old * momentum + rest * grad`` -> these four, where it is written over the old one."""
+    """Match an in-place ``old * momentum + rest * grad``; return these four."""
     kept, grad, rest = _scaled_sum(node)
     old, momentum = take(kept, aten.mul.Tensor)
     written = [user.args[0] for user in node.users if user.target is aten.copy_.default]
@@ -232,7 +232,7 @@ def _velocity(node: Any) -> tuple[_Node, Number, _Node, Number]:
 
 
 def _without_decay(grad: _Node, param: _Node) -> tuple[_Node, Number]:
-    """``grad + decay * param`` -> gradient and decay."""
+    """Match ``grad + decay * param``; return gradient and decay."""
     try:
         plain, decayed, decay = _scaled_sum(grad)
         check_numbers((decay,))
@@ -242,7 +242,7 @@ def _without_decay(grad: _Node, param: _Node) -> tuple[_Node, Number]:
 
 
 def _scaled_sum(node: Any, sign: int = 1) -> tuple[_Node, _Node, Number]:
-    """``y + sign * number * x`` -> y, x and the number, as ``arithmetic.axpy`` writes it."""
+    """Match ``y + sign * number * x`` as ``arithmetic.axpy`` writes it; return y, x, number."""
     if not isinstance(node, _Node):
         raise Mismatch
     arguments, settings = cast("Any", node.args), cast("Any", node.kwargs)
@@ -263,7 +263,7 @@ def _same(one: Number, other: Number) -> bool:
 
 
 def joined_counters(program: Program) -> Program:
-    """Replace sums of numbers and state of one element by one operation for all of them."""
+    """Fuse increments of scalar state (step counters) with equal increments."""
     graph = editable(program)
     by_number: dict[int, list[_Counter]] = {}
     for node in graph.graph.nodes:
@@ -278,7 +278,7 @@ def joined_counters(program: Program) -> Program:
 
 
 class _Counter(NamedTuple):
-    """A node, and the state and number of which it is the sum."""
+    """A node that adds a constant number to a state."""
 
     node: _Node
     state: _Node
@@ -296,7 +296,7 @@ def _counter(node: _Node) -> _Counter | None:
 
 
 def _summand(node: _Node) -> _Node | None:
-    """Return the integer node to which an integer constant is added, or None."""
+    """Return the int64 scalar to which a node adds an integer constant, or None."""
     if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
         return None
     summand, number = node.args

@@ -1,4 +1,4 @@
-"""Passes for GPUs: devices, batch norms, biases, convolutions by patches, attention."""
+"""GPU passes: devices, batch norms, biases, convolutions by im2col, attention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from abele.program import Program, subgraphs
 
 
 def on_device(program: Program, device: torch.device) -> Program:
-    """Return the same program with every value on ``device``."""
+    """Return the program with every value on ``device``."""
     graph = editable(program)
     _move(graph, device)
     return finished(program, graph)
@@ -65,7 +65,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def gpu_norms(program: Program) -> Program:
-    """Compute norms of two types in the wider one, also in bodies of loops."""
+    """Compute norms with mixed dtypes in float32, also in bodies of loops."""
     return rewritten_where(program, _is_mixed, _widen)
 
 
@@ -92,7 +92,7 @@ def _widen(node: torch.fx.Node) -> None:
 
 
 def _narrow(result: torch.fx.Node, dtype: torch.dtype) -> None:
-    """Let users of a result read it in the type that it was captured in."""
+    """Cast a widened result back to its captured dtype for its users."""
     users = list(result.users)
     result.meta["val"] = _wide(result.meta["val"])
     with result.graph.inserting_after(result):
@@ -113,7 +113,7 @@ def _wide(value: Any) -> Any:
 
 
 def _of_type(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor without data that is laid out as another one."""
+    """Return a fake tensor with the shape and strides of another and a given dtype."""
     with value.fake_mode:
         return torch.empty_strided(value.shape, value.stride(), dtype=dtype, device=value.device)
 
@@ -126,7 +126,7 @@ _TYPES = (torch.float32, torch.float64)
 
 
 def gpu_biases(program: Program) -> Program:
-    """Take biases and their gradients apart, also in bodies of loops."""
+    """Split bias additions and bias gradients into separate nodes, also in bodies of loops."""
     program = rewritten_where(program, _is_plain, _split)
     return rewritten_where(program, _has_gradient, _sum_apart)
 
@@ -171,7 +171,7 @@ def _sum_apart(node: torch.fx.Node) -> None:
 
 
 def gpu_gradients(program: Program, are_apart: Callable[[torch.fx.Node], bool]) -> Program:
-    """Take gradients apart, also in bodies of loops.
+    """Split convolution backward into input and weight gradient, also in bodies of loops.
 
     Args:
         program: whose biases are summed apart (``gpu_biases``).
@@ -218,7 +218,7 @@ class _Sizes(NamedTuple):
 
 
 def gpu_patches(program: Program) -> Program:
-    """Multiply patches in place of such convolutions, also in bodies of loops."""
+    """Lower small convolutions to im2col and GEMM, also in bodies of loops."""
     return rewritten_where(program, _is_small, _rewrite)
 
 
@@ -236,7 +236,7 @@ def _is_small(node: _Node) -> bool:
 
 
 def _sizes(node: _Node) -> _Sizes | None:
-    """Sizes of a convolution that keeps those of its images; None of others."""
+    """Return the sizes of a stride-1 convolution with "same" padding, else None."""
     convolution = convolution_of(node)
     if convolution is None or not convolution.moves_by_one:
         return None
@@ -269,7 +269,7 @@ def _rewrite(node: _Node) -> None:
 
 
 def _patches(node: _Node, image: _Node, sizes: _Sizes) -> _Node:
-    """Return the patches that each pixel's result sums: [channels x taps, samples x pixels]."""
+    """Insert the im2col matrix of an image: [channels x taps, samples x pixels]."""
     high, broad = sizes.tall // 2, sizes.wide // 2
     padded = inserted(node, aten.constant_pad_nd.default, image, [broad, broad, high, high])
     row = sizes.width + 2 * broad
@@ -281,7 +281,7 @@ def _patches(node: _Node, image: _Node, sizes: _Sizes) -> _Node:
 
 
 def _ordered(node: _Node, value: _Node, shape: list[int]) -> _Node:
-    """Return a contiguous tensor in a shape."""
+    """Insert nodes that make a tensor contiguous and reshape it."""
     if not value.meta["val"].is_contiguous():
         value = inserted(node, aten.clone.default, value, memory_format=torch.contiguous_format)
     return inserted(node, aten.view.default, value, shape)
@@ -293,7 +293,7 @@ _ALIGNED = 8
 
 
 def gpu_attention(program: Program) -> Program:
-    """Replace attention of processors, also in bodies of loops."""
+    """Replace attention operators of the CPU by those of the GPU, also in bodies of loops."""
     return rewritten_where(program, _is_attention, _rewrite_attention)
 
 
@@ -310,7 +310,7 @@ def _rewrite_attention(node: _Node) -> None:
 
 
 class _Writer:
-    """Writes nodes in front of one that they replace."""
+    """Inserts the replacement of a CPU attention node."""
 
     def __init__(self, node: _Node):
         self._node = node
@@ -348,14 +348,14 @@ class _Writer:
         return list(given)
 
     def _options(self, first: int) -> dict[str, Any]:
-        """Options, which are positional or named: dropout comes before them and is 0."""
+        """Return the attention's options by name, from positional or keyword arguments."""
         names = ("dropout_p", "is_causal", "attn_mask", "scale")
         positional = dict(zip(names, self._node.args[first:], strict=False))
         defaults = {"dropout_p": 0.0, "is_causal": False, "attn_mask": None, "scale": None}
         return {**defaults, **positional, **self._node.kwargs}
 
     def _take_results(self, made: _Node, sizes: list[int | None]) -> None:
-        """Let users of results read the new node's, without what was filled up."""
+        """Replace uses of the old results by the new ones, without padding."""
         for user in list(self._node.users):
             index: Any = user.args[1]
             with self._node.graph.inserting_before(user):
@@ -381,7 +381,7 @@ class _Writer:
         return self._call(aten.constant_pad_nd.default, node, [0, missing]) if missing else node
 
     def _mask(self, mask: _Node | None, q: _Node, k: _Node) -> _Node | None:
-        """Return a mask for each head, whose rows are aligned in memory."""
+        """Return an attention mask expanded to all heads, with aligned rows."""
         if mask is None:
             return None
         columns = k.meta["val"].shape[-2]

@@ -1,4 +1,4 @@
-"""Rewrites of gradients for emitted code: whole gradients from slices, derivatives of GELU."""
+"""Rewrites of gradients for emitted code: stacked slice gradients, saved GELU derivatives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 
 def stacked_gradients(program: Program) -> Program:
-    """Stack gradients of slices that together are a whole tensor."""
+    """Replace sums of the gradients of all slices of a tensor by a stack."""
     graph = editable(program)
     for node in reversed(list(graph.graph.nodes)):
         slices = _slices(node) if _is_plain_sum(node) else None
@@ -27,7 +27,7 @@ def stacked_gradients(program: Program) -> Program:
 
 
 def _slices(node: torch.fx.Node) -> tuple[int, list[torch.fx.Node]] | None:
-    """Return the dimension and the gradients of all slices along it, if a node is their sum."""
+    """Return dimension and gradients of all slices, if a node sums the gradients of all slices."""
     value, terms = node.meta["val"], _terms_of_sum(node)
     gradients: dict[int, torch.fx.Node] = {}
     dims: set[int] = set()
@@ -48,7 +48,7 @@ def _slices(node: torch.fx.Node) -> tuple[int, list[torch.fx.Node]] | None:
 
 
 def _terms_of_sum(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Return the terms of a sum of tensors of one shape, where nothing else reads its parts."""
+    """Return the leaves of a tree of additions whose partial sums have no other reader."""
     terms: list[torch.fx.Node] = []
     waiting = [node]
     while waiting:
@@ -79,7 +79,7 @@ _EXACT = (torch.float32, torch.float64)  # in half, the derivative would be roun
 
 
 def kept_derivatives(program: Program) -> Program:
-    """Compute derivatives of GELU where its result is, if only they need its argument."""
+    """Compute GELU derivatives in forward, if GELU and its backward alone read the input."""
     graph = editable(program)
     for node in graph.graph.find_nodes(op="call_function", target=aten.gelu_backward.default):
         forward = _forward_of(node)
@@ -102,7 +102,7 @@ def kept_derivatives(program: Program) -> Program:
 
 
 def _forward_of(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Return the GELU whose backward a node is, if nothing else reads the GELU's argument."""
+    """Return the GELU of a GELU backward node, if its input has no other reader."""
     x = node_argument(node, 1)
     value = x.meta["val"]
     if x.op != "call_function" or value.dtype not in _EXACT or len(x.users) != 2:

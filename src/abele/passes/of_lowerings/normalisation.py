@@ -1,4 +1,4 @@
-"""Normalisation fused with its activation, or folded into the convolution before it."""
+"""Fusion of batch norm with its activation, and folding into the preceding convolution."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Norm:
 
 
 def fused_normalisation(program: Program) -> Program:
-    """Replace every training batch norm of float32 images and its activation."""
+    """Fuse every training batch norm of float32 images with its activation."""
     graph, results = editable(program), Results()
     for node in list(graph.graph.nodes):
         if node.target is aten._native_batch_norm_legit_functional.default and _plain(node):
@@ -65,7 +65,7 @@ def _plain(node: _Node) -> bool:
 
 
 def results_of(node: _Node) -> dict[int, _Node]:
-    """Return the nodes that pick each result of a node with several."""
+    """Return the getitem nodes of a node with several results, by index."""
     return {int(user.args[1]): user for user in node.users if is_getitem(user)}  # type: ignore[arg-type]
 
 
@@ -89,7 +89,7 @@ def _match(node: _Node) -> _Norm | None:
 
 
 def _with_activation(norm: _Norm, y: _Node) -> _Norm | None:
-    """Add the activation if nothing else reads what it is applied to."""
+    """Extend a match by its activation, if nothing else reads the activation's input."""
     forward = [user for user in y.users if user.target in ACTIVATIONS]
     if len(forward) != 1:
         return None
@@ -117,7 +117,7 @@ ACTIVATIONS: dict[Any, Callable[[_Node], float]] = {
 
 
 def undoes(grad: _Node, activation: _Node, y: _Node, slope: float) -> bool:
-    """Return whether a node is the backward of an activation."""
+    """Return whether a node is the backward of a given activation."""
     arguments: tuple[Any, ...] = grad.args
     if grad.target is aten.leaky_relu_backward.default:
         return arguments[1:] == (y, slope, False)
@@ -158,7 +158,7 @@ def _replace_backward(norm: _Norm, arguments: tuple[Any, ...], results: Results)
 
 
 def called(target: Any, arguments: tuple[Any, ...], origin: _Node, results: Results) -> _Node:
-    """Return a new call in the place of ``origin``, which says where the user wrote it."""
+    """Insert a call with the source location and position of ``origin``."""
     node = new_call(origin.graph, target, arguments, origin.meta)
     values = [each.meta["val"] if isinstance(each, _Node) else each for each in arguments]
     first = next(value for value in values if isinstance(value, torch.Tensor))
@@ -168,13 +168,13 @@ def called(target: Any, arguments: tuple[Any, ...], origin: _Node, results: Resu
 
 
 def result_of(node: _Node, index: int) -> _Node:
-    """Return a new node that picks one result of a node with several."""
+    """Insert a getitem of one result of a node with several."""
     meta = {**node.meta, "val": node.meta["val"][index]}
     return new_call(node.graph, operator.getitem, (node, index), meta)
 
 
 def _drop_zero_gradient(node: _Node, zeros: dict[tuple[int, ...], _Node]) -> None:
-    """Replace the gradient of a bias before a batch norm by zero, one of each shape."""
+    """Replace the zero gradient of a bias before a batch norm by a constant."""
     grad, mask = node.args[0], node.args[10]
     picked = results_of(node).get(2)
     if picked is None or not mask[2] or not is_getitem(grad):  # type: ignore[index]
@@ -195,7 +195,7 @@ def _drop_zero_gradient(node: _Node, zeros: dict[tuple[int, ...], _Node]) -> Non
 
 
 def _add_nothing(zero: _Node) -> None:
-    """Replace additions of ``zero`` by the other summand: shared layers sum their gradients."""
+    """Remove additions of the constant ``zero`` (gradient sums of shared layers)."""
     for user in list(zero.users):
         if user.target is not aten.add.Tensor or len(user.args) != 2 or user.kwargs:
             continue
@@ -206,7 +206,7 @@ def _add_nothing(zero: _Node) -> None:
 
 
 def folded_normalisation(program: Program) -> Program:
-    """Replace batch norms with running statistics and the activations behind them."""
+    """Fuse inference batch norms with activations, folded into convolutions if possible."""
     graph = editable(program)
     folds = _Folds()
     for node in list(graph.graph.nodes):
@@ -217,13 +217,13 @@ def folded_normalisation(program: Program) -> Program:
 
 
 class _Folds:
-    """The nodes created so far: norms that share statistics share their scales and weights."""
+    """The folding of batch norms; equal scales and weights are computed once."""
 
     def __init__(self) -> None:
         self._created: dict[Any, _Node] = {}
 
     def replace(self, norm: _Node) -> None:
-        """Replace one batch norm, unless it is of an unusual kind."""
+        """Fold one batch norm; unusual kinds stay unchanged."""
         arguments: tuple[Any, ...] = norm.args
         x, weight, bias, mean, var, _, eps = arguments
         value = x.meta["val"]
@@ -277,7 +277,7 @@ class _Folds:
 
 
 def _activation(y: _Node) -> tuple[_Node, float]:
-    """Return the node whose value counts in the end, and the slope of its activation."""
+    """Return the activation node that follows (or the node itself), and its slope."""
     users = list(y.users)
     if len(users) == 1 and users[0].target in ACTIVATIONS:
         return users[0], ACTIVATIONS[users[0].target](users[0])

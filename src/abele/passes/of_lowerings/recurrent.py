@@ -1,4 +1,4 @@
-"""Recurrent layers as loops of one kernel."""
+"""Lowering of recurrent layers to loop kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OF_FORWARD: dict[Any, int] = {lstm.backward: 13, recurrent.backward: 7}
 
 
 class Layer:
-    """A layer in one direction: its two nodes, of which one may be elsewhere, and what they say.
+    """A recurrent layer in one direction, from its forward and backward nodes; one may be absent.
 
     Once another layer is written in another form, they say other things.
 
@@ -63,18 +63,18 @@ class Layer:
             self.gradients = list(given)
 
     def wanted(self) -> set[str]:
-        """Names of the inputs whose gradients are read."""
+        """Return the names of the inputs whose gradients are read."""
         names = list(self.inputs)
         return set() if self.backward is None else {names[index(n)] for n in self.backward.users}
 
 
 def nodes_of(graph: torch.fx.GraphModule) -> list[_Node]:
-    """All nodes of layers, forward and backward, in order."""
+    """Return all forward and backward nodes of recurrent layers, in graph order."""
     return [node for node in graph.graph.nodes if node.target in (*_FORWARDS, *_BACKWARDS)]
 
 
 def pairs(graph: torch.fx.GraphModule) -> list[tuple[_Node | None, _Node | None]]:
-    """Forward and backward of each layer; one of them may be elsewhere."""
+    """Return (forward, backward) of each recurrent layer; one is None if in another graph."""
     nodes = nodes_of(graph)
     backwards = [node for node in nodes if node.target in _BACKWARDS]
     both: list[tuple[_Node | None, _Node | None]] = []
@@ -93,13 +93,13 @@ def _forward_of(backward: _Node) -> _Node | None:
 
 
 def index(user: _Node) -> int:
-    """Return the index of the result that a node picks."""
+    """Return the index of the result that a getitem node selects."""
     which: Any = user.args[1]
     return int(which)
 
 
 def replace(node: _Node, results: Sequence[_Node | None]) -> None:
-    """Let whoever picks results of a layer have others, which were made before it.
+    """Replace the results of a recurrent layer's node by other nodes.
 
     Args:
         node: forward or backward of the layer.
@@ -112,7 +112,7 @@ def replace(node: _Node, results: Sequence[_Node | None]) -> None:
 
 
 def _bytes_for(user: _Node) -> _Node:
-    """Zeros for what forward keeps, which only a backward elsewhere takes and does not read."""
+    """Insert zeros for saved bytes that only a backward in another graph accepts, unread."""
     value = user.meta["val"]
     with user.graph.inserting_before(user):
         zeros = user.graph.call_function(
@@ -123,7 +123,7 @@ def _bytes_for(user: _Node) -> _Node:
 
 
 def _laid_out(made: _Node, like: _Node) -> _Node:
-    """Return the value in the layout that was traced for its readers."""
+    """Return a node's value with the strides that its readers were traced with."""
     if made.meta["val"].stride() == like.meta["val"].stride():
         return made
     with like.graph.inserting_before(like):
@@ -136,7 +136,7 @@ def _laid_out(made: _Node, like: _Node) -> _Node:
 
 
 def recurrent_loops(program: Program) -> Program:
-    """Write the loops of all layers that are not in bodies of other loops."""
+    """Lower all recurrent layers to loop kernels, except in bodies of loops."""
     if not nodes_of(program.graph):
         return program
     graph = editable(program)
@@ -157,7 +157,7 @@ def _write(layer: Layer) -> None:
 
 
 class _Loop:
-    """The loop of a layer, inserted before its first node."""
+    """The loop kernel of a recurrent layer, inserted before the layer's first node."""
 
     def __init__(self, layer: Layer):
         before = layer.forward or layer.backward
@@ -178,13 +178,13 @@ class _Loop:
         self._results = _picked(self._make, loop, recurrent_loop.results(layer.kind))
 
     def _rows(self, x: _Node) -> _Node:
-        """Return a tensor as ``[steps * batch, features]``, copied unless it is contiguous."""
+        """Reshape a tensor to ``[steps * batch, features]``, copied unless it is contiguous."""
         if not x.meta["val"].is_contiguous():
             x = self._make(aten.clone.default, x, memory_format=torch.contiguous_format)
         return self._make(aten.view.default, x, [self.steps * self._batch, -1])
 
     def backward(self, before: _Node) -> dict[str, _Node]:
-        """Return gradients of inputs, products of the state, and the states before all steps."""
+        """Insert the loop's backward; return gradients of inputs, hidden products, h and c."""
         layer, make = self._layer, functools.partial(inserted, before)
         gradients = [*layer.gradients, None][:3]
         read = dict(self._results)
@@ -196,7 +196,7 @@ class _Loop:
         return _picked(make, made, recurrent_loop.gradients(layer.kind))
 
     def results(self) -> list[_Node]:
-        """Return h after each step, and h, and c of an LSTM, after the last."""
+        """Return h after each step, and final h (and c of an LSTM)."""
         reverse, states = self._layer.reverse, self._results["states"]
         first, last = (0, 0) if reverse else (1, self.steps)
         after = self._make(aten.slice.Tensor, states, 0, first, first + self.steps)
@@ -214,7 +214,7 @@ class _Loop:
 
 
 def _picked(make: Callable[..., _Node], made: _Node, names: list[str]) -> dict[str, _Node]:
-    """Return the results of a node by name."""
+    """Insert getitem nodes for the results of a node, by name."""
     return {name: make(operator.getitem, made, i) for i, name in enumerate(names)}
 
 
