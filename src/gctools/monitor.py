@@ -19,7 +19,7 @@ from gctools._devices import Device, list_devices, partition
 from gctools._processes import Hold, list_holds
 from gctools.system import System
 
-#: Columns of texts, which are aligned left and wrap on a narrow terminal; all others are numbers.
+#: Text columns, aligned left and wrapped on a narrow terminal; all other columns are numbers.
 _TEXTS = frozenset({"Type", "Name", "Driver", "Bus", "Serial", "Command", "User", "Target"})
 _NO_LIMIT = 10_000  # characters of a line, where a file or pipe takes any width
 

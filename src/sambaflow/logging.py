@@ -3,7 +3,7 @@
 import logging
 import sys
 
-#: The logger that programs import; its messages go to the standard output's neighbour, stderr.
+#: The logger that programs import; it writes to stderr.
 samba_logger = logging.getLogger("sambaflow")
 
 _said: set[str] = set()

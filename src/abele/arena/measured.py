@@ -38,7 +38,7 @@ _OPERATORS = {
     lstm.forward,
     lstm.backward,
 }
-#: Operators that allocate inside where numbers have 16 bits: they are added up in float32.
+#: Operators with a workspace in half precision only: they accumulate in float32.
 _WIDENING = {
     aten.sum.dim_IntList,
     aten.mean.dim,
@@ -51,7 +51,7 @@ _NARROW = (torch.float16, torch.bfloat16)
 #: Convolutions of larger batches are measured with these, and sizes are extrapolated: algorithms
 #: are other ones below 16 images alone.
 _BATCHES = 16, 32
-#: Share of the machine's memory that the arguments of an operator take at most to be measured.
+#: Maximum size of a measured operator's arguments, as a share of the machine's memory.
 _SHARE = 1 / 8
 
 

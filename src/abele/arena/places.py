@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from abele.program.memory import MemoryUse, Piece
 
 ALIGNMENT = 64  # a cache line, and the longest vector
-#: Bytes of the smallest tensor that is planned; smaller ones come from the C library.
+#: Minimum bytes of a planned tensor; malloc allocates smaller tensors.
 LEAST = 4096
 
 

@@ -22,7 +22,7 @@ import torch
 from abele.arena.places import Allocation, Places, planned_again
 from abele.kernels import build
 
-#: Name of the library among what targets compile once per machine.
+#: Name of the arena library among the libraries that are compiled once per machine.
 NAME = "arena"
 _SOURCE = Path(__file__).with_name("arena.cpp")
 
@@ -97,7 +97,7 @@ def _library(path: Path) -> ctypes.CDLL | None:
     return library
 
 
-#: Runs of a program at most after which its plan is made again.
+#: Maximum number of recorded runs, after each of which a program's offsets are replanned.
 _RECORDED = 3
 
 
@@ -216,7 +216,7 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def kept() -> Generator[None]:
-    """Context manager that keeps freed memory in the process (``mallopt``), for reuse.
+    """Keep freed memory in the process (``mallopt``) for reuse, in a context.
 
     A freed block of many megabytes otherwise goes back to the system, and the next one is mapped
     and cleared page by page: up to half the time of a step. Only the C library of GNU offers a

@@ -65,13 +65,13 @@ def _read(text: str) -> None:
         SIGNATURES[name] = _arguments(arguments, types)
 
 
-#: The structures by their names in the header, with its fields.
+#: ctypes structures of ``abi.h`` by name.
 STRUCTURES: dict[str, type[ctypes.Structure]] = {}
-#: The values of enumerators, such as ``ABELE_OK``.
+#: Enumerators of ``abi.h``, such as ``ABELE_OK``, by name.
 CONSTANTS: dict[str, int] = {}
-#: The types of functions that kernels call.
+#: Callback types of ``abi.h`` by name.
 CALLBACKS: dict[str, Any] = {}
-#: Arguments of each function; all but those that count threads return a status.
+#: Argument types of each kernel function; all but ``*_threads`` return a status.
 SIGNATURES: dict[str, tuple[Any, ...]] = {}
 _read(_header())
 

@@ -30,15 +30,15 @@ from abele.kernels.sources import KERNELS
 from abele.storage import files, temporary
 from abele.storage.files import folder_lock
 
-#: Among names of sources: all kernels as a library for Python.
+#: A pseudo source name: the library of all kernels for Python.
 LIBRARY = "library"
 _LINK_S = 0.2  # that linking it takes, in the same unit as ``KERNELS``
-#: What to do where they cannot be compiled.
+#: Advice in errors of kernels that cannot be compiled.
 ADVICE = "Set CXX to another C++ compiler (g++ 11 or clang++ 14, or later)."
-#: How long to wait for another process that compiles the same, in seconds.
+#: Seconds to wait for another process that compiles the same kernels.
 WAITS_S = 120.0
 
-#: In a command that makes a file: the path of that file; ``compile.native`` knows it, too.
+#: Placeholder of the output path in a compile command; also used by ``compile.native``.
 RESULT = "{result}"
 
 

@@ -452,7 +452,7 @@ DIRECT = Kernel(
     _direct_gains,
     function="conv",
 )
-#: The first that gains is used.
+#: Kernels in order of preference: the first that is faster than the library is used.
 KERNELS = (WINOGRAD, PATCHES, POINTWISE, DIRECT)
 
 

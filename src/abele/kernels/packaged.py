@@ -17,9 +17,9 @@ from abele.containers import is_mapping
 from abele.kernels import sources
 from abele.warn import warn_user
 
-#: Beside the sources: what ``hatch_build.py`` fills.
+#: Folder of precompiled kernels, filled by ``hatch_build.py``.
 FOLDER = sources.FOLDER / "compiled"
-#: The files of a folder with their hashes, and the fingerprint of the sources.
+#: Manifest of a folder: hashes of its files, and the fingerprint of the sources.
 LIST = "kernels.json"
 LIBRARY = "kernels.so"
 

@@ -22,10 +22,10 @@ from abele.kernels.build import cache_folder
 from abele.locks import Lock
 from abele.storage import atomic
 
-#: Gives the paths of the objects of which kernels are linked, by the names of their sources.
+#: Returns the object files of kernel sources by name.
 Objects = Callable[[Sequence[str]], Iterable[str]]
 
-#: For each kind, a function by which code shows that it was linked with it: with all of an object.
+#: A function of each kind of kernels, whose presence shows that the kind's objects were linked.
 _SIGNS = {
     "products": "abele_product",
     "rows": "abele_softmax",

@@ -14,8 +14,8 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 
-#: The functions of abi.h; they need nothing but the C++ library and OpenMP. Beside each, the
-#: processor time that g++ 12 takes, in seconds; what takes longest comes first.
+#: Sources of the functions in abi.h, which need only the C++ library and OpenMP, with the
+#: compile time by g++ 12 in CPU seconds; the longest comes first.
 KERNELS = {
     "product.cpp": 4.3,
     "conv_winograd.cpp": 4.3,
@@ -38,7 +38,7 @@ KERNELS = {
     "sgd.cpp": 0.4,
     "calls.cpp": 0.4,
 }
-#: The sources of which functions of these kinds are made, with all that they call.
+#: Sources of each kind of kernels, with the sources of all functions that they call.
 KINDS = {
     "threads": ("calls.cpp",),
     "products": ("product.cpp", "calls.cpp"),
@@ -72,7 +72,7 @@ _FLAGS = (
     "-fvisibility=hidden",
     "-Wno-psabi",
 )
-#: For programs, which only this machine runs.
+#: Compiler flags of programs that only this machine runs.
 FLAGS = (*_FLAGS, "-march=native")
 
 _V3 = frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))

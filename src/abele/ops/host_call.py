@@ -37,7 +37,7 @@ class HostCalls:
 
     @contextlib.contextmanager
     def in_use(self) -> Generator[None]:
-        """Context manager in which running programs call these host functions.
+        """Return a context in which running programs call these host functions.
 
         Compiled code hides what a function raised behind an error of its own; leaving brings the
         first one back.

@@ -18,7 +18,7 @@ _silent: contextvars.ContextVar[bool] = contextvars.ContextVar("silent", default
 
 @contextlib.contextmanager
 def silenced() -> Generator[None]:
-    """Context manager in which operators with side effects only compute."""
+    """Suppress side effects of operators (printing, host calls), in a context."""
     token = _silent.set(True)
     try:
         yield

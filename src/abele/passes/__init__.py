@@ -23,7 +23,7 @@ from abele.passes.recomputation import recomputation
 from abele.program import Program, Stamp
 
 Pass = Callable[[Program], Program]
-#: Gets a program before the first of several passes, and after each, with the stamp of the pass.
+#: Observer of passes: called before the first pass and after each, with the pass's stamp.
 Watch = Callable[[Program], None]
 
 _WATCHES: contextvars.ContextVar[tuple[Watch, ...]] = contextvars.ContextVar("watches", default=())
@@ -39,7 +39,7 @@ PIPELINE: tuple[Pass, ...] = (
 
 @contextlib.contextmanager
 def watched(watch: Watch) -> Generator[None]:
-    """Context manager in which ``watch`` sees each program before and after a pass, per thread."""
+    """Call ``watch`` with each program before and after a pass of this thread, in a context."""
     token = _WATCHES.set((*_WATCHES.get(), watch))
     try:
         yield

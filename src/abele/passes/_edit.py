@@ -21,7 +21,7 @@ _private = contextvars.ContextVar("private", default=None)
 
 @contextlib.contextmanager
 def one_after_the_other() -> Generator[None]:
-    """Context manager in which passes change the previous pass's graph in place, not a copy.
+    """Let passes edit the previous pass's graph in place instead of a copy, in a context.
 
     Intermediate programs are then not kept, and graphs are linted once, when the last pass has
     changed them. A pass that changes the graph must call ``finished``. Opened within itself, it

@@ -39,7 +39,7 @@ from abele.program import (
 from abele.program.aliasing import kept_alive
 from abele.program.core import node_phase
 
-#: Key of the mark whose changes are borders.
+#: Key of the mark with a node's segment; values that cross segments are saved.
 SEGMENT = "segment"
 
 Nodes = set[torch.fx.Node]

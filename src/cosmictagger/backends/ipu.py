@@ -35,7 +35,7 @@ from cosmictagger.models import LossInForward
 _SEED = 42  # the published port's
 # What the device calls the state of a parameter.
 _DEVICE_NAMES = {"step": "Step", "exp_avg": "Accl1", "exp_avg_sq": "Accl2", "square_avg": "Accl1"}
-#: Folder of the pages of what runs, in the folder of a run.
+#: Subfolder of a run's folder for reports of compiled programs.
 COMPUTE = "compute"
 _EXECUTION = "autoReport.outputExecutionProfile"
 _SCALING = "lossScaling_FLOAT"

@@ -35,7 +35,7 @@ to_torch_tensor = to_torch
 
 @contextlib.contextmanager
 def patched_torch() -> Iterator[None]:
-    """Context manager without effect, for reference models in plain PyTorch."""
+    """Return a context without effect, for reference models in plain PyTorch."""
     yield
 
 

@@ -320,7 +320,7 @@ class LoadedGraph:
 
     @property
     def traced_hosts(self) -> bool:
-        """Whether the host has to provide the output gradients."""
+        """True if the host has to provide the output gradients."""
         return STEP not in {program.name for program in self.traced.captured.programs}
 
     def _given_gradients(self, gradients: Any) -> dict[int, torch.Tensor]:

@@ -8,6 +8,6 @@ import torch
 
 @contextlib.contextmanager
 def lazy_param(enabled: bool = True) -> Iterator[None]:
-    """Context manager in which modules get parameters without memory; see ``materialize``."""
+    """Return a context in which modules get parameters without memory; see ``materialize``."""
     with torch.device("meta") if enabled else contextlib.nullcontext():
         yield

@@ -10,5 +10,5 @@ from __future__ import annotations
 from abele.kernels.cases import images, matrices, rows
 from abele.kernels.cases.case import Table
 
-#: By the kinds of ``sources.KINDS``, then by function.
+#: Test tables by kind of ``sources.KINDS``, then by function.
 TABLES: dict[str, dict[str, Table]] = {**matrices.TABLES, "rows": rows.TABLES, **images.TABLES}

@@ -24,7 +24,7 @@ TAILS = (*range(1, 34), 47, 63, 64, 65, 130, 257)
 _ROUNDINGS = 64
 _MARGIN = 64  # elements before and after a result; keeps its alignment
 _SEVERAL = contextvars.ContextVar("threads", default=1)
-#: The kernels without code for the sizes of the current row.
+#: Names of kernels without code for the sizes of the current case.
 _REFUSED = list[str]()
 
 
@@ -55,7 +55,7 @@ class Case(NamedTuple):
         return None
 
 
-#: Calls a kernel of a library for each row of its table.
+#: A test table: calls a library's kernel for each of its cases.
 Table = Callable[[ctypes.CDLL], Iterator[Case]]
 
 
@@ -161,7 +161,7 @@ def threads_of(index: int) -> int:
 
 @contextlib.contextmanager
 def few_threads() -> Generator[None]:
-    """Context manager that limits torch to one thread, and kernels to two.
+    """Limit torch to one thread and kernels to two, in a context.
 
     A program with one thread may be about to fork, after which no others may be needed.
     """
