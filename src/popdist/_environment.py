@@ -145,11 +145,7 @@ def getDeviceId(ipus_per_replica: int = 0) -> int:
 
 
 def check() -> None:
-    """Raise if instance and replica counts of the environment variables contradict each other.
-
-    Raises:
-        popdist.Error: They contradict each other.
-    """
+    """Raise a `popdist.Error` if instance and replica counts contradict each other."""
     count, _ = getNumInstances(), getInstanceIndex()
     if not isPopdistEnvSet() or not _is_uniform():
         return

@@ -1,8 +1,8 @@
 """Workspace memory of operators, which no graph shows: measured by running each operator.
 
-Libraries decide by processor, version, layouts and number of threads, so an operator is run alone,
-on zeros, while the allocator records. Answers are kept for the process. Plans of running programs
-need none of this: they are made again from what the first run allocates.
+Workspaces depend on processor, library version, layouts and number of threads, so an operator is
+run alone, on zeros, while the allocator records; results are cached per process. Running programs
+do not need these estimates: their offsets are replanned from the first run's allocations.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def with_inner(
     """Add the workspace tensors of operators to a memory estimate.
 
     Args:
-        use: every tensor by itself.
+        use: an estimate with one piece per tensor.
         others: nodes that torch does not compute.
-        channels_last: nodes that read channels-last images, whatever their values say.
+        channels_last: nodes that read channels-last images, whatever their fake tensors say.
     """
     pieces: list[Piece] = []
     results: dict[tuple[torch.fx.Node | None, int], Allocation] = {}
@@ -128,8 +128,8 @@ def _temporary(inside: _Inside, node: torch.fx.Node | None, step: int) -> Iterat
 def _patches(node: torch.fx.Node, step: int, channels_last: bool) -> Iterator[Piece]:
     """Yield torch's im2col buffers from malloc, which the recording misses.
 
-    Torch convolves in float16 by itself, by matrix multiplication with patches of images: those of
-    an image per thread for an input gradient, and as much again for sums in float32.
+    Torch's own float16 convolution is a GEMM with im2col buffers: one per thread for an input
+    gradient, and as much again for sums in float32.
     """
     is_backward = node.target is aten.convolution_backward.default
     if not (is_backward or node.target is aten.convolution.default):

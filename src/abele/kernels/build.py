@@ -1,10 +1,9 @@
 """Compiles the kernels once per machine: object files to link, and a shared library.
 
 Emitted programs link the objects whose kernels they call; programs that run operator by operator
-load the library. The names of both hold a hash of everything that decides their code; two versions
-never meet. Each object is kept as it is compiled, so that runs that end sooner than the compiler
-come to the end of it together. A package that was installed from a wheel may bring objects and
-library (``packaged.py``); then these are used.
+load the library. File names contain a hash of everything that decides the code, so versions never
+mix. Each object is cached as soon as it is compiled, so that interrupted runs make progress. A
+package installed from a wheel may contain objects and library (``packaged.py``), used instead.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def library(compiler: str, instruction_set: str) -> Path:
 def compile_objects(compiler: str, instruction_set: str, names: Collection[str]) -> None:
     """Compile kernel sources to object files if missing.
 
-    Of processes that want them at the same time, instances of a program for example, one compiles.
+    If several processes (instances of a program) need them at the same time, one compiles.
 
     Args:
         compiler: path of the C++ compiler.
@@ -115,13 +114,7 @@ def compile_objects(compiler: str, instruction_set: str, names: Collection[str])
 
 
 def linkable(compiler: str, instruction_set: str, names: Iterable[str]) -> list[str]:
-    """Return the object files of kernel sources, for linking with a compiled program.
-
-    Args:
-        compiler: path of the C++ compiler.
-        instruction_set: what this processor has.
-        names: of sources, whose objects need not be there yet.
-    """
+    """Return the paths of kernel sources' object files, which may not exist yet, for linking."""
     places = _places(compiler, instruction_set)
     return [str(places.object(name)) for name in names]
 
@@ -134,10 +127,10 @@ def makings(
     Args:
         compiler: path of the C++ compiler.
         instruction_set: what this processor has.
-        names: what ``compile_objects`` takes; None: all of it.
+        names: as for ``compile_objects``; None: all.
 
     Returns:
-        Stages: the files of one are there before the next begins, and are made in parallel.
+        Stages of commands: those of a stage may run in parallel, after the stage before.
     """
     places = _places(compiler, instruction_set)
     flags = sources.flags(packaged.level())
@@ -204,7 +197,7 @@ def compile_with(
 def missing_s(compiler: str, instruction_set: str, names: Collection[str] | None = None) -> float:
     """Return the CPU seconds needed to build missing kernel files; 0 if there are none.
 
-    Takes what ``makings`` does, and raises what ``shared_library`` does.
+    Arguments as for ``makings``, errors as for ``shared_library``.
     """
     places = _places(compiler, instruction_set)
     linking = _LINK_S if _wants_library(places, names) else 0.0

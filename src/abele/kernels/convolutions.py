@@ -171,8 +171,7 @@ def _winograd_gains(convolution: Convolution) -> bool:
 def suits_winograd(node: torch.fx.Node) -> bool:
     """Return whether a node is a 3x3 convolution, or its backward, with many channels.
 
-    Winograd's algorithm is faster than the library there, the direct one on some processors faster
-    yet.
+    Winograd is then faster than the library, and on some processors the direct kernel faster yet.
     """
     convolution = convolution_of(node)
     if convolution is None or not _has_winograd_code(convolution):
@@ -366,7 +365,7 @@ _MOST_PIXELS_PER_SAMPLE = 65536
 def planes_gain(node: torch.fx.Node) -> bool:
     """Return whether emitted NCHW kernels support a convolution or its backward and are faster.
 
-    They support more than they are chosen for. A gradient that is not contiguous is copied.
+    They support more convolutions than they are chosen for. Strided gradients are copied.
     """
     convolution = convolution_of(node)
     if (
@@ -468,10 +467,7 @@ def kernel_of(node: torch.fx.Node) -> Kernel | None:
 
 
 def scratch_bytes(node: torch.fx.Node) -> int:
-    """Return the workspace bytes of abele's kernel for a convolution node (cached in ``calls.h``).
-
-    Kernels without an entry take little.
-    """
+    """Return the workspace bytes of abele's kernel for a node (cached in ``calls.h``)."""
     convolution = convolution_of(node)
     kernel = None if convolution is None else kernel_for(convolution)
     return 0 if convolution is None or kernel is None else kernel.scratch(convolution)

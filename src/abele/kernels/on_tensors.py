@@ -18,7 +18,7 @@ import torch
 from abele.kernels.binding import Conv, Patches, Pool, Upsample, threads_for
 
 Tensor = torch.Tensor
-#: Of images, weight and bias, or of the gradient, images and weight.
+#: A convolution of (images, weight, bias), and its backward of (gradient, images, weight).
 Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 Backward = Callable[[Tensor, Tensor, Tensor], list[Tensor | None]]
 
@@ -203,8 +203,8 @@ def max_pool(
         library: the kernels.
         x: float32 ``[N, C, H, W]``; a last odd row or column belongs to no window.
         layout: of the images.
-        places: whether to return where in its window a value was: uint8, 0 to 3 in scan order.
-        indices: whether to return where in its image: int64, as torch does.
+        places: whether to return positions in windows: uint8, 0 to 3 in scan order.
+        indices: whether to return positions in images: int64, as torch does.
         threads: how many work; default: as many as it is worth.
 
     Raises:
@@ -232,7 +232,7 @@ def max_pool_backward(
 ) -> Tensor:
     """Compute the input gradient of ``max_pool`` from window positions.
 
-    Takes and raises what ``max_pool`` does.
+    Arguments and errors are those of ``max_pool``.
     """
     grad_x = torch.empty(shape, memory_format=layout)
     pointers = (pointer(each, layout) for each in (grad, places, grad_x))
@@ -296,8 +296,5 @@ def channels_last(images: Tensor) -> Tensor:
 
 
 def dense(*tensors: Tensor | None) -> list[Any]:
-    """Return contiguous tensors, copied if they are not.
-
-    ``None`` stays ``None``.
-    """
+    """Return contiguous tensors, copied if they are not; None stays None."""
     return [None if each is None else each.contiguous() for each in tensors]

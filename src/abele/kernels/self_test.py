@@ -1,8 +1,8 @@
 """Self-test of the kernels, against miscompilation on this machine.
 
 Each kernel is called with the sizes of its table in ``cases``, and its results are compared with
-exact ones. That is done once per machine and compiler for the kinds of kernels that a program has,
-and takes a fraction of a second. A note in the user's cache says so to later processes.
+exact ones. The test of a program's kinds of kernels runs once per machine and compiler and takes a
+fraction of a second; a file in the user's cache records it for later processes.
 """
 
 from __future__ import annotations

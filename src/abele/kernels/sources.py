@@ -127,13 +127,7 @@ def compiling(compiler: str, source: str, flags: Collection[str]) -> list[str]:
 
 
 def linking(compiler: str, objects: Collection[str], library: str) -> list[str]:
-    """Return the command that links the objects of all ``KERNELS`` to a shared library.
-
-    Args:
-        compiler: path of the C++ compiler.
-        objects: their paths.
-        library: path of what is made.
-    """
+    """Return the command that links the objects of all ``KERNELS`` to a shared library."""
     return [compiler, "-shared", "-fopenmp", "-s", "-o", library, *objects]
 
 

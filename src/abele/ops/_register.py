@@ -12,23 +12,14 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def implements(name: str, schema: str) -> Callable[[_Function], _Function]:
-    """Define an operator; return a decorator for its implementation on any device.
-
-    Args:
-        name: the operator's qualified name, such as ``abele::ctc_loss``.
-        schema: its arguments and results.
-    """
+    """Define an operator; return a decorator for its implementation on any device."""
     library: Any = torch.library
     library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag,))
     return library.impl(name, "CompositeExplicitAutograd")
 
 
 def shapes_of(name: str) -> Callable[[_Function], _Function]:
-    """Return a decorator for the fake (meta) implementation of an operator.
-
-    Args:
-        name: the operator's qualified name, such as ``abele::ctc_loss``.
-    """
+    """Return a decorator for the fake (meta) implementation of an operator."""
     # Torch notes the caller's line, and Python would look through the files of all modules for the
     # one that is calling: 40 ms.
     here, untyped = inspect.currentframe(), cast("Any", inspect)
@@ -47,7 +38,7 @@ def register_gradient(
     """Register the backward of an operator.
 
     Args:
-        name: the operator's qualified name.
+        name: the operator's qualified name, such as ``abele::ctc_loss``.
         backward: takes a context and the gradients of the results, returns those of the arguments.
         setup: saves in the context what ``backward`` needs; takes it, the arguments and the result.
     """

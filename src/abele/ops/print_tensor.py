@@ -144,8 +144,8 @@ def print_tensor(
 
     Args:
         x: any shape and type.
-        title: stands before the values.
-        gradient_title: stands before the gradient's values; empty to print none.
+        title: printed before the values.
+        gradient_title: printed before the gradient's values; empty to print none.
         layout: how values are written.
     """
     values = dataclasses.astuple(layout or Layout())

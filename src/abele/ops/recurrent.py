@@ -91,17 +91,9 @@ def _backward(
 ) -> list[torch.Tensor]:
     """Compute a recurrent layer's gradients of x, h and the weights, in torch's order.
 
-    Args:
-        kind: the argument of forward, as all up to ``trained``.
-        x: the same.
-        h: the same.
-        weights: the same.
-        reverse: the same.
-        trained: the same; without it the gradient of the weight of x is zeros.
-        states: the result of forward.
-        kept: the same.
-        grad_states: of ``states``; None: zeros.
-        grad_h: of h after the last step; None: zeros.
+    Arguments up to ``trained`` are as for forward; without ``trained`` the gradient of the weight
+    of x is zeros. ``states`` and ``kept`` are results of forward. ``grad_states`` and ``grad_h``
+    (of h after the last step) may be None, for zeros.
     """
     with torch.no_grad():
         gradients = grad_states, grad_h

@@ -23,9 +23,8 @@ _private = contextvars.ContextVar("private", default=None)
 def one_after_the_other() -> Generator[None]:
     """Let passes edit the previous pass's graph in place instead of a copy, in a context.
 
-    Intermediate programs are then not kept, and graphs are linted once, when the last pass has
-    changed them. A pass that changes the graph must call ``finished``. Opened within itself, it
-    goes on.
+    Intermediate programs are then invalid, and graphs are linted once, after the last pass that
+    changes them. A pass that changes the graph must call ``finished``. The context is reentrant.
     """
     if _passing.get():
         yield
@@ -68,10 +67,10 @@ def inserted(before: torch.fx.Node, target: Any, *arguments: Any, **options: Any
     """Insert a node before another, with that node's metadata and a fake value.
 
     Args:
-        before: reads a tensor; the new value is made in the mode in which that was.
+        before: reads a tensor, whose fake mode computes the new value.
         target: what the node calls.
-        arguments: by position; nodes stand for their values.
-        options: by name.
+        arguments: positional arguments; nodes stand for their values.
+        options: keyword arguments.
     """
     with before.graph.inserting_before(before):
         made = before.graph.call_function(target, arguments, options)
@@ -89,8 +88,8 @@ def rewritten_where(
 ) -> Program:
     """Rewrite every matching node of the program, also in bodies of loops.
 
-    The program's own inner graphs are changed in place: only passes that run after a target has
-    copied them (moving to a GPU does) may use it. A program without a match is returned as it is.
+    Subgraphs are changed in place: only passes that run after a target has copied the subgraphs
+    (``on_device`` does) may use it. A program without a match is returned unchanged.
     """
     if not _any_match(program.graph, matches):
         return program

@@ -186,7 +186,7 @@ class Candidates:
     """Events kept for drawing: the worst and the best of a pass, bounded in number.
 
     Attributes:
-        most: as given.
+        most: maximum number of events.
         seen: how many events with labels were offered.
     """
 

@@ -62,7 +62,7 @@ Table = Callable[[ctypes.CDLL], Iterator[Case]]
 def first_problem(table: Table, library: ctypes.CDLL) -> str | None:
     """Describe the first wrong result of a kernel and its sizes; None if all cases agree.
 
-    Rows that it has no code for are skipped: processors without wide registers lack some.
+    Cases without code are skipped: processors without wide registers lack some.
     """
     try:
         for case in table(library):
@@ -105,7 +105,7 @@ def integers(limit: int, *shape: int, seed: int = 0) -> Tensor:
 def unwritten(*shapes: Sequence[int]) -> list[Tensor]:
     """Return float32 result tensors filled with NaN, which reveals unwritten elements.
 
-    There is a margin of NaN around each, which a kernel must leave as it is.
+    Each has a margin of NaN, which a kernel must not write.
     """
     results = list[Tensor]()
     for shape in shapes:
@@ -126,7 +126,7 @@ def _is_overrun(result: Tensor) -> bool:
 def call(function: Any, *arguments: Any) -> None:
     """Call a kernel with tensors passed by address.
 
-    Its results stay NaN where there is no code for its sizes.
+    Results stay NaN if there is no code for the sizes.
     """
     try:
         function(*(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments))
@@ -163,7 +163,7 @@ def threads_of(index: int) -> int:
 def few_threads() -> Generator[None]:
     """Limit torch to one thread and kernels to two, in a context.
 
-    A program with one thread may be about to fork, after which no others may be needed.
+    A program with one thread keeps it for kernels, too: it may be about to fork.
     """
     threads = torch.get_num_threads()
     token = _SEVERAL.set(min(2, threads))

@@ -32,9 +32,9 @@ class Update:
     """A matched optimizer update of one parameter.
 
     Attributes:
-        numbers: hyper-parameters, in the order of the operator's arguments.
-        inputs: one of each list of tensors that the operator takes, the parameter first.
-        results: the nodes with one value of each list that it returns, likewise.
+        numbers: hyper-parameters, in the order of the fused operator's arguments.
+        inputs: this parameter's item of each list of input tensors, the parameter first.
+        results: nodes of this parameter's item of each list of results, the parameter first.
     """
 
     numbers: tuple[Number, ...]
@@ -46,10 +46,9 @@ def joined(program: Program, target: Any, match: Callable[[_Node, _Node], Update
     """Fuse the updates of parameters with equal hyper-parameters into one operator call.
 
     Args:
-        program: with an update of each parameter by itself.
-        target: the operator that updates many.
-        match: takes a parameter and what is written to it; raises ``Mismatch`` where that is
-            another computation.
+        program: with a separate update of each parameter.
+        target: the fused operator.
+        match: takes a parameter and its new value; raises ``Mismatch`` for another computation.
     """
     graph = editable(program)
     writes = [node for node in graph.graph.nodes if node.target is aten.copy_.default]

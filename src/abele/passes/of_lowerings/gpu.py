@@ -174,8 +174,8 @@ def gpu_gradients(program: Program, are_apart: Callable[[torch.fx.Node], bool]) 
     """Split convolution backward into input and weight gradient, also in bodies of loops.
 
     Args:
-        program: whose biases are summed apart (``gpu_biases``).
-        are_apart: of a ``convolution_backward`` that computes both, whether it should be two.
+        program: after ``gpu_biases``.
+        are_apart: whether to split a ``convolution_backward`` that computes both gradients.
     """
 
     def matches(node: torch.fx.Node) -> bool:

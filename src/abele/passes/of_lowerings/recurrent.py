@@ -30,7 +30,7 @@ _OF_FORWARD: dict[Any, int] = {lstm.backward: 13, recurrent.backward: 7}
 class Layer:
     """A recurrent layer in one direction, from its forward and backward nodes; one may be absent.
 
-    Once another layer is written in another form, they say other things.
+    Valid until another layer is lowered: nodes then have other arguments.
 
     Attributes:
         forward: the node, or None.
@@ -103,7 +103,7 @@ def replace(node: _Node, results: Sequence[_Node | None]) -> None:
 
     Args:
         node: forward or backward of the layer.
-        results: as many as are computed elsewhere now, each in its place; None: nobody reads it.
+        results: replacements by result index; None for a result without readers.
     """
     for user in list(node.users):
         made = results[index(user)] if index(user) < len(results) else None

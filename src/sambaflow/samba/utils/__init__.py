@@ -49,11 +49,7 @@ def trace_graph(
 
 
 def trace_multigraph(*unused: Any, **also_unused: Any) -> None:
-    """Raise: several graphs in one PEF file are not supported.
-
-    Raises:
-        UsageError: always.
-    """
+    """Raise a ``UsageError``: several graphs in one PEF file are not supported."""
     raise UsageError(
         "trace_multigraph was asked for; a PEF of this package holds one model. Compile each graph "
         "and load each in a SambaSession of its own."
