@@ -46,7 +46,7 @@ _RANDOM_WEIGHTS = "random"
 
 @dataclasses.dataclass
 class Launch:
-    """A running launch of one mode.
+    """A running launch: configuration, output folder, record, seeds and instances.
 
     Attributes:
         config: settled.

@@ -110,7 +110,7 @@ COSMIC, NEUTRINO = 1, 2
 NAMES = ("Total_Accuracy", "Cosmic_IoU", "Neutrino_IoU", "Non_Bkg_Accuracy", "mIoU")
 PLACES = ("Average", *(f"plane{plane}" for plane in range(PLANES)))
 KEYS = tuple(f"{place}/{name}" for place in PLACES for name in NAMES)
-"""The keys of CosmicTagger in its order."""
+"""Metric names in CosmicTagger's order."""
 
 Scores = Tensor | Sequence[Tensor]
 Counts = NDArray[np.int64]

@@ -212,21 +212,21 @@ class ConcatConnection(nn.Module):
 
 
 def down(network: Network, dimensions: Dimensions, inputs: int, outputs: int) -> nn.Module:
-    """Return the downsampling module, which halves an image."""
+    """Return the configured downsampling module, which halves an image."""
     if network.downsampling is DownSampling.convolutional:
         return Resampling(network, dimensions, inputs, outputs, up=False)
     return PoolingDown(network, dimensions, inputs, outputs)
 
 
 def up(network: Network, dimensions: Dimensions, inputs: int, outputs: int) -> nn.Module:
-    """Return the upsampling module, which doubles an image."""
+    """Return the configured upsampling module, which doubles an image."""
     if network.upsampling is UpSampling.convolutional:
         return Resampling(network, dimensions, inputs, outputs, up=True)
     return InterpolationUp(network, dimensions, inputs, outputs)
 
 
 def connection(network: Network, dimensions: Dimensions, channels: int) -> nn.Module:
-    """Return the skip connection between encoder and decoder."""
+    """Return the configured skip connection between encoder and decoder."""
     if network.connections is Connection.concat:
         return ConcatConnection(network, dimensions, channels)
     return SumConnection() if network.connections is Connection.sum else NoConnection()
@@ -364,7 +364,7 @@ def _initialise(module: nn.Module) -> None:
 
 
 def series(network: Network, count: int, channels: int, edge: int = 3) -> nn.Sequential:
-    """Return a sequence of blocks, named as in the original network."""
+    """Return a sequence of convolution blocks, named as in the original network."""
     blocks = repeated(network, VOLUMES, count, channels, edge)
     return nn.Sequential(OrderedDict((f"block_{i}", block) for i, block in enumerate(blocks)))
 

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from abele.storage import atomic
 
 LOGGED = ("loss", "Average/Non_Bkg_Accuracy", "Average/mIoU")
-"""The metrics of a log line."""
+"""Metrics shown in the log line of a step."""
 
 LOG = "process.log"
 _FORMAT = "%(asctime)s - %(levelname)s - %(message)s"
@@ -130,7 +130,7 @@ class Table:
         self._columns: list[str] | None = None
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append a row; metrics without a column are omitted."""
+        """Append a row of metrics; metrics without a column are omitted."""
         if self._path is None:
             return
         columns = self._columns or self._columns_in(self._path) or list(metrics)
@@ -192,7 +192,7 @@ class RunRecord:
         self.update({"ended": how, "finished": _now()})
 
     def write(self) -> None:
-        """Write the record of the run to its file."""
+        """Write the record of the run to ``run.json``."""
         if self._path is None:
             return
         atomic.write_text(self._path, json.dumps(self.values, indent=1, default=str) + "\n")
@@ -226,7 +226,7 @@ PARTS = (
 """Parts of an iteration, as CosmicTagger's profile files name them.
 
 In CPU mode ``train`` is the sum of forward, loss, backward, optimizer and of moving data. Compiled
-modes run them as one program and a GPU runs them behind the host's back, so there they stay zero.
+modes run them as one program and a GPU runs them asynchronously, so there they stay zero.
 """
 
 _US = "timedelta64[us]"
@@ -274,7 +274,7 @@ class Timings:
 
     @property
     def iterations(self) -> list[float]:
-        """Seconds of each iteration."""
+        """Seconds of each recorded iteration."""
         return [float(row["iteration"] / np.timedelta64(1, "s")) for row in self._rows]
 
     def split(self) -> dict[str, float]:
@@ -392,11 +392,11 @@ class Bar:
 
 
 IMAGES_EVERY = 25
-"""Steps between two pictures."""
+"""Steps between two TensorBoard images."""
 
 
 class Summaries:
-    """A TensorBoard writer.
+    """A TensorBoard writer of metrics and images of a run.
 
     Args:
         folder: of its files.

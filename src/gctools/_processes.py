@@ -20,7 +20,7 @@ _NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)
 
 @dataclass(frozen=True)
 class Hold:
-    """A process that holds devices through one target.
+    """A process that uses devices, with its user, command and target (cpu, cuda, reference).
 
     Attributes:
         pid: number of the process, as that process sees it.

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _answers(options: argparse.Namespace, system: System, devices: list[Device]) -> list[str]:
-    """Return the output lines for the requested values.
+    """Return the output lines of ``gc-info`` for the requested values.
 
     Raises:
         LookupError: the device does not exist, or the machine does not tell a value.

@@ -12,7 +12,7 @@ RUNTIME_FOLDER = "ABELE_RUNTIME_DIR"
 
 @dataclass
 class System:
-    """A machine, or a tree of files that imitates one in tests.
+    """System interfaces of a machine, or of a file tree that imitates it in tests.
 
     Attributes:
         proc: where processes are, ``/proc``.
@@ -39,7 +39,7 @@ class System:
         return system
 
     def note(self, text: str) -> None:
-        """Record why a value is missing, once per reason."""
+        """Record why a device value is missing, once per reason."""
         if text not in self.notes:
             self.notes.append(text)
 

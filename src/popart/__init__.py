@@ -23,7 +23,7 @@ __all__ = [
 
 
 class SyntheticDataMode(enum.IntEnum):
-    """Kinds of synthetic input data."""
+    """Kinds of synthetic input data: off, zeros, normal or uniform random numbers."""
 
     Off = 0
     Zeros = 1
@@ -57,7 +57,7 @@ class SubgraphCopyingStrategy(enum.IntEnum):
 
 
 class VirtualGraphMode(enum.IntEnum):
-    """Modes of assigning operations to devices."""
+    """Modes of assigning operations to devices: manual, automatic or by phases."""
 
     Off = 0
     Manual = 1
@@ -66,7 +66,7 @@ class VirtualGraphMode(enum.IntEnum):
 
 
 class BatchSerializationBatchSchedule(enum.IntEnum):
-    """Orders of serialised batches."""
+    """Scheduling orders of serialised batches."""
 
     Scheduler = 0
     Isomorphic = 1
@@ -75,7 +75,7 @@ class BatchSerializationBatchSchedule(enum.IntEnum):
 
 
 class BatchSerializationMethod(enum.IntEnum):
-    """Methods of serialising a batch."""
+    """Methods of serialising a batch: unrolled or as a loop."""
 
     UnrollDynamic = 0
     UnrollStatic = 1
@@ -83,7 +83,7 @@ class BatchSerializationMethod(enum.IntEnum):
 
 
 class BatchSerializationTransformContext(enum.IntEnum):
-    """Serialisation of batches before or after the backward pass is built."""
+    """Points of batch serialisation: before or after building the backward pass."""
 
     Fwd = 0
     Bwd = 1

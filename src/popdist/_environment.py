@@ -19,11 +19,11 @@ class Error(RuntimeError):
 
 
 class CheckpointError(Error):
-    """A checkpoint cannot be written, or training cannot resume from it."""
+    """Raised if a checkpoint cannot be written, or training cannot resume from it."""
 
 
 class CheckpointWarning(UserWarning):
-    """A damaged checkpoint was skipped."""
+    """Warning that a damaged checkpoint was skipped."""
 
 
 TOTAL = "POPDIST_NUM_TOTAL_REPLICAS"

@@ -199,7 +199,7 @@ def counts() -> tuple[int, int, int]:
 
 
 def bytes_of_slabs() -> int:
-    """Return the bytes of the arena buffers of all programs."""
+    """Return the total bytes of the arena's shared buffers."""
     library = _library(_path()) if available() else None
     return 0 if library is None else library.abele_arena_count(3)
 

@@ -65,7 +65,7 @@ class Places(NamedTuple):
     objects: Path
 
     def object(self, source: str) -> Path:
-        """Return the object file of a source."""
+        """Return the object-file path of a kernel source."""
         return self.objects / f"{source}.o"
 
 

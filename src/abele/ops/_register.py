@@ -35,7 +35,7 @@ def register_gradient(
     backward: Callable[..., Any],
     setup: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
 ) -> None:
-    """Register the backward of an operator.
+    """Register the backward function of a custom operator.
 
     Args:
         name: the operator's qualified name, such as ``abele::ctc_loss``.

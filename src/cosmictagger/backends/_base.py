@@ -45,7 +45,7 @@ class StepResult:
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
-    """Evidence of the device that ran the steps.
+    """Evidence of the compute device on which the training and evaluation steps ran.
 
     Attributes:
         mode: the compute mode that was asked for.

@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {
     "connections": "sum",
     "growth_rate": "multiplicative",
 }
-"""The network of a run that names none: it trains in minutes on two cores.
+"""The default network, which trains in minutes on two cores.
 
 Residual, because without that it took cosmic muons alone in its first hundreds of steps.
 """
@@ -71,7 +71,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "network": {"depth": 7},
     },
 }
-"""The presets: which group of each kind, and what differs from that group's defaults."""
+"""Presets by name: a choice of each group, and overrides of the group's defaults."""
 
 
 GROUPS: dict[str, dict[str, Callable[[], Any]]] = {
@@ -83,7 +83,7 @@ GROUPS: dict[str, dict[str, Callable[[], Any]]] = {
         for name, changes in {"small": SMALL, **NETWORKS}.items()
     },
 }
-"""The choices of each group of the configuration, and the class that each makes."""
+"""Choices of each configuration group, and their classes."""
 
 _FREE = "framework.environment_variables."  # the one place for names of one's own
 _SWITCH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}

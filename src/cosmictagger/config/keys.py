@@ -6,7 +6,7 @@ from typing import Any
 
 
 class ComputeMode(Enum):
-    """The device of the network, with the numbers of the published ports."""
+    """The device that runs the network (CPU, GPU, IPU, RDU), numbered as in published ports."""
 
     CPU = 0
     GPU = 1
@@ -18,7 +18,7 @@ class ComputeMode(Enum):
 
 
 class Precision(Enum):
-    """The number format of the network."""
+    """The floating-point precision of the network."""
 
     float32 = 0
     mixed = 1
@@ -28,7 +28,7 @@ class Precision(Enum):
 
 @dataclass
 class Run:
-    """The settings of a launch.
+    """The settings of a run: id, device, iterations, batch size, precision, distribution.
 
     Attributes:
         id: name of this run and of its output folder; has to be given.
@@ -65,7 +65,7 @@ class Run:
 
 
 class ModeKind(Enum):
-    """The task of a launch."""
+    """The mode of a run: training, inference or I/O test."""
 
     train = 0
     iotest = 1
@@ -73,14 +73,14 @@ class ModeKind(Enum):
 
 
 class OptimizerKind(Enum):
-    """The update rule."""
+    """The optimizer of training."""
 
     adam = 0
     rmsprop = 1
 
 
 class LossBalanceScheme(Enum):
-    """The weighting of rare classes in the loss."""
+    """The weighting scheme of rare classes in the loss."""
 
     none = 0
     light = 1
@@ -90,7 +90,7 @@ class LossBalanceScheme(Enum):
 
 @dataclass
 class Optimizer:
-    """The settings of the optimizer.
+    """The settings of the optimizer: learning rate, loss weighting, gradient accumulation.
 
     Attributes:
         learning_rate: peak of the schedule.
@@ -184,7 +184,7 @@ class DataFormat(Enum):
 
 
 class DataKind(Enum):
-    """The source of events."""
+    """The source of events: synthetic, real or generated."""
 
     real = 0
     synthetic = 1

@@ -101,7 +101,7 @@ _LOWEST = {
 
 @dataclasses.dataclass
 class Network:
-    """The shape of a UResNet.
+    """The architecture of a UResNet: filters, depth, blocks, connections.
 
     Attributes:
         name: what the run's folders call it.
@@ -203,7 +203,7 @@ NETWORKS: Mapping[str, Mapping[str, Any]] = {
     },
     "uresnet3d": {"name": "uresnet3d", "conv_mode": ConvMode.conv_3D},
 }
-"""Differences of each named network from ``Network()``."""
+"""Named networks as overrides of ``Network()``."""
 
 
 def named(name: str, **changes: Any) -> Network:

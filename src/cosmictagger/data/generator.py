@@ -382,7 +382,7 @@ def _row(
 
 
 VERSION = 1
-"""Goes up whenever the same seed gives other events, so that kept files are not taken for these."""
+"""Version of the generator, part of cache names; raise it if a seed gives other events."""
 
 # Particles leave the volume by so much before they are given up: what is outside leaves no charge,
 # but a track that grazes the surface may come back.
@@ -399,7 +399,7 @@ def generate(
     seed: int = 0,
     size: tuple[int, int] = FULL_SIZE,
 ) -> None:
-    """Write a file of simulated events.
+    """Write a larcv3 file of simulated events.
 
     The file appears when it is complete; an interrupted run leaves nothing.
 

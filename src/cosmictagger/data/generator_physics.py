@@ -65,7 +65,7 @@ def _range_table(mass: float) -> tuple[Array, Array]:
 
 
 def range_of(kinetic: float, mass: float) -> float:
-    """Return the range of a particle, in cm."""
+    """Return the range of a particle in liquid argon, in cm."""
     energies, ranges = _range_table(mass)
     return float(np.interp(kinetic, energies, ranges))
 
@@ -88,7 +88,7 @@ def charge(energy: Array, loss: Array | float) -> Array:
 
 
 class Deposits(NamedTuple):
-    """Charge that particles left in the argon.
+    """Ionization charge that particles deposit in the argon.
 
     Attributes:
         position: [n, 3] x (drift), y (up), z (beam).
@@ -102,7 +102,7 @@ class Deposits(NamedTuple):
 
     @classmethod
     def joined(cls, parts: "list[Deposits]") -> "Deposits":
-        """Concatenate deposits."""
+        """Concatenate lists of charge deposits."""
         return cls(
             np.concatenate([np.zeros((0, 3)), *(part.position for part in parts)]),
             np.concatenate([np.zeros(0), *(part.amount for part in parts)]),
@@ -119,14 +119,14 @@ class Flying(NamedTuple):
     origin: npt.NDArray[np.int64]
 
     def chosen(self, which: npt.NDArray) -> "Flying":
-        """Select particles by a mask."""
+        """Select electrons or photons by a mask."""
         return Flying(
             self.position[which], self.direction[which], self.energy[which], self.origin[which]
         )
 
     @classmethod
     def joined(cls, parts: "list[Flying]") -> "Flying":
-        """Concatenate particles."""
+        """Concatenate lists of electrons or photons."""
         return cls(
             np.concatenate([np.zeros((0, 3)), *(part.position for part in parts)]),
             np.concatenate([np.zeros((0, 3)), *(part.direction for part in parts)]),
@@ -157,7 +157,7 @@ _STEP = 0.15
 
 
 class Track(NamedTuple):
-    """The track of a heavy charged particle."""
+    """The simulated track of a muon, pion or proton."""
 
     deposits: Deposits
     deltas: Flying

@@ -377,7 +377,7 @@ class EventWriter:
             self._rows[name], self._rows_written[name] = [], 0
 
     def write(self, event: Event) -> None:
-        """Add one event."""
+        """Append one event to the file."""
         self._add(EVENT_IDS, np.array([tuple(event.event_id)], EVENT_ID))
         for producer in self._producers:
             self._add_planes(sparse_group(producer), event.planes[producer])
@@ -414,7 +414,7 @@ class EventWriter:
         self._buffered_bytes += rows.nbytes
 
     def flush(self) -> None:
-        """Write buffered events."""
+        """Write buffered events to the file."""
         _reserve(self._descriptor, self._file.id.get_filesize() + self._buffered_bytes)
         for name, pending in self._rows.items():
             if pending:

@@ -258,7 +258,7 @@ class BatchStream(abc.ABC):
         img_transform: the images become ln(1 + x).
 
     Attributes:
-        stored_size: as given.
+        stored_size: (H, W) of the images before downsampling.
         image_size: (H, W) of the images.
     """
 
@@ -304,14 +304,14 @@ class BatchStream(abc.ABC):
         return running
 
     def stop(self) -> None:
-        """End a running iteration and the background thread."""
+        """Stop a running iteration and the background thread."""
         running = self._running() if self._running is not None else None
         self._running = None
         if running is not None:
             running.close()
 
     def close(self) -> None:
-        """End the background thread and close open files."""
+        """Stop the background thread and close open files."""
         self.stop()
 
     def __enter__(self) -> Self:
@@ -434,7 +434,7 @@ class EventLoader(BatchStream):
         )
 
     def close(self) -> None:
-        """End the background thread and close the file."""
+        """Stop the background thread and close the event file."""
         super().close()
         self.file.close()
 

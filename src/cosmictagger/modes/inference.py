@@ -92,7 +92,7 @@ class Passed:
 
     @property
     def rows(self) -> list[Row]:
-        """The events that were labelled."""
+        """The rows (metrics, ids) of the events that were labelled."""
         return [row for step in self.steps for row in step.rows]
 
     def means(self) -> dict[str, float]:

@@ -150,10 +150,10 @@ def all_metrics(
     """Return metrics over the images of all instances, as if computed in one batch.
 
     Args:
-        instances: the instances.
-        logits: of this one; see ``metrics.compute``.
-        label: likewise.
-        size: the most images that an instance has.
+        instances: all processes of the run.
+        logits: of this instance; see ``measures.compute``.
+        label: of this instance.
+        size: the maximum number of images of an instance.
     """
     counts = measures.counts(logits, label)
     if instances.count == 1:

@@ -28,7 +28,7 @@ PRODUCERS = (COSMIC_PRODUCER, NEUTRINO_PRODUCER, CLASS_PRODUCER)
 
 
 class Scores(NamedTuple):
-    """The predicted scores of one plane.
+    """The predicted class probabilities of one plane.
 
     Attributes:
         cosmic: float32 ``[H, W]``, probability.

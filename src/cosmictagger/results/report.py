@@ -58,7 +58,7 @@ class Content:
 
 
 def save(content: Content, path: Path) -> Path:
-    """Write the report page atomically."""
+    """Write the HTML report of an inference pass atomically."""
     write_text(path, page(content))
     return path
 

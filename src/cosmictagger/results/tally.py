@@ -199,11 +199,11 @@ class Candidates:
         return len(self._events)
 
     def wants(self, labelled: bool) -> bool:
-        """Return whether the next event may be drawn."""
+        """Return whether the next event should be added for drawing."""
         return labelled or len(self) < self.most
 
     def add(self, event: EventRecord) -> None:
-        """Add an event; drop a median one if there are too many."""
+        """Add an event for drawing; drop the median event if there are too many."""
         self.seen += event.has_label
         self._events.append(event)
         if len(self._events) > self.most:

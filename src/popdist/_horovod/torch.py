@@ -18,7 +18,7 @@ _ready = False
 
 
 class ReduceOp(enum.Enum):
-    """A reduction of the values of all instances."""
+    """A reduction over all instances: average, sum or another operation."""
 
     Average = "average"
     Sum = "sum"
@@ -57,7 +57,7 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """Return the index of this instance, from 0."""
+    """Return the global index of this instance."""
     _check()
     return _environment.getInstanceIndex()
 

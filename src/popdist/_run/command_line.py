@@ -253,7 +253,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def metavar(option: Option) -> str:
-    """Return the placeholder of an option's value in the help."""
+    """Return the placeholder of a poprun option's value in the help."""
     return option.metavar or {"boolean": "BOOL"}.get(option.kind, "")
 
 

@@ -287,7 +287,7 @@ def _allow_files(count: int) -> None:
 
 
 def _stop() -> None:
-    """Terminate the run after its output pipe was closed."""
+    """Terminate poprun after its output pipe was closed."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 

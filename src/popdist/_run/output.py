@@ -47,7 +47,7 @@ SILENT = "silent"  # what killed the instance killed its shim, too
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """The exit of an instance, as its shim reports it."""
+    """The exit of an instance: how, when and with which status it ended."""
 
     rank: int
     kind: str
@@ -61,7 +61,7 @@ class Ending:
 
     @property
     def status(self) -> int:
-        """The exit status in shell convention."""
+        """The exit status of an instance in shell convention."""
         return 128 + self.value if self.kind == shim.KILLED else self.value
 
 

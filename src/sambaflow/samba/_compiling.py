@@ -130,7 +130,7 @@ def traced_with(
     rule: UpdateRule | None,
     loss_indices: Sequence[int] | None,
 ) -> Sectioned:
-    """Capture the model with inputs from ``named_inputs``."""
+    """Capture a model with dummy inputs from ``named_inputs``."""
     values = list(named.values())
     by_keyword = dict(zip(keywords, values, strict=True)) if keywords else {}
     positional = [] if keywords else values

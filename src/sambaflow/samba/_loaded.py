@@ -207,7 +207,7 @@ class LoadedGraph:
         *,
         data_parallel: bool = False,
     ) -> tuple[SambaTensor, ...]:
-        """Run sections on a batch; see ``SambaSession.run``."""
+        """Run forward, backward or update on a batch; see ``SambaSession.run``."""
         wanted = self._wanted(sections)
         self._set_hyper(hyper)
         seeds: dict[str, torch.Tensor] = {}
@@ -379,7 +379,7 @@ class LoadedGraph:
 def _among(
     known: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Select the values whose names the device knows."""
+    """Select tensors by name: those that the device stores."""
     return {name: value.detach() for name, value in values.items() if name in known}
 
 

@@ -18,7 +18,7 @@ from sambaflow.samba.sambatensor import SambaTensor
 
 
 class SambaSession:
-    """Compiles models and runs one of them.
+    """A session that compiles models to PEF files, loads one model and runs it.
 
     ``samba.session`` is the one that programs use; another one holds another model, for example the
     same network compiled for inference.
@@ -36,7 +36,7 @@ class SambaSession:
         self._settings: dict[str, Any] = {}
 
     def setup(self, config: Any = None, **settings: Any) -> None:
-        """Store ``config`` as the default of ``config_dict``."""
+        """Store ``config`` as the session's default of ``config_dict``."""
         settings_of_config = (
             config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
         )

@@ -58,7 +58,7 @@ class SGD(_Clipping, torch.optim.SGD):
 
 
 class Adam(_Clipping, torch.optim.Adam):
-    """Adam (arXiv 1412.6980)."""
+    """Adam optimizer (arXiv 1412.6980)."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Adam(_Clipping, torch.optim.Adam):
 
 
 class AdamW(_Clipping, torch.optim.AdamW):
-    """Adam with decoupled weight decay (arXiv 1711.05101)."""
+    """Adam optimizer with decoupled weight decay (arXiv 1711.05101)."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from abele.storage import atomic
 
 @dataclasses.dataclass
 class Event:
-    """A named interval, in nanoseconds of a monotonic clock."""
+    """A profiled interval with a name, in nanoseconds of a monotonic clock."""
 
     name: str
     start: int
@@ -22,23 +22,23 @@ class Event:
 
 
 class Profiler:
-    """Records events and summarises them."""
+    """A profiler that records user-marked intervals and summarises them."""
 
     def __init__(self):
         self.events: list[Event] = []
 
     def clear(self) -> None:
-        """Delete all recorded events."""
+        """Delete all recorded events of the profiler."""
         self.events = []
 
     def start_event(self, name: str) -> Event:
-        """Start an event; pass it to ``end_event``."""
+        """Start timing an event; pass it to ``end_event``."""
         event = Event(name, time.perf_counter_ns())
         self.events.append(event)
         return event
 
     def end_event(self, event: Event) -> None:
-        """End an event."""
+        """Stop timing an event and record it."""
         event.end = time.perf_counter_ns()
 
     @contextlib.contextmanager
@@ -81,7 +81,7 @@ class Profiler:
             print(line)
 
     def save(self, file: str | os.PathLike[str]) -> None:
-        """Write the events in the format of Chrome's trace viewer."""
+        """Write the recorded events in Chrome's trace format."""
         events = [
             {"name": e.name, "ph": "X", "pid": 0, "tid": 0, "ts": e.start / 1e3,
              "dur": (e.end - e.start) / 1e3}

@@ -92,12 +92,12 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def named(names: Sequence[str], sizes: Sequence[Any]) -> dict[str, Any]:
-    """Map names of sizes to their values."""
+    """Map names of a kernel call's sizes to their values."""
     return dict(zip(names, sizes, strict=True))
 
 
 def integers(limit: int, *shape: int, seed: int = 0) -> Tensor:
-    """Return random integers below a limit, as int64."""
+    """Return random int64 tensors of values below a limit, from a fixed seed."""
     generator = torch.Generator("cpu").manual_seed(1 + seed)
     return torch.randint(limit, shape, generator=generator, dtype=torch.int64, device="cpu")
 
@@ -140,7 +140,7 @@ def double(*tensors: Tensor) -> list[Tensor]:
 
 
 def gradients(result: Tensor, leaves: Tensor | Sequence[Tensor], grad: Tensor) -> list[Tensor]:
-    """Return the gradients of leaves for a given gradient of a result."""
+    """Return the gradients of leaf tensors for a given gradient of a result."""
     return list(torch.autograd.grad((result * grad).sum(), leaves))  # as given, it imports SymPy
 
 

@@ -47,7 +47,7 @@ class _Sizes(NamedTuple):
     channels_last: int = 0
 
     def described(self, slope: float = 1.0) -> ctypes.Structure:
-        """Return the C structure of the convolution."""
+        """Return the C structure of a convolution of these sizes."""
         sizes = self.images, self.in_channels, self.height, self.width, self.out_channels
         return Conv(*sizes, *self.kernel, *self.stride, *self.padding, self.channels_last, slope)
 

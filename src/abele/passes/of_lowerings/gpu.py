@@ -18,7 +18,7 @@ from abele.program import Program, subgraphs
 
 
 def on_device(program: Program, device: torch.device) -> Program:
-    """Return the program with every value on ``device``."""
+    """Move all values of a program to ``device``."""
     graph = editable(program)
     _move(graph, device)
     return finished(program, graph)
@@ -310,7 +310,7 @@ def _rewrite_attention(node: _Node) -> None:
 
 
 class _Writer:
-    """Inserts the replacement of a CPU attention node."""
+    """Inserts GPU attention nodes in place of a CPU attention node."""
 
     def __init__(self, node: _Node):
         self._node = node
