@@ -18,7 +18,7 @@ _ready = False
 
 
 class ReduceOp(enum.Enum):
-    """A reduction over all instances: average, sum or another operation."""
+    """A reduction over all instances: average, sum, minimum, maximum or product."""
 
     Average = "average"
     Sum = "sum"
