@@ -28,7 +28,7 @@ def gone_through(source: Source, loop: cst.For | cst.CompFor) -> cst.BaseExpress
 def loaders_around(
     things: Things, source: Source, node: cst.CSTNode
 ) -> Iterator[tuple[Source, cst.For | cst.CompFor, set[Thing]]]:
-    """Find the innermost loops over loaders around a node, in the node's function or callers.
+    """Find the innermost loops over data loaders around a syntax node or its function's calls.
 
     Yields:
         Each loop with its file and the loaders that it may go through.
@@ -51,7 +51,7 @@ def loaders_around(
 
 
 def _above(source: Source, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """Yield the nodes around a node, with the loops of comprehensions."""
+    """Yield the ancestors of a syntax node, with the ``for`` clauses of comprehensions."""
     for each in source.above(node):
         if isinstance(each, cst.ListComp | cst.SetComp | cst.DictComp | cst.GeneratorExp):
             levels: list[cst.CompFor] = []
@@ -64,7 +64,7 @@ def _above(source: Source, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def argument(call: cst.Call, name: str, index: int | None = None) -> cst.BaseExpression | None:
-    """Return an argument of a call, by name or else by position; None without this argument."""
+    """Return an argument of a call, by name or else by position; None if it is not passed."""
     for each in call.args:
         if each.keyword is not None and each.keyword.value == name:
             return each.value
@@ -74,12 +74,12 @@ def argument(call: cst.Call, name: str, index: int | None = None) -> cst.BaseExp
 
 
 def size(loader: Thing) -> cst.BaseExpression | None:
-    """Return the batch size passed to a loader; None if the size is not known."""
+    """Return the ``batch_size`` argument of a data loader's constructor; None if there is none."""
     return argument(loader.made, "batch_size", 1) if isinstance(loader.made, cst.Call) else None
 
 
 def may_be_short(loader: Thing) -> bool:
-    """Return whether the last batch of a loader may have fewer samples than earlier batches."""
+    """Return whether the last batch of a data loader may have fewer samples than the others."""
     if not isinstance(loader.made, cst.Call):
         return True
     drop = argument(loader.made, "drop_last")

@@ -1,4 +1,4 @@
-"""Finds the names that statements read and write, and the scopes of these names."""
+"""Finds the variables that Python statements read and write, and their scopes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def is_method(function: cst.FunctionDef) -> bool:
 
 
 def names_in(target: cst.BaseExpression) -> Iterable[str]:
-    """Return the names that an assignment to a target binds."""
+    """Return the variable names that an assignment target binds."""
     if isinstance(target, cst.Name):
         return [target.value]
     if isinstance(target, cst.Tuple | cst.List):
@@ -56,7 +56,7 @@ def names_in(target: cst.BaseExpression) -> Iterable[str]:
 
 
 class _Names(cst.CSTVisitor):
-    """Names that are read, written as a whole, and written in part."""
+    """Variable names that are read, bound, and changed in part by Python code."""
 
     def __init__(self) -> None:
         self.read: dict[str, None] = {}
@@ -78,7 +78,7 @@ class _Names(cst.CSTVisitor):
         return False
 
     def _scope(self, node: cst.CSTNode) -> bool:
-        """Record the names of enclosing scopes that a function, class or comprehension reads."""
+        """Record the free variables that a function, class or comprehension reads."""
         inner = _Names()
         for each in node.children:
             each.visit(inner)
@@ -148,22 +148,22 @@ class _Names(cst.CSTVisitor):
 
 
 def reads(node: cst.CSTNode) -> list[str]:
-    """Names that a syntax node reads, in the order of the text.
+    """Return the variable names that a syntax node reads, in source order.
 
-    Those that only its own functions, comprehensions or earlier statements know are among them.
+    Names that are local to a function or comprehension in it are included.
     """
     return list(_names(node).read)
 
 
 def needs(*nodes: cst.CSTNode) -> list[str]:
-    """Names that statements read before they have surely bound them, in the order of the text."""
+    """Return variable names that statements may read before binding them, in source order."""
     needed: dict[str, None] = {}
     _follow(nodes, set(), needed)
     return list(needed)
 
 
 def _follow(nodes: Iterable[cst.CSTNode], bound: set[str], needed: dict[str, None]) -> set[str]:
-    """Note what statements need beside what is bound; return what is bound after them."""
+    """Record reads of variables that are not yet bound; return the variables bound afterwards."""
     bound = set(bound)
     for node in nodes:
         if isinstance(node, cst.SimpleStatementLine | cst.BaseSuite | cst.Else):
@@ -195,18 +195,18 @@ def _note(node: cst.CSTNode, bound: set[str], needed: dict[str, None]) -> None:
 
 
 def writes(node: cst.CSTNode) -> list[str]:
-    """Names that a statement binds."""
+    """Return the variable names that a statement binds."""
     return list(_names(node).written)
 
 
 def changes(node: cst.CSTNode) -> list[str]:
-    """Names of objects of which a syntax node writes an attribute or element."""
+    """Return the names of objects whose attributes or elements a statement assigns."""
     return list(_names(node).changed)
 
 
 @functools.lru_cache(_PIECES)
 def _names(node: cst.CSTNode) -> _Names:
-    """Return the cached names of a node."""
+    """Return the cached variable names that a syntax node reads and writes."""
     names = _Names()
     node.visit(names)
     return names

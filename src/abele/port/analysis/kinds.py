@@ -12,7 +12,7 @@ from abele.port.source import Source, findall
 
 
 class Kind(enum.Enum):
-    """Kinds of objects in a training program."""
+    """Kinds of tracked objects in a training program, such as model, optimizer and loader."""
 
     MODEL = "model"
     OPTIMIZER = "optimizer"
@@ -26,13 +26,13 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Thing:
-    """A tracked object: its kind and the call that creates it.
+    """A model, optimizer, loader or other tracked object, and the call that creates it.
 
     Attributes:
-        kind: what it is.
-        source: the file that makes it.
-        made: the expression that makes it.
-        name: of its class, with its module where that is imported.
+        kind: the kind of object.
+        source: the file that creates it.
+        made: the expression that creates it.
+        name: its class, qualified with the module if that is imported.
     """
 
     kind: Kind
@@ -46,7 +46,7 @@ _NO_OPTIMIZERS = frozenset(("lr_scheduler", "swa_utils"))
 
 
 def kind_of_class(name: str) -> Kind | None:
-    """Return the kind of object that a call of a full name creates; None if untracked."""
+    """Return the kind of object that a class, given by its full name, creates, or None."""
     parts = name.split(".")
     last = parts[-1]
     if name.startswith("torch.optim.lr_scheduler.") or name == "torch.optim.swa_utils.SWALR":
@@ -67,10 +67,10 @@ def kind_of_class(name: str) -> Kind | None:
 
 
 def is_scheduler(name: str) -> bool:
-    """Return whether a name of another package creates a scheduler, by its spelling.
+    """Return whether a third-party class or function name looks like a learning rate scheduler.
 
     Args:
-        name: in full, of what is given an optimizer.
+        name: full name of a callable that receives an optimizer.
     """
     last = name.rpartition(".")[2].lower()
     return any(word in last for word in ("schedule", "warmup", "anneal")) or last.endswith("lr")
@@ -113,14 +113,14 @@ WRAPPERS = frozenset(
 
 
 def targets_of(node: cst.CSTNode) -> list[cst.BaseExpression]:
-    """Return the expressions that an assignment assigns; none for other statements."""
+    """Return the target expressions of an assignment; empty for other statements."""
     if isinstance(node, cst.Assign):
         return [each.target for each in node.targets]
     return [node.target] if isinstance(node, cst.AugAssign) else []
 
 
 def innermost(call: cst.Call) -> cst.BaseExpression:
-    """Return the innermost call of a chain of moves, such as ``Net().to(device)``."""
+    """Return the innermost call of a method chain, as ``Net()`` in ``Net().to(device)``."""
     while (
         isinstance(call.func, cst.Attribute)
         and call.func.attr.value in SAME
@@ -131,19 +131,19 @@ def innermost(call: cst.Call) -> cst.BaseExpression:
 
 
 def copies(source: Source, value: cst.BaseExpression) -> bool:
-    """Return whether an expression copies an object."""
+    """Return whether an expression is a ``copy.copy`` or ``copy.deepcopy`` call."""
     names = ("copy.copy", "copy.deepcopy")
     return isinstance(value, cst.Call) and source.imported(value.func) in names
 
 
 def goes_through(name: str, call: cst.Call) -> bool:
-    """Return whether a call iterates over its argument."""
+    """Return whether a call, such as ``enumerate``, iterates over its first argument."""
     builtin = m.Name("enumerate") | m.Name("iter") | m.Name("reversed") | m.Name("list")
     return m.matches(call.func, builtin) or name.startswith(("tqdm.", "itertools."))
 
 
 def goes_through_all(name: str, call: cst.Call) -> bool:
-    """Return whether a call iterates over all of its arguments."""
+    """Return whether a call, such as ``zip``, iterates over all of its arguments."""
     return m.matches(call.func, m.Name("zip")) or name in ("itertools.chain", "itertools.product")
 
 
@@ -153,7 +153,7 @@ def yields(function: cst.FunctionDef) -> bool:
 
 
 def models_updated(call: cst.Call) -> list[cst.BaseExpression]:
-    """Return the expressions whose parameters an optimizer's constructor receives."""
+    """Return the expressions whose parameters a call of an optimizer class receives."""
     methods = m.Name("parameters") | m.Name("named_parameters")
     calls = findall(
         cst.Tuple([cst.Element(each.value) for each in call.args]),

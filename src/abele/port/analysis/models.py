@@ -1,4 +1,4 @@
-"""Analyses models: training or evaluation mode, returned values and stored state."""
+"""Finds a model's training or evaluation mode, its class, and whether it has weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ACTIVATIONS = ("Sigmoid", "Softmax", "LogSoftmax", "ReLU", "Tanh", "Identity", 
 
 
 def class_of(project: Project, model: Thing) -> cst.ClassDef | None:
-    """Return the class of the program that a model is of, or None."""
+    """Return the class that defines a model, or None if the program does not define it."""
     made = model.made.func if isinstance(model.made, cst.Call) else model.made
     return project.class_of(model.source, made)
 
@@ -54,10 +54,10 @@ def mode_matters(project: Project, model: Thing) -> bool:
 def mode_at(
     project: Project, things: Things, model: Thing, source: Source, node: cst.CSTNode
 ) -> bool | None:
-    """Return the mode of a model where a node is, True for training; None if the text is not plain.
+    """Return whether a model is in training mode at a syntax node; None if this is unknown.
 
-    Only a statement that sets the mode counts, before the node in its function and in a block
-    around it. Nothing after that statement may set another mode.
+    Only ``train()`` or ``eval()`` before the node in an enclosing block of its function counts, and
+    only if no call between them may set another mode.
     """
     if any(_is_odd(project, things, each) for each in project.sources):
         return None
@@ -88,7 +88,7 @@ def mode_at(
 def may_evaluate(
     project: Project, things: Things, model: Thing, source: Source, node: cst.CSTNode
 ) -> bool:
-    """Return whether a step, at a node, may find its model in evaluation mode."""
+    """Return whether a model may be in evaluation mode when a training step runs."""
     if mode_at(project, things, model, source, node) is True:
         return False
     if _AS_STORED.search(model.name) or any(
@@ -107,7 +107,7 @@ def may_evaluate(
 
 
 def _is_put_back(things: Things, source: Source, call: cst.Call) -> bool:
-    """Return whether ``train()`` follows ``eval()`` in the same function."""
+    """Return whether a call of ``eval()`` is followed by ``train()`` in the same function."""
     back = f"{source.code(cst.ensure_type(call.func, cst.Attribute).value)}.train()"
     return any(
         source.code(each) == back and source.position(each) > source.position(call)
@@ -116,7 +116,7 @@ def _is_put_back(things: Things, source: Source, call: cst.Call) -> bool:
 
 
 def _sets(things: Things, source: Source, call: cst.Call, model: Thing) -> bool:
-    """Return whether a call may set the mode of a model, or of an enclosing model."""
+    """Return whether a call may set the training mode of a model or of a model that contains it."""
     if not m.matches(call, _SETTING):
         return False
     receiver = cst.ensure_type(call.func, cst.Attribute).value
@@ -139,7 +139,7 @@ def _is_made_with(things: Things, other: Thing, model: Thing) -> bool:
 def _may_set(
     things: Things, source: Source, call: cst.Call, seen: frozenset[cst.FunctionDef]
 ) -> bool:
-    """Return whether a call sets any mode, itself or in a function of the program."""
+    """Return whether a call may run ``train()`` or ``eval()``, directly or in a called function."""
     function = things.function(source, call)
     if m.matches(call, _SETTING) or function is None or function in seen:
         return m.matches(call, _SETTING)
@@ -165,7 +165,7 @@ def _is_odd(project: Project, things: Things, source: Source) -> bool:
 
 
 def _is_run_by_others(project: Project, source: Source, call: cst.Call) -> bool:
-    """Return whether a hook, a context manager or ``apply`` runs a call."""
+    """Return whether a hook, a context manager or ``apply`` may execute a given call."""
     function = source.enclosing(call, cst.FunctionDef, cst.Lambda)
     if not isinstance(function, cst.FunctionDef):
         return function is not None
@@ -192,7 +192,7 @@ def asks_for_its_mode(project: Project, model: Thing) -> bool:
 
 
 def class_returned(project: Project, model: Thing) -> str:
-    """Return the class of the object that forward returns; empty if a program can return it."""
+    """Return the class of the object that a model returns; empty if abele supports it."""
     cls = class_of(project, model)
     forward = None if cls is None else project.method(cls, "forward")
     if forward is None:
@@ -210,7 +210,7 @@ def class_returned(project: Project, model: Thing) -> str:
 
 
 def is_weightless(project: Project, model: Thing) -> bool:
-    """Return whether a module's class makes nothing that has weights, as that of a loss."""
+    """Return whether a module, such as a loss, creates no parameters."""
     cls = class_of(project, model)
     return cls is not None and not _has_weights(project, cls)
 

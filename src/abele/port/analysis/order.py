@@ -1,4 +1,4 @@
-"""Answers which nodes of a program may run after others, also through calls of functions."""
+"""Tells which nodes of a program may run after others, across function calls."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Site: TypeAlias = tuple[Source, cst.CSTNode]
 
 
 def callers(things: Things, source: Source, node: cst.CSTNode) -> dict[cst.Call, Source]:
-    """Return the calls of the function around a node, each with its file."""
+    """Return the calls of the function around a syntax node, each with its file."""
     function = source.enclosing(node, cst.FunctionDef)
     return {} if function is None else things.calls(function)
 
 
 class Order:
-    """The order in which nodes of a program may run, read from blocks, loops and calls."""
+    """The order in which syntax nodes of a program may run, from blocks, loops and calls."""
 
     def __init__(self, things: Things):
-        """Keep the index of function calls."""
+        """Store the analyzed objects and function calls of a program."""
         self._things = things
 
     def follows(self, first: Site, second: Site) -> bool:
-        """Return whether a node may run after another node.
+        """Return whether a syntax node may run after another syntax node.
 
-        Values that a loop makes anew in each turn are not told apart, so the answer may be True
-        for a node that runs only before everything that belongs to it.
+        The answer is conservative: objects that a loop creates in each iteration are not
+        distinguished, so it may be True for a node that only runs before.
         """
         firsts, seconds = self._by_owner(first), self._by_owner(second)
         return any(
@@ -41,7 +41,7 @@ class Order:
         )
 
     def sites(self, source: Source, node: cst.CSTNode) -> list[Site]:
-        """Return a node and the calls by which it is run, in whichever functions they are."""
+        """Return a syntax node and the chain of calls that run it, each with its file."""
         sites: list[Site] = []
         seen: set[cst.CSTNode] = set()
         rest: list[Site] = [(source, node)]
@@ -65,7 +65,7 @@ def _at(site: Site) -> tuple[int, int]:
 
 
 def _loops(site: Site) -> set[cst.CSTNode]:
-    """Return the loops around a node in the node's function."""
+    """Return the loops around a syntax node within its function."""
     loops: set[cst.CSTNode] = set()
     source, inner = site
     for each in source.above(inner):

@@ -1,4 +1,4 @@
-"""Finds statements, their blocks, and the calls in them."""
+"""Finds statements, their blocks, and the method calls in them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Loop: TypeAlias = cst.For | cst.While
 
 
 class StepError(Exception):
-    """A step that cannot be ported, with the node that says why."""
+    """A training step that cannot be ported, with the syntax node that is the reason."""
 
     def __init__(self, node: cst.CSTNode, reason: str):
         super().__init__(reason)
@@ -24,13 +24,13 @@ class StepError(Exception):
 
 
 def calls_of(node: cst.CSTNode, method: str) -> list[cst.Call]:
-    """Return the calls of a method, such as ``backward``, below a node."""
+    """Return the calls of a method, such as ``backward``, below a syntax node."""
     pattern = m.Call(func=m.Attribute(attr=m.Name(method)))
     return [each for each in findall(node, pattern) if isinstance(each, cst.Call)]
 
 
 def is_call(statement: Statement) -> bool:
-    """Return whether a statement is a bare call."""
+    """Return whether a statement consists of a single call."""
     return m.matches(statement, m.SimpleStatementLine(body=[m.Expr(m.Call())]))
 
 
@@ -43,10 +43,9 @@ def statement_of(source: Source, node: cst.CSTNode) -> Statement:
 
 
 def block_of(source: Source, statement: Statement) -> Sequence[Statement]:
-    """Return the block that contains a statement.
+    """Return the statements of the block that contains a statement.
 
-    Those under ``with torch.autocast(...)``, which goes away, and under one that only takes times
-    are among the statements around it.
+    Blocks of ``with torch.autocast(...)`` and of timers are merged into the block around them.
     """
     parent = source.parent(statement)
     while isinstance(parent, cst.IndentedBlock):
@@ -61,7 +60,7 @@ def block_of(source: Source, statement: Statement) -> Sequence[Statement]:
 def statements_in(
     source: Source, block: cst.BaseSuite | cst.Module | cst.CSTNode
 ) -> Iterator[Statement]:
-    """Return a block's statements, with those inside removed or timing blocks."""
+    """Return the statements of a block, including those inside ``with`` of autocast and timers."""
     assert isinstance(block, cst.IndentedBlock | cst.Module)
     for each in block.body:
         if (

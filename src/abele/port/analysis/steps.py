@@ -29,7 +29,7 @@ _BY_TEXT = m.Subscript(slice=[m.SubscriptElement(m.Index(m.SimpleString()))])
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Step:
-    """A training step of the script.
+    """A training step of a PyTorch script, from the model's call to the parameter update.
 
     Attributes:
         source: its file.
@@ -78,10 +78,10 @@ class Step:
 
     @property
     def arguments(self) -> str:
-        """The inputs as arguments of the program's call.
+        """The arguments with which the ported program calls its training model.
 
-        Numbers that change become tensors. Of a dictionary, only what is read goes in: the rest of
-        a batch may be text, such as names of files.
+        Numbers that change become tensors. Of a dictionary, only keys that are read are passed: other
+        values of a batch may be text, such as file names.
         """
         texts = {name: f"torch.as_tensor({name})" for name in self.slow}
         for name, keys in self.keys.items():
@@ -101,7 +101,7 @@ def training_steps(project: Project, things: Things) -> Iterator[tuple[Source, S
 
 
 class _Reader:
-    """Reads the step around one call of ``backward``."""
+    """Reads the training step around one call of ``backward``."""
 
     def __init__(self, source: Source, project: Project, things: Things, call: cst.Call):
         self._project, self._functions = project, dict[cst.FunctionDef, None]()
@@ -113,7 +113,7 @@ class _Reader:
         self._loop = loop if isinstance(loop, cst.For | cst.While) else None
 
     def step(self) -> Step:
-        """Read the training step."""
+        """Return the training step around the call of ``backward``."""
         index = self._block.index(self._backward)
         gradients = read_update(self._source, self._things, self._block, self._call, index)
         loss, differentiated = self._loss()
@@ -155,7 +155,7 @@ class _Reader:
         )
 
     def _loss(self) -> tuple[str, cst.BaseExpression | None]:
-        """Return the name of the differentiated value, or its expression without a name."""
+        """Return the variable of the differentiated loss, or a new name and the loss expression."""
         if self._call.args:
             raise StepError(self._call, _ARGUMENTS)
         func = self._call.func
@@ -175,10 +175,10 @@ class _Reader:
         return next(name for name in _LOSSES if name not in used), value
 
     def _check_attributes(self, forward: Sequence[Statement]) -> None:
-        """Refuse results that are assigned to attributes.
+        """Refuse a forward pass that assigns to attributes of ``self``.
 
         Raises:
-            StepError: the statements would.
+            StepError: a statement does.
         """
         own = m.Attribute(value=m.Name("self"))
         for target in (each for piece in forward for each in findall(piece, m.AssignTarget())):
@@ -188,10 +188,10 @@ class _Reader:
     def _check_way(
         self, forward: Sequence[Statement], update: Statement, rest: set[Statement]
     ) -> None:
-        """Refuse statements of a step that may skip the update or read gradients.
+        """Refuse a training step that may skip its update or that reads gradients.
 
         Raises:
-            StepError: something does.
+            StepError: a statement does.
         """
         real = [each for each in forward if each in self._block]
         first = self._block.index(real[0] if real else self._backward)
@@ -206,10 +206,10 @@ class _Reader:
                 raise StepError(node, _READS_GRADIENT)
 
     def _zero(self, gradients: Update, trained: set[Thing]) -> Iterator[Statement]:
-        """Return the block's ``zero_grad`` statements.
+        """Return the ``zero_grad`` statements of a training step's block.
 
         Raises:
-            StepError: gradients are added up over updates, or forgotten before one.
+            StepError: gradients accumulate over updates, or are cleared between backward and update.
         """
         if not is_forgotten(self._source, self._things, self._call, trained):
             raise StepError(self._call, _NOT_FORGOTTEN)
@@ -247,14 +247,14 @@ class _Reader:
         return tuple(reversed(chosen))
 
     def _add_rebound(self, chosen: list[Statement], end: int) -> None:
-        """Add what gives a name another value after one of the statements has read it.
+        """Add statements that rebind a variable which a forward statement has read before.
 
         Args:
-            chosen: the statements so far, the latest first.
-            end: where in the block they end.
+            chosen: the forward statements so far, last first; extended in place.
+            end: index in the block at which the forward statements end.
 
         Raises:
-            StepError: the name has that value for others only, who would see it too early.
+            StepError: only other statements read the new value, and would see it too early.
         """
         first = self._block.index(chosen[-1]) if chosen else end
         for index in range(first + 1, end):
@@ -271,7 +271,7 @@ class _Reader:
             chosen.insert(len(chosen) - len(before), statement)
 
     def _carried(self, forward: Sequence[Statement], needed: Sequence[str]) -> list[str]:
-        """Names that the statements of a step bind and that the next step reads."""
+        """Return the variables that a training step binds and that the next step reads."""
         kept = self._declared()
         if self._loop is not None:
             kept = {*needs(self._loop.body)} - {*self._targets()}
@@ -281,7 +281,7 @@ class _Reader:
         return names_in(self._loop.target) if isinstance(self._loop, cst.For) else ()
 
     def _declared(self) -> set[str]:
-        """Names of the enclosing function that outlive the function."""
+        """Return the ``global`` and ``nonlocal`` names of the enclosing function."""
         declared = findall(self._owner, m.Global() | m.Nonlocal())
         return {
             item.name.value
@@ -291,7 +291,7 @@ class _Reader:
         }
 
     def _following(self, end: int) -> set[Statement]:
-        """Statements that call a model or use the model's results."""
+        """Return the statements that call a model or use a model's results."""
         names: set[str] = set()
         follows: set[Statement] = set()
         for statement in self._block[:end]:
@@ -304,7 +304,7 @@ class _Reader:
         return bool(self._models((statement,)))
 
     def _known_models(self, forward: Sequence[Statement]) -> dict[Thing, cst.BaseExpression]:
-        """Return the models of a step; note the functions that call them."""
+        """Return the models that the forward pass calls; record the functions that call them."""
         self._functions.clear()
         models = self._models(forward)
         if not models:
@@ -333,10 +333,10 @@ class _Reader:
     def _by_functions(
         self, source: Source, node: cst.CSTNode, around: tuple[cst.FunctionDef, ...]
     ) -> Iterator[tuple[Thing, cst.BaseExpression]]:
-        """Find the models that functions called in a piece of a program call.
+        """Find the models that functions of the program call, for functions called at a node.
 
         Yields:
-            Each model, with the expression that stands for it in the piece.
+            Each model, with the expression that refers to it at the call.
         """
         for call in findall(node, m.Call()):
             function = self._things.function(source, call)
@@ -363,7 +363,7 @@ class _Reader:
         return self._things.of(source, node, Kind.MODEL)
 
     def _parts_of_models(self, statement: Statement) -> Iterator[cst.BaseExpression]:
-        """Names of which a statement reads a part, such as ``model.head.weight``."""
+        """Yield expressions whose attribute or element a statement reads, as ``model.head``."""
         for node in findall(statement, m.Attribute() | m.Subscript()):
             if isinstance(node.value, cst.Name | cst.Attribute) and not m.matches(
                 node, m.Attribute(attr=_NO_PART)
@@ -371,7 +371,7 @@ class _Reader:
                 yield node.value
 
     def _needed(self, forward: Sequence[Statement]) -> list[str]:
-        """Names that the statements read before writing."""
+        """Return the variables that forward statements read before binding them."""
         written: set[str] = set()
         needed: dict[str, None] = {}
         for statement in forward:
@@ -380,7 +380,7 @@ class _Reader:
         return list(needed)
 
     def _fresh(self) -> set[str]:
-        """Names bound to a new object in each step."""
+        """Return the variables that are rebound in each training step."""
         if self._loop is not None:
             return {*writes(self._loop)} - {"self"}
         owner = self._owner
@@ -391,7 +391,7 @@ class _Reader:
         return {*writes(owner.body), *values}
 
     def _keys(self, forward: Sequence[Statement], name: str) -> tuple[str, ...]:
-        """Return the keys by which statements read a dictionary; none if other reads exist."""
+        """Return the keys that statements read of a dictionary; empty if it is used otherwise."""
         keys: dict[str, None] = {}
         for node in (each for piece in forward for each in findall(piece, m.Name(name))):
             around = self._source.parent(node)
@@ -401,7 +401,7 @@ class _Reader:
         return tuple(keys)
 
     def _counter(self) -> str:
-        """Return the name that counts the iterations of the loop; empty if none does."""
+        """Return the variable that counts the iterations of the training loop, or ``""``."""
         if not isinstance(self._loop, cst.For):
             return ""
         target = self._loop.target
@@ -418,7 +418,7 @@ class _Reader:
         carried: Sequence[str],
         loss: str,
     ) -> tuple[str, ...]:
-        """Names that the forward statements write and others, or the next step, read."""
+        """Return the variables of the forward pass that later code or the next step reads."""
         used = self._declared() | self._used_after() | {*carried}
         for statement in self._block:
             if statement not in rest:
@@ -426,7 +426,7 @@ class _Reader:
         return tuple(name for name in _written(forward) if name in used and name != loss)
 
     def _used_after(self) -> set[str]:
-        """Names that are read in the function after the block."""
+        """Return the variables that the function reads after the training step's block."""
         parent: cst.CSTNode = self._backward
         used: set[str] = set()
         for each in self._source.above(self._backward):
@@ -480,7 +480,7 @@ def _assignment(name: str, value: cst.BaseExpression) -> cst.SimpleStatementLine
 
 
 def _written(forward: Sequence[Statement]) -> list[str]:
-    """Names that statements bind, each once."""
+    """Return the variables that statements bind, without duplicates."""
     return list(dict.fromkeys(name for each in forward for name in writes(each)))
 
 
@@ -490,15 +490,15 @@ _BINDS = m.Assign() | m.AugAssign() | m.AnnAssign() | m.For() | m.WithItem()
 
 
 class Varying:
-    """Finds names that get other values while a step trains."""
+    """Finds variables whose values change between training steps."""
 
     def __init__(self, project: Project, things: Things, optimizers: Iterable[Thing]):
-        """Record the statements that bind each name.
+        """Record the statements that bind each variable of a program.
 
         Args:
             project: the program.
-            things: what its names stand for.
-            optimizers: that update; a loop that makes one anew in each turn does not count.
+            things: the tracked objects of the program.
+            optimizers: optimizers of the step; loops around their construction are ignored.
         """
         self._things = things
         self._made = {each for thing in optimizers for each in thing.source.above(thing.made)}
@@ -511,7 +511,7 @@ class Varying:
                     self._bindings.setdefault(variable, []).append((source, node))
 
     def at(self, source: Source, node: cst.CSTNode) -> set[str]:
-        """Return the names, of those that a node reads, that get other values."""
+        """Return the variables that a syntax node reads and whose values change between steps."""
         return {
             name
             for name in reads(node)
@@ -527,7 +527,7 @@ class Varying:
         ) or self._differs(variable, seen)
 
     def _changes(self, source: Source, node: cst.CSTNode, seen: frozenset[Variable]) -> bool:
-        """Return whether a repeated statement may bind a name to a different value."""
+        """Return whether a statement may run repeatedly and bind a variable to a new value."""
         around = [node, *source.between(node, self._things.owner(source, node))]
         loops = [each for each in around if isinstance(each, cst.For | cst.While)]
         function = source.enclosing(node, cst.FunctionDef)
@@ -542,7 +542,7 @@ class Varying:
         return self._any(source, getattr(node, "value", None), seen)
 
     def _differs(self, variable: Variable, seen: frozenset[Variable]) -> bool:
-        """Return whether calls give a parameter different values."""
+        """Return whether calls of a function pass different values for a parameter."""
         function = variable.owner
         if not isinstance(function, cst.FunctionDef):
             return False
@@ -555,7 +555,7 @@ class Varying:
         return len(texts) > 1 or any(self._any(source, value, seen) for source, value in given)
 
     def _any(self, source: Source, value: cst.CSTNode | None, seen: frozenset[Variable]) -> bool:
-        """Return whether an expression reads a name that varies."""
+        """Return whether an expression reads a variable whose value changes between steps."""
         return value is not None and any(
             self._varies(Variable(self._things.named(source, value, name), name), seen)
             for name in reads(value)

@@ -1,7 +1,7 @@
 """Finds the models, optimizers, loaders and losses behind the names of a program.
 
-Each of them is known by where it is made. They are followed through assignments, parameters of
-functions, results and attributes of objects, until nothing new is learned.
+An object is identified by the expression that creates it, and followed through assignments,
+parameters, results and attributes, until a fixed point is reached.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Origin: TypeAlias = tuple[Source, cst.BaseExpression]
 
 
 class NoRouteError(Exception):
-    """An object that has no single name, or cannot be passed to where it is needed."""
+    """An object without a single variable, or that cannot be passed to a function."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Home:
-    """The statement that gives a thing the name by which the program goes on.
+    """The assignment that binds a tracked object to the variable used from then on.
 
     Attributes:
         source: the file.
@@ -54,10 +54,10 @@ class Home:
 
 
 class Things:
-    """The models, optimizers, loaders and losses of a program, and the names that they have."""
+    """The models, optimizers, loaders and losses of a program, and variables that hold them."""
 
     def __init__(self, project: Project):
-        """Follow the objects through the program's files.
+        """Trace the objects of a program through its files.
 
         Args:
             project: the program.
@@ -76,11 +76,11 @@ class Things:
             pass
 
     def all(self, kind: Kind) -> list[Thing]:
-        """Every object of a kind, in the order of the files."""
+        """Return all tracked objects of a kind, such as optimizers, in file order."""
         return [each for each in self._made.values() if each.kind is kind]
 
     def of(self, source: Source, node: cst.BaseExpression, kind: Kind | None = None) -> set[Thing]:
-        """Return the objects that an expression may be."""
+        """Return the tracked objects that an expression may evaluate to."""
         things = self._evaluate(source, node)
         return things if kind is None else {each for each in things if each.kind is kind}
 
@@ -89,7 +89,7 @@ class Things:
         return self._calls.get(function, {})
 
     def function(self, source: Source, call: cst.Call) -> cst.FunctionDef | None:
-        """Return the called function of the program; the constructor for a class."""
+        """Return the function of the program that a call runs; the constructor for a class."""
         return self._function(source, call)
 
     def file(self, owner: Owner) -> Source:
@@ -97,7 +97,7 @@ class Things:
         return self._project.source(owner)
 
     def names(self, owner: Owner, thing: Thing) -> list[str]:
-        """Return the variables of a function or module that may be an object."""
+        """Return the variables of a function or module that may hold a tracked object."""
         return [
             variable.name
             for variable, values in self._values.items()
@@ -105,12 +105,12 @@ class Things:
         ]
 
     def updated(self, optimizer: Thing, kind: Kind | None = None) -> set[Thing]:
-        """Return the models whose parameters an optimizer updates; none without its call."""
+        """Return the models whose parameters an optimizer updates."""
         models = models_updated(self.given(optimizer.source, optimizer.made))
         return {each for model in models for each in self.of(optimizer.source, model, kind)}
 
     def given(self, source: Source, made: cst.BaseExpression) -> cst.Call:
-        """Return the call that creates an optimizer, with a named list of groups resolved."""
+        """Return an optimizer's constructor call, with variables for parameter groups resolved."""
         args = [*made.args] if isinstance(made, cst.Call) else []
         named = {self.variable(source, each.value) for each in args} - {None}
         groups = [
@@ -122,9 +122,9 @@ class Things:
         return cst.Call(cst.Name("made"), [*map(cst.Arg, groups), *args])
 
     def home(self, thing: Thing) -> Home:
-        """Return where a thing is first given the name by which the program goes on.
+        """Return the first assignment of a tracked object to a variable.
 
-        A function that makes and returns it is followed to the one call of it.
+        If a function creates and returns it, the assignment is that of the function's only call.
 
         Raises:
             NoRouteError: it is assigned to no name, or in several places.
@@ -148,7 +148,7 @@ class Things:
         return home
 
     def _kept_by_callee(self, thing: Thing) -> Home | None:
-        """Return where a function that is given a new thing assigns it to a name."""
+        """Return the assignment by which a called function stores an object it received."""
         for at, assign in self.assignments():
             if thing in self.of(at, assign.value) and len(assign.targets) == 1:
                 variable = self.variable(at, assign.targets[0].target)
@@ -174,7 +174,7 @@ class Things:
         return None if variable is None else Home(source, statement, variable)
 
     def _is_argument(self, source: Source, node: cst.BaseExpression, assign: cst.Assign) -> bool:
-        """Return whether an expression is an argument of a call whose result is another thing."""
+        """Return whether an expression is an argument of a call that returns another object."""
         here = self.of(source, node)
         for each in source.between(node, assign):
             call = source.parent(each) if isinstance(each, cst.Arg) else None
@@ -189,7 +189,7 @@ class Things:
                 yield source, node
 
     def variable(self, source: Source, node: cst.BaseExpression) -> Variable | None:
-        """Return the variable of a name or of an attribute of ``self``."""
+        """Return the variable that a name, or an attribute of ``self``, refers to, or None."""
         if isinstance(node, cst.Name):
             return self._named(source, node, node.value)
         if m.matches(node, m.Attribute(value=m.Name("self"))):
@@ -200,7 +200,7 @@ class Things:
         return None
 
     def may_be(self, variable: Variable) -> set[Thing]:
-        """Return the objects that a variable may be."""
+        """Return the tracked objects that a variable may hold."""
         return self._values.get(variable, set())
 
     def owner(self, source: Source, node: cst.CSTNode) -> Owner:
@@ -208,7 +208,7 @@ class Things:
         return source.enclosing(node, cst.FunctionDef) or source.module
 
     def named(self, source: Source, node: cst.CSTNode, name: str) -> Owner:
-        """Return the function or module that owns a name at a node."""
+        """Return the function or module whose variable a name refers to at a syntax node."""
         return self._named(source, node, name).owner
 
     def _named(self, source: Source, node: cst.CSTNode, name: str) -> Variable:
@@ -218,13 +218,13 @@ class Things:
         return Variable(source.module, name)
 
     def _names(self, source: Source, owner: cst.FunctionDef) -> set[str]:
-        """Local names of a function."""
+        """Return the cached local variable names of a function."""
         if owner not in self._locals:
             self._locals[owner] = local_names(owner)
         return self._locals[owner]
 
     def _learn(self) -> bool:
-        """Traverse the program once; return whether new objects were found."""
+        """Propagate tracked objects through the program once; return whether any were new."""
         before = self._count()
         for source, node in self._events:
             if isinstance(node, cst.Assign):
@@ -239,7 +239,7 @@ class Things:
         return self._count() > before
 
     def _count(self) -> int:
-        """Return the number of known facts."""
+        """Return the number of facts known about tracked objects."""
         known = sum(map(len, self._values.values()))
         known += sum(len(each) for result in self._results.values() for each in result)
         return known + len(self._made)
@@ -258,7 +258,7 @@ class Things:
             self._values.setdefault(variable, set()).update(things)
 
     def _parts(self, source: Source, value: cst.BaseExpression, count: int) -> list[set[Thing]]:
-        """Return the objects that each element of an expression may be."""
+        """Return the tracked objects that each element of an unpacked value may be."""
         if isinstance(value, cst.Tuple | cst.List) and len(value.elements) == count:
             return [self._evaluate(source, element.value) for element in value.elements]
         if isinstance(value, cst.Call):
@@ -281,7 +281,7 @@ class Things:
             results.update(things)
 
     def _called(self, source: Source, node: cst.Call) -> None:
-        """Propagate the objects of a call's arguments to the function's parameters."""
+        """Propagate the objects in a call's arguments to the function's parameters."""
         self._evaluate(source, node)
         function = self._function(source, node)
         if function is None:
@@ -293,7 +293,7 @@ class Things:
                 self._values.setdefault(Variable(function, name), set()).update(things)
 
     def arguments(self, function: cst.FunctionDef, call: cst.Call) -> dict[str, cst.BaseExpression]:
-        """Return a call's argument for each parameter, without ``*`` and ``**``."""
+        """Return a call's argument for each parameter of a function, without ``*`` and ``**``."""
         names = [each.name.value for each in function.params.params]
         if is_method(function):
             names = names[1:]
@@ -308,7 +308,7 @@ class Things:
         return values
 
     def _function(self, source: Source, node: cst.Call) -> cst.FunctionDef | None:
-        """Return the called function of the program; the constructor for a class."""
+        """Return the function of the program that a call runs; the constructor for a class."""
         function = self._project.function(source, node.func)
         if function is not None:
             return function
@@ -329,14 +329,14 @@ class Things:
         return None
 
     def _class(self, thing: Thing) -> cst.ClassDef | None:
-        """Return the class of an object if the ported program defines it."""
+        """Return the class of a tracked object if the ported program defines it, or None."""
         made = thing.made
         return (
             self._project.class_of(thing.source, made.func) if isinstance(made, cst.Call) else None
         )
 
     def _evaluate(self, source: Source, node: cst.BaseExpression) -> set[Thing]:
-        """Return the objects that an expression may be."""
+        """Return the tracked objects that an expression may evaluate to."""
         if isinstance(node, cst.Name | cst.Attribute):
             variable = self.variable(source, node)
             if variable is not None:
@@ -357,7 +357,7 @@ class Things:
         return set()
 
     def _of_object(self, source: Source, node: cst.Attribute) -> set[Thing]:
-        """Return the objects of an attribute of a program's object."""
+        """Return the tracked objects that an attribute of another object may hold."""
         things: set[Thing] = set()
         for thing in self._evaluate(source, node.value):
             cls = self._class(thing)
@@ -367,7 +367,7 @@ class Things:
         return things
 
     def _made_by(self, source: Source, node: cst.Call) -> set[Thing]:
-        """Return the objects that a call may return."""
+        """Return the tracked objects that a call may return."""
         if node in self._made:
             return {self._made[node]}
         if isinstance(node.func, cst.Attribute) and node.func.attr.value in SAME:
@@ -404,7 +404,7 @@ class Things:
         return any(each.kind is Kind.OPTIMIZER for each in first)
 
     def _kind_of_own(self, cls: cst.ClassDef) -> Kind:
-        """Return the object that a class of the program creates."""
+        """Return the kind of object, such as model or optimizer, of a class of the program."""
         source = self._project.source(cls)
         bases = [source.imported(base.value) for each in cls.bases for base in (each,)]
         if any(kind_of_class(each) is Kind.OPTIMIZER for each in bases):
@@ -418,13 +418,13 @@ class Things:
         return thing
 
     def _updated_by(self, source: Source, node: cst.Call) -> None:
-        """Treat an object whose parameters are updated as a model."""
+        """Note that expressions whose parameters an optimizer updates are models."""
         self._unknown.update(dict.fromkeys(models_updated(self.given(source, node)), source))
 
     def _guess(self) -> bool:
-        """Take expressions whose parameters are updated for models; return whether there were any.
+        """Track objects of unknown class as models if an optimizer updates their parameters.
 
-        They come from where no class says that they are models: copies, files, other packages.
+        They are copies, or come from files or other packages. Return whether there were any.
         """
         unknown = [
             origin
@@ -442,7 +442,7 @@ class Things:
     def _origins(
         self, source: Source, node: cst.BaseExpression, seen: set[Variable]
     ) -> Iterator[Origin]:
-        """Yield the calls, of which nothing is known, that make what an expression may be."""
+        """Yield calls of unknown functions whose result an expression may be."""
         variable = self.variable(source, node)
         if isinstance(node, cst.IfExp):
             for each in (node.body, node.orelse):
@@ -471,7 +471,7 @@ class Things:
                 yield at, assign.value
 
     def _is_given_a_model(self, source: Source, made: cst.BaseExpression) -> bool:
-        """Return whether a call changes or wraps a model, and so returns that one."""
+        """Return whether a call receives a model as an argument, other than to copy it."""
         if not isinstance(made, cst.Call) or copies(source, made):
             return False
         return any(self.of(source, each.value, Kind.MODEL) for each in made.args)
@@ -479,7 +479,7 @@ class Things:
     def may_be_unknown(
         self, source: Source, node: cst.BaseExpression, seen: frozenset[Variable] = frozenset()
     ) -> bool:
-        """Return whether an expression may also be an untracked object.
+        """Return whether an expression may also evaluate to an untracked object.
 
         A function that evaluates may be given the trained model by one caller, and an average of
         its weights by another.
@@ -509,7 +509,7 @@ class Things:
         )
 
     def _is_made_of(self, source: Source, value: cst.BaseExpression, variable: Variable) -> bool:
-        """Return whether a call that is no copy gets a variable, as in ``prepare(model)``."""
+        """Return whether a call other than a copy receives a variable, as ``prepare(model)``."""
         if not isinstance(value, cst.Call) or copies(source, value):
             return False
         inside = findall(value, m.Name() | m.Attribute(value=m.Name("self")))
@@ -517,6 +517,6 @@ class Things:
 
 
 def _interesting(source: Source) -> list[cst.CSTNode]:
-    """Return the nodes that bind names: assignments, results of functions and calls."""
+    """Return the syntax nodes that propagate objects: assignments, returns and calls."""
     kinds = m.Assign() | m.AnnAssign() | m.Return() | m.Call()
     return list(findall(source.module, kinds))

@@ -1,4 +1,4 @@
-"""Reads the statements after backward: changes of gradients, then the parameter update."""
+"""Reads the statements after ``backward()``: gradient scaling and clipping, then the update."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _SCALER = (
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Removed:
-    """A statement that a program does without.
+    """A statement of the original program that the port removes.
 
     Attributes:
         statement: the statement.
@@ -72,13 +72,13 @@ class Removed:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Update:
-    """The update of parameters in a training step.
+    """The parameter update of a training step, and the changes of gradients before it.
 
     Attributes:
-        statement: that updates.
-        optimizers: that may be the one; they share a name.
-        clip: the call that limits the norm of gradients, or None.
-        removed: other statements that the program does without.
+        statement: the statement that updates.
+        optimizers: the optimizers that may update; they share a variable.
+        clip: the call that clips the norm of gradients, or None.
+        removed: other statements that the port removes.
     """
 
     statement: Statement
@@ -90,17 +90,17 @@ class Update:
 def read_update(
     source: Source, things: Things, block: Sequence[Statement], backward: cst.Call, index: int
 ) -> Update:
-    """Return the update that follows a call of backward.
+    """Return the parameter update that follows a call of ``backward``.
 
     Args:
         source: the file.
-        things: the things that its names stand for.
-        block: the statements among which the call is.
-        backward: the call.
+        things: the tracked objects of the program.
+        block: the statements of the block that contains the call.
+        backward: the call of ``backward``.
         index: the index of its statement in the block.
 
     Raises:
-        StepError: there is none, or it is none that a program makes.
+        StepError: there is no update, or none that a compiled program supports.
     """
     inner = [each for each in block if not isinstance(each, cst.FunctionDef | cst.ClassDef)]
     if any(call is not backward for each in inner for call in calls_of(each, "backward")):
@@ -132,7 +132,7 @@ def read_update(
 def _updates(
     source: Source, things: Things, statement: Statement
 ) -> Iterator[tuple[Statement, cst.Call, set[Thing]]]:
-    """Yield a statement with each call in it that updates, and the optimizers that may do so."""
+    """Yield statements with a call that updates parameters, and the optimizers it may use."""
     for call in calls_of(statement, "step"):
         node = cst.ensure_type(call.func, cst.Attribute).value
         if call.args and things.of(source, node, Kind.SCALER):
@@ -155,10 +155,10 @@ def _without(source: Source, later: Sequence[Statement], backward: cst.Call) -> 
 
 
 def _of_scaler(source: Source, things: Things, block: Sequence[Statement]) -> Iterator[Removed]:
-    """Yield statements that scale gradients back, or change the scale.
+    """Yield statements that unscale gradients or update a gradient scaler.
 
     Raises:
-        StepError: a condition decides about one.
+        StepError: such a call is conditional.
     """
     reason = "gradients are computed in float32 and need no scaling"
     for statement in block:
@@ -170,10 +170,10 @@ def _of_scaler(source: Source, things: Things, block: Sequence[Statement]) -> It
 
 
 def _clips(source: Source, between: Sequence[Statement]) -> Iterator[tuple[Statement, cst.Call]]:
-    """Yield the statement that limits the norm of gradients, with its call.
+    """Yield the statement that clips the norm of gradients, with its call.
 
     Raises:
-        StepError: another limit than one of the Euclidean norm.
+        StepError: gradients are clipped by another norm than the Euclidean one.
     """
     seen = False
     for statement in between:
@@ -196,14 +196,14 @@ def is_forgotten(
     trained: set[Thing],
     seen: frozenset[cst.CSTNode] = frozenset(),
 ) -> bool:
-    """Return whether each iteration of the loop around a backward calls zero_grad.
+    """Return whether each iteration of the loop around ``backward`` calls ``zero_grad``.
 
     Args:
         source: the file.
-        things: the things that its names stand for.
-        node: the call of backward, or of a function that calls it.
-        trained: the models and optimizers whose gradients are meant.
-        seen: functions that were looked at.
+        things: the tracked objects of the program.
+        node: the call of ``backward``, or of a function that calls it.
+        trained: the models and optimizers whose gradients must be cleared.
+        seen: functions that were visited.
     """
     for each in source.above(node):
         if isinstance(each, cst.IndentedBlock | cst.Module) and any(
@@ -221,7 +221,7 @@ def is_forgotten(
 
 
 def _forgets(source: Source, things: Things, statement: cst.CSTNode, trained: set[Thing]) -> bool:
-    """Return whether a statement calls ``zero_grad`` of something that is trained, or unknown."""
+    """Return whether a statement clears the gradients of a trained or unknown object."""
     inside = statement.body if isinstance(statement, cst.With) else None
     if inside is not None:
         return any(_forgets(source, things, each, trained) for each in inside.body)
