@@ -80,8 +80,8 @@ class Step:
     def arguments(self) -> str:
         """The arguments with which the ported program calls its training model.
 
-        Numbers that change become tensors. Of a dictionary, only keys that are read are passed: other
-        values of a batch may be text, such as file names.
+        Numbers that change become tensors. Of a dictionary, only keys that are read are passed:
+        other values of a batch may be text, such as file names.
         """
         texts = {name: f"torch.as_tensor({name})" for name in self.slow}
         for name, keys in self.keys.items():
@@ -209,7 +209,7 @@ class _Reader:
         """Return the ``zero_grad`` statements of a training step's block.
 
         Raises:
-            StepError: gradients accumulate over updates, or are cleared between backward and update.
+            StepError: gradients accumulate over updates, or are cleared before the update.
         """
         if not is_forgotten(self._source, self._things, self._call, trained):
             raise StepError(self._call, _NOT_FORGOTTEN)
