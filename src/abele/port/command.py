@@ -1,4 +1,4 @@
-"""``abele port SCRIPT -o OUT``: ports a plain PyTorch program."""
+"""The command ``abele port SCRIPT -o OUT``, which ports a plain PyTorch program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DEEP = (
 
 
 def add_parser(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands, with its line in the list of them."""
+    """Add the ``port`` command to an argument parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "port",
         help=summary,
@@ -58,10 +58,10 @@ def add_parser(commands: Any, summary: str) -> None:
 
 
 def command(parsed: argparse.Namespace) -> int:
-    """Port, and return the exit status.
+    """Run ``abele port`` and return the exit status.
 
     Args:
-        parsed: what ``add_parser`` says.
+        parsed: arguments parsed by the parser of ``add_parser``.
 
     Raises:
         PortError: files cannot be read or written.
@@ -84,7 +84,7 @@ def command(parsed: argparse.Namespace) -> int:
 
 
 def _status(result: Port) -> int:
-    """Return the exit status of a port; at least 3 if nothing of the port would run on abele."""
+    """Return the exit status of a port; at least 3 if no part of the port would run on abele."""
     return STATUS[result.verdict] if result.runs else max(STATUS[result.verdict], 3)
 
 
@@ -105,7 +105,7 @@ def _require_sense(parsed: argparse.Namespace) -> None:
 
 
 def _check(parsed: argparse.Namespace) -> int:
-    """Run the original and the port, and report the first divergence; return 0 if equal."""
+    """Run an original and its port, print the first divergence, and return the exit status."""
     from abele.port.check import checked  # which imports torch
 
     port_of = parsed.output / parsed.script.name

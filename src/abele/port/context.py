@@ -1,4 +1,4 @@
-"""The state that rules share: the program, what is known of it, its changes and findings."""
+"""The state that porting rules share: the program, its analysis, edits and findings."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from abele.port.source import Source, findall
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Wrapped:
-    """A wrapped model.
+    """The variable that holds a training or inference model of the port.
 
     Attributes:
-        name: of its variable, perhaps ``self.something``.
-        source: the file that makes it.
-        owner: the function, module or class that has the variable.
+        name: the variable, perhaps ``self.something``.
+        source: the file that creates the model.
+        owner: the function, module or class that owns the variable.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Wrapped:
 
 @dataclasses.dataclass
 class _Argument:
-    """A new parameter of a function: name, file, and the argument of each call."""
+    """A parameter that the port adds to a function, and the argument of each call."""
 
     name: str
     source: Source
@@ -45,19 +45,19 @@ class _Argument:
 
 
 class Routes:
-    """Passes wrapped models on as arguments, each once."""
+    """Adds parameters to functions, so that wrapped models reach the places that use them."""
 
     def __init__(self, context: Context):
-        """Begin.
+        """Begin without added parameters.
 
         Args:
-            context: the program; its functions and calls are changed.
+            context: the program whose functions and calls are changed.
         """
         self._context = context
         self._passed: dict[tuple[Wrapped, cst.FunctionDef], str] = {}
 
     def name(self, wrapped: Wrapped, source: Source, node: cst.CSTNode) -> str:
-        """Return the name of a wrapped model at a node.
+        """Return the name of a wrapped model at a syntax node; add parameters if needed.
 
         Raises:
             NoRouteError: the function around the node is called by nobody who has it.
@@ -76,7 +76,7 @@ class Routes:
         node: cst.CSTNode,
         new: dict[cst.FunctionDef, _Argument],
     ) -> str:
-        """Return the name at a node; append parameters that functions need to ``new``."""
+        """Return a wrapped model's name at a node; collect parameters to add in ``new``."""
         if source is wrapped.source and self._sees(wrapped, source, node):
             return wrapped.name
         function = source.enclosing(node, cst.FunctionDef)
@@ -85,7 +85,7 @@ class Routes:
         return self._argument(wrapped, source, function, new)
 
     def name_of(self, thing: Thing, source: Source, node: cst.CSTNode) -> str:
-        """Return the name of an optimizer or another created object at a node.
+        """Return the name of an optimizer or other object at a node; add parameters if needed.
 
         Raises:
             NoRouteError: the function around the node is called by nobody who has it.
@@ -99,10 +99,10 @@ class Routes:
         return self.name(self.kept(thing), source, node)
 
     def kept(self, thing: Thing) -> Wrapped:
-        """Return the variable that holds an object.
+        """Return the variable that holds a tracked object.
 
         Raises:
-            NoRouteError: there is none, or there are several.
+            NoRouteError: no variable holds it, or several do.
         """
         home = self._context.things.home(thing)
         return Wrapped(home.variable.name, home.source, home.variable.owner)
@@ -120,7 +120,7 @@ class Routes:
         function: cst.FunctionDef,
         new: dict[cst.FunctionDef, _Argument],
     ) -> str:
-        """Plan that a function has the model as one more argument."""
+        """Plan a new parameter of a function for a wrapped model; return its name."""
         if (wrapped, function) in self._passed:
             return self._passed[wrapped, function]
         if function in new:
@@ -148,7 +148,7 @@ class Routes:
 
 
 def with_parameter(params: cst.Parameters, name: str) -> cst.Parameters:
-    """Return parameters with one more of some name."""
+    """Return a function's parameters with a new one appended."""
     new = cst.Param(cst.Name(name))
     if params.star_arg is not cst.MaybeSentinel.DEFAULT or params.kwonly_params:
         return params.with_changes(kwonly_params=with_one_more(params.kwonly_params, new))
@@ -161,30 +161,30 @@ _TIGHT = (cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
 
 
 class Context:
-    """The state of a program during porting.
+    """The state of a program during porting: its analysis, edits and findings.
 
     Attributes:
-        project: its files.
-        things: its models, optimizers, loaders and losses.
-        steps: where it trains.
-        refused: where it trains in a way that cannot be ported.
-        findings: what was said of its lines.
-        routes: pass wrapped models on.
-        distributed: whether it runs in several instances, with popdist.
-        sampled: loaders of which each process had its share by a sampler.
-        once: what was done and is not to be done again.
-        added: texts of new files that are written beside the program, by name.
-        training: the training model that each optimizer has been given to.
-        finished: whether the rules that are still to come have nothing to do.
+        project: the program's files.
+        things: the program's models, optimizers, loaders and losses.
+        steps: its training steps.
+        refused: training steps that cannot be ported, with their errors.
+        findings: findings about lines of the program.
+        routes: passes wrapped models to functions.
+        distributed: whether the port runs in several instances, with popdist.
+        sampled: loaders whose samples a sampler divided among processes.
+        once: keys of edits that must not be repeated.
+        added: texts of new files that are written next to the program, by name.
+        training: the training model that each optimizer is passed to.
+        finished: whether the remaining rules are skipped.
     """
 
     def __init__(self, project: Project, popdist: bool = False):
-        """Look at a program.
+        """Analyze a program for porting.
 
         Args:
-            project: its files.
-            popdist: whether it is to run in several instances; one that has several processes does
-                so anyway.
+            project: the program's files.
+            popdist: whether the port runs in several instances, which it always does if the
+                program starts several processes.
         """
         self.project = project
         self.finished = False
@@ -210,7 +210,7 @@ class Context:
                 yield thing, thing.made
 
     def trained_loaders(self) -> set[Thing]:
-        """Return the loaders that training steps go through, or take batches from with ``next``."""
+        """Return the data loaders that training steps iterate over or pass to ``next``."""
         loaders: set[Thing] = set()
         for step in self.steps:
             for _, _, around in batches.loaders_around(self.things, step.source, step.backward):
@@ -222,13 +222,13 @@ class Context:
         return loaders
 
     def edits(self, source: Source) -> Edits:
-        """Return the edits of a file."""
+        """Return the collected edits of a source file."""
         return self._edits[source]
 
     def say(
         self, source: Source, node: cst.CSTNode, code: str, verdict: Verdict, reason: str
     ) -> None:
-        """Record a finding about the line on which a node begins."""
+        """Record a finding about the line on which a syntax node begins."""
         line, column = source.position(node)
         self.findings.append(
             Finding(
@@ -243,13 +243,13 @@ class Context:
         )
 
     def refuse(self, source: Source, error: StepError, code: str) -> None:
-        """Say that the port is blocked at the node that an error names, and why."""
+        """Record a *blocked* finding for a training step that cannot be ported."""
         self.say(source, error.node, code, Verdict.BLOCKED, error.reason)
 
     def name(self, source: Source, wanted: str) -> str:
-        """Return an unused name in a file, the preferred name if possible.
+        """Return an unused variable name in a file, the preferred name if possible.
 
-        The same wanted name gets the same answer.
+        The same preferred name always gets the same result.
         """
         names = self._names.setdefault(source, {})
         if wanted not in names:
@@ -265,7 +265,7 @@ class Context:
         return name
 
     def options(self, source: Source) -> str:
-        """Return the name of a file's options, made at its top: of the instance, of several."""
+        """Define ``poptorch.Options()`` at the top of a file; return the variable's name."""
         name, edits = self.name(source, "opts"), self.edits(source)
         edits.need("import poptorch")
         if self.distributed:
@@ -288,7 +288,7 @@ _CONNECT = "    popdist.init()\n"
 
 
 def _has_processes(source: Source) -> bool:
-    """Return whether a file trains in several processes."""
+    """Return whether a file uses torch's distributed training."""
     names = ("init_process_group", "DistributedDataParallel")
     return any(
         isinstance(call, cst.Call) and source.imported(call.func).rpartition(".")[2] in names
@@ -297,12 +297,12 @@ def _has_processes(source: Source) -> bool:
 
 
 class Rule(NamedTuple):
-    """A construct and what is done with it.
+    """A porting rule for one construct.
 
     Attributes:
-        title: of the construct.
-        codes: that it gives, each with what it stands for.
-        apply: changes a program and says what it did.
+        title: name of the construct.
+        codes: codes of its findings, each with an explanation.
+        apply: edits a program and records findings.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""Collects the changes of one file by changed node, and applies all changes at the end."""
+"""Collects the edits of one source file by syntax node, and applies them together at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Edits:
     """Changes to the source text of one file."""
 
     def __init__(self, source: Source):
-        """Begin without any.
+        """Begin without edits.
 
         Args:
             source: the file.
@@ -38,15 +38,15 @@ class Edits:
         self._changes.setdefault(node, []).append(change)
 
     def replace(self, node: cst.CSTNode, text: str) -> None:
-        """Put an expression, given as text, in the place of a node."""
+        """Replace a syntax node by an expression given as text."""
         self.change(node, lambda _: cst.parse_expression(text))
 
     def give(self, call: cst.Call, argument: cst.Arg) -> None:
         """Add an argument to a call, formatted like the call's other arguments.
 
         Args:
-            call: of the file.
-            argument: the new one, at the end.
+            call: a call in the file.
+            argument: the new argument, which is appended.
         """
 
         def change(node: cst.Call) -> cst.Call:
@@ -55,7 +55,7 @@ class Edits:
         self.change(call, change)
 
     def take_out(self, node: cst.CSTNode, change: Change) -> None:
-        """Change an expression to a part of it; a statement that then does nothing goes."""
+        """Replace an expression by a part of it; remove a statement that becomes a no-op."""
         self.change(node, change)
         statement = self._source.enclosing(node, cst.SimpleStatementLine)
         if statement is not None:
@@ -66,7 +66,7 @@ class Edits:
         self.change(statement, lambda _: cst.RemoveFromParent())
 
     def after(self, statement: cst.CSTNode, text: str) -> None:
-        """Insert statements, passed as text, after a statement."""
+        """Insert statements, given as text, after a statement."""
         self._around.setdefault(statement, []).extend(parsed(text))
 
     def need(self, line: str) -> None:
@@ -74,11 +74,11 @@ class Edits:
         self._imports[line] = None
 
     def define(self, text: str) -> None:
-        """Have a definition in the module, after its imports and before it is needed."""
+        """Insert a definition after the file's imports and before its first use."""
         self._definitions += parsed(text, blank=2)
 
     def define_once(self, line: str) -> None:
-        """Have a definition of one line, after the imports, once."""
+        """Insert a one-line definition after the file's imports, unless already inserted."""
         self._lines[line] = None
 
     def applied(self, node: _Node) -> _Node:
@@ -94,12 +94,12 @@ class Edits:
         return with_header(module, self._imports, self._defined()).code
 
     def _defined(self) -> list[_Statement]:
-        """Return the statements after the module's imports."""
+        """Return the inserted definitions as statements."""
         return [*parsed("\n".join(self._lines), blank=1), *self._definitions]
 
 
 def _without_identity(node: Any) -> Any:
-    """Drop an assignment of names to themselves."""
+    """Remove an assignment of names to themselves, or an expression without effect."""
     if not isinstance(node, cst.SimpleStatementLine) or len(node.body) != 1:
         return node
     (small,) = node.body
@@ -120,7 +120,7 @@ def _plain(node: cst.BaseExpression) -> bool:
 
 
 def _codes(node: cst.BaseExpression) -> list[str]:
-    """Return the text of an expression, of each element of a tuple."""
+    """Return the source text of an expression, or of each element of a tuple."""
     parts = [each.value for each in node.elements] if isinstance(node, cst.Tuple) else [node]
     return [cst.Module([]).code_for_node(part) for part in parts]
 
@@ -132,7 +132,7 @@ def keyword(name: str, value: str) -> cst.Arg:
 
 
 def renamed(node: cst.CSTNode, names: Mapping[str, str]) -> cst.CSTNode:
-    """Return a node with names replaced by the text of an expression for each."""
+    """Return a syntax node with names replaced by expressions, given as text."""
     return cast("cst.CSTNode", node.visit(_Renamer(names)))
 
 
@@ -153,7 +153,7 @@ class _Renamer(cst.CSTTransformer):
 
 
 def parsed(text: str, blank: int = 0) -> list[_Statement]:
-    """Return the statements of a text, with blank lines before the first one."""
+    """Return the statements of a source text, with blank lines before the first one."""
     statements = list(cst.parse_module(text).body)
     if statements and blank:
         lines = [cst.EmptyLine(indent=False)] * blank
@@ -167,13 +167,13 @@ def changed(
     changes: Mapping[cst.CSTNode, Sequence[Change]],
     around: Mapping[cst.CSTNode, Sequence[_Statement]] | None = None,
 ) -> _Node:
-    """Return a node with replacements applied.
+    """Return a syntax node with replacements applied.
 
     Args:
         source: the file.
-        node: the piece.
-        changes: of nodes of the file.
-        around: what is added to statements of it.
+        node: the node.
+        changes: changes by node of the file.
+        around: statements to insert after statements of the file.
     """
     around = around or {}
     is_of_file = node is source.module or source.parent(node) is not None
@@ -182,7 +182,7 @@ def changed(
 
 
 def _touched(source: Source, nodes: Iterable[cst.CSTNode]) -> set[cst.CSTNode]:
-    """Return nodes together with all nodes that contain them."""
+    """Return syntax nodes together with all of their ancestors."""
     touched: set[cst.CSTNode] = set()
     for node in nodes:
         for each in (
@@ -194,7 +194,7 @@ def _touched(source: Source, nodes: Iterable[cst.CSTNode]) -> set[cst.CSTNode]:
 
 
 class _Transformer(cst.CSTTransformer):
-    """Makes changes, inner ones first; what has none inside stays as it is."""
+    """Applies edits to a syntax tree, inner ones first; other subtrees stay unchanged."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ def statements_of(changed: Any) -> list[Any]:
 
 
 def _filled(node: Any) -> Any:
-    """Keep a ``pass`` in a block that would be empty."""
+    """Return a ``pass`` block in place of a block without statements."""
     if isinstance(node, cst.IndentedBlock) and not node.body:
         return node.with_changes(body=parsed("pass"))
     return node
@@ -236,7 +236,7 @@ def _filled(node: Any) -> Any:
 def with_header(
     module: cst.Module, imports: dict[str, None], definitions: Sequence[_Statement]
 ) -> cst.Module:
-    """Return a module with added imports, and definitions below them."""
+    """Return a module with imports added, and definitions after them."""
     body: list[Any] = list(module.body)
     end = min(_last_import(body) + 1, _first_use(body, imports, definitions))
     present = {module.code_for_node(each).strip() for each in body[:end]}
@@ -255,7 +255,7 @@ def with_header(
 def _first_use(
     body: Sequence[Any], imports: dict[str, None], definitions: Sequence[_Statement]
 ) -> int:
-    """Return the index of the first statement that uses the addition, or the end."""
+    """Return the index of the first statement that uses added names, or the end."""
     names = {name for each in definitions for name in writes(each)}
     names |= {name for line in imports for each in parsed(line) for name in _bound_by(each)}
     names -= {"torch"}
@@ -272,7 +272,7 @@ def _is_import(statement: Any) -> bool:
 
 
 def _bound_by(statement: _Statement) -> list[str]:
-    """Return the names that an import binds."""
+    """Return the names that an import statement binds."""
     text = cst.Module([statement]).code.split("import ")[-1]
     return [each.split(" as ")[-1].strip().split(".")[0] for each in text.split(",")]
 
@@ -298,7 +298,7 @@ _BODIES = (cst.FunctionDef, cst.ClassDef, cst.For, cst.While)
 
 
 def _last_import(body: Sequence[Any]) -> int:
-    """Return the index of the last import at the top, else of the docstring, else -1."""
+    """Return the index of the last import at the top of a module, else of the docstring, or -1."""
     last = -1
     for index, statement in enumerate(body):
         if isinstance(statement, _BODIES):
@@ -322,11 +322,11 @@ _INDENTED = cst.ParenthesizedWhitespace(indent=True, last_line=cst.SimpleWhitesp
 
 
 def laid_out(call: cst.Call, arguments: Sequence[cst.Arg]) -> cst.Call:
-    """Return a call with other arguments, one in each line where it had so, with their comments.
+    """Return a call with other arguments, keeping its comments and one argument per line.
 
     Args:
-        call: as it is.
-        arguments: all that it is to have.
+        call: the original call.
+        arguments: all arguments of the new call.
     """
     if not arguments or not call.args:
         return call.with_changes(args=arguments)
@@ -335,7 +335,7 @@ def laid_out(call: cst.Call, arguments: Sequence[cst.Arg]) -> cst.Call:
 
 
 def with_one_more(params: Sequence[cst.Param], new: cst.Param) -> list[cst.Param]:
-    """Append a parameter to parameters, and keep the line layout."""
+    """Append a parameter to a function's parameters, keeping one per line."""
     between = _between(params, _INDENTED)
     return _laid(params, [*params, new], between, "whitespace_after_param") if params else [new]
 
@@ -343,7 +343,7 @@ def with_one_more(params: Sequence[cst.Param], new: cst.Param) -> list[cst.Param
 def _laid(
     old: Sequence[_Item], items: Sequence[_Item], between: cst.Comma, behind: str
 ) -> list[_Item]:
-    """Return items with separators between them, and at their end what the old ones ended with."""
+    """Return arguments or parameters joined by commas, ending as the old ones did."""
     *first, end = items
     spaced = [_followed(each, between, behind, is_last=each is old[-1]) for each in first]
     if end is not old[-1]:
@@ -353,7 +353,7 @@ def _laid(
 
 
 def _between(items: Sequence[_Item], before: cst.BaseParenthesizableWhitespace) -> cst.Comma:
-    """Return the separator of items: a new line if all have one."""
+    """Return the comma between arguments: with a new line if all commas have one."""
     commas = [each.comma for each in items[:-1] if isinstance(each.comma, cst.Comma)]
     if commas:
         alone = all(_breaks(each.whitespace_after) for each in commas)
@@ -364,7 +364,7 @@ def _between(items: Sequence[_Item], before: cst.BaseParenthesizableWhitespace) 
 
 
 def _followed(item: _Item, between: cst.Comma, behind: str, *, is_last: bool) -> _Item:
-    """Return an item with a comma, keeping a comment behind it."""
+    """Return an argument or parameter with a comma, keeping a comment behind it."""
     comma = item.comma
     if isinstance(comma, cst.Comma) and not is_last:
         return item

@@ -1,4 +1,4 @@
-"""Applies every rule to a program."""
+"""Applies every porting rule to a program."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from abele.port.source import require_python
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Port:
-    """A program and the ported program.
+    """A program before and after porting, with the findings of all rules.
 
     Attributes:
-        before: the text of each file.
-        after: the same after all rules, with the files that rules have added.
-        findings: what is said of lines, by file and line.
-        to: what it was ported to.
+        before: the original text of each file.
+        after: the text of each ported file, including added files.
+        findings: findings, sorted by file and line.
+        to: the target of the port, ``poptorch`` or ``torch``.
     """
 
     before: dict[str, str]
@@ -30,30 +30,30 @@ class Port:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of all findings."""
+        """The worst verdict of a port's findings."""
         return worst(list(self.findings))
 
     @property
     def unfinished(self) -> tuple[Finding, ...]:
-        """Findings that are manual or block the port."""
+        """Findings of a port that are *manual* or *blocked*."""
         return tuple(
             each for each in self.findings if each.verdict in (Verdict.MANUAL, Verdict.BLOCKED)
         )
 
     @property
     def left_out(self) -> tuple[Finding, ...]:
-        """The lines at which rows of the data are left out."""
+        """Lines of the port that drop samples of an incomplete last batch."""
         return tuple(each for each in self.findings if each.code in _LEAVE_OUT)
 
     @property
     def runs(self) -> bool:
-        """Return whether any part of the result runs on abele."""
+        """Return whether any part of the ported program runs on abele."""
         every = " ".join(self.after.values())
         return self.to == "torch" or "trainingModel(" in every or "inferenceModel(" in every
 
     @property
     def sentence(self) -> str:
-        """The verdict in words."""
+        """The verdict on a port as a sentence."""
         if self.verdict in (Verdict.MATCH, Verdict.MODIFIED):
             if not self.runs:
                 return _NOTHING_RUNS
@@ -76,12 +76,12 @@ _NOTHING_RUNS = (
 
 
 def port(project: Project, popdist: bool = False, to: str = "poptorch") -> Port:
-    """Port a program; nothing is written.
+    """Port a program in memory, without writing files.
 
     Args:
         project: the program.
-        popdist: whether it is to run in several instances.
-        to: what it becomes a program of: ``poptorch`` or ``torch``.
+        popdist: whether the port runs in several instances.
+        to: the target of the port, ``poptorch`` or ``torch``.
     """
     context = Context(project, popdist)
     for rule in BY_TARGET[to]:
@@ -107,11 +107,11 @@ def _texts(project: Project) -> dict[str, str]:
 
 
 def summary(result: Port, verbose: bool = False) -> str:
-    """Return lines of a port that need somebody, counts, and the verdict in a sentence.
+    """Format a port's unfinished lines, its number of findings, and the verdict.
 
     Args:
         result: the port.
-        verbose: whether lines that are changed, or stay and are worth a word, are named, too.
+        verbose: whether to include lines that were changed, or left with a remark.
     """
     some = {*result.unfinished, *result.left_out}
     findings = [e for e in result.findings if verbose or e in some or e.code == _MISSING]

@@ -30,7 +30,7 @@ def read(path: Path) -> Project:
     """Read a script with its local imports, or all files of a folder.
 
     Raises:
-        PortError: there is none, or a file cannot be read.
+        PortError: there is no such script, or a file cannot be read.
     """
     if path.is_dir():
         sources = [Source.read(each, _name(each, path)) for each in sorted(_python_files(path))]
@@ -88,7 +88,7 @@ def _imported(source: Source, folder: Path) -> Iterator[Path]:
 def _modules(
     source: Source, node: cst.CSTNode, folder: Path, here: Path
 ) -> Iterator[tuple[Path, str]]:
-    """Folders, and the dotted names in them, that an import may mean."""
+    """Return folders, and dotted names in them, that an import may refer to."""
     if isinstance(node, cst.Import):
         for alias in node.names:
             yield folder, source.code(alias.name)
@@ -103,7 +103,7 @@ def _modules(
 
 
 def difference(result: Port) -> str:
-    """Return the unified diff of all files."""
+    """Return the unified diff between the original and the ported files."""
     lines: list[str] = []
     for name, after in result.after.items():
         lines += difflib.unified_diff(
@@ -116,7 +116,7 @@ def difference(result: Port) -> str:
 
 
 def record(result: Port) -> dict[str, Any]:
-    """Return the content of ``port.json``."""
+    """Return the content of ``port.json``, the record of a port."""
     return {
         "layout": _LAYOUT,
         "verdict": result.verdict.value,
@@ -129,7 +129,7 @@ def record(result: Port) -> dict[str, Any]:
 
 
 def _like(original: Path, text: str) -> bytes:
-    """Encode text with a file's line ends and encoding."""
+    """Encode text with the line ends and encoding of an original file."""
     data = original.read_bytes() if original.exists() else b""
     encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     return (text.replace("\n", "\r\n") if b"\r\n" in data else text).encode(encoding)
@@ -139,12 +139,12 @@ def write(result: Port, source: Path, output: Path) -> None:
     """Write the ported program, the diff and the record of the port.
 
     Args:
-        result: of the port.
+        result: the result of porting.
         source: the script or folder that was ported.
-        output: a folder that is empty, not there, or has an earlier port.
+        output: a folder that is empty, missing, or contains an earlier port.
 
     Raises:
-        PortError: that would write over the program or over other files.
+        PortError: the program or other files would be overwritten.
     """
     folder = source if source.is_dir() else source.parent
     if output.resolve() == folder.resolve():

@@ -1,4 +1,4 @@
-"""Findings about lines of a script, with their verdicts."""
+"""Findings about lines of a ported script, with their verdicts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import enum
 
 
 class Verdict(enum.Enum):
-    """Verdicts on a line, from best to worst."""
+    """Verdicts of a port on a line of the script, from best to worst."""
 
     MATCH = "match"  # it stays, and means the same
     MODIFIED = "modified"  # it was changed
@@ -17,16 +17,16 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A finding about a line of the script.
+    """A finding of a porting rule about a line of the script.
 
     Attributes:
-        code: of the rule, such as ``ABP101``.
-        verdict: what became of it.
-        path: of the file, below the folder that is ported.
-        line: in the original, from 1.
-        column: from 1.
-        text: the line as it was, without white space around it.
-        reason: why, in a sentence.
+        code: code of the rule, such as ``ABP101``.
+        verdict: verdict on the line.
+        path: path of the file, relative to the ported folder.
+        line: line in the original, from 1.
+        column: column, from 1.
+        text: the original line, stripped.
+        reason: the reason, in a sentence.
     """
 
     code: str
@@ -38,7 +38,7 @@ class Finding:
     reason: str
 
     def __str__(self) -> str:
-        """Return ``file:line:column code verdict reason``."""
+        """Format a finding as ``file:line:column code verdict reason``."""
         where = f"{self.path}:{self.line}:{self.column}"
         return f"{where}: {self.code} {self.verdict.value}: {self.reason}"
 
@@ -48,7 +48,7 @@ class Finding:
 
 
 def docs_of(code: str) -> str:
-    """Return the path of the page that explains a code."""
+    """Return the path of the page that explains a finding's code."""
     return f"docs/port.md#{code.lower()}"
 
 
@@ -64,6 +64,6 @@ SENTENCES = {
 
 
 def worst(findings: list[Finding]) -> Verdict:
-    """Return the worst verdict of findings."""
+    """Return the worst verdict of a port's findings."""
     order = list(Verdict)
     return max((each.verdict for each in findings), key=order.index, default=Verdict.MATCH)

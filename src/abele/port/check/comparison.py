@@ -1,4 +1,4 @@
-"""The result of comparing a port with an original: first divergence and cause, as text."""
+"""The result of comparing a port with its original program, formatted as text."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ EQUAL, DIFFERENT = 0, 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepPair:
-    """A training step of both scripts.
+    """A training step of the original script and the corresponding step of its port.
 
     Attributes:
         step: its number, from 1.
         original: the update of the original; it has several losses if it accumulates gradients.
         port: the update of the port; it has no loss if the call returns only that of a later step.
-        differing: parameters and buffers that differ after it, by the original's names.
-        model: name of the model; empty if both train one only.
+        differing: parameters and buffers that differ after the step, by the original's names.
+        model: name of the model; empty if both scripts train only one.
     """
 
     step: int
@@ -33,14 +33,14 @@ class StepPair:
 
     @property
     def same_loss(self) -> bool | None:
-        """The losses are equal bit for bit; None if the port does not return its own."""
+        """Whether the losses of both scripts are equal bit for bit; None if unknown."""
         if not self.port.losses or not self.original.losses:
             return None
         return same_losses(self.original.losses, self.port.losses)
 
     @property
     def same_batch(self) -> bool:
-        """True if original and port are known to have given their model the same inputs."""
+        """Whether both scripts are known to have passed equal inputs to their model."""
         mine, other = self.original, self.port
         known = bool(mine.inputs) and other.alone and len(mine.losses) == 1
         return known and {*mine.inputs} <= {*other.inputs}
@@ -48,7 +48,7 @@ class StepPair:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The first place where both scripts diverge.
+    """The first divergence of a port from its original script.
 
     Attributes:
         step: the first step that differs; 0 if the models differ before their first update.
@@ -71,13 +71,13 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The result of comparing a port with its original.
+    """The result of comparing a port with its original script.
 
     Attributes:
-        steps: the steps that both made, as far as they were compared.
-        difference: where they first part; None if all is equal, bit for bit.
-        compared: how many tensors were compared beside the loss.
-        notes: what was changed or left out, in words.
+        steps: the compared training steps that both scripts ran.
+        difference: the first divergence; None if everything is equal, bit for bit.
+        compared: number of tensors that were compared, without the loss.
+        notes: sentences about changes and omissions.
         back: the port is the one in plain PyTorch, and is called ``original`` here.
     """
 
@@ -89,23 +89,23 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Every loss, parameter and buffer is the same, bit for bit."""
+        """Whether all losses, parameters and buffers of both scripts are equal bit for bit."""
         return self.difference is None
 
     @property
     def status(self) -> int:
-        """Exit status of a command: 0 equal, 1 different."""
+        """Exit status of the comparison command: 0 equal, 1 different."""
         return EQUAL if self.equal else DIFFERENT
 
     def __str__(self) -> str:
-        """Return a row per step, the verdict, and notes."""
+        """Format the comparison: a table row per training step, the verdict, and notes."""
         parts = [_table(self.steps), _verdict(self)]
         text = "\n".join([*parts, *(f"Note: {note}." for note in self.notes)])
         return "\n".join(map(_turned, text.splitlines())) if self.back else text
 
 
 def _turned(line: str) -> str:
-    """Swap ``original`` and ``port`` in a line; in an indented one only in its label."""
+    """Swap ``original`` and ``port`` in a line of text; in an indented one only in its label."""
     if line.startswith(("The port differs", "The port is equal")):
         return line
     other = {"original": "port", "port": "original"}
@@ -114,13 +114,13 @@ def _turned(line: str) -> str:
 
 
 def same_losses(original: Sequence[float], port: Sequence[float]) -> bool:
-    """Return whether losses are equal bit for bit.
+    """Return whether the losses of an original script and its port are equal bit for bit.
 
-    An original that accumulates may have divided them by the number of parts.
+    An original that accumulates gradients may have divided losses by the number of micro-batches.
 
     Args:
-        original: of one update.
-        port: all of one update, or the last one.
+        original: losses of one update.
+        port: all losses of one update, or the last one.
     """
     parts = len(original)
     compared = original[-len(port) :]
@@ -196,7 +196,7 @@ _FIRST, _LAST = 12, 3
 
 
 def _table(steps: Sequence[StepPair]) -> str:
-    """Return a row per step, with its model if there are several; of many the first and last."""
+    """Format a table of training steps; of many, only the first and last."""
     rows = [("step", "original", "port", "loss", "batch", "tensors", "model"), *map(_row, steps)]
     if len(steps) > _FIRST + _LAST + 1:
         rows[_FIRST + 1 : -_LAST] = [("...", *[""] * 6)]
@@ -221,7 +221,7 @@ def _row(pair: StepPair) -> tuple[str, ...]:
 
 
 def _numbers(losses: Sequence[float]) -> str:
-    """Losses with all digits of float32; of several the last."""
+    """Format the last loss of an update with all digits of float32, and the number of losses."""
     if not losses:
         return "-"
     more = f" (of {len(losses)})" if len(losses) > 1 else ""
@@ -229,7 +229,7 @@ def _numbers(losses: Sequence[float]) -> str:
 
 
 def _verdict(comparison: Comparison) -> str:
-    """Return the verdict: first divergence of port and original, and a hint for debugging."""
+    """Format the verdict: first divergence of port and original, and a hint for debugging."""
     first = comparison.difference
     if first is None:
         count = len(comparison.steps)
@@ -246,7 +246,7 @@ def _verdict(comparison: Comparison) -> str:
 
 
 def _of_models(comparison: Comparison) -> str:
-    """Return the number of steps of each model, if there are several."""
+    """Format the number of training steps of each model; empty for a single model."""
     counts = Counter(pair.model for pair in comparison.steps)
     if len(counts) < 2:
         return ""

@@ -1,4 +1,4 @@
-"""Run a script in a process of its own, and read what ``script`` and ``watch`` record of it."""
+"""Run a script in a separate process, and read its record of training updates."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _PAUSE_S = 0.05
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """A request to run a script under a watcher.
+    """A request to run a script in a process that records its training updates.
 
     Attributes:
         script: path of the script.
-        arguments: of the script.
+        arguments: command-line arguments of the script.
         watcher: name of the watcher, a key of ``script.WATCHERS``.
         name: how messages call the script, ``original`` or ``port``.
-        deadline: on the clock of ``time.monotonic``.
+        deadline: on the clock of ``time.monotonic``, in seconds.
         steps: number of updates after which the script is stopped.
-        seed: of the random numbers that the script starts with.
+        seed: seed of the random generators at the start of the script.
         python: the command that runs Python.
         save: file for the tensors after the last update; empty for none.
     """
@@ -56,20 +56,20 @@ class Run:
 
     @property
     def subject(self) -> str:
-        """Name and path of the script, for messages."""
+        """The label and path of the script, for messages."""
         return f"{self.name} {str(self.script)!r}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Update:
-    """An update of a model.
+    """A recorded update of a model's parameters.
 
     Attributes:
         model: number of the model, in the order of first updates.
-        losses: of the update; none where a call of several updates returns only the last one's.
-        inputs: digest of each input of the model; of the whole call.
-        alone: its call made no other update.
-        line: the user's line that made it.
+        losses: losses of the update; empty if its call returns only the loss of a later update.
+        inputs: digest of each input tensor of the call.
+        alone: whether its call made no other update.
+        line: the user's line that made the update.
         digests: of the model's tensors after the update, by name.
     """
 
@@ -83,7 +83,7 @@ class Update:
 
 @dataclasses.dataclass
 class Model:
-    """A model that a script trains.
+    """A model that a script trains, with the shape and kind of each tensor.
 
     Attributes:
         name: empty if it is not known.
@@ -97,13 +97,13 @@ class Model:
 
 @dataclasses.dataclass
 class Recorded:
-    """The record of a run.
+    """The record of a script's run: its models, updates and notes.
 
     Attributes:
         models: in the order of their first updates.
         updates: in the order in which they were made.
-        notes: sentences, each once.
-        ended: the script ended by itself, before all updates were made.
+        notes: sentences, without duplicates.
+        ended: whether the script ended before all requested updates were made.
         warned: warnings of poptorch, such as of values that the host has changed.
     """
 
@@ -114,7 +114,7 @@ class Recorded:
     warned: list[str] = dataclasses.field(default_factory=list[str])
 
     def add(self, kind: str, record: dict[str, Any]) -> None:
-        """Add a record of a script."""
+        """Add a JSON record that a script has written."""
         if kind == "model":
             number: int = record["model"]
             self.models += [Model()] if number == len(self.models) else []
@@ -130,7 +130,7 @@ class Recorded:
 
 
 def recorded(run: Run, progress: Callable[[int], None] = lambda updates: None) -> Recorded:
-    """Run a script and return its record.
+    """Run a script in a separate process and return its record of training updates.
 
     Args:
         run: the script and its watcher.

@@ -40,7 +40,7 @@ _OF_WORKERS = {
 
 
 def main(text: str) -> None:
-    """Run a script and record its updates.
+    """Run a script and record its training updates.
 
     Args:
         text: JSON with the fields of ``process.Run``, and ``records``, the file of the record.
@@ -90,7 +90,7 @@ def seed(number: int) -> None:
 
 
 def loads_in_the_process(record: Record) -> None:
-    """Have every data loader load in this process, so that both scripts draw in the same order."""
+    """Disable data loader workers, so that random numbers are drawn in a fixed order."""
     made: Any = DataLoader
     construct = made.__init__
     plain = inspect.signature(construct)
@@ -109,7 +109,7 @@ def loads_in_the_process(record: Record) -> None:
 
 
 class _Host(TorchFunctionMode):
-    """A mode that makes tensors on the host that a script wants on a GPU."""
+    """A torch function mode that redirects CUDA devices to the CPU."""
 
     def __init__(self, note: Callable[[], None]):
         super().__init__()
@@ -118,7 +118,7 @@ class _Host(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Call a function, for the host instead of a GPU."""
+        """Call a torch function with CUDA devices replaced by the CPU."""
         kwargs = kwargs or {}
         if func is _Tensor.cuda:
             self._note()
@@ -140,7 +140,7 @@ class _Host(TorchFunctionMode):
 
 @contextlib.contextmanager
 def cuda_is_the_host(record: Record) -> Generator[None]:
-    """While open, put tensors on the host that are asked for on a GPU, and note it."""
+    """Place tensors that a script creates on CUDA on the CPU instead, and record a note."""
     cuda: Any = torch.cuda
     for name in ("synchronize", "set_device", "empty_cache"):
         setattr(cuda, name, _nothing(name))
@@ -149,7 +149,7 @@ def cuda_is_the_host(record: Record) -> Generator[None]:
 
 
 def _nothing(name: str) -> Callable[..., None]:
-    """Return a function of its own for each name: torch's compiler refuses one with several."""
+    """Return a new no-op function with a name: torch.compile refuses one with several names."""
 
     def nothing(*args: Any, **kwargs: Any) -> None:
         """Do nothing, because no GPU exists to synchronize or select."""

@@ -1,4 +1,4 @@
-"""Run an original and its port, pair their updates and tensors, and print the answer."""
+"""Run an original script and its port, and compare their training updates and tensors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check(
     python: str = sys.executable,
     back: bool = False,
 ) -> Comparison:
-    """Run an original and a port, and report the first divergence.
+    """Run an original script and its port, and report the first divergence.
 
     Both run on the host, the port on the target ``reference``, whose bits are those of plain
     PyTorch. Data loaders load in their process, without workers. What the scripts print is not
@@ -54,8 +54,8 @@ def check(
 
     Args:
         original: a script of plain PyTorch.
-        port: the same through a front-end.
-        steps: how many updates are compared, of all models together; both scripts end then.
+        port: the ported script.
+        steps: number of updates that are compared, of all models together; both scripts end then.
         arguments: of both scripts.
         seed: of Python's, numpy's and torch's random numbers; seeds in the scripts win.
         timeout_s: limit of the whole comparison, in seconds.
@@ -95,10 +95,10 @@ def check(
 
 
 def _trained(run: Run, what: str, progress: Callable[[int], None]) -> Recorded:
-    """Run a script that has to train.
+    """Run a script and return its record; require at least one training update.
 
     Raises:
-        CheckError: it made no update.
+        CheckError: the script made no update.
     """
     result = recorded(run, progress)
     if not result.updates:
@@ -110,7 +110,7 @@ def _trained(run: Run, what: str, progress: Callable[[int], None]) -> Recorded:
 
 
 def _measured(first: Difference, pairing: Pairing, plain: Run, wrapped: Run) -> Difference:
-    """Return a difference with the distance of its tensors, for which both scripts run again."""
+    """Return a difference with the norm of the tensors' difference; runs both scripts again."""
     if first.step == 0 or first.kind not in ("parameter", "buffer"):
         return first
     pair = pairing.steps[first.step - 1]
@@ -133,17 +133,17 @@ def _measured(first: Difference, pairing: Pairing, plain: Run, wrapped: Run) -> 
 
 
 def checked(original: Path, port: Path, steps: int, arguments: Sequence[str], **more: Any) -> int:
-    """Compare a port with its original, print the answer, and return the exit status.
+    """Compare a port with its original script, print the result, and return the exit status.
 
     Args:
         original: a script of plain PyTorch.
-        port: the same through a front-end.
+        port: the ported script.
         steps: number of updates.
-        arguments: of both scripts.
+        arguments: command-line arguments of both scripts.
         more: keyword arguments of ``check``.
 
     Returns:
-        0 if they are equal, 1 if they differ, 2 if they cannot be compared.
+        0 if the scripts are equal, 1 if they differ, 2 if they cannot be compared.
     """
     with tqdm(total=2 * steps, desc="steps of both", disable=None, leave=False) as bar:
 
@@ -164,7 +164,7 @@ def checked(original: Path, port: Path, steps: int, arguments: Sequence[str], **
 
 
 class Pairing:
-    """The updates of an original and its port, one by one in their order.
+    """The training updates of an original script and its port, paired in order.
 
     Args:
         original: record of the original, whose names are used.
@@ -185,7 +185,7 @@ class Pairing:
         self.steps = tuple(self._step(step, *both) for step, both in enumerate(updates, 1))
 
     def tensors(self, mine: Update, other: Update) -> dict[str, str]:
-        """Return the names of a port's tensors by those of the original, for a pair of updates."""
+        """Return the port's name of each tensor of the original, for a pair of updates."""
         models = mine.model, other.model
         if models not in self._tensors:
             facts = self._original.models[mine.model], self._port.models[other.model]
@@ -209,7 +209,7 @@ class Pairing:
     # -- the first difference ----------------------------------------------------------------------
 
     def difference(self) -> Difference | None:
-        """Return where port and original diverge first; None if the runs are equal."""
+        """Return the first divergence of port and original; None if the runs are equal."""
         begun: set[tuple[str, int]] = set()
         for pair in self.steps:
             models = {("original", pair.original.model), ("port", pair.port.model)}
@@ -220,7 +220,7 @@ class Pairing:
         return self._end()
 
     def _in_first_step(self, pair: StepPair) -> Difference | None:
-        """Return the first parameter that differs before the first update of a model."""
+        """Return the first initial parameter that differs, or a difference in step 1."""
         here = self._original.models[pair.original.model].tensors
         there = self._port.models[pair.port.model].tensors
         for name, theirs in self.tensors(pair.original, pair.port).items():
@@ -229,7 +229,7 @@ class Pairing:
         return self._in_step(pair)
 
     def _in_step(self, pair: StepPair) -> Difference | None:
-        """Return the loss or the first tensor that differs after a step."""
+        """Return the loss or the first tensor that differs after a training step, or None."""
         if pair.same_loss is False:
             mine, other = pair.original.losses[-1], pair.port.losses[-1]
             return Difference(
@@ -251,7 +251,7 @@ class Pairing:
         )  # fmt: skip
 
     def _end(self) -> Difference | None:
-        """Return the step that only the original or only the port runs."""
+        """Return a difference if one script made more updates than the other, or None."""
         mine, other = self._made
         if mine == other:
             return None
@@ -267,7 +267,7 @@ class Pairing:
     # -- what is compared --------------------------------------------------------------------------
 
     def compared(self) -> int:
-        """Return the number of tensors that were compared."""
+        """Return the number of distinct tensors that were compared in both scripts."""
         return len(
             {
                 (pair.original.model, name)
@@ -277,7 +277,7 @@ class Pairing:
         )
 
     def notes(self) -> list[str]:
-        """Describe changes and omissions of the comparison in words."""
+        """Return sentences about changes and omissions in the comparison of two scripts."""
         notes = [*dict.fromkeys([*self._original.notes, *self._port.notes])]
         alone: dict[str, dict[str, None]] = {"original": {}, "port": {}}
         for pair in self.steps:
@@ -300,7 +300,7 @@ class Pairing:
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    """Return names, with numbers appended to duplicates."""
+    """Return model names, with numbers appended to duplicates."""
     counts = Counter(names)
     return [
         f"{name} {names[: place + 1].count(name)}" if counts[name] > 1 else name
@@ -312,11 +312,10 @@ def _numbered(names: Sequence[str]) -> list[str]:
 
 
 def pairs(original: Facts, port: Facts) -> dict[str, str]:
-    """Return the port's name of each tensor by the original's, for tensors that are in both.
+    """Map tensor names of an original model to those of its port, for tensors in both.
 
-    Tensors correspond that have first values which no other one of the shape has, and tensors next
-    to these; else by name, apart from a prefix; else by first values; else by the order of tensors
-    of the same shape.
+    Tensors of equal shape and kind are paired by initial values that are unique, then by the same
+    prefixes as those; else by name, apart from a prefix; else by initial values; else in order.
 
     Args:
         original: facts of ``process.Model`` about each tensor by name.
@@ -325,7 +324,7 @@ def pairs(original: Facts, port: Facts) -> dict[str, str]:
     paired: dict[str, str] = {}
 
     def take(alike: Callable[[str, str], bool], *, only: bool) -> None:
-        """Pair what is alike; where ``only``, if nothing else is."""
+        """Pair unpaired tensors that match a condition; with ``only``, if the match is unique."""
         free = [name for name in port if name not in paired.values()]
         for name, facts in original.items():
             if name in paired:
@@ -353,7 +352,7 @@ def pairs(original: Facts, port: Facts) -> dict[str, str]:
 
 
 def _prefixes(name: str, other: str) -> tuple[str, str] | None:
-    """Return the parts of two names before their common end; None if they share none."""
+    """Return the parts of two dotted names before their common suffix; None without a suffix."""
     mine, theirs = name.split("."), other.split(".")
     while mine and theirs and mine[-1] == theirs[-1]:
         mine.pop()

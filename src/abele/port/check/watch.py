@@ -1,4 +1,4 @@
-"""Watch the updates of a script, and record them as JSON lines in a file.
+"""Watch the training updates of a script, and record them as JSON lines in a file.
 
 Records by ``kind``:
 
@@ -45,14 +45,14 @@ _Value = TypeVar("_Value")
 
 
 class Enough(BaseException):
-    """The end of a script of which all is recorded; no ``except Exception`` catches it."""
+    """An exception that ends a script after enough updates; ``except Exception`` passes it on."""
 
 
 class Record:
-    """The record that a watched script writes.
+    """A file to which a watched script appends its training updates as JSON lines.
 
     Args:
-        path: file of the record.
+        path: path of the file.
 
     Attributes:
         steps: number of updates after which the script ends.
@@ -74,7 +74,7 @@ class Record:
             file.write(json.dumps({"kind": kind, **content}) + "\n")
 
     def note(self, text: str) -> None:
-        """Write a note, once."""
+        """Append a note to the record, unless it is already there."""
         if text not in self._notes:
             self._notes.add(text)
             self.add("note", text=text)
@@ -86,7 +86,7 @@ class Record:
         tensors: Mapping[str, torch.Tensor],
         kinds: Mapping[str, str],
     ) -> None:
-        """Write the shapes and kinds of a model's tensors."""
+        """Append a model's tensors to the record: shapes, kinds and digests."""
         is_new = number == self.models
         facts = {
             name: {
@@ -101,24 +101,24 @@ class Record:
         self.models += is_new
 
     def digests(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-        """Return the digests of tensors after one more update; after the last one, save them."""
+        """Count one more update and return the digests of tensors; save those of the last."""
         self.updates += 1
         if self.save and self.updates == self.steps:
             torch.save({name: value.detach().clone() for name, value in tensors.items()}, self.save)
         return {name: digest(tensor) for name, tensor in tensors.items()}
 
     def end_step(self) -> None:
-        """End the script if all updates were made.
+        """End the script if all requested updates were made.
 
         Raises:
-            Enough: they were.
+            Enough: all updates were made.
         """
         if self.updates >= self.steps:
             raise Enough
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Return a hash of a tensor's type and numbers, whatever its shape."""
+    """Return a hash of a tensor's dtype and values, independent of its shape."""
     plain = tensor.detach()
     if plain.layout is not torch.strided:
         plain = plain.to_dense()
@@ -126,7 +126,7 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def numbers(loss: torch.Tensor) -> list[float]:
-    """Return the numbers of a loss in double precision, which is exact for float32."""
+    """Return the values of a loss tensor in double precision, which is exact for float32."""
     values: Any = loss.detach().double().flatten()[:_MOST_LOSSES]
     return values.tolist()
 
@@ -136,13 +136,13 @@ def numbers(loss: torch.Tensor) -> list[float]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Backward:
-    """A call of backward.
+    """A recorded call of ``backward``, with its losses and the modules that ran before it.
 
     Attributes:
-        losses: numbers of the tensors that it began from.
-        leaves: tensors that they were differentiated by.
-        roots: modules that were called since the call before.
-        inputs: digests of their inputs.
+        losses: values of the differentiated losses.
+        leaves: leaf tensors that receive gradients.
+        roots: modules that were called since the previous call of ``backward``.
+        inputs: digests of the inputs of these modules.
         line: the user's line that made the call.
     """
 
@@ -154,7 +154,7 @@ class Backward:
 
 
 class Trained:
-    """A model of a plain script: the modules whose losses its optimizers use.
+    """A model of a plain PyTorch script: the modules whose losses an optimizer minimizes.
 
     Args:
         number: index of the model in the order of first updates.
@@ -162,7 +162,7 @@ class Trained:
     Attributes:
         tensors: parameters and buffers by name.
         kinds: ``PARAMETER`` or ``BUFFER`` by name.
-        roots: its modules.
+        roots: outermost modules that were called.
     """
 
     def __init__(self, number: int):
@@ -172,7 +172,7 @@ class Trained:
         self.roots: list[torch.nn.Module] = []
 
     def add(self, calls: Sequence[Backward]) -> bool:
-        """Add the modules of some calls, and return whether a tensor is new."""
+        """Add the modules of ``backward`` calls to a model; return whether a tensor is new."""
         before = len(self.tensors)
         known = set(map(id, self.tensors.values()))
         for root in unique(root for call in calls for root in call.roots):
@@ -193,23 +193,23 @@ class Trained:
         return len(self.tensors) > before
 
     def name(self, updated: Sequence[torch.Tensor]) -> str:
-        """Return the classes of its modules with some tensors; of all modules if none has."""
+        """Return the class names of a model's modules that contain the updated tensors."""
         wanted = set(map(id, updated))
         named = [each for each in self.roots if wanted & set(map(id, each.parameters()))]
         return ", ".join(type(root).__name__ for root in named or self.roots)
 
 
 def unique(values: Iterable[_Value]) -> list[_Value]:
-    """Return each object once, in order."""
+    """Return objects without duplicates, in order."""
     return list({id(value): value for value in values}.values())
 
 
 def taking_part(
     called: Sequence[torch.nn.Module], reached: Sequence[torch.Tensor]
 ) -> list[torch.nn.Module]:
-    """Return the called modules that a loss may come from.
+    """Return the called modules from which a loss may have been computed.
 
-    A module that was evaluated with gradients has none of this loss; a frozen one has none at all.
+    Modules are left out if they have trainable parameters of which none is a leaf of the loss.
     """
     wanted = set(map(id, reached))
     roots = unique(called)
@@ -223,7 +223,7 @@ def taking_part(
 
 
 def leaves(losses: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors that losses are differentiated by, in the order of the graph."""
+    """Return the leaf tensors of the autograd graph of losses, in graph order."""
     waiting: list[Any] = [loss.grad_fn for loss in losses]
     seen: set[Any] = set()
     reached: list[torch.Tensor] = []
@@ -239,7 +239,7 @@ def leaves(losses: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class Original:
-    """Watches the updates of a plain script."""
+    """Records the updates of a plain PyTorch script by hooks of modules and optimizers."""
 
     def __init__(self, record: Record):
         self._record = record
@@ -255,7 +255,7 @@ class Original:
 
     @contextlib.contextmanager
     def watching(self) -> Generator[None]:
-        """While open, watch the script."""
+        """Install hooks that record the script's updates, while the context is open."""
         handles: list[Any] = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
@@ -272,7 +272,7 @@ class Original:
                 handle.remove()
 
     def finish(self) -> None:
-        """Note optimizers without an update whose tensors nothing else updated."""
+        """Add a note for each optimizer that made no update."""
         compared = {id(each) for model in self._models for each in model.tensors.values()}
         for optimizer, line in self._made.items():
             tensors = set(map(id, of_optimizer(optimizer)))
@@ -309,7 +309,7 @@ class Original:
         self._waiting.append(call)
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Take the calls of backward that give an optimizer's tensors gradients."""
+        """Assign pending ``backward`` calls to the optimizer that is about to step."""
         del args, kwargs
         tensors = of_optimizer(optimizer)
         wanted = set(map(id, tensors))
@@ -345,7 +345,7 @@ class Original:
         self._record.end_step()
 
     def _model_of(self, roots: Sequence[torch.nn.Module]) -> Trained:
-        """Return the model with these modules, which another optimizer may have trained before."""
+        """Return the recorded model with these modules, or a new one."""
         for model in self._models:
             if set(map(id, model.roots)) == set(map(id, roots)):
                 return model
@@ -354,14 +354,14 @@ class Original:
 
 
 def of_optimizer(optimizer: Any) -> list[torch.Tensor]:
-    """Return the tensors that an optimizer updates; none if its construction has failed."""
+    """Return the tensors in an optimizer's parameter groups; empty if it has none."""
     groups = getattr(optimizer, "param_groups", ())
     return [each for group in groups for each in group["params"]]
 
 
 @contextlib.contextmanager
 def wrapped(owner: Any, name: str, before: Callable[..., None]) -> Generator[None]:
-    """While open, have a function of torch call another one first, with its arguments."""
+    """Call a function before each call of a torch function, while the context is open."""
     plain = getattr(owner, name)
 
     @functools.wraps(plain)
@@ -380,27 +380,27 @@ def wrapped(owner: Any, name: str, before: Callable[..., None]) -> Generator[Non
 
 
 class Port:
-    """Watches the training sessions of a script, each of which is a model."""
+    """Records the updates of a ported script from its training sessions, one model per session."""
 
     def __init__(self, record: Record):
         self._record = record
 
     def watching(self) -> contextlib.AbstractContextManager[object]:
-        """While open, watch the script."""
+        """Observe new training sessions of the script, while the context is open."""
         return of_new_sessions(
             lambda session: _Calls(self._record, session) if session.config.training else None
         )
 
     def finish(self) -> None:
-        """Do nothing: all calls are recorded."""
+        """Do nothing, because all calls of sessions are already recorded."""
 
 
 class _Calls(Observer):
-    """Records the calls of a session.
+    """Records the calls of a training session.
 
     Args:
-        record: of the script.
-        session: the observed one.
+        record: record of the script.
+        session: the observed session.
     """
 
     def __init__(self, record: Record, session: Session):
@@ -411,7 +411,7 @@ class _Calls(Observer):
         self._digests: list[dict[str, str]] = []
 
     def on_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Note the inputs, and record a new model."""
+        """Record the digests of a call's inputs, and the model before its first call."""
         if self._model < 0:
             self._model = self._record.models
             params, buffers = self._session.params, self._session.buffers[0]
@@ -420,18 +420,18 @@ class _Calls(Observer):
         self._inputs, self._digests = [digest(each) for each in inputs], []
 
     def on_update(self, step: MicroStep) -> None:
-        """Note the state after an update."""
+        """Record the digests of parameters and buffers after an update."""
         del step
         tensors = {**self._session.params, **self._session.buffers[0]}
         self._digests.append(self._record.digests(tensors))
 
     def on_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Note the loss among the outputs of a call."""
+        """Record the loss among the outputs of a training call."""
         loss = self._session.loss
         self._losses = [] if loss is None else numbers(outputs[loss])
 
     def on_call_end(self, call: CallRecord) -> None:
-        """Record the updates of the call, each with its losses, or the last one with all."""
+        """Write the updates of a training call with their losses to the record."""
         if call.error is not None:
             return
         count = len(self._digests)
