@@ -42,12 +42,12 @@ class Port:
 
     @property
     def left_out(self) -> tuple[Finding, ...]:
-        """Lines of the port that drop samples of an incomplete last batch."""
+        """Findings of lines at which the port drops samples of an incomplete last batch."""
         return tuple(each for each in self.findings if each.code in _LEAVE_OUT)
 
     @property
     def runs(self) -> bool:
-        """Return whether any part of the ported program runs on abele."""
+        """Whether any part of the ported program runs on abele."""
         every = " ".join(self.after.values())
         return self.to == "torch" or "trainingModel(" in every or "inferenceModel(" in every
 

@@ -1,7 +1,7 @@
-"""The part of PopTorch that a program needs to train and evaluate in plain PyTorch, on the host.
+"""A subset of PopTorch in plain PyTorch, to train and evaluate programs without an IPU.
 
-``abele port --to torch`` writes this file beside a program, which imports it instead of PopTorch. A
-call of a training model is ``zero_grad``, the model, ``backward`` and ``step``.
+``abele port --to torch`` writes this file next to a program, which imports it instead of PopTorch.
+A call of a training model is ``zero_grad``, the model, ``backward`` and ``step``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _marked: list[torch.Tensor] = []
 
 
 class _Name:
-    """A value of an enumeration or a strategy, which only its name tells from others."""
+    """A placeholder for an enumeration value of PopTorch, known only by its name."""
 
     def __init__(self, name: str):
         self.name = name
@@ -60,9 +60,9 @@ def __getattr__(name: str) -> _Name:
 
 
 class Options:
-    """Options, of which only the number of batches of a call has a meaning on the host.
+    """PopTorch options, of which only the number of batches per call has an effect.
 
-    Others say how a device computes, and are accepted.
+    Options about the device are accepted and ignored.
     """
 
     def __init__(self) -> None:
@@ -75,33 +75,33 @@ class Options:
         return _returning(self)
 
     def deviceIterations(self, iterations: int) -> Options:
-        """Let a call make several updates."""
+        """Set the number of updates per call."""
         self.iterations = iterations
         return self
 
     def gradientAccumulation(self, parts: int) -> Options:
-        """Let an update use the mean gradient of several batches."""
+        """Set the number of batches whose mean gradient an update uses."""
         self.parts = parts
         return self
 
     def outputMode(self, mode: _Name) -> Options:
-        """Let a call return the results of all batches, or of the last one."""
+        """Set whether a call returns the results of all batches or of the last one."""
         self.returns_all = _one_of(mode, "Final", "All", "Default") == "All"
         return self
 
     def accumulationAndReplicationReductionType(self, reduction: _Name) -> Options:
-        """Accept the mean of the gradients of several batches."""
+        """Accept only the mean as reduction of gradients."""
         _one_of(reduction, "Mean")
         return self
 
     def replicationFactor(self, replicas: int) -> Options:
-        """Accept one replica."""
+        """Accept only one replica."""
         if replicas != 1:
             raise ValueError(f"this program has one replica, not {replicas}")
         return self
 
     def randomSeed(self, seed: int) -> Options:
-        """Seed torch."""
+        """Seed torch's random number generators."""
         untyped: Any = torch
         untyped.manual_seed(seed)
         return self
@@ -116,7 +116,7 @@ def _one_of(value: _Name, *names: str) -> str:
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
-    """A loader whose batches have the rows of all batches that a call takes."""
+    """A data loader whose batches contain all batches that one call consumes."""
 
     def __init__(
         self,
@@ -139,11 +139,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         base.__init__(dataset, num_workers=num_workers, **more)
 
     def terminate(self) -> None:
-        """Do nothing: workers end with the loader."""
+        """Do nothing, because worker processes end with the data loader."""
 
 
 class PoplarExecutor:
-    """A model without gradients, with the attributes and modes that a program compiled in."""
+    """An inference model that keeps attributes and modes as of its first call."""
 
     def __init__(self, model: torch.nn.Module, options: Options | None = None):
         self.model, self.compiled = model, copy.copy(model)
@@ -158,7 +158,7 @@ class PoplarExecutor:
         return getattr(self.model, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model on one batch."""
+        """Run the inference model on one batch."""
         batches = self.options.iterations * self.options.parts
         if batches > 1:
             raise ValueError(f"a call takes {batches} batches: give inference options of its own")
@@ -170,16 +170,16 @@ class PoplarExecutor:
         return bool(self.modes)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Take the modes of the model's parts, unless that was done."""
+        """Record the training or evaluation mode of each submodule, unless recorded."""
         del args, kwargs
         self.modes = self.modes or {each: each.training for each in self.compiled.modules()}
 
     def destroy(self) -> None:
-        """Forget the modes."""
+        """Forget the recorded modes of submodules."""
         self.modes = {}
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model with its parts in the modes of the first call."""
+        """Call the model with its submodules in the modes of the first call."""
         self.compile()
         present = {each: each.training for each in self.compiled.modules()}
         try:
@@ -192,7 +192,7 @@ class PoplarExecutor:
 
 
 class _Training(PoplarExecutor):
-    """A model of which a call makes updates, each with the mean gradient of some batches."""
+    """A training model: each call makes updates with the mean gradient of several batches."""
 
     def __init__(self, model: Any, options: Options | None, optimizer: Any):
         super().__init__(model, options)
@@ -200,11 +200,11 @@ class _Training(PoplarExecutor):
         self.values: list[dict[str, Any]] = []
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update with the present values of an optimizer from now on."""
+        """Use an optimizer and its present hyperparameters in later updates."""
         self.optimizer, self.values = optimizer, _values(optimizer)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the updates of a call."""
+        """Run the updates of a training call and return the model's outputs."""
         self.values = self.values or _values(self.optimizer)
         batches, kept = self.batches(args, kwargs), list[Any]()
         for _ in range(self.options.iterations):
@@ -219,7 +219,7 @@ class _Training(PoplarExecutor):
         return _joined(kept) if self.options.returns_all and len(kept) > 1 else kept[-1]
 
     def batches(self, args: Any, kwargs: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """Cut the rows of a call into its batches."""
+        """Split the samples of a call into its batches."""
         count = self.options.iterations * self.options.parts
         if count == 1:
             yield args, kwargs
@@ -232,7 +232,7 @@ class _Training(PoplarExecutor):
             yield [each[cut] for each in args], {name: each[cut] for name, each in kwargs.items()}
 
     def update(self) -> None:
-        """Limit the norm of the gradients, and update with the values that were set last."""
+        """Clip gradients, and update with the hyperparameters of the last ``setOptimizer``."""
         groups = self.optimizer.param_groups
         limit = getattr(self.optimizer, "max_grad_norm", None)
         if limit is not None:
@@ -248,19 +248,19 @@ class _Training(PoplarExecutor):
 
 
 def inferenceModel(model: Any, options: Options | None = None) -> PoplarExecutor:
-    """Return a model without gradients, in the modes of its first call."""
+    """Return an inference model, which keeps the modes of its first call."""
     return PoplarExecutor(model, options)
 
 
 def trainingModel(
     model: Any, options: Options | None = None, optimizer: Any = None
 ) -> PoplarExecutor:
-    """Return a model that updates its parameters in each call."""
+    """Return a training model, which updates its parameters in each call."""
     return _Training(model, options, optimizer)
 
 
 def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
-    """Mark the loss from which ``backward`` starts."""
+    """Reduce a loss and mark it as the one from which ``backward`` starts."""
     loss = x if reduction == "none" else getattr(x, reduction)()
     _marked.append(loss)
     return loss
@@ -271,7 +271,7 @@ def _is_several(value: Any) -> bool:
 
 
 def _loss_of(results: Any) -> Any:
-    """Return the loss that was marked last, or the one result that is a number with a gradient."""
+    """Return the loss that was marked last, or the only scalar result with a gradient."""
     values = results if _is_several(results) else [results]
     tensors = [each for each in values if isinstance(each, torch.Tensor)]
     losses = _marked[-1:] or [each for each in tensors if each.requires_grad and not each.dim()]
@@ -287,19 +287,19 @@ def _detached(value: Any) -> Any:
 
 
 def _joined(kept: list[Any]) -> Any:
-    """Return the results of batches as one, of which losses become vectors."""
+    """Concatenate the results of several batches; scalar losses become a vector."""
     if _is_several(kept[0]):
         return type(kept[0])(_joined(list(column)) for column in zip(*kept, strict=True))
     return torch.cat([each.reshape(1) if each.dim() == 0 else each for each in kept])
 
 
 def _values(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return the values of an optimizer's groups, without their parameters."""
+    """Return the hyperparameters of an optimizer's parameter groups."""
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
 
 class _Limited:
-    """An optimizer that takes a limit of the norm of gradients."""
+    """An optimizer with a ``max_grad_norm`` argument for gradient clipping."""
 
     def __init__(self, *args: Any, max_grad_norm: float | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The files that are ported together, and the functions and classes in them."""
+"""The source files that are ported together, with their functions and classes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Project:
     """
 
     def __init__(self, sources: Sequence[Source]):
-        """Look through files.
+        """Index the functions and classes of source files.
 
         Args:
-            sources: all that belong together.
+            sources: all files of the program.
         """
         self.sources = tuple(sources)
         self._source_of: dict[cst.CSTNode, Source] = {}
@@ -59,12 +59,12 @@ class Project:
         return self._source_of[owner]
 
     def functions(self) -> Iterator[tuple[Source, cst.FunctionDef]]:
-        """Every function with its file."""
+        """Yield every function of the project with its file."""
         for node in self._functions.values():
             yield self._source_of[node], node
 
     def has(self, source: Source, package: str) -> bool:
-        """Return whether a file is, or is in, a package that another file imports."""
+        """Return whether a package that a file imports is among the files of the project."""
         names = tuple(f"{name}." for name in _full_names(source, package))
         return any(f"{each}.".startswith(names) for each in self._by_module)
 
@@ -113,7 +113,7 @@ class Project:
     def _named(
         self, table: dict[str, _Node], source: Source, name: str, seen: set[str]
     ) -> _Node | None:
-        """Return what a name of a file stands for, through modules that import it from others."""
+        """Return the function or class that a name refers to, following re-exports."""
         for full in _full_names(source, name):
             if full in table:
                 return table[full]
@@ -131,12 +131,12 @@ class Project:
 
 
 def _dotted(source: Source) -> str:
-    """Return the name by which other files import a file."""
+    """Return the dotted module name of a source file."""
     return source.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def _full_names(source: Source, name: str) -> tuple[str, ...]:
-    """Return the full names that a name of a file may have, which begins with dots if relative."""
+    """Return the full names that a possibly relative name in a file may have."""
     module = _dotted(source)
     package = module if source.name.endswith("__init__.py") else module.rpartition(".")[0]
     rest = name.lstrip(".")

@@ -1,4 +1,4 @@
-"""Source files as syntax trees: positions, parents and imports of nodes, and searches."""
+"""Source files as syntax trees, with positions, parents and full names of nodes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _NOTEBOOK = "{0} is a notebook. Save it as a script first: jupyter nbconvert --t
 
 
 def require_python(name: str, text: str) -> None:
-    """Refuse a text that Python does not compile.
+    """Raise an error unless a source text compiles as Python 3.
 
     Args:
-        name: of the file.
-        text: its content.
+        name: name of the file.
+        text: content of the file.
 
     Raises:
-        PortError: it is no Python 3, a notebook, or generated.
+        PortError: the text is not Python 3, or is a notebook.
     """
     if text.lstrip().startswith("{") and '"nbformat"' in text:
         raise PortError(_NOTEBOOK.format(name))
@@ -60,23 +60,23 @@ def _no_python(name: str, lines: list[str], error: SyntaxError) -> str:
 
 
 class Source:
-    """A source file of the program.
+    """A Python source file of the ported program, with its syntax tree.
 
     Attributes:
-        name: its path below the folder that is ported, with ``/``.
-        text: as it was read.
-        module: its syntax tree.
+        name: path relative to the ported folder, with ``/``.
+        text: the text of the file.
+        module: the syntax tree.
     """
 
     def __init__(self, name: str, text: str):
-        """Parse a file.
+        """Parse a source file.
 
         Args:
-            name: its path below the folder that is ported.
-            text: Python 3.
+            name: path relative to the ported folder.
+            text: Python 3 code.
 
         Raises:
-            PortError: it is no Python 3.
+            PortError: the text is not Python 3.
         """
         require_python(name, text)
         try:
@@ -87,7 +87,7 @@ class Source:
         self._set(name, text, parsed)
 
     def _set(self, name: str, text: str, parsed: cst.Module) -> None:
-        """Make this the file of a tree, which may be another than that of the text."""
+        """Store a file's name, text and syntax tree."""
         self.name, self.text = name, text
         self._wrapper = metadata.MetadataWrapper(parsed, unsafe_skip_copy=True)
         self.module = self._wrapper.module
@@ -95,14 +95,14 @@ class Source:
 
     @classmethod
     def read(cls, path: Path, name: str | None = None) -> Source:
-        """Read a file.
+        """Read and parse a source file.
 
         Args:
-            path: of the file.
-            name: by which it is called; that of the path if none is given.
+            path: path of the file.
+            name: name of the source; the file name if None.
 
         Raises:
-            PortError: it cannot be read, or is no Python 3.
+            PortError: the file cannot be read, or is not Python 3.
         """
         name = path.name if name is None else name
         if path.suffix == ".ipynb":
@@ -127,12 +127,12 @@ class Source:
         return self._wrapper.resolve(metadata.ScopeProvider)
 
     def position(self, node: cst.CSTNode) -> tuple[int, int]:
-        """Line and column of a node, both from 1."""
+        """Return the line and column of a syntax node, both from 1."""
         start = self._positions[node].start
         return start.line, start.column + 1
 
     def line(self, number: int) -> str:
-        """Return a line's text, stripped."""
+        """Return the text of a source line, stripped."""
         return self._lines[number - 1].strip() if 0 < number <= len(self._lines) else ""
 
     @functools.cached_property
@@ -140,22 +140,22 @@ class Source:
         return self.text.splitlines()
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
-        """Return the parent of a node."""
+        """Return the parent of a syntax node."""
         return self._parents.get(node)
 
     def above(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-        """Return the ancestors of a node, innermost first."""
+        """Return the ancestors of a syntax node, innermost first."""
         parent = self.parent(node)
         while parent is not None:
             yield parent
             parent = self.parent(parent)
 
     def between(self, node: cst.CSTNode, outer: cst.CSTNode) -> Iterator[cst.CSTNode]:
-        """Return a node's ancestors up to an outer one, or all if it is not among them."""
+        """Return a node's ancestors inside an outer node; all of them if it is no ancestor."""
         return itertools.takewhile(lambda each: each is not outer, self.above(node))
 
     def enclosing(self, node: cst.CSTNode, *kinds: type[_Kind]) -> _Kind | None:
-        """Return the innermost ancestor of some kinds."""
+        """Return the innermost ancestor of a syntax node that has one of several types."""
         for each in self.above(node):
             if isinstance(each, kinds):
                 return each
@@ -164,12 +164,12 @@ class Source:
     def qualified(self, node: cst.CSTNode) -> str:
         """Return the full name of an expression by the file's imports; ``""`` if unknown.
 
-        A name of the file itself stands for itself.
+        Names that the file defines have no prefix.
         """
         return min((each.name for each in self._names(node)), default="")
 
     def imported(self, node: cst.CSTNode) -> str:
-        """Return the full name of an imported object; ``""`` for anything else."""
+        """Return the full name of an imported object; ``""`` for other expressions."""
         known = metadata.QualifiedNameSource.IMPORT
         return min((each.name for each in self._names(node) if each.source is known), default="")
 
@@ -184,7 +184,7 @@ class Source:
         return self._known_names[node]
 
     def imported_as(self, module: str) -> bool:
-        """Return whether a module is imported under the module's own name."""
+        """Return whether a module is imported under its own name, without ``as``."""
         return any(
             assignment.name == module
             for assignment in self._scopes[self.module][module]
@@ -192,7 +192,7 @@ class Source:
         )
 
     def passed_on(self, name: str) -> list[str]:
-        """Return the full names of what importers of this file get by a name that it imports."""
+        """Return the full names that a name which this file re-exports may refer to."""
         known = metadata.QualifiedNameSource.IMPORT
         names = self._scopes[self.module].get_qualified_names_for(name)
         every = sorted(each.name for each in names if each.source is known)
@@ -205,23 +205,23 @@ class Source:
         return every
 
     def code(self, node: cst.CSTNode) -> str:
-        """Return a node's source text."""
+        """Return the source text of a syntax node."""
         return self.module.code_for_node(node)
 
 
 def _is_dotted(node: cst.CSTNode) -> bool:
-    """Return whether an expression consists of names and dots."""
+    """Return whether an expression is a name or a dotted name."""
     while isinstance(node, cst.Attribute):
         node = node.value
     return isinstance(node, cst.Name)
 
 
 def findall(node: cst.CSTNode, matcher: Any) -> list[Any]:
-    """Nodes of a piece that match, in the order of the text; as ``libcst.matchers.findall``.
+    """Return the nodes of a syntax tree that match, in source order.
 
     Args:
-        node: the piece, which may be one of the results.
-        matcher: what a node has to match, or one of several joined with ``|``.
+        node: the root, which may be one of the results.
+        matcher: a libcst matcher, or several joined with ``|``.
     """
     matchers: dict[str, list[Any]] = {}
     for each in getattr(matcher, "options", (matcher,)):
@@ -239,12 +239,12 @@ def findall(node: cst.CSTNode, matcher: Any) -> list[Any]:
 
 
 def _matches(node: cst.CSTNode, options: list[Any]) -> bool:
-    """Return whether a node matches any matcher of its class."""
+    """Return whether a syntax node matches any of several matchers of its class."""
     return any(_is_any(each) or m.matches(node, each) for each in options)
 
 
 def _is_any(matcher: Any) -> bool:
-    """Return whether a matcher accepts every node of its class, faster than libcst does."""
+    """Return whether a matcher accepts every syntax node of its class."""
     fields = cast("dict[str, Any]", vars(matcher))
     return all(each is _ANYTHING for each in fields.values())
 

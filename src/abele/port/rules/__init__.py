@@ -1,6 +1,6 @@
-"""The rules, one construct each, in the order in which they are applied.
+"""The porting rules, one construct each, in the order in which they are applied.
 
-Inner changes come first: what moves into another place takes the changes made to it before along.
+Rules that move code come last, so that the moved code includes earlier edits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names the lines that cannot become a compiled program, with the reason."""
+"""Reports lines of a program that cannot become part of a compiled program."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Reason(NamedTuple):
     """A construct that blocks the port.
 
     Attributes:
-        code: such as ``ABP601``.
-        verdict: blocked, or manual where somebody can do something about it.
-        find: the nodes of a file that it is about.
-        text: why, and what can be done.
+        code: code of the findings, such as ``ABP601``.
+        verdict: *blocked*, or *manual* if the user can change the line.
+        find: yields the syntax nodes of the construct in a file.
+        text: the reason, and a remedy.
     """
 
     code: str
@@ -39,7 +39,7 @@ class Reason(NamedTuple):
 
 
 def apply(context: Context) -> None:
-    """Name every line that prevents porting."""
+    """Report every line that prevents porting."""
     for source in context.project.sources:
         for reason in REASONS:
             for node in reason.find(context, source):
@@ -56,7 +56,7 @@ def apply(context: Context) -> None:
 
 
 def _say_values(context: Context, source: Source, piece: cst.CSTNode) -> None:
-    """Name what may need the value of a tensor in a forward pass."""
+    """Report code of a forward pass that may need the value of a tensor."""
     tests = [each.test for each in findall(piece, m.If() | m.While() | m.IfExp())]
     decides = [each for test in tests for each in findall(test, _REDUCED)]
     for node in (*findall(piece, _READ), *decides):
@@ -74,7 +74,7 @@ _VALUE = (
 
 
 def _refuse_changing(context: Context, step: Step, statement: Statement) -> None:
-    """Name what a number that changes decides in a program: what is computed, and shapes."""
+    """Report conditions and sizes that depend on a number that changes during training."""
     tests = [each.test for each in findall(statement, m.If() | m.While() | m.IfExp())]
     for node in (*tests, *findall(statement, m.Slice() | m.Call(func=m.Name("range")))):
         ends = (node.lower, node.upper) if isinstance(node, cst.Slice) else ()
@@ -98,7 +98,7 @@ _SAME = ("random.seed", "random.getstate", "numpy.random.seed", "random.Random")
 
 
 def _say_random(context: Context, source: Source, piece: cst.CSTNode) -> None:
-    """Name random numbers of Python or numpy that a piece of a program draws."""
+    """Report random numbers that Python or numpy draws in a forward pass."""
     for call in findall(piece, m.Call()):
         name = source.imported(call.func)
         if name.startswith(("random.", "numpy.random.")) and not name.startswith(_SAME):
@@ -106,7 +106,7 @@ def _say_random(context: Context, source: Source, piece: cst.CSTNode) -> None:
 
 
 def _say_missing(context: Context, source: Source) -> None:
-    """Name modules that are neither among the files nor installed, unless a ``try`` allows that."""
+    """Report imports of modules that are not available, unless inside a ``try``."""
     for node in findall(source.module, m.Import() | m.ImportFrom()):
         if source.enclosing(node, cst.Try) is not None:
             continue
@@ -129,7 +129,7 @@ _MISSING = (
 
 
 def _forwards(context: Context, source: Source) -> Iterator[cst.FunctionDef]:
-    """Return the forwards of a file's modules, and the functions that compute losses."""
+    """Yield the ``forward`` methods of a file's modules, and functions that compute losses."""
     for step in context.steps:
         yield from (each for each in step.helpers if context.project.source(each) is source)
     for where, function in context.project.functions():
@@ -140,7 +140,7 @@ def _forwards(context: Context, source: Source) -> Iterator[cst.FunctionDef]:
 
 
 def _named(*names: str) -> Callable[[Context, Source], _Nodes]:
-    """Find calls of imported functions; a name ending in a dot is a prefix."""
+    """Return a function that yields calls of imported functions; ``"name."`` matches a prefix."""
 
     def find(context: Context, source: Source) -> _Nodes:
         del context
@@ -153,7 +153,7 @@ def _named(*names: str) -> Callable[[Context, Source], _Nodes]:
 
 
 def _methods(*names: str) -> Callable[[Context, Source], _Nodes]:
-    """Find calls of methods of these names, on any object."""
+    """Return a function that yields calls of methods of these names, on any object."""
 
     def find(context: Context, source: Source) -> _Nodes:
         del context
@@ -166,7 +166,7 @@ def _methods(*names: str) -> Callable[[Context, Source], _Nodes]:
 
 
 def _sparse(context: Context, source: Source) -> _Nodes:
-    """Sparse tensors and operators with sparse gradients."""
+    """Yield calls that create sparse tensors or sparse gradients."""
     del context
     for call in findall(source.module, m.Call()):
         name = source.imported(call.func)
@@ -187,7 +187,7 @@ _SPARSE_METHODS = ("to_sparse", "to_sparse_coo", "to_sparse_csr", "sparse_mask",
 
 
 def _shared(context: Context, source: Source) -> _Nodes:
-    """Models whose weights several processes update, and processes that do so."""
+    """Yield calls of ``share_memory`` of models, whose weights several processes update."""
     for call in calls_of(source.module, "share_memory"):
         assert isinstance(call.func, cst.Attribute)
         if context.things.of(source, call.func.value, Kind.MODEL):

@@ -1,7 +1,7 @@
-"""Changes during training: loaded weights are sent to the device, other changes are named.
+"""Handles changes during training: copies loaded weights to the device, reports other changes.
 
-A program is made of a model, a loss and constants as they are at its first call. Whatever the host
-does to them later is not in the program.
+A program is compiled from a model, a loss and constants at its first call. Later changes on the
+host have no effect on it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _IN_PLACE = m.Attribute(attr=m.Name(m.MatchRegex("update|append|extend|clear|pop
 
 
 def apply(context: Context) -> None:
-    """Look at what is loaded, and at what is changed between the updates of each step."""
+    """Copy loaded weights to the device, and report other changes between training updates."""
     order = Order(context.things)
     for source in context.project.sources:
         _checkpoints(context, source)
@@ -93,7 +93,7 @@ def apply(context: Context) -> None:
 def _changes(
     context: Context, step: Step, source: Source
 ) -> Iterator[tuple[cst.CSTNode, str, str]]:
-    """Yield what a file changes: the node, the code, and what is said."""
+    """Yield changes of models, losses and constants in a file: node, code and reason."""
     read = _read(context, step)
     for node in findall(source.module, m.Assign() | m.AugAssign() | m.For() | m.Call()):
         for target in _targets(source, node):
@@ -109,7 +109,7 @@ def _changes(
 
 
 def _targets(source: Source, node: cst.CSTNode) -> list[cst.BaseExpression]:
-    """Return what a node binds or changes in place, without tuples around it."""
+    """Return the expressions that a syntax node binds or changes in place, with tuples unpacked."""
     if isinstance(node, cst.Call):
         name, values = source.imported(node.func), [each.value for each in node.args]
         if name.startswith(("torch.nn.init.", "torch.nn.utils.prune.")):
@@ -135,7 +135,7 @@ def _targets(source: Source, node: cst.CSTNode) -> list[cst.BaseExpression]:
 def _of_model(
     context: Context, step: Step, source: Source, node: cst.CSTNode, target: cst.BaseExpression
 ) -> str:
-    """Return the code for a change of a step's model or loss; empty if it is none."""
+    """Return the code for a change of a step's model or loss; ``""`` for other changes."""
     called = node.func if isinstance(node, cst.Call) else target
     last = called.attr.value if isinstance(called, cst.Attribute) else ""
     if last in ("requires_grad", "requires_grad_"):
@@ -156,7 +156,7 @@ def _of_model(
 
 @functools.lru_cache(1)
 def _used(context: Context, step: Step) -> set[Thing]:
-    """Return the models and losses that a step calls."""
+    """Return the models and losses that a training step calls."""
     things = {*step.models}
     for statement in step.forward:
         for node in findall(statement, m.Name() | m.Attribute()):
@@ -166,7 +166,7 @@ def _used(context: Context, step: Step) -> set[Thing]:
 
 
 def _root(context: Context, source: Source, node: cst.BaseExpression) -> set[Thing]:
-    """Return the models and losses that an expression is a part of, perhaps by a loop's target."""
+    """Return the models and losses that an expression is a part of."""
     base, things = node, set[Thing]()
     while True:
         things |= context.things.of(source, base)
@@ -186,7 +186,7 @@ def _root(context: Context, source: Source, node: cst.BaseExpression) -> set[Thi
 
 
 def _through(loop: cst.For, base: cst.Name) -> cst.BaseExpression:
-    """Return what a loop goes through for a name: one of several in a ``zip``."""
+    """Return the iterable of a loop for one of its variables, such as one argument of ``zip``."""
     value, target = loop.iter, loop.target
     if m.matches(value, m.Call(func=m.Name("zip"))) and isinstance(target, cst.Tuple):
         pairs = zip(target.elements, cst.ensure_type(value, cst.Call).args, strict=False)
@@ -197,9 +197,9 @@ def _through(loop: cst.For, base: cst.Name) -> cst.BaseExpression:
 
 
 def _send(context: Context, step: Step, source: Source, call: cst.Call) -> None:
-    """Copy weights that the host has loaded to the device.
+    """Copy weights to the device after a call that loads them on the host.
 
-    A training model that is made later takes the weights along.
+    Nothing is added if the training model is created later.
     """
     statement, made = statement_of(source, call), step.optimizer
     owner = context.things.owner(source, call)
@@ -226,7 +226,7 @@ _Reads: TypeAlias = dict[Variable, set[tuple[str, bool]]]
 
 @functools.lru_cache(1)
 def _read(context: Context, step: Step) -> _Reads:
-    """Return the variables, each with its parts, that a step and the functions it calls read."""
+    """Return the variables and their parts that a training step and the functions it calls read."""
     found: _Reads = {}
     for source, piece in _pieces(context, step):
         own = piece in step.forward
@@ -250,7 +250,7 @@ def _read(context: Context, step: Step) -> _Reads:
 
 
 def _pieces(context: Context, step: Step) -> list[tuple[Source, cst.CSTNode]]:
-    """Return the pieces of a step, of what it calls, and of each ``forward`` and ``__call__``."""
+    """Return the code that a training step may run: its statements and functions it calls."""
     things = context.things
     pieces: list[tuple[Source, cst.CSTNode]] = [(step.source, each) for each in step.forward]
     for source, function in context.project.functions():
@@ -273,7 +273,7 @@ def _pieces(context: Context, step: Step) -> list[tuple[Source, cst.CSTNode]]:
 def _conflicts(
     context: Context, source: Source, node: cst.CSTNode, target: cst.BaseExpression, read: _Reads
 ) -> bool:
-    """Return whether a target is a part of what a step reads, or has such a part."""
+    """Return whether an assignment changes a variable, or part, that a training step reads."""
     root = target
     while isinstance(root, cst.Attribute | cst.Subscript):
         if m.matches(root, m.Attribute(value=m.Name("self"))):
@@ -300,7 +300,7 @@ def _conflicts(
 def _is_another(
     context: Context, source: Source, node: cst.CSTNode, variable: Variable, read: _Reads
 ) -> bool:
-    """Return whether an assignment gives the name of a loss another one in a later turn."""
+    """Return whether an assignment in a loop rebinds a loss's variable to another loss."""
     if variable not in read or any(
         each.kind is not Kind.LOSS for each in context.things.may_be(variable)
     ):
@@ -319,7 +319,7 @@ _OF_TORCH = (
 
 
 def _checkpoints(context: Context, source: Source) -> None:
-    """Send weights that are loaded to the device, and name states that stay there."""
+    """Copy loaded weights to the device; report optimizer states that stay there."""
     trained = {thing for step in context.steps for thing in step.models}
     for call in calls_of(source.module, "state_dict"):
         for thing in context.things.of(source, cst.ensure_type(call.func, cst.Attribute).value):

@@ -1,4 +1,4 @@
-"""Machines: moves to a device and mixed precision go, and switches of compute modes are refused."""
+"""Removes moves to devices and mixed precision, and refuses switches of compute modes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MODIFIED = "a program takes tensors of the host and returns them there; nothing
 
 
 def apply(context: Context) -> None:
-    """Take moves to devices out."""
+    """Remove moves of tensors and models to devices."""
     for source in context.project.sources:
         for node in findall(source.module, m.Call()):
             assert isinstance(node, cst.Call)
@@ -52,7 +52,7 @@ def apply(context: Context) -> None:
 
 
 def _is_move(context: Context, source: Source, call: cst.Call) -> bool:
-    """Return whether a call only moves a tensor or a model."""
+    """Return whether a call only moves a tensor or a model to a device."""
     if not isinstance(call.func, cst.Attribute) or call.func.attr.value not in _MOVES:
         return False
     if source.imported(call.func):  # a function of a module
@@ -96,13 +96,13 @@ def _take_out(context: Context, source: Source, call: cst.Call) -> None:
 
 
 def _listed(arguments: Sequence[cst.Arg]) -> list[cst.Arg]:
-    """Arguments without a comma after the last one."""
+    """Return call arguments without a trailing comma."""
     *first, last = arguments
     return [*first, last.with_changes(comma=cst.MaybeSentinel.DEFAULT)]
 
 
 def _to_host(context: Context, source: Source, call: cst.Call) -> None:
-    """Load checkpoints to the host."""
+    """Rewrite ``torch.load`` to load checkpoints on the host."""
     for argument in call.args:
         if m.matches(argument, m.Arg(keyword=m.Name("map_location"))):
             reason = "the tensors are loaded to the host"
@@ -111,7 +111,7 @@ def _to_host(context: Context, source: Source, call: cst.Call) -> None:
 
 
 def _without_device(context: Context, source: Source, call: cst.Call) -> None:
-    """Create tensors on the host."""
+    """Remove the ``device`` argument of a call that creates a tensor."""
     kept = [
         argument
         for argument in call.args
@@ -126,7 +126,7 @@ def _without_device(context: Context, source: Source, call: cst.Call) -> None:
 
 
 def _same(node: cst.Call, call: cst.Call, kept: Sequence[cst.Arg]) -> list[cst.Arg]:
-    """Return the arguments of an edited call that replace the original's."""
+    """Return the arguments of an edited call that correspond to some of the original's."""
     return [
         new for new, old in zip(node.args, call.args, strict=True) if any(old is k for k in kept)
     ]
@@ -153,7 +153,7 @@ _SCALER = (
 
 
 def apply_amp(context: Context) -> None:
-    """Take autocast out, and name scalers that nothing uses any longer."""
+    """Remove autocast, and report gradient scalers, which are no longer used."""
     for source in context.project.sources:
         for node in findall(source.module, m.With()):
             assert isinstance(node, cst.With)
@@ -189,7 +189,7 @@ def _without_autocast(context: Context, source: Source, node: cst.With) -> None:
 
 
 def _opened(node: cst.With) -> Any:
-    """Return a block's statements without its ``with``."""
+    """Return the statements of a ``with`` block without the ``with``."""
     body = list(node.body.body)
     if len(body) == 1 and body[0].deep_equals(parsed("pass")[0]):
         return cst.RemoveFromParent()
@@ -218,7 +218,7 @@ _BY_HAND = (
 
 
 def apply_modes(context: Context) -> None:
-    """Refuse a program with a switch of compute modes; one that has a mode for IPUs stays."""
+    """Refuse a program that selects among compute modes, unless it has an IPU mode."""
     switch = _switch(context.project)
     if switch is None:
         return
@@ -235,7 +235,7 @@ def apply_modes(context: Context) -> None:
 def _switch(
     project: Project,
 ) -> tuple[Source, cst.ClassDef, list[tuple[Source, cst.CSTNode]]] | None:
-    """Return the enumeration of compute modes, its file and the nodes that compare with it."""
+    """Return the enumeration of compute modes, its file, and nodes that test for a mode."""
     for source in project.sources:
         for cls in findall(source.module, m.ClassDef()):
             bases = [source.imported(each.value) for each in cls.bases]
@@ -250,7 +250,7 @@ def _switch(
 
 
 def _members(cls: cst.ClassDef) -> list[str]:
-    """Return the names of an enumeration's members."""
+    """Return the member names of an enumeration class."""
     target = m.SaveMatchedNode(m.Name(), "name")
     pattern = m.SimpleStatementLine(body=[m.Assign(targets=[m.AssignTarget(target)])])
     found = [m.extract(statement, pattern) for statement in cls.body.body]
@@ -258,7 +258,7 @@ def _members(cls: cst.ClassDef) -> list[str]:
 
 
 def _asked(project: Project, source: Source, cls: cst.ClassDef) -> Iterator[cst.CSTNode]:
-    """Yield comparisons, cases and dictionaries of a file that name a member of an enumeration."""
+    """Yield comparisons, cases and dictionaries of a file that use members of an enumeration."""
     for node in findall(source.module, m.Attribute()):
         if project.class_of(source, node.value) is cls:
             around = source.enclosing(node, cst.Comparison, cst.MatchCase, cst.Dict)

@@ -1,4 +1,4 @@
-"""Several processes: poprun starts them, and popdist has them train together."""
+"""Ports distributed training: poprun starts the processes, and popdist connects them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _ANSWERS = "popdist answers this, also where there is only one instance"
 
 
 def apply(context: Context) -> None:
-    """Replace torch.distributed by popdist."""
+    """Replace ``torch.distributed`` and data parallel wrappers by popdist."""
     for source in context.project.sources:
         for call in findall(source.module, m.Call()):
             assert isinstance(call, cst.Call)
@@ -95,7 +95,7 @@ def _of_process(context: Context, source: Source, call: cst.Call, name: str) -> 
 
 
 def _spawned(context: Context, source: Source, call: cst.Call) -> None:
-    """Call a function that was spawned; poprun starts the processes."""
+    """Replace ``multiprocessing.spawn`` by a direct call, because poprun starts the processes."""
     function = argument(call, "fn", 0)
     args = argument(call, "args", 1)
     if function is None or not (args is None or isinstance(args, cst.Tuple)):
@@ -114,7 +114,7 @@ def _spawned(context: Context, source: Source, call: cst.Call) -> None:
 
 
 def _sampler(context: Context, source: Source, call: cst.Call) -> None:
-    """Samplers that give each process its share: poptorch.DataLoader does that."""
+    """Remove a distributed sampler, because ``poptorch.DataLoader`` divides the samples."""
     shuffle = argument(call, "shuffle")
     shuffled = shuffle is None or not m.matches(shuffle, m.Name("False"))
     reason = "poptorch.DataLoader gives each instance its share"
@@ -145,7 +145,7 @@ def _sampler(context: Context, source: Source, call: cst.Call) -> None:
 
 
 def _unsample(context: Context, source: Source, call: cst.Call, shuffled: bool) -> None:
-    """Take the sampler of a loader out, and have it shuffle, or not."""
+    """Replace the ``sampler`` argument of a data loader by ``shuffle``."""
 
     def change(node: cst.Call) -> cst.Call:
         names = ("sampler", "shuffle")
@@ -158,7 +158,7 @@ def _unsample(context: Context, source: Source, call: cst.Call, shuffled: bool) 
 
 
 def _without_module(context: Context, source: Source) -> None:
-    """Call the model itself where the wrapped one was named."""
+    """Replace ``model.module`` by the model, which is no longer wrapped."""
     for node in findall(source.module, m.Attribute(attr=m.Name("module"))):
         assert isinstance(node, cst.Attribute)
         if context.things.of(source, node.value, Kind.MODEL):
@@ -168,7 +168,7 @@ def _without_module(context: Context, source: Source) -> None:
 
 
 def _environment(context: Context, source: Source) -> None:
-    """Rewrite reads of the launcher's environment, and remove what is written there."""
+    """Rewrite reads of the launcher's environment variables, and remove writes."""
     key = m.SaveMatchedNode(m.SimpleString(), "key")
     variable = m.Subscript(
         value=m.SaveMatchedNode(m.DoNotCare(), "place"), slice=[m.SubscriptElement(m.Index(key))]
@@ -192,7 +192,7 @@ def _environment(context: Context, source: Source) -> None:
 
 
 def _files(context: Context, source: Source) -> None:
-    """Name files that every instance writes."""
+    """Report files that every process writes."""
     for call in findall(source.module, m.Call()):
         name = source.imported(call.func) or source.code(call.func)
         mode = argument(call, "mode", 1) if name == "open" else None
@@ -210,7 +210,7 @@ _EACH_WRITES = (
 
 
 def _is_guarded(source: Source, node: cst.CSTNode) -> bool:
-    """Return whether a condition around a node tests the rank."""
+    """Return whether an ``if`` around a syntax node tests the process's rank."""
     ranks = m.Name("rank") | m.Name("local_rank") | m.Name("gpu_id") | m.Name("getInstanceIndex")
     conditions = [each.test for each in source.above(node) if isinstance(each, cst.If)]
     return any(findall(each, ranks | m.Name("get_rank")) for each in conditions)

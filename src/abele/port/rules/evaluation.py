@@ -1,8 +1,8 @@
-"""Evaluation: a model that is called without its loss becomes an inference model.
+"""Ports evaluation: a model that is called without its loss becomes an inference model.
 
-A program has one shape and keeps the mode of its first call. An inference model runs where the text
-says that the model is in evaluation mode and where its batches come from; elsewhere the plain
-model runs, with the weights of the program, and the line is named.
+A program has one shape and keeps the mode of its first call. An inference model replaces the model
+only if evaluation mode and batch size are known; otherwise the plain model runs, with the
+weights of the program, and the line is reported.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _KEEPS_MODE = (
 
 
 def apply(context: Context) -> None:
-    """Wrap models that are called outside of training steps."""
+    """Wrap models that are called outside of training steps as inference models."""
     wrapped: dict[tuple[Thing, cst.CSTNode, str | cst.Call], Wrapped] = {}
     for source, call, thing in _calls(context):
         try:
@@ -102,7 +102,7 @@ def _evaluate(
     thing: Thing,
     wrapped: dict[tuple[Thing, cst.CSTNode, str | cst.Call], Wrapped],
 ) -> None:
-    """Replace one call by an inference model, or report the reason for keeping the plain model."""
+    """Replace a model's call by one of an inference model, or report why that is impossible."""
     rows = _rows(context, source, call)
     if _may_train(context, thing, source, call):
         return
@@ -131,7 +131,7 @@ def _evaluate(
 
 
 def _calls(context: Context) -> Iterator[tuple[Source, cst.Call, Thing]]:
-    """Yield calls of models outside of training steps and of other models."""
+    """Yield calls of models for evaluation, outside of training steps and of other models."""
     trained = {thing for step in context.steps for thing in step.models}
     inside: set[cst.CSTNode] = {
         each for step in context.steps for each in (*step.forward, step.backward, *step.helpers)
@@ -153,7 +153,7 @@ def _calls(context: Context) -> Iterator[tuple[Source, cst.Call, Thing]]:
 def _in_model(
     context: Context, source: Source, node: cst.CSTNode, around: tuple[cst.FunctionDef, ...] = ()
 ) -> bool:
-    """Return whether a node is in a method of a model, or in a function that only models call."""
+    """Return whether a node is in a method of a module, or in a function that only modules call."""
     cls = source.enclosing(node, cst.ClassDef)
     if cls is not None:
         return context.project.is_module(cls)
@@ -167,7 +167,7 @@ def _in_model(
 
 
 def _may_train(context: Context, thing: Thing, source: Source, call: cst.Call) -> bool:
-    """Return whether a call may be in training mode, where that matters, and name its line."""
+    """Return whether a model's call may need training mode, and report its line."""
     if not mode_matters(context.project, thing):
         return False
     if mode_at(context.project, context.things, thing, source, call) is False:
@@ -184,7 +184,7 @@ def _may_train(context: Context, thing: Thing, source: Source, call: cst.Call) -
 
 
 def _name(context: Context, thing: Thing, count: int) -> Wrapped:
-    """Return the inference model of a model, which is to be made where that one gets its name."""
+    """Return the variable that will hold the inference model of a model."""
     home = context.things.home(thing)
     prefix = "self." if home.variable.name.startswith("self.") else ""
     number = f"_{count + 1}" if count else ""
@@ -193,7 +193,7 @@ def _name(context: Context, thing: Thing, count: int) -> Wrapped:
 
 
 def _make(context: Context, thing: Thing, at: Source, call: cst.Call, name: str) -> None:
-    """Make an inference model for a call of a file, where the model is made."""
+    """Construct an inference model after the assignment that creates the model."""
     home = context.things.home(thing)
     source = home.source
     statement = home.statement
@@ -217,11 +217,11 @@ def _make(context: Context, thing: Thing, at: Source, call: cst.Call, name: str)
 
 
 def _rows(context: Context, source: Source, call: cst.Call) -> tuple[str, str | cst.Call] | None:
-    """Return the number of samples per batch of a call; None if the number may vary.
+    """Return a test of the batch size of a model's call; None if the size may vary freely.
 
     Returns:
-        The test that a batch has as many as all but the last, empty if all have; and a text that is
-        equal for calls that may share a program.
+        The source of a test that a batch is not a shorter last one, empty if none is shorter; and a
+        key that is equal for calls that may share a program.
     """
     around = list(batches.loaders_around(context.things, source, call))
     loaders = {each for _, _, some in around for each in some}
@@ -242,7 +242,7 @@ def _rows(context: Context, source: Source, call: cst.Call) -> tuple[str, str | 
 
 
 def _first(context: Context, source: Source, call: cst.Call) -> str:
-    """Return the argument, or its part, that has an element for each row of a batch."""
+    """Return the source text of the argument, or its element, whose length is the batch size."""
     first = call.args[0]
     text = source.code(context.edits(source).applied(first.value))
     if first.star:
@@ -257,6 +257,6 @@ def _first(context: Context, source: Source, call: cst.Call) -> str:
 
 
 def _size_text(loader: Thing) -> str:
-    """Return the text that says how many rows a loader's batches have."""
+    """Return the source text of a data loader's batch size."""
     node = batches.size(loader)
     return "1" if node is None else loader.source.code(node)

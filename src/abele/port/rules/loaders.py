@@ -1,4 +1,4 @@
-"""Data loaders: PopTorch's knows the batches that a program takes in one call."""
+"""Replaces data loaders by PopTorch's, which combine the batches that one call consumes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _HOST_MEMORY = ("pin_memory", "pin_memory_device")
 
 
 def apply(context: Context) -> None:
-    """Take data loaders from PopTorch."""
+    """Replace torch's data loaders by ``poptorch.DataLoader``."""
     trained = context.trained_loaders()
     for thing in context.things.all(Kind.LOADER):
         if thing.name.startswith("torch.") and isinstance(thing.made, cst.Call):
@@ -62,7 +62,7 @@ _CUT = m.Call(func=m.Name("range"), args=[m.Arg(), m.Arg(_PLAIN | m.Call()), m.A
 
 
 def _check_by_hand(context: Context, step: Step, loop: cst.For) -> None:
-    """Have a loop that cuts batches out of tensors end before a last, shorter one."""
+    """Change a loop that slices batches out of tensors to skip a shorter last batch."""
     place = loop.iter
     if m.matches(place, m.Call(func=m.Name("enumerate"))):
         place = cst.ensure_type(place, cst.Call).args[0].value
@@ -77,7 +77,7 @@ def _check_by_hand(context: Context, step: Step, loop: cst.For) -> None:
 
 
 def _is_even(call: cst.Call) -> bool:
-    """Return whether a range of numbers ends with a whole batch."""
+    """Return whether a ``range`` of integer literals divides into full batches."""
     numbers = [
         each.value.evaluated_value for each in call.args if isinstance(each.value, cst.Integer)
     ]
@@ -105,7 +105,7 @@ def _replace(context: Context, thing: Thing, call: cst.Call, training: bool) -> 
 
 
 def _has_no_effect(argument: cst.Arg, training: bool) -> bool:
-    """Return whether a PopTorch loader ignores an argument."""
+    """Return whether ``poptorch.DataLoader`` ignores an argument."""
     if argument.keyword is None:
         return False
     if argument.keyword.value == "drop_last":

@@ -1,6 +1,6 @@
-"""Optimizers, with what changes in them: limits of gradients, schedulers and rates.
+"""Ports optimizers, gradient clipping, schedulers and changes of learning rates.
 
-A program keeps the values of its optimizer until setOptimizer passes new ones on.
+A program keeps the hyperparameters of its optimizer until ``setOptimizer`` is called.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def becomes_poptorchs(optimizer: Thing) -> bool:
 
 
 def apply(context: Context) -> None:
-    """Take optimizers from ``poptorch.optim``."""
+    """Replace torch's optimizers by those of ``poptorch.optim``."""
     for thing, made in context.optimizers():
         name = thing.name.rpartition(".")[2]
         if thing.name.startswith("torch.optim.") and becomes_poptorchs(thing):
@@ -94,7 +94,7 @@ _CHANGES = (
 
 
 def apply_limits(context: Context) -> None:
-    """Give limits of gradients to optimizers."""
+    """Move gradient clipping into optimizers as ``max_grad_norm``."""
     for step in context.steps:
         clip = step.gradients.clip
         if clip is None:
@@ -107,10 +107,10 @@ def apply_limits(context: Context) -> None:
 
 
 def _limit(context: Context, step: Step, optimizer: Thing, clip: cst.Call) -> None:
-    """Give an optimizer the limit of a call.
+    """Add the norm limit of a gradient clipping call to an optimizer as ``max_grad_norm``.
 
     Raises:
-        StepError: it cannot have it.
+        StepError: the optimizer cannot clip gradients, or not these, or not by this limit.
     """
     name = optimizer.name.rpartition(".")[2]
     if name not in _LIMIT:
@@ -148,7 +148,7 @@ _PASSED = "setOptimizer passes the new learning rate to the compiled program"
 
 
 def apply_schedulers(context: Context) -> None:
-    """Give the optimizer to the training model after each step of a scheduler."""
+    """Call ``setOptimizer`` of the training model after each step of a scheduler."""
     _pass_first_rates(context)
     for source in context.project.sources:
         for call in calls_of(source.module, "step"):
@@ -164,7 +164,7 @@ def apply_schedulers(context: Context) -> None:
 
 
 def _pass_first_rates(context: Context) -> None:
-    """Give the optimizer again where making a scheduler sets a rate, once the model is made."""
+    """Call ``setOptimizer`` after constructing a scheduler, which may set a learning rate."""
     order = Order(context.things)
     for scheduler in context.things.all(Kind.SCHEDULER):
         for step in context.steps:
@@ -178,7 +178,7 @@ def _pass_first_rates(context: Context) -> None:
 def _pass_on(
     context: Context, source: Source, node: cst.CSTNode, optimizer: Thing, code: str = "ABP411"
 ) -> None:
-    """Give an optimizer to its training model, after the statement of a node that changes it."""
+    """Insert a call of ``setOptimizer`` after a statement that changes an optimizer."""
     try:
         model = context.routes.name(context.training[optimizer], source, node)
         name = context.routes.name_of(optimizer, source, node)
@@ -200,7 +200,7 @@ _KEPT = (
 
 
 def apply_rates(context: Context) -> None:
-    """Give the optimizer to the training model after its groups were changed."""
+    """Call ``setOptimizer`` of the training model after changes of parameter groups."""
     for scheduler in context.things.all(Kind.SCHEDULER):
         told = argument(cst.ensure_type(scheduler.made, cst.Call), "cycle_momentum")
         if scheduler.name.endswith((".OneCycleLR", ".CyclicLR")) and not m.matches(
@@ -227,7 +227,7 @@ def apply_rates(context: Context) -> None:
 def _check_given(
     context: Context, source: Source, node: cst.CSTNode, optimizer: Thing, key: str
 ) -> None:
-    """Name a change of a value that the program has as a constant."""
+    """Report a change of an optimizer hyperparameter that the program compiles in."""
     value = argument(cst.ensure_type(optimizer.made, cst.Call), key)
     is_zero = m.matches(value or cst.Integer("0"), m.Integer("0") | m.Float("0.0"))
     if value is None or (key == "momentum" and is_zero):
@@ -235,7 +235,7 @@ def _check_given(
 
 
 def _written(source: Source, statement: Statement, groups: cst.Attribute) -> list[cst.Subscript]:
-    """Return the elements of an optimizer's groups that a statement changes."""
+    """Return the elements of an optimizer's parameter groups that a statement assigns."""
     targets = [
         target
         for node in findall(statement, m.Assign() | m.AugAssign())

@@ -1,4 +1,4 @@
-"""Finds where a training model is made, and what expressions of a step are called there."""
+"""Finds where a training model is constructed, and which variables are visible there."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _SEVERAL = (
 
 
 def home(context: Context, step: Step) -> Home:
-    """Return the assignment that creates the optimizer of a step.
+    """Return the assignment that creates the optimizer of a training step.
 
     Raises:
-        StepError: there is no one place.
+        StepError: it is created in several places, or none.
     """
     try:
         (first, *others) = [context.things.home(each) for each in step.gradients.optimizers]
@@ -42,10 +42,10 @@ def home(context: Context, step: Step) -> Home:
 
 
 def after_all(context: Context, step: Step, place: Home, names: Iterable[str]) -> Statement:
-    """Return the statement after which a training model can be made.
+    """Return the statement after which the training model can be constructed.
 
-    It is that of the optimizer, or a later one that makes something that the loss needs, or a
-    scheduler, which may set the first rate.
+    It creates the optimizer, something that the loss needs, or a scheduler, which may set the first
+    learning rate.
     """
     block = block_of(place.source, place.statement)
     start = block.index(place.statement)
@@ -70,7 +70,7 @@ def after_all(context: Context, step: Step, place: Home, names: Iterable[str]) -
 
 
 def of_scheduler(context: Context, scheduler: Thing) -> set[Thing]:
-    """Return the optimizers that a scheduler was made for."""
+    """Return the optimizers that a learning rate scheduler receives."""
     made = scheduler.made
     first = argument(made, "optimizer", 0) if isinstance(made, cst.Call) else None
     if first is None:
@@ -79,7 +79,7 @@ def of_scheduler(context: Context, scheduler: Thing) -> set[Thing]:
 
 
 def is_later(place: Home, text: str) -> bool:
-    """Return whether an expression needs what gets its value only after the optimizer's name."""
+    """Return whether an expression needs variables that are assigned after the optimizer."""
     block = block_of(place.source, place.statement)
     index = block.index(place.statement)
     before = {name for each in block[:index] for name in _assigned(each)}
@@ -88,13 +88,13 @@ def is_later(place: Home, text: str) -> bool:
 
 
 def needed(text: str) -> set[str]:
-    """Return names, and attributes of ``self``, that an expression, given as text, needs."""
+    """Return the names, and attributes of ``self``, that an expression, given as text, reads."""
     expression = cst.parse_expression(text)
     return {*reads(expression), *_attributes(expression)}
 
 
 def _assigned(statement: Statement) -> set[str]:
-    """Return names, and attributes of ``self``, that a statement gives a value."""
+    """Return the names, and attributes of ``self``, that a statement assigns."""
     targets = findall(statement, m.AssignTarget() | m.AnnAssign())
     return {*writes(statement)}.union(*(_attributes(each.target) for each in targets))
 
@@ -105,16 +105,16 @@ def _attributes(node: cst.CSTNode) -> set[str]:
 
 
 def value(context: Context, at: Source, node: cst.BaseExpression, place: Home) -> str:
-    """Return the text of a step's expression at the optimizer's construction.
+    """Return the source text of a step's expression, valid where the optimizer is created.
 
     Args:
         context: the program.
         at: the file of the expression.
         node: the expression.
-        place: where the optimizer gets its name.
+        place: the assignment of the optimizer.
 
     Raises:
-        StepError: some name in it is not known there.
+        StepError: a name in the expression is not known there.
     """
     if context.things.variable(at, node) is not None:
         return _of_variable(context, at, node, place)
@@ -128,7 +128,7 @@ def value(context: Context, at: Source, node: cst.BaseExpression, place: Home) -
 
 
 def _of_variable(context: Context, at: Source, node: cst.BaseExpression, place: Home) -> str:
-    """Return the name of a variable, or attribute of ``self``, at the optimizer's construction."""
+    """Return the source text of a variable's value, valid where the optimizer is created."""
     things, code = context.things, at.code(node)
     variable = things.variable(at, node)
     assert variable is not None
@@ -159,7 +159,7 @@ def _of_variable(context: Context, at: Source, node: cst.BaseExpression, place: 
 
 
 def _updated(context: Context, place: Home) -> set[Thing]:
-    """Return the models that the optimizer updates: there is one of each."""
+    """Return the models whose parameters the assigned optimizer updates."""
     (assign,) = findall(place.statement, m.Assign()) or (None,)
     call = assign.value if isinstance(assign, cst.Assign) else None
     models = models_updated(call) if isinstance(call, cst.Call) else []
@@ -167,7 +167,7 @@ def _updated(context: Context, place: Home) -> set[Thing]:
 
 
 def _is_closed(context: Context, thing: Thing) -> bool:
-    """Return whether the expression that makes something is the same everywhere in its file."""
+    """Return whether an object's constructor call reads only module-level names."""
     return all(
         context.things.named(thing.source, thing.made, name) is thing.source.module
         for name in reads(thing.made)
@@ -175,9 +175,9 @@ def _is_closed(context: Context, thing: Thing) -> bool:
 
 
 def _from_caller(context: Context, function: cst.FunctionDef, name: str, there: Any) -> str | None:
-    """Return what the one caller of a function, which makes the optimizer, gives for a parameter.
+    """Return the source text that a function's only caller passes for a parameter, or None.
 
-    It is a name, a number, or a part of an object that nothing assigns.
+    The argument has to be a name, a number, or a part of an object that is never assigned.
     """
     calls = context.things.calls(function)
     if len(calls) != 1:

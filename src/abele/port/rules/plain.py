@@ -1,7 +1,7 @@
-"""The way back, ``--to torch``: a program imports a file of plain PyTorch instead of PopTorch.
+"""Ports PopTorch programs back to plain PyTorch, as ``abele port --to torch`` does.
 
-``plain_poptorch.py`` has what programs use of PopTorch in training and evaluation, and is written
-beside them. Every other name of PopTorch is named by its line as *manual*.
+``plain_poptorch.py`` defines the part of PopTorch that training and evaluation use, and is written
+next to the program. Lines with other names of PopTorch are reported as *manual*.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _SEVERAL = "write what processes do together with torch.distributed, and start i
 
 
 def apply(context: Context) -> None:
-    """Import plain PyTorch instead of PopTorch, and name features that plain PyTorch lacks."""
+    """Import ``plain_poptorch`` instead of PopTorch, and report features that it lacks."""
     for source in context.project.sources:
         for node, module in _imports(source):
             for folder in (Path(), Path(source.name).parent):  # a script finds what is beside it
@@ -89,7 +89,7 @@ def _imports(source: Source) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
 
 
 def _replaced(node: Any) -> Any:
-    """Return a module's name, or an ``import`` of it, with the plain file in its place."""
+    """Return an import with the module ``poptorch`` replaced by ``plain_poptorch``."""
     if not isinstance(node, cst.ImportAlias):
         return cst.Name(_FILE)
     name = node.asname or cst.AsName(cst.Name("poptorch"))
@@ -97,7 +97,7 @@ def _replaced(node: Any) -> Any:
 
 
 def _left(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
-    """Yield what the plain file does not have: names of packages, methods and values."""
+    """Yield uses of PopTorch that ``plain_poptorch`` does not define, with their names."""
     for node in findall(source.module, m.Name() | m.Attribute() | m.SimpleString() | m.Arg()):
         name, word = source.imported(node), ""
         if isinstance(node, cst.Attribute | cst.Arg):

@@ -1,4 +1,4 @@
-"""Training steps: model, loss, gradients and update become one call of a training model."""
+"""Ports training steps: forward pass, gradients and update become one training model call."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _AGAIN = (
 
 
 def apply(context: Context) -> None:
-    """Rewrite every training step that was found."""
+    """Rewrite every training step of a program as a call of a training model."""
     for source, error in context.refused:
         context.refuse(source, error, "ABP399")
     for step in context.steps:
@@ -75,7 +75,7 @@ def apply(context: Context) -> None:
 
 
 def _refuse_other_updates(context: Context) -> None:
-    """Name updates of an optimizer beside that of its step, which would change nothing."""
+    """Report further ``step`` calls of ported optimizers, which would have no effect."""
     order = Order(context.things)
     gone = {each.update for each in context.steps}
     for source in context.project.sources:
@@ -109,7 +109,7 @@ def _rewrite(context: Context, step: Step) -> None:
 
 
 def _take_out(context: Context, step: Step) -> None:
-    """Take out the statements that compute and apply gradients."""
+    """Remove the statements of a training step that compute and apply gradients."""
     for removed in step.gradients.removed:
         context.edits(step.source).remove(removed.statement)
         context.say(step.source, removed.statement, removed.code, Verdict.MODIFIED, removed.reason)
@@ -121,7 +121,7 @@ def _take_out(context: Context, step: Step) -> None:
 
 
 def _say_carried(context: Context, step: Step) -> None:
-    """Pass values between steps as arguments and results of the program."""
+    """Report variables that are passed from one training step to the next."""
     for statement in step.forward:
         carried = [name for name in writes(statement) if name in step.carried]
         if carried and statement in step.block:
@@ -133,7 +133,7 @@ def _say_carried(context: Context, step: Step) -> None:
 
 
 def _say_numbers(context: Context, step: Step) -> None:
-    """Note numbers that become tensors and round as these do."""
+    """Report numbers that become tensors, which rounds them to float32."""
     if step.slow:
         reason = (
             f"{', '.join(step.slow)} changes, and is passed to the compiled program as a tensor: "
@@ -143,7 +143,7 @@ def _say_numbers(context: Context, step: Step) -> None:
 
 
 def _say_modes(context: Context, step: Step) -> None:
-    """Name a step that may be in either mode: a program keeps that of its first call."""
+    """Report a training step whose model may be in training or in evaluation mode."""
     for thing in step.models:
         if mode_matters(context.project, thing) and may_evaluate(
             context.project, context.things, thing, step.source, step.place
@@ -157,7 +157,7 @@ def _say_modes(context: Context, step: Step) -> None:
 
 
 def _wrap(context: Context, step: Step) -> Wrapped:
-    """Construct the training model at the construction of its optimizer."""
+    """Construct the training model after the optimizer; return its variable."""
     given, text = _wrapper_of(context, step)
     home = places.home(context, step)
     _say_shared(context, step, home)
@@ -184,7 +184,7 @@ def _wrap(context: Context, step: Step) -> Wrapped:
 
 
 def _say_shared(context: Context, step: Step, home: Home) -> None:
-    """Name a step with a model that an earlier training model has, too."""
+    """Report a training step whose model already belongs to another training model."""
     order = Order(context.things)
     for loop in home.source.between(home.statement, home.variable.owner):
         sites = [order.sites(thing.source, thing.made) for thing in step.models]
@@ -201,7 +201,7 @@ def _say_shared(context: Context, step: Step, home: Home) -> None:
 
 
 def _define_module(context: Context, step: Step, source: Source, cls: str, text: str) -> None:
-    """Have the module in the file of its step, and its name where it is used."""
+    """Define the module that computes the loss, and import it where it is used."""
     edits = context.edits(step.source)
     edits.define(text.replace("{name}", cls, 1))
     if not step.source.imported_as("torch"):
@@ -213,7 +213,7 @@ def _define_module(context: Context, step: Step, source: Source, cls: str, text:
 
 
 def _put_call(context: Context, step: Step, name: str) -> None:
-    """Put one call of the training model in the place of the statements that compute the loss."""
+    """Replace the statements that compute the loss by one call of the training model."""
     edits = context.edits(step.source)
     results = ", ".join((*step.outputs, step.loss))
     (first,) = parsed(f"{results} = {name}({step.arguments})")
@@ -242,7 +242,7 @@ def _put_call(context: Context, step: Step, name: str) -> None:
 
 
 def _later(step: Step) -> Sequence[Statement]:
-    """Statements between those that compute the loss that read what these write."""
+    """Return the statements between forward statements that read their results."""
     real = [each for each in step.forward if each in step.block]
     first = step.block.index(real[0]) if real else 0
     end = step.block.index(step.place)
@@ -260,12 +260,12 @@ _TOGETHER = "Computes the loss together with the model: a program contains both.
 
 
 def _wrapper_of(context: Context, step: Step) -> tuple[dict[str, cst.BaseExpression], str]:
-    """Return the arguments of the module for a step, models first, and its text.
+    """Return the constructor arguments of a step's loss module, and its source text.
 
-    The text has ``{name}`` for the module's name.
+    The text contains ``{name}`` for the module's name; models are the first arguments.
 
     Raises:
-        StepError: its loss needs what is not there where the model is wrapped.
+        StepError: the loss needs variables that are unknown where the model is wrapped.
     """
     parts = _parts(context, step)
     body = [_line(context, step, statement, parts) for statement in step.forward]
@@ -285,7 +285,7 @@ def _wrapper_of(context: Context, step: Step) -> tuple[dict[str, cst.BaseExpress
 
 
 def _parts(context: Context, step: Step) -> dict[str, cst.BaseExpression]:
-    """Models, and whatever else is constant and not known everywhere in the file."""
+    """Return the models and constants that become attributes of a step's loss module."""
     # A name may stand for several models, of which a branch has chosen one.
     nodes = {step.source.code(node): node for node in step.models.values()}
     parts = {_attribute(node): node for node in nodes.values()}
@@ -298,7 +298,7 @@ def _parts(context: Context, step: Step) -> dict[str, cst.BaseExpression]:
 
 
 def _constants(context: Context, step: Step) -> Sequence[cst.BaseExpression]:
-    """Names and attributes of ``self`` that the loss needs beside the batch."""
+    """Return the variables and attributes of ``self`` that the loss needs besides the batch."""
     needed: dict[str, cst.BaseExpression] = {}
     for node in _read_nodes(step):
         code = step.source.code(node)
@@ -315,10 +315,10 @@ def _constants(context: Context, step: Step) -> Sequence[cst.BaseExpression]:
 
 
 def _read_nodes(step: Step) -> Iterator[cst.BaseExpression]:
-    """Yield the constants of a step, and attributes of ``self``, where its statements read them.
+    """Yield the syntax nodes at which a training step reads constants or attributes of ``self``.
 
     Raises:
-        StepError: they use ``self`` as a whole.
+        StepError: a statement uses ``self`` other than by its attributes.
     """
     own = m.Attribute(value=m.Name("self"))
     for node in (each for piece in step.forward for each in findall(piece, m.Name() | own)):
@@ -347,7 +347,7 @@ def _attribute(node: cst.BaseExpression) -> str:
 def _line(
     context: Context, step: Step, statement: Statement, parts: Mapping[str, cst.BaseExpression]
 ) -> str:
-    """Return a statement of the step in the wrapper's form."""
+    """Return the source text of a step's statement inside the loss module."""
     node: Any = context.edits(step.source).applied(statement)
     names = [name for name, node in parts.items() if isinstance(node, cst.Name)]
     node = renamed(node, {name: f"self.{name}" for name in names})
